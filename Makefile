@@ -1,0 +1,94 @@
+# xpyd: every target of the project.  `make help` lists them; everything is built under build/.
+#
+# ROOMS narrows what is compiled (`make test ROOMS="base allocator"`); MODE picks the flags.
+MODE    ?= release
+BUILD   ?= build/$(MODE)
+ROOMS   ?= base allocator attention model batch disagg server
+CXX     ?= g++
+MODEL   ?=
+PORT    ?= 8000
+ARGS    ?=
+TESTS   ?=
+
+PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2 \
+            nlohmann-json3-dev libxxhash-dev
+
+# One addition order everywhere (DESIGN D1): no contraction, no reassociation.
+WARN      := -Wall -Wextra -Wshadow -Werror
+DETERMINE := -ffp-contract=off -fno-fast-math
+HARDEN    := -D_FORTIFY_SOURCE=2 -fstack-protector-strong
+FLAGS_release := -O2 -g1 $(HARDEN)
+FLAGS_asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
+FLAGS_tsan    := -O1 -g1 -fsanitize=thread
+FLAGS_fuzz    := -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+CXXFLAGS := -std=c++20 $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. -pthread
+DEFINES  := -DBOOST_ASIO_SEPARATE_COMPILATION -DBOOST_BEAST_SEPARATE_COMPILATION \
+            -DBOOST_ASIO_DISABLE_DEPRECATED_MSG -DXPYD_BUILD_MODE='"$(MODE)"'
+LDFLAGS  := -pthread $(FLAGS_$(MODE))
+LDLIBS   := -lboost_program_options
+LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
+
+room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*.cc))
+LIB_SRC   := $(foreach r,$(ROOMS),$(call room_sources,$(r)))
+TEST_SRC  := tests/main.cc $(foreach r,$(ROOMS) end_to_end issues,$(wildcard tests/$(r)/*.cc))
+BENCH_SRC := $(wildcard experiments/bench/*.cc)
+object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
+LIB       := $(BUILD)/libxpyd.a
+BIN       := $(BUILD)/xpyd
+
+.PHONY: help deps build serve test bench bench-peers asan tsan fuzz test-clients layers format clean
+.DEFAULT_GOAL := help
+
+help:  ## list every target
+	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
+
+deps:  ## install the Debian/Ubuntu packages that are missing
+	@tools/install-packages $(PACKAGES)
+
+build: deps  ## build build/release/xpyd
+	@$(MAKE) --no-print-directory -j$$(nproc) $(BIN)
+
+serve: build  ## serve a model as 1P1D on http://127.0.0.1:8000 (MODEL=dir, PORT=, ARGS=)
+	exec $(BIN) serve $(MODEL) --topology 1P1D --port $(PORT) $(ARGS)
+
+test: build  ## run every test (TESTS='[tag]' narrows)
+	@$(MAKE) --no-print-directory layers
+	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests
+	@XPYD_BIN=$(BIN) $(BUILD)/xpyd_tests $(TESTS)
+
+bench: build  ## speed as shares of this machine's measured peaks (ARGS='gemm attention')
+	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_bench
+	@$(BUILD)/xpyd_bench $(ARGS)
+
+asan:  ## the test suite under AddressSanitizer and UBSan
+	@$(MAKE) --no-print-directory test MODE=asan
+
+tsan:  ## the test suite under ThreadSanitizer
+	@$(MAKE) --no-print-directory test MODE=tsan
+
+layers:  ## check that no room includes a room above it
+	@tools/check-layers
+
+format:  ## clang-format every source in place
+	@git ls-files '*.cc' '*.h' '*.cu' | xargs clang-format -i
+
+clean:  ## remove build/
+	rm -rf build
+
+# Kernels that need AVX2 live in *_avx2.cc and are reached only after a run-time check.
+$(BUILD)/%_avx2.o: CXXFLAGS += -O3 -mavx2 -mfma -mf16c
+$(BUILD)/%.o: %.cc
+	@mkdir -p $(@D)
+	@echo "  c++  $<"
+	@$(CXX) $(CXXFLAGS) $(DEFINES) -MMD -MP -c $< -o $@
+
+$(LIB): $(call object,$(LIB_SRC))
+	@rm -f $@ && ar rcs $@ $^
+$(BIN): $(BUILD)/server/main.o $(LIB)
+	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -o $@
+$(BUILD)/xpyd_tests: $(call object,$(TEST_SRC)) $(LIB)
+	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) -o $@
+$(BUILD)/xpyd_bench: $(call object,$(BENCH_SRC)) $(LIB)
+	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -o $@
+
+-include $(patsubst %.o,%.d,$(call object,$(LIB_SRC) $(TEST_SRC) $(BENCH_SRC) server/main.cc))

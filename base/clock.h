@@ -1,0 +1,29 @@
+// Time is an argument (DESIGN D6). Seconds since an arbitrary origin, monotonic.
+#pragma once
+
+#include <time.h>
+
+namespace xpyd {
+
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual double now() = 0;  // seconds
+};
+
+class RealClock final : public Clock {
+ public:
+  double now() override {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+  }
+};
+
+class VirtualClock final : public Clock {
+ public:
+  double now() override { return seconds; }
+  double seconds = 0;
+};
+
+}  // namespace xpyd

@@ -1,0 +1,43 @@
+// Element types and the conversions between them. bf16 is the upper half of an f32, rounded to nearest even.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define XPYD_HD __host__ __device__
+#else
+#define XPYD_HD
+#endif
+
+namespace xpyd {
+
+enum class Dtype : uint8_t { f32, bf16, f16 };
+
+constexpr size_t dtype_bytes(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
+constexpr const char* dtype_name(Dtype dtype) {
+  return dtype == Dtype::f32 ? "f32" : dtype == Dtype::bf16 ? "bf16" : "f16";
+}
+
+struct bf16 {
+  uint16_t bits;
+};
+
+constexpr float to_f32(bf16 x) { return std::bit_cast<float>(uint32_t{x.bits} << 16); }
+constexpr bf16 to_bf16(float x) {
+  uint32_t bits = std::bit_cast<uint32_t>(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return {uint16_t((bits >> 16) | 0x40)};  // NaN stays NaN
+  return {uint16_t((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16)};
+}
+constexpr float f16_to_f32(uint16_t h) {
+  uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 0x1f, mantissa = h & 0x3ff;
+  if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent == 0) {
+    float magnitude = float(mantissa) * 0x1p-24f;
+    return sign ? -magnitude : magnitude;
+  }
+  return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+}
+
+}  // namespace xpyd

@@ -1,0 +1,13 @@
+// What an operation must move and compute: the denominator of every printed share (DESIGN D9).
+#pragma once
+
+#include <cstddef>
+
+namespace xpyd {
+
+struct Work {
+  double bytes = 0;  // compulsory traffic: each operand read once, each result written once
+  double flops = 0;  // useful floating-point operations; a masked element counts nothing
+};
+
+}  // namespace xpyd

@@ -1,0 +1,73 @@
+// y = x W^T (+ bias): the one matrix product of the project, on the CPU.
+//
+// One addition order (DESIGN D1): K is cut into `k_groups` groups [g*K/G, (g+1)*K/G). Inside a group each
+// output element is one chain of fused multiply-adds over ascending k that starts from zero; the group sums
+// are added in a fixed binary tree. So the bits of y[m, n] depend on x[m, :] and W[n, :] and on nothing
+// else: not on M, the row's place in the batch, the number of threads or the blocking. Row-parallel
+// projections (o_proj, down_proj) use kRowParallelGroups groups, so that the shards of a tensor-parallel
+// run are subtrees of the same tree; all others use one group.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "base/dtype.h"
+#include "base/memory.h"
+#include "base/thread_team.h"
+#include "base/work.h"
+
+namespace xpyd {
+
+inline constexpr int kRowParallelGroups = 8;
+
+// Weights [n, k] packed once into panels of 16 output columns (model/README.md draws the panel).
+struct PackedMatrix {
+  int n = 0, k = 0;       // rows of W = outputs, columns of W = inputs
+  int k_groups = 1;
+  Dtype dtype = Dtype::f32;  // f32 or bf16
+  Buffer panels;          // [ceil(n / 16), k, 16]; columns beyond n are zero
+  size_t bytes() const { return size_t(n) * size_t(k) * dtype_bytes(dtype); }
+};
+
+// Reads row `n` of W into out[k] as f32. Called once per row, from any thread of the team.
+using RowReader = std::function<void(int n, float* out)>;
+PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReader& read_row,
+                         ThreadTeam& team);
+
+struct GemmArgs {
+  const float* x = nullptr;     // [m, k], row stride x_stride
+  float* y = nullptr;           // [m, w->n], row stride y_stride
+  const PackedMatrix* w = nullptr;
+  const float* bias = nullptr;  // [n] or null; added after the tree
+  int m = 0;
+  int x_stride = 0, y_stride = 0;  // floats
+};
+
+Work work(const GemmArgs& args);
+
+// Scratch for packed activations of up to max_m rows of up to max_k elements; one per model.
+class GemmScratch {
+ public:
+  GemmScratch(int max_m, int max_k, int n_threads);
+  size_t bytes() const { return buffer.size(); }
+  Buffer buffer;
+  int max_m, max_k, n_threads;
+};
+
+using GemmFn = void (*)(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team);
+
+struct GemmVariant {
+  const char* name;
+  GemmFn run;
+  bool (*available)();
+  const char* source;
+};
+
+std::span<const GemmVariant> gemm_variants();
+const GemmVariant& default_gemm();
+
+// Double precision, plain loops, the same groups. The oracle.
+void gemm_reference(const GemmArgs& args, const float* w_rows /* [n, k] */);
+
+}  // namespace xpyd

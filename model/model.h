@@ -1,0 +1,66 @@
+// What the engine knows of a model: one forward pass over flat arrays.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "allocator/kv_layout.h"
+#include "base/thread_team.h"
+#include "base/work.h"
+#include "model/config.h"
+
+namespace xpyd {
+
+// Called on the engine's thread during forward(), after the KV of `layer` has been written for every token
+// of the step and before the next layer starts: the hook of layer-wise KV streaming.
+class LayerObserver {
+ public:
+  virtual ~LayerObserver() = default;
+  virtual void layer_done(int layer) = 0;
+};
+
+// One step. Tokens of all sequences stand one after another; sequence s has the tokens
+// [q_offsets[s], q_offsets[s+1]) and, with them, kv_lengths[s] tokens of KV. Positions follow from these.
+struct StepInput {
+  std::span<const int32_t> token_ids;   // [n_tokens]
+  std::span<const int32_t> q_offsets;   // [n_seqs + 1]
+  std::span<const int32_t> kv_lengths;  // [n_seqs]
+  std::span<const KvView> views;        // [n_seqs]; room for kv_lengths[s] tokens is there
+  std::span<const int32_t> logit_rows;  // [n_logits]: ascending indices into token_ids whose logits are wanted
+  LayerObserver* observer = nullptr;    // may be null
+};
+
+// Thread safety: forward() is called by one thread, the engine's. Weights may be shared by many models.
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual const ModelConfig& config() const = 0;
+  virtual KvShape kv_shape(Dtype kv_dtype) const = 0;
+  // Writes KV through the views and the wanted logits to logits[n_logits, vocab].
+  // Before: every token id is in [0, vocab), every position is below max_position.
+  virtual void forward(const StepInput& step, float* logits) = 0;
+  // Weights, KV and activations that this step must touch, and its useful FLOPs.
+  virtual Work work(const StepInput& step) const = 0;
+  virtual size_t weight_bytes() const = 0;   // shared with other models over the same weights
+  virtual size_t scratch_bytes() const = 0;  // activations and buffers of this instance, fixed at construction
+};
+
+struct Weights;  // model/weights.h
+
+struct LoadOptions {
+  Dtype dtype = Dtype::f32;  // f32 or bf16: how matrices are kept
+  bool dummy = false;        // --load-format dummy: seeded random weights from config.json alone
+  uint64_t seed = 0;
+};
+
+// Reads and checks everything before it allocates; packs matrices once (the team helps).
+Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, const ModelConfig& config,
+                                                    const LoadOptions& options, ThreadTeam& team);
+
+// A Llama-family model over shared weights. `max_step_tokens` bounds n_tokens of one forward() and, with
+// max_logits, fixes the scratch. `team` runs the kernels and is used by this model alone.
+std::unique_ptr<Model> make_llama(std::shared_ptr<const Weights> weights, ThreadTeam& team,
+                                  int max_step_tokens, int max_logits);
+
+}  // namespace xpyd

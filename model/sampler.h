@@ -1,0 +1,57 @@
+// Logits -> one token. The order of operations: penalties, temperature, top-k, top-p, min-p, draw.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "base/random.h"
+
+namespace xpyd {
+
+struct SamplingParams {
+  float temperature = 1;         // 0 = greedy: the lowest id among the highest logits
+  int top_k = 0;                 // 0 = off
+  float top_p = 1;               // (0, 1]
+  float min_p = 0;               // [0, 1], relative to the most likely token
+  float repetition_penalty = 1;  // > 0, on prompt and output tokens (CTRL, section 4.1)
+  float presence_penalty = 0;    // [-2, 2], once per distinct output token
+  float frequency_penalty = 0;   // [-2, 2], times the output count
+  uint64_t seed = 0;
+  int top_logprobs = -1;         // -1: no logprobs; 0..20: that many alternatives
+};
+
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0;  // log-softmax of the raw logits, before penalties and temperature
+};
+
+struct Sampled {
+  TokenLogprob chosen;
+  std::vector<TokenLogprob> top;  // most likely first; params.top_logprobs entries, or empty
+};
+
+// One sequence's sampling state: its generator and the counts that penalties need. A plain value: it moves
+// from the prefill to the decode instance with the sequence.
+struct SamplerState {
+  Random random;
+  std::unordered_map<int32_t, int> output_counts;  // kept only when a penalty is on
+  std::vector<int32_t> prompt_tokens;              // distinct; kept only with a repetition penalty
+
+  SamplerState() = default;
+  // `choice` is the index among n choices: each has its own stream of the same seed.
+  SamplerState(const SamplingParams& params, int choice, std::span<const int32_t> prompt);
+};
+
+// Scratch that a caller reuses from call to call, so that sampling does not allocate.
+struct SamplerScratch {
+  std::vector<float> logits;
+  std::vector<int32_t> order;
+};
+
+// Chooses a token from logits [vocab] and records it in `state`. Deterministic in (logits, params, state).
+Sampled sample(std::span<const float> logits, const SamplingParams& params, SamplerState& state,
+               SamplerScratch& scratch);
+
+}  // namespace xpyd

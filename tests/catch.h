@@ -1,0 +1,38 @@
+// The one way into Catch2 (v2 on Debian 12, v3 on Ubuntu 24.04), plus counted skips and shared fixtures.
+#pragma once
+
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#define XPYD_CATCH_V3 1
+#else
+#include <catch2/catch.hpp>
+#endif
+
+#include <string>
+
+namespace xpyd::testing {
+
+// Counts the running test as skipped, with its reason, in the closing line.
+void mark_skipped(const std::string& why);
+
+// Path of a file or folder of ../shared, or "" where it is absent (then SKIP_TEST).
+std::string shared_path(const std::string& relative);
+
+// Path of a fixture in tests/data.
+std::string data_path(const std::string& relative);
+
+// A fresh folder under build/, removed when the object goes.
+class TempDir {
+ public:
+  TempDir();
+  ~TempDir();
+  std::string path;
+};
+
+}  // namespace xpyd::testing
+
+#define SKIP_TEST(why)                 \
+  do {                                 \
+    ::xpyd::testing::mark_skipped(why); \
+    return;                            \
+  } while (0)
