@@ -1,0 +1,301 @@
+#include "base/json.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+namespace xpyd {
+namespace {
+
+using nlohmann::json;
+
+// Walks the text and tells where it stands: nlohmann's callbacks come without a position.
+class CountingIterator {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+  CountingIterator(const char* at, const char** seen) : at_(at), seen_(seen) {}
+  reference operator*() const { return *at_; }
+  CountingIterator& operator++() {
+    *seen_ = ++at_;
+    return *this;
+  }
+  bool operator==(const CountingIterator& other) const { return at_ == other.at_; }
+  bool operator!=(const CountingIterator& other) const { return at_ != other.at_; }
+
+ private:
+  const char* at_;
+  const char** seen_;
+};
+
+// nlohmann quotes the offending token whole, whatever its length.
+std::string without_prefix(std::string text) {
+  if (text.starts_with('[')) {
+    if (size_t end = text.find("] "); end != text.npos) text.erase(0, end + 2);
+  }
+  if (text.starts_with("parse error")) {
+    if (size_t colon = text.find(": "); colon != text.npos) text.erase(0, colon + 2);
+  }
+  constexpr size_t kLongest = 200;
+  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) >= 0x7f) c = '?';
+  return text;
+}
+
+class Builder {  // nlohmann's SAX interface
+ public:
+  Builder(const JsonLimits& limits, const char* begin, const char** seen)
+      : limits_(limits), begin_(begin), seen_(seen) {}
+
+  bool null() { return place(nullptr) != nullptr; }
+  bool boolean(bool value) { return place(value) != nullptr; }
+  bool number_integer(json::number_integer_t value) { return place(value) != nullptr; }
+  bool number_unsigned(json::number_unsigned_t value) { return place(value) != nullptr; }
+  bool number_float(json::number_float_t value, const std::string&) {
+    return place(value) != nullptr;
+  }
+  bool string(std::string& value) { return place(std::move(value)) != nullptr; }
+  bool binary(json::binary_t&) { return fail("binary value"); }
+  bool start_object(size_t) { return open(json::value_t::object); }
+  bool start_array(size_t) { return open(json::value_t::array); }
+  bool end_object() { return close(); }
+  bool end_array() { return close(); }
+  bool key(std::string& name) {
+    auto [at, fresh] = open_.back()->get_ref<json::object_t&>().try_emplace(name);
+    if (!fresh && limits_.reject_duplicate_keys)
+      return fail("duplicate key \"" + without_prefix(name) + "\"");
+    slot_ = &at->second;
+    return true;
+  }
+  bool parse_error(size_t position, const std::string&, const json::exception& why) {
+    error_ = "byte " + std::to_string(position) + ": " + without_prefix(why.what());
+    return false;
+  }
+
+  json root;
+  const std::string& error() const { return error_; }
+
+ private:
+  bool fail(const std::string& why) {
+    error_ = "byte " + std::to_string(*seen_ - begin_) + ": " + why;
+    return false;
+  }
+  template <class T>
+  json* place(T&& value) {
+    if (++n_values_ > limits_.max_values) {
+      fail("more than " + std::to_string(limits_.max_values) + " values");
+      return nullptr;
+    }
+    json* at = &root;
+    if (!open_.empty() && open_.back()->is_array()) {
+      at = &open_.back()->get_ref<json::array_t&>().emplace_back(std::forward<T>(value));
+    } else {
+      if (!open_.empty()) at = slot_;
+      *at = json(std::forward<T>(value));
+    }
+    return at;
+  }
+  bool open(json::value_t kind) {
+    if (static_cast<int>(open_.size()) >= limits_.max_depth)
+      return fail("nested deeper than " + std::to_string(limits_.max_depth));
+    json* at = place(kind);
+    if (at != nullptr) open_.push_back(at);
+    return at != nullptr;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  const JsonLimits& limits_;
+  const char* begin_;
+  const char** seen_;
+  std::vector<json*> open_;  // the containers around the next value
+  json* slot_ = nullptr;     // where the value of the last key goes
+  size_t n_values_ = 0;
+  std::string error_;
+};
+
+std::string labelled(const std::string& what, const std::string& name) {
+  return (what.empty() ? "" : what + ": ") + "field \"" + name + "\"";
+}
+
+Error wrong(const std::string& what, const std::string& name, const std::string& expected,
+            const json* got) {
+  std::string message = labelled(what, name) + ": expected " + expected;
+  if (got == nullptr) return invalid(message + ", but it is missing");
+  std::string text = got->is_structured()
+                         ? std::string(got->type_name())
+                         : got->dump(-1, ' ', true, json::error_handler_t::replace);
+  if (text.size() > 60) text = text.substr(0, 60) + "...";
+  return invalid(message + ", got " + text);
+}
+
+const json* member(const json& object, const std::string& name) {
+  if (!object.is_object()) return nullptr;
+  auto at = object.find(name);
+  return at == object.end() ? nullptr : &*at;
+}
+
+std::string number_text(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", value);
+  return text;
+}
+
+}  // namespace
+
+Result<json> parse_json(std::string_view text, const std::string& what, const JsonLimits& limits) {
+  if (text.size() > limits.max_bytes)
+    return invalid(what + ": " + std::to_string(text.size()) + " bytes of JSON, at most " +
+                   std::to_string(limits.max_bytes) + " are read");
+  const char* begin = text.data();
+  const char* seen = begin;
+  Builder builder(limits, begin, &seen);
+  bool good = json::sax_parse(CountingIterator(begin, &seen),
+                              CountingIterator(begin + text.size(), &seen), &builder);
+  if (!good) return invalid(what + ": " + builder.error());
+  return std::move(builder.root);
+}
+
+Result<std::string> read_small_file(const std::string& path, size_t max_bytes) {
+  auto failed = [&](const std::string& why) { return Error{ErrorCode::io, path + ": " + why}; };
+  // O_NONBLOCK: a FIFO in a model folder must not hang the loader.
+  int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) {
+    int why = errno;
+    if (why == ENOENT || why == ENOTDIR)
+      return Error{ErrorCode::not_found, path + ": no such file"};
+    return failed(std::strerror(why));
+  }
+  struct Closer {
+    int fd;
+    ~Closer() { ::close(fd); }
+  } closer{fd};
+  struct stat info;
+  if (::fstat(fd, &info) != 0) return failed(std::strerror(errno));
+  if (!S_ISREG(info.st_mode)) return failed("not a regular file");
+  if (static_cast<uint64_t>(info.st_size) > max_bytes)
+    return failed(std::to_string(info.st_size) + " bytes, at most " + std::to_string(max_bytes) +
+                  " are read");
+  std::string text(static_cast<size_t>(info.st_size), '\0');
+  size_t done = 0;
+  while (done < text.size()) {
+    ssize_t n = ::read(fd, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return failed(std::strerror(errno));
+    if (n == 0) return failed("became shorter while it was read");
+    done += static_cast<size_t>(n);
+  }
+  return text;
+}
+
+Result<json> parse_json_file(const std::string& path, const JsonLimits& limits) {
+  auto text = read_small_file(path, limits.max_bytes);
+  if (!text.ok()) return text.error();
+  return parse_json(text.value(), path, limits);
+}
+
+const json* find_field(const json& object, const std::string& name) {
+  const json* at = member(object, name);
+  return at == nullptr || at->is_null() ? nullptr : at;
+}
+
+Result<int64_t> get_int(const json& object, const std::string& name, int64_t min, int64_t max,
+                        const std::string& what) {
+  const json* at = member(object, name);
+  std::string expected = "an integer from " + std::to_string(min) + " to " + std::to_string(max);
+  if (at == nullptr || !at->is_number_integer()) return wrong(what, name, expected, at);
+  bool fits = !at->is_number_unsigned() || at->get<uint64_t>() <= uint64_t{INT64_MAX};
+  if (!fits || at->get<int64_t>() < min || at->get<int64_t>() > max)
+    return wrong(what, name, expected, at);
+  return at->get<int64_t>();
+}
+
+Result<double> get_double(const json& object, const std::string& name, double min, double max,
+                          const std::string& what) {
+  const json* at = member(object, name);
+  std::string expected = "a number from " + number_text(min) + " to " + number_text(max);
+  if (at == nullptr || !at->is_number()) return wrong(what, name, expected, at);
+  double value = at->get<double>();
+  if (!std::isfinite(value) || value < min || value > max) return wrong(what, name, expected, at);
+  return value;
+}
+
+Result<bool> get_bool(const json& object, const std::string& name, const std::string& what) {
+  const json* at = member(object, name);
+  if (at == nullptr || !at->is_boolean()) return wrong(what, name, "true or false", at);
+  return at->get<bool>();
+}
+
+Result<std::string> get_string(const json& object, const std::string& name,
+                               const std::string& what) {
+  const json* at = member(object, name);
+  if (at == nullptr || !at->is_string()) return wrong(what, name, "a string", at);
+  return at->get<std::string>();
+}
+
+Result<const json*> get_array(const json& object, const std::string& name,
+                              const std::string& what) {
+  const json* at = member(object, name);
+  if (at == nullptr || !at->is_array()) return wrong(what, name, "an array", at);
+  return at;
+}
+
+Result<const json*> get_object(const json& object, const std::string& name,
+                               const std::string& what) {
+  const json* at = member(object, name);
+  if (at == nullptr || !at->is_object()) return wrong(what, name, "an object", at);
+  return at;
+}
+
+JsonFields::JsonFields(const json& object, std::string what)
+    : object_(object), what_(std::move(what)) {
+  if (!object.is_object())
+    status_ = invalid(what_ + ": expected an object, got " + object.type_name());
+}
+
+template <class T>
+T JsonFields::keep(Result<T> result, T fallback) {
+  if (result.ok()) return std::move(result).value();
+  if (status_.ok()) status_ = result.error();
+  return fallback;
+}
+
+int64_t JsonFields::integer(const std::string& name, int64_t min, int64_t max) {
+  return keep(get_int(object_, name, min, max, what_), min);
+}
+int64_t JsonFields::integer_or(const std::string& name, int64_t min, int64_t max,
+                               int64_t fallback) {
+  return find_field(object_, name) == nullptr ? fallback : integer(name, min, max);
+}
+double JsonFields::number(const std::string& name, double min, double max) {
+  return keep(get_double(object_, name, min, max, what_), min);
+}
+double JsonFields::number_or(const std::string& name, double min, double max, double fallback) {
+  return find_field(object_, name) == nullptr ? fallback : number(name, min, max);
+}
+bool JsonFields::boolean(const std::string& name) {
+  return keep(get_bool(object_, name, what_), false);
+}
+bool JsonFields::boolean_or(const std::string& name, bool fallback) {
+  return find_field(object_, name) == nullptr ? fallback : boolean(name);
+}
+std::string JsonFields::string(const std::string& name) {
+  return keep(get_string(object_, name, what_), std::string());
+}
+std::string JsonFields::string_or(const std::string& name, std::string fallback) {
+  return find_field(object_, name) == nullptr ? fallback : string(name);
+}
+
+}  // namespace xpyd

@@ -1,0 +1,81 @@
+// JSON from outside (requests, config.json, tokenizer.json, a safetensors header) into
+// nlohmann::json, with bounds; and readers of one field that say what was wrong with it.
+//
+// Thread safety: plain functions.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace xpyd {
+
+struct JsonLimits {
+  int max_depth = 64;            // arrays and objects inside each other
+  size_t max_bytes = 64u << 20;  // of text
+  size_t max_values =
+      1u << 20;  // of all kinds, containers too: bounds memory at about 100 bytes each
+  bool reject_duplicate_keys = true;  // false: the last one wins
+};
+
+// Strict RFC 8259 in valid UTF-8: no comments, no trailing commas, no NaN, no lone surrogates, no
+// number that overflows a double. The error reads "WHAT: byte N: ..." with N counted from 1. An
+// integer that does not fit 64 bits becomes a double, as JSON has only one kind of number.
+Result<nlohmann::json> parse_json(std::string_view text, const std::string& what,
+                                  const JsonLimits& limits = {});
+
+// A whole file; longer than max_bytes is refused before it is read.
+Result<nlohmann::json> parse_json_file(const std::string& path, const JsonLimits& limits = {});
+Result<std::string> read_small_file(const std::string& path, size_t max_bytes);
+
+// Field `name` of `object`. Missing, of another type, or out of range is an error that names the
+// field and what was expected; `what` (a file or "request") stands before it when given. 1.0 and
+// "1" are not integers; get_double takes any finite number.
+Result<int64_t> get_int(const nlohmann::json& object, const std::string& name, int64_t min,
+                        int64_t max, const std::string& what = "");
+Result<double> get_double(const nlohmann::json& object, const std::string& name, double min,
+                          double max, const std::string& what = "");
+Result<bool> get_bool(const nlohmann::json& object, const std::string& name,
+                      const std::string& what = "");
+Result<std::string> get_string(const nlohmann::json& object, const std::string& name,
+                               const std::string& what = "");
+// The value stays inside `object`.
+Result<const nlohmann::json*> get_array(const nlohmann::json& object, const std::string& name,
+                                        const std::string& what = "");
+Result<const nlohmann::json*> get_object(const nlohmann::json& object, const std::string& name,
+                                         const std::string& what = "");
+// The field's value; nullptr where it is missing or null.
+const nlohmann::json* find_field(const nlohmann::json& object, const std::string& name);
+
+// Reads many fields of one object and keeps the first error, so that the caller looks once:
+//   JsonFields fields(json, "config.json");
+//   config.hidden = fields.integer("hidden_size", 1, 1 << 20);
+//   config.rope_theta = fields.number_or("rope_theta", 1, 1e12, 10000);
+//   if (!fields.status().ok()) return fields.status().error();
+// The `_or` readers take a missing or null field for the fallback; a field that is there is still
+// checked.
+class JsonFields {
+ public:
+  JsonFields(const nlohmann::json& object, std::string what);
+  int64_t integer(const std::string& name, int64_t min, int64_t max);
+  int64_t integer_or(const std::string& name, int64_t min, int64_t max, int64_t fallback);
+  double number(const std::string& name, double min, double max);
+  double number_or(const std::string& name, double min, double max, double fallback);
+  bool boolean(const std::string& name);
+  bool boolean_or(const std::string& name, bool fallback);
+  std::string string(const std::string& name);
+  std::string string_or(const std::string& name, std::string fallback);
+  const Status& status() const { return status_; }
+
+ private:
+  template <class T>
+  T keep(Result<T> result, T fallback);
+  const nlohmann::json& object_;
+  std::string what_;
+  Status status_ = ::xpyd::ok();
+};
+
+}  // namespace xpyd
