@@ -84,6 +84,7 @@ class KvMemory {
   virtual void trim(KvHandle handle) = 0;
 
   // A second sequence with the same written tokens: paged shares blocks, contiguous copies to another slot.
+  // Trims the first: its next write needs an append, which makes the shared last block private.
   virtual Result<KvHandle> fork(KvHandle handle) = 0;
 
   // Gives the sequence up. Blocks that a lease or another sequence holds stay; full ones stay cached.

@@ -30,6 +30,7 @@ struct TokenLogprob {
 struct Sampled {
   TokenLogprob chosen;
   std::vector<TokenLogprob> top;  // most likely first; params.top_logprobs entries, or empty
+  int nan_logits = 0;  // NaN among the logits, read as -infinity: a broken model or corrupt KV
 };
 
 // One sequence's sampling state: its generator and the counts that penalties need. A plain value: it moves
@@ -44,13 +45,17 @@ struct SamplerState {
   SamplerState(const SamplingParams& params, int choice, std::span<const int32_t> prompt);
 };
 
-// Scratch that a caller reuses from call to call, so that sampling does not allocate.
+// Scratch that a caller reuses from call to call. Once it has grown to the vocabulary, sampling
+// allocates only what penalties (a new entry of output_counts) and top_logprobs (Sampled::top) need.
 struct SamplerScratch {
   std::vector<float> logits;
   std::vector<int32_t> order;
 };
 
 // Chooses a token from logits [vocab] and records it in `state`. Deterministic in (logits, params, state).
+// Total: any bits of logits give a token. Among equals the lower id wins. +infinity is read as the
+// largest float; where every logit is -infinity or NaN the token is 0, its logprob -infinity.
+// params are taken as valid: the API's edge checks the ranges above.
 Sampled sample(std::span<const float> logits, const SamplingParams& params, SamplerState& state,
                SamplerScratch& scratch);
 

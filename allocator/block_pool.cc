@@ -1,0 +1,295 @@
+#include "allocator/block_pool.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace xpyd {
+
+// Critical sections last a few microseconds at most, while parking a thread and waking it across
+// cores costs tens of them: a waiter spins for about that long before it parks.
+class BlockPool::Lock {
+ public:
+  explicit Lock(std::mutex& mutex) : mutex_(mutex) {
+    for (int spin = 0; spin < 500; ++spin) {
+      if (mutex_.try_lock()) return;
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+    mutex_.lock();
+  }
+  ~Lock() { mutex_.unlock(); }
+  Lock(const Lock&) = delete;
+
+ private:
+  std::mutex& mutex_;
+};
+
+BlockPool::BlockPool(const KvLayout& layout, size_t pool_bytes, bool prefix_cache,
+                     uint64_t hash_mask)
+    : layout_(layout),
+      bytes_(pool_bytes),
+      blocks_(size_t(layout.n_blocks) * sizeof(Block)),
+      handovers_(size_t(layout.n_blocks), 0),
+      poison_(std::string_view(XPYD_BUILD_MODE) != "release") {
+  XPYD_CHECK(layout.n_blocks > 0 && layout.block_tokens > 0);
+  XPYD_CHECK(pool_bytes >= layout.pool_bytes());
+  if (prefix_cache)
+    index_ = std::make_unique<PrefixIndex>(layout.n_blocks, layout.block_tokens, hash_mask);
+  for (int32_t b = layout.n_blocks - 1; b >= 0; --b) {  // taken in ascending order: runs coalesce
+    at(b) = {0, 0, -1, free_head_};
+    free_head_ = b;
+  }
+  count_[kFree] = layout.n_blocks;
+}
+
+size_t BlockPool::metadata_bytes(const KvLayout& layout, bool prefix_cache) {
+  size_t bytes = size_t(layout.n_blocks) * (sizeof(Block) + sizeof(int32_t));
+  if (prefix_cache) bytes += PrefixIndex::metadata_bytes(layout.n_blocks, layout.block_tokens);
+  return bytes;
+}
+
+BlockPool::State BlockPool::state(int32_t block) const {
+  const Block& b = at(block);
+  if (b.holds > 0) return kInTransfer;
+  if (b.references > 0) return kActive;
+  return index_ && index_->contains(block) ? kCached : kFree;
+}
+
+void BlockPool::lru_append(int32_t block) {
+  Block& b = at(block);
+  b.older = newest_, b.newer = -1;
+  (newest_ < 0 ? oldest_ : at(newest_).newer) = block;
+  newest_ = block;
+}
+
+void BlockPool::lru_remove(int32_t block) {
+  Block& b = at(block);
+  (b.older < 0 ? oldest_ : at(b.older).newer) = b.newer;
+  (b.newer < 0 ? newest_ : at(b.newer).older) = b.older;
+}
+
+void BlockPool::change(int32_t block, int references, int holds) {
+  Block& b = at(block);
+  State before = state(block);
+  b.references += references;
+  b.holds += holds;
+  XPYD_CHECK(b.references >= 0 && b.holds >= 0, "block " + std::to_string(block));
+  State after = state(block);
+  if (before == after) return;
+  --count_[before], ++count_[after];
+  if (before == kCached) lru_remove(block);
+  if (after == kCached) lru_append(block);
+  if (after == kFree) b.newer = free_head_, free_head_ = block;
+}
+
+void BlockPool::evict(int32_t block) {
+  lru_remove(block);
+  index_->erase(block);
+  at(block).newer = free_head_, free_head_ = block;
+  --count_[kCached], ++count_[kFree];
+}
+
+void BlockPool::poison(int32_t block) {  // all ones is a NaN in every float format
+  const KvLayout& l = layout_;
+  size_t bytes = size_t(l.block_tokens) * l.token_stride();
+  int planes = l.order == KvOrder::layer_major ? 2 * l.shape.n_layers : 1;
+  for (int p = 0; p < planes; ++p)
+    std::memset(data() + l.offset(block, p / 2, p % 2, 0, 0), 0xff, bytes);
+}
+
+bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions) {
+  size_t first = out.size();
+  {
+    Lock lock(mutex_);
+    if (n > count_[kFree] + count_[kCached]) return false;
+    for (int i = 0; i < n; ++i) {
+      if (free_head_ < 0) {
+        evict(oldest_);
+        ++evictions;
+      }
+      int32_t block = free_head_;
+      free_head_ = at(block).newer;
+      change(block, 1, 0);
+      out.push_back(block);
+    }
+  }
+  if (poison_)
+    for (size_t i = first; i < out.size(); ++i) poison(out[i]);
+  return true;
+}
+
+void BlockPool::add_references(std::span<const int32_t> blocks) {
+  Lock lock(mutex_);
+  for (int32_t block : blocks) {
+    XPYD_CHECK(state(block) != kFree, "block " + std::to_string(block));
+    change(block, 1, 0);
+  }
+}
+
+void BlockPool::release(std::span<const int32_t> blocks) {
+  if (blocks.empty()) return;
+  Lock lock(mutex_);
+  for (size_t i = blocks.size(); i-- > 0;) change(blocks[i], -1, 0);
+}
+
+int BlockPool::users(int32_t block) const {
+  Lock lock(mutex_);
+  return at(block).references + handovers_[size_t(block)];
+}
+
+bool BlockPool::indexed(int32_t block) const {
+  Lock lock(mutex_);
+  return index_ && index_->contains(block);
+}
+
+void BlockPool::hold(std::span<const int32_t> blocks) {
+  Lock lock(mutex_);
+  for (int32_t block : blocks) change(block, 0, 1);
+}
+
+void BlockPool::unhold(std::span<const int32_t> blocks) {
+  Lock lock(mutex_);
+  for (size_t i = blocks.size(); i-- > 0;) change(blocks[i], 0, -1);
+}
+
+void BlockPool::begin_handover(std::span<const int32_t> blocks) {
+  Lock lock(mutex_);
+  for (int32_t block : blocks) {
+    change(block, -1, 1);
+    ++handovers_[size_t(block)];
+  }
+}
+
+void BlockPool::end_handover(std::span<const int32_t> blocks, bool adopted) {
+  Lock lock(mutex_);
+  for (size_t i = blocks.size(); i-- > 0;) {
+    int32_t& count = handovers_[size_t(blocks[i])];
+    XPYD_CHECK(count-- > 0, "block " + std::to_string(blocks[i]) + " was not handed over");
+    change(blocks[i], adopted ? 1 : 0, -1);
+  }
+}
+
+int BlockPool::match(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const {
+  PrefixChain chain{.hash = salt};
+  uint64_t hashes[PrefixIndex::kBatch];
+  int32_t blocks[PrefixIndex::kBatch];
+  int done = 0;
+  while (index_ && done < max_blocks) {
+    const int32_t* next = tokens.data() + size_t(done) * size_t(layout_.block_tokens);
+    int n = std::min(PrefixIndex::kBatch, max_blocks - done);
+    index_->hash_batch(chain, next, n, hashes);
+    Lock lock(mutex_);
+    int found = index_->match(chain, next, n, hashes, blocks);
+    done += found;
+    if (found < n) break;
+  }
+  return done;
+}
+
+int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_blocks,
+                       std::vector<int32_t>& out, PrefixChain& chain) {
+  chain = PrefixChain{.hash = salt};
+  uint64_t hashes[PrefixIndex::kBatch];
+  int32_t blocks[PrefixIndex::kBatch];
+  int done = 0;
+  while (index_ && done < max_blocks) {
+    const int32_t* next = tokens.data() + size_t(done) * size_t(layout_.block_tokens);
+    int n = std::min(PrefixIndex::kBatch, max_blocks - done);
+    index_->hash_batch(chain, next, n, hashes);
+    Lock lock(mutex_);
+    int found = index_->match(chain, next, n, hashes, blocks);
+    for (int i = 0; i < found; ++i) __builtin_prefetch(&at(blocks[i]), 1);
+    for (int i = 0; i < found; ++i) change(blocks[i], 1, 0);  // pinned: the next batch follows it
+    out.insert(out.end(), blocks, blocks + found);
+    done += found;
+    if (found < n) break;
+  }
+  return done;
+}
+
+void BlockPool::index(std::span<const int32_t> tokens, std::span<const int32_t> blocks,
+                      PrefixChain& chain) {
+  if (!index_) return;
+  uint64_t hashes[PrefixIndex::kBatch];
+  for (size_t done = 0; done < blocks.size() && !chain.broken;) {
+    const int32_t* next = tokens.data() + done * size_t(layout_.block_tokens);
+    int n = int(std::min<size_t>(PrefixIndex::kBatch, blocks.size() - done));
+    index_->hash_batch(chain, next, n, hashes);
+    Lock lock(mutex_);
+    for (int i = 0; i < n; ++i, next += layout_.block_tokens) {
+      if (!index_->intact(chain)) {
+        chain.broken = true;
+        return;
+      }
+      int32_t block = blocks[done + size_t(i)];
+      int32_t indexed = index_->find(chain, hashes[i], next);
+      if (indexed < 0) {
+        XPYD_CHECK(at(block).references > 0);  // so it is not in the free list
+        // Only an adopted block is indexed already, and under a lost parent if find() missed it.
+        if (index_->contains(block))
+          index_->reattach(chain, hashes[i], next, block);
+        else
+          index_->insert(chain, hashes[i], next, block);
+        indexed = block;
+      }
+      index_->advance(chain, hashes[i], indexed);
+    }
+    done += size_t(n);
+  }
+}
+
+void BlockPool::clear_prefix_cache() {
+  Lock lock(mutex_);
+  while (oldest_ >= 0) evict(oldest_);
+}
+
+KvStats BlockPool::stats() const {
+  KvStats stats;
+  stats.capacity = layout_.n_blocks;
+  stats.block_tokens = layout_.block_tokens;
+  Lock lock(mutex_);
+  stats.free = count_[kFree];
+  stats.active = count_[kActive];
+  stats.cached = count_[kCached];
+  stats.in_transfer = count_[kInTransfer];
+  return stats;
+}
+
+void BlockPool::check_invariants(std::span<const int32_t> references,
+                                 std::span<const int32_t> leases, bool complete) const {
+  Lock lock(mutex_);
+  int n = layout_.n_blocks;
+  XPYD_CHECK(int(references.size()) == n && int(leases.size()) == n);
+  std::vector<char> in_free(size_t(n), 0), in_lru(size_t(n), 0);
+  for (int32_t b = free_head_; b >= 0; b = at(b).newer)
+    XPYD_CHECK(b < n && !in_free[size_t(b)]++, "free list");
+  for (int32_t b = oldest_, before = -1; b >= 0 || before != newest_; before = b, b = at(b).newer)
+    XPYD_CHECK(b >= 0 && b < n && !in_lru[size_t(b)]++ && at(b).older == before, "LRU list");
+
+  int count[kStates] = {};
+  for (int32_t b = 0; b < n; ++b) {
+    std::string which = "block " + std::to_string(b);
+    const Block& block = at(b);
+    int expected_holds = leases[size_t(b)] + handovers_[size_t(b)];
+    if (complete) {
+      XPYD_CHECK(block.references == references[size_t(b)], which);
+      XPYD_CHECK(block.holds == expected_holds, which);
+    } else {
+      XPYD_CHECK(block.references >= references[size_t(b)], which);
+      XPYD_CHECK(block.holds >= expected_holds, which);
+    }
+    State s = state(b);
+    ++count[s];
+    XPYD_CHECK(bool(in_free[size_t(b)]) == (s == kFree), which);
+    XPYD_CHECK(bool(in_lru[size_t(b)]) == (s == kCached), which);
+  }
+  for (int s = 0; s < kStates; ++s) XPYD_CHECK(count[s] == count_[s], "state " + std::to_string(s));
+  if (index_) index_->check_invariants();
+}
+
+}  // namespace xpyd

@@ -1,0 +1,114 @@
+// BlockPool: the physical KV memory, equal blocks with reference counts, an LRU of the cached ones,
+// and the prefix index over them. One pool may serve several KvMemory on several threads.
+//
+// A block is in one state, decided by three facts:
+//   in_transfer  held by a lease or a hand-over (holds > 0)
+//   active       referenced by a sequence, not held
+//   cached       neither, but indexed: in the LRU list, evictable
+//   free         none of these: in the free list
+//
+// Thread safety: every function locks for itself, and stats() is a consistent snapshot. KV bytes
+// are not locked: only a block's owner writes it, at tokens that nobody else reads yet.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "allocator/kv_layout.h"
+#include "allocator/kv_memory.h"
+#include "allocator/prefix_index.h"
+#include "base/memory.h"
+
+namespace xpyd {
+
+class BlockPool {
+ public:
+  // Allocates pool_bytes >= layout.pool_bytes(). `hash_mask`: see PrefixIndex.
+  BlockPool(const KvLayout& layout, size_t pool_bytes, bool prefix_cache,
+            uint64_t hash_mask = ~uint64_t{0});
+
+  const KvLayout& layout() const { return layout_; }
+  std::byte* data() const { return bytes_.data(); }
+  bool prefix_cache() const { return index_ != nullptr; }
+
+  // Appends n blocks of one reference each to `out`: free ones first (last freed first), then
+  // cached ones, least recently used first; adds the number of those to `evictions`. False: fewer
+  // than n are available, and nothing has changed.
+  [[nodiscard]] bool allocate(int n, std::vector<int32_t>& out, int64_t& evictions);
+
+  void add_references(std::span<const int32_t> blocks);
+  // Drops one reference of each, the last block first, so that tails become the oldest of the LRU.
+  void release(std::span<const int32_t> blocks);
+  // Sequences that may write after the tokens of this block: references and hand-overs, leases not.
+  int users(int32_t block) const;
+  bool indexed(int32_t block) const;
+
+  // A lease's hold: beyond references.
+  void hold(std::span<const int32_t> blocks);
+  void unhold(std::span<const int32_t> blocks);
+
+  // One reference of each block <-> one hold of a hand-over that is under way.
+  void begin_handover(std::span<const int32_t> blocks);
+  void end_handover(std::span<const int32_t> blocks, bool adopted);  // not adopted: gives it up
+
+  // Blocks of the longest indexed prefix, at most max_blocks. Does not touch the LRU order.
+  int match(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const;
+
+  // The same blocks with a reference each, appended to `out`; `chain` becomes the end of the match.
+  int acquire(std::span<const int32_t> tokens, uint64_t salt, int max_blocks,
+              std::vector<int32_t>& out, PrefixChain& chain);
+
+  // Makes the full blocks [blocks.size()] of `tokens` [blocks.size() * block_tokens] findable, each
+  // chained to the one before. No de-duplication: a block whose content is indexed already stays
+  // unindexed, and the chain goes on from the indexed one.
+  void index(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain);
+
+  void clear_prefix_cache();  // cached blocks become free
+
+  KvStats stats() const;  // capacity, states and block_tokens; the counters belong to a KvMemory
+
+  // Recounts the pool against one user's references and holds ([n_blocks] each). `complete`: they
+  // are all there are, and must be equal; otherwise they are a lower bound. Aborts on a difference.
+  void check_invariants(std::span<const int32_t> references, std::span<const int32_t> leases,
+                        bool complete) const;
+
+  // Fills every newly allocated block with NaN, so that KV read before it is written cannot look
+  // right. On by default in sanitizer builds. Before any use.
+  void poison_new_blocks(bool on) { poison_ = on; }
+
+  // Memory of a pool beside its KV bytes.
+  static size_t metadata_bytes(const KvLayout& layout, bool prefix_cache);
+
+ private:
+  enum State : int { kFree, kActive, kCached, kInTransfer, kStates };
+  struct Block {
+    int32_t references, holds;
+    int32_t older,
+        newer;  // LRU neighbours while cached; `newer` links the free list while free; -1: end
+  };
+  class Lock;
+
+  State state(int32_t block) const;
+  void change(int32_t block, int references, int holds);  // and moves it between states
+  void lru_append(int32_t block);
+  void lru_remove(int32_t block);
+  void evict(int32_t block);
+  Block& at(int32_t block) const { return blocks_.as<Block>()[block]; }
+  void poison(int32_t block);
+
+  const KvLayout layout_;
+  Buffer bytes_;   // the KV
+  Buffer blocks_;  // Block [n_blocks]
+  std::unique_ptr<PrefixIndex> index_;
+  std::vector<int32_t> handovers_;  // [n_blocks]: of holds, how many are hand-overs
+  int32_t free_head_ = -1;
+  int32_t oldest_ = -1, newest_ = -1;  // LRU list
+  int count_[kStates] = {};
+  bool poison_;
+  mutable std::mutex mutex_;
+};
+
+}  // namespace xpyd

@@ -1,0 +1,86 @@
+#include "allocator/kv_memory.h"
+
+#include <climits>
+#include <utility>
+
+#include "allocator/block_pool.h"
+#include "allocator/kv_plan.h"
+#include "allocator/pooled.h"
+
+namespace xpyd {
+namespace {
+
+int small_block(const KvOptions& options) { return options.block_tokens; }
+int whole_slot(const KvOptions& options) { return options.max_sequence_tokens; }
+
+constexpr KvScheme kSchemes[] = {
+    {"contiguous", make_contiguous, whole_slot, "SOSP'23 (PagedAttention) section 3.1: Orca (Max)"},
+    {"paged", make_paged, small_block, "SOSP'23 (PagedAttention) section 4; vLLM V1 prefix cache"},
+};
+
+std::string scheme_names() {
+  std::string names;
+  for (const KvScheme& scheme : kSchemes)
+    names += (names.empty() ? "" : ", ") + std::string(scheme.name);
+  return names;
+}
+
+}  // namespace
+
+std::span<const KvScheme> kv_schemes() { return kSchemes; }
+
+const KvScheme* find_kv_scheme(const std::string& name) {
+  for (const KvScheme& scheme : kSchemes)
+    if (name == scheme.name) return &scheme;
+  return nullptr;
+}
+
+Result<KvLayout> plan_pool(const std::string& scheme_name, const KvOptions& options) {
+  const KvScheme* scheme = find_kv_scheme(scheme_name);
+  if (!scheme)
+    return invalid("allocator \"" + scheme_name + "\": expected one of " + scheme_names());
+  const KvShape& shape = options.shape;
+  for (auto [value, what] : {std::pair{shape.n_layers, "layers"},
+                             {shape.n_kv_heads, "kv heads"},
+                             {shape.head_dim, "head_dim"}})
+    if (value < 1)
+      return invalid("KV " + std::string(what) + " is " + std::to_string(value) +
+                     ": expected at least 1");
+  if (shape.dtype != Dtype::f32 && shape.dtype != Dtype::bf16)
+    return invalid(std::string("kv-dtype is ") + dtype_name(shape.dtype) +
+                   ": expected f32 or bf16");
+  int block_tokens = scheme->block_tokens(options);
+  const char* unit = scheme->block_tokens == whole_slot ? "slot" : "block";
+  if (block_tokens < 1)
+    return invalid("tokens per " + std::string(unit) + " is " + std::to_string(block_tokens) +
+                   ": expected at least 1");
+  // Five ints multiplied: beyond 64 bits for absurd input.
+  size_t needed = 2 * dtype_bytes(shape.dtype);
+  for (int factor : {shape.n_layers, shape.n_kv_heads, shape.head_dim, block_tokens})
+    if (__builtin_mul_overflow(needed, size_t(factor), &needed))
+      return invalid("one KV " + std::string(unit) + " of " + std::to_string(block_tokens) +
+                     " tokens exceeds 64-bit addresses");
+  if (options.pool_bytes < needed)
+    return invalid("kv-bytes is " + std::to_string(options.pool_bytes) + ", too small for one " +
+                   unit + ": " + std::to_string(block_tokens) + " tokens need " +
+                   std::to_string(needed) + " bytes");
+  size_t n_blocks = options.pool_bytes / needed;
+  if (n_blocks > size_t(INT_MAX) / size_t(block_tokens))
+    return invalid("kv-bytes is " + std::to_string(options.pool_bytes) +
+                   ": expected fewer than 2^31 tokens of " + std::to_string(shape.token_bytes()) +
+                   " bytes");
+  return KvLayout{shape, options.order, block_tokens, int(n_blocks)};
+}
+
+size_t pool_metadata_bytes(const KvLayout& layout, bool prefix_cache) {
+  return BlockPool::metadata_bytes(layout, prefix_cache);
+}
+
+std::shared_ptr<BlockPool> make_block_pool(const std::string& scheme, const KvOptions& options) {
+  Result<KvLayout> layout = plan_pool(scheme, options);
+  XPYD_CHECK(layout.ok(), layout.ok() ? "" : layout.error().message);
+  bool prefix_cache = options.prefix_cache && find_kv_scheme(scheme)->block_tokens == small_block;
+  return std::make_shared<BlockPool>(layout.value(), options.pool_bytes, prefix_cache);
+}
+
+}  // namespace xpyd

@@ -1,0 +1,176 @@
+// paged: PagedAttention (Kwon et al., SOSP'23, section 4): a table of small blocks per sequence,
+// reference counts, copy-on-write; with the prefix cache of vLLM V1 (chained hashes of full blocks,
+// lazy LRU eviction).
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "allocator/kv_copy.h"
+#include "allocator/pooled.h"
+
+namespace xpyd {
+namespace {
+
+int blocks_for(int tokens, int block_tokens) { return (tokens + block_tokens - 1) / block_tokens; }
+
+class PagedMemory final : public PooledMemory {
+ public:
+  PagedMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options)
+      : PooledMemory(std::move(pool), options),
+        block_tokens_(layout().block_tokens),
+        caching_(options.prefix_cache && pool_->prefix_cache()) {
+    XPYD_CHECK(options.block_tokens == block_tokens_);
+  }
+
+  const char* name() const override { return "paged"; }
+
+  Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
+    KvHandle handle = sequences_.add();
+    Sequence& s = sequences_[handle];
+    if (s.table.capacity() == 0) s.table.reserve(16);  // so that an empty table has an address
+    s.chain.hash = salt;
+    if (caching_) {
+      int hit = pool_->acquire(tokens, salt, longest_hit(tokens), s.table, s.chain);
+      s.written = s.room = hit * block_tokens_;
+      query_tokens_.fetch_add(int64_t(tokens.size()), std::memory_order_relaxed);
+      hit_tokens_.fetch_add(s.written, std::memory_order_relaxed);
+    }
+    return KvReservation{handle, s.written};
+  }
+
+  int probe(std::span<const int32_t> tokens, uint64_t salt) const override {
+    return caching_ ? pool_->match(tokens, salt, longest_hit(tokens)) * block_tokens_ : 0;
+  }
+
+  bool append(KvHandle handle, int n_tokens) override {
+    Sequence& s = sequences_[handle];
+    XPYD_CHECK(n_tokens >= 0);
+    check_length(s.written + n_tokens);
+    bool copy = n_tokens > 0 && tail_is_shared(s);
+    int more = blocks_for(s.written + n_tokens, block_tokens_) - int(s.table.size());
+    int wanted = std::max(more, 0) + int(copy);
+    if (wanted > 0) {
+      int64_t evictions = 0;
+      if (!pool_->allocate(wanted, s.table, evictions)) return false;
+      evictions_.fetch_add(evictions, std::memory_order_relaxed);
+    }
+    if (copy) make_tail_private(s);
+    s.room = std::max(s.room, s.written + n_tokens);
+    return true;
+  }
+
+  void written(KvHandle handle, std::span<const int32_t> tokens) override {
+    Sequence& s = sequences_[handle];
+    XPYD_CHECK(s.written + int64_t(tokens.size()) <= s.room, "written without room");
+    int before = s.written;
+    s.written += int(tokens.size());
+    if (caching_) index_new(s, before, tokens);
+  }
+
+  void trim(KvHandle handle) override {
+    Sequence& s = sequences_[handle];
+    size_t keep = size_t(blocks_for(s.written, block_tokens_));
+    pool_->release(std::span<const int32_t>(s.table).subspan(keep));
+    s.table.resize(keep);
+    s.room = s.written;
+  }
+
+  Result<KvHandle> fork(KvHandle handle) override {
+    trim(handle);  // room in a block that becomes shared is room no more
+    KvHandle child_handle = sequences_.add();
+    Sequence& parent = sequences_[handle];
+    Sequence& child = sequences_[child_handle];
+    if (child.table.capacity() == 0) child.table.reserve(16);
+    child.table.assign(parent.table.begin(), parent.table.end());
+    child.written = child.room = parent.written;
+    child.chain = parent.chain;
+    child.tail.assign(parent.tail.begin(), parent.tail.end());
+    parent.maybe_shared = child.maybe_shared = true;
+    pool_->add_references(child.table);
+    return child_handle;
+  }
+
+  KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override {
+    XPYD_CHECK(int(tokens.size()) >= handover.tokens);
+    XPYD_CHECK(int(handover.blocks.size()) == blocks_for(handover.tokens, block_tokens_));
+    KvHandle handle = kNoKv;
+    Sequence& s = add_adopted(handover, handle);
+    if (s.table.capacity() == 0) s.table.reserve(16);
+    s.chain.hash = salt;
+    s.maybe_shared = true;  // it may have been forked before it was handed over
+    if (caching_) index_new(s, 0, tokens.first(size_t(s.written)));
+    return handle;
+  }
+
+  KvView view(KvHandle handle) const override {
+    return {pool_->data(), &layout(), sequences_[handle].table.data(), 0};
+  }
+
+  bool tail_shared(KvHandle handle) const override { return tail_is_shared(sequences_[handle]); }
+
+ private:
+  // Blocks that a hit may cover: full ones, and never the last token, whose logits are wanted.
+  int longest_hit(std::span<const int32_t> tokens) const {
+    return tokens.empty() ? 0 : int(tokens.size() - 1) / block_tokens_;
+  }
+
+  // A full block is never written again; only a block that holds some written tokens can need a
+  // copy. Once its last other user has gone it stays private: only this sequence's own fork could
+  // share it again.
+  bool tail_is_shared(const Sequence& s) const {
+    return s.maybe_shared && s.written % block_tokens_ != 0 &&
+           pool_->users(s.table[size_t(s.written / block_tokens_)]) > 1;
+  }
+
+  // Copy-on-write (SOSP'23, section 4.4). The last block of the table is the fresh one.
+  void make_tail_private(Sequence& s) {
+    int32_t fresh = s.table.back();
+    s.table.pop_back();
+    int32_t& shared = s.table[size_t(s.written / block_tokens_)];
+    copy_block_tokens(pool_->data(), layout(), fresh, pool_->data(), layout(), shared, 0,
+                      s.written % block_tokens_);
+    pool_->release({&shared, 1});  // after the copy: nobody can overwrite it under us
+    shared = fresh;
+    s.maybe_shared = false;
+    cow_copies_.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  // Tokens [before, before + tokens.size()) are in place: indexes the blocks that are full now.
+  void index_new(Sequence& s, int before, std::span<const int32_t> tokens) {
+    size_t bt = size_t(block_tokens_), block = size_t(before) / bt;
+    std::span<const int32_t> table = s.table;
+    if (!s.tail.empty()) {
+      size_t n = std::min(bt - s.tail.size(), tokens.size());
+      s.tail.insert(s.tail.end(), tokens.begin(), tokens.begin() + ptrdiff_t(n));
+      tokens = tokens.subspan(n);
+      if (s.tail.size() < bt) return;
+      pool_->index(s.tail, table.subspan(block++, 1), s.chain);
+      s.tail.clear();
+    }
+    size_t full = tokens.size() / bt;
+    if (full > 0) pool_->index(tokens.first(full * bt), table.subspan(block, full), s.chain);
+    tokens = tokens.subspan(full * bt);
+    s.tail.assign(tokens.begin(), tokens.end());
+  }
+
+  void check_sequence(const Sequence& s) const override {
+    XPYD_CHECK(int(s.table.size()) >= blocks_for(s.room, block_tokens_));
+    if (caching_) XPYD_CHECK(int(s.tail.size()) == s.written % block_tokens_);
+    if (s.written % block_tokens_ == 0) return;
+    int32_t tail_block = s.table[size_t(s.written / block_tokens_)];
+    XPYD_CHECK(!pool_->indexed(tail_block), "a block that will be written to is indexed");
+    XPYD_CHECK(s.maybe_shared || pool_->users(tail_block) == 1,
+               "append would write into a shared block");
+  }
+
+  const int block_tokens_;
+  const bool caching_;
+};
+
+}  // namespace
+
+std::unique_ptr<KvMemory> make_paged(std::shared_ptr<BlockPool> pool, const KvOptions& options) {
+  return std::make_unique<PagedMemory>(std::move(pool), options);
+}
+
+}  // namespace xpyd

@@ -1,0 +1,101 @@
+#include "allocator/pooled.h"
+
+#include <string>
+#include <utility>
+
+namespace xpyd {
+
+PooledMemory::PooledMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options)
+    : pool_(std::move(pool)), options_(options) {
+  XPYD_CHECK(pool_->layout().shape == options_.shape && pool_->layout().order == options_.order);
+}
+
+PooledMemory::~PooledMemory() {
+  sequences_.for_each([&](const Sequence& s) { pool_->release(s.table); });
+  leases_.for_each([&](const std::vector<int32_t>& blocks) { pool_->unhold(blocks); });
+}
+
+void PooledMemory::Sequence::clear() {
+  table.clear();
+  tail.clear();
+  written = room = 0;
+  maybe_shared = false;
+  chain = PrefixChain{};
+}
+
+void PooledMemory::free(KvHandle handle) {
+  pool_->release(sequences_[handle].table);
+  sequences_.remove(handle);
+}
+
+KvLease PooledMemory::pin(KvHandle handle) {
+  const std::vector<int32_t>& table = sequences_[handle].table;
+  KvLease lease = leases_.add();
+  leases_[lease].assign(table.begin(), table.end());
+  pool_->hold(table);
+  return lease;
+}
+
+void PooledMemory::unpin(KvLease lease) {
+  pool_->unhold(leases_[lease]);
+  leases_.remove(lease);
+}
+
+KvHandover PooledMemory::hand_over(KvHandle handle) {
+  trim(handle);  // room without tokens does not travel
+  const Sequence& s = sequences_[handle];
+  KvHandover handover{s.table, s.written};
+  pool_->begin_handover(s.table);
+  sequences_.remove(handle);
+  return handover;
+}
+
+void PooledMemory::discard(KvHandover handover) { pool_->end_handover(handover.blocks, false); }
+
+PooledMemory::Sequence& PooledMemory::add_adopted(KvHandover& handover, KvHandle& handle) {
+  pool_->end_handover(handover.blocks, true);
+  handle = sequences_.add();
+  Sequence& s = sequences_[handle];
+  s.table.assign(handover.blocks.begin(), handover.blocks.end());
+  s.written = s.room = handover.tokens;
+  return s;
+}
+
+void PooledMemory::check_length(int tokens) const {
+  XPYD_CHECK(options_.max_sequence_tokens <= 0 || tokens <= options_.max_sequence_tokens,
+             std::to_string(tokens) + " tokens in a sequence of at most " +
+                 std::to_string(options_.max_sequence_tokens));
+}
+
+KvStats PooledMemory::stats() const {
+  KvStats stats = pool_->stats();
+  stats.prefix_query_tokens = query_tokens_.load(std::memory_order_relaxed);
+  stats.prefix_hit_tokens = hit_tokens_.load(std::memory_order_relaxed);
+  stats.evictions = evictions_.load(std::memory_order_relaxed);
+  stats.cow_copies = cow_copies_.load(std::memory_order_relaxed);
+  return stats;
+}
+
+void PooledMemory::check_invariants(bool complete) const {
+  size_t n = size_t(layout().n_blocks);
+  std::vector<int32_t> references(n, 0), leases(n, 0), last_user(n, -1);
+  int32_t user = 0;
+  sequences_.for_each([&](const Sequence& s) {
+    for (int32_t block : s.table) {
+      XPYD_CHECK(block >= 0 && size_t(block) < n);
+      ++references[size_t(block)];
+      XPYD_CHECK(std::exchange(last_user[size_t(block)], user) != user,
+                 "block " + std::to_string(block) + " twice in one table");
+    }
+    ++user;
+    XPYD_CHECK(0 <= s.written && s.written <= s.room);
+    XPYD_CHECK(int64_t(s.room) <= int64_t(s.table.size()) * layout().block_tokens);
+    check_sequence(s);
+  });
+  leases_.for_each([&](const std::vector<int32_t>& blocks) {
+    for (int32_t block : blocks) ++leases[size_t(block)];
+  });
+  pool_->check_invariants(references, leases, complete);
+}
+
+}  // namespace xpyd

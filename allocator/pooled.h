@@ -1,0 +1,61 @@
+// What the memory schemes over a BlockPool have in common: handles, leases, hand-over, counters,
+// recount. A scheme adds how a sequence's tokens are laid on blocks.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "allocator/block_pool.h"
+#include "allocator/handle_table.h"
+#include "allocator/kv_memory.h"
+
+namespace xpyd {
+
+class PooledMemory : public KvMemory {
+ public:
+  PooledMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options);
+  ~PooledMemory() override;
+
+  const KvLayout& layout() const override { return pool_->layout(); }
+  void free(KvHandle handle) override;
+  KvLease pin(KvHandle handle) override;
+  void unpin(KvLease lease) override;
+  KvHandover hand_over(KvHandle handle) override;
+  void discard(KvHandover handover) override;
+  int written_tokens(KvHandle handle) const override { return sequences_[handle].written; }
+  std::span<const int32_t> blocks(KvHandle handle) const override {
+    return sequences_[handle].table;
+  }
+  KvStats stats() const override;
+  void clear_prefix_cache() override { pool_->clear_prefix_cache(); }
+  void check_invariants(bool complete) const override;
+
+ protected:
+  struct Sequence {
+    std::vector<int32_t> table;  // its blocks, one reference each
+    int written = 0;             // tokens
+    int room = 0;                // tokens that may be written without another append
+    // paged:
+    bool maybe_shared = false;  // the block of the next token may have other users
+    PrefixChain chain;          // end of the chain of its full blocks
+    std::vector<int32_t> tail;  // tokens after the last full block
+    void clear();
+  };
+  virtual void check_sequence(const Sequence& sequence) const = 0;
+  void check_length(int tokens) const;  // of one sequence, against options.max_sequence_tokens
+  Sequence& add_adopted(KvHandover& handover, KvHandle& handle);
+
+  const std::shared_ptr<BlockPool> pool_;
+  const KvOptions options_;
+  HandleTable<Sequence> sequences_;
+  HandleTable<std::vector<int32_t>> leases_;  // blocks of each
+  // Written by the owner's thread, read by any.
+  std::atomic<int64_t> query_tokens_{0}, hit_tokens_{0}, evictions_{0}, cow_copies_{0};
+};
+
+std::unique_ptr<KvMemory> make_paged(std::shared_ptr<BlockPool> pool, const KvOptions& options);
+std::unique_ptr<KvMemory> make_contiguous(std::shared_ptr<BlockPool> pool,
+                                          const KvOptions& options);
+
+}  // namespace xpyd

@@ -1,0 +1,204 @@
+#include "allocator/prefix_index.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+#include <unordered_map>
+
+#include "base/status.h"
+
+namespace xpyd {
+namespace {
+
+static_assert(std::endian::native == std::endian::little,
+              "hashes are defined on little-endian words");
+
+size_t table_slots(int n_blocks) { return std::bit_ceil(2 * size_t(n_blocks)); }
+
+uint64_t local_hash(const int32_t* tokens, int block_tokens) {
+  // A constant length lets the compiler drop XXH3's dispatch on it; 16 is the default block.
+  if (block_tokens == 16) return XXH3_64bits(tokens, 64);
+  return XXH3_64bits(tokens, sizeof(int32_t) * size_t(block_tokens));
+}
+
+uint64_t chained_hash(uint64_t before, uint64_t local) {
+  uint64_t pair[2] = {before, local};
+  return XXH3_64bits(pair, sizeof pair);
+}
+
+// The first block without a salt stands under its local hash (the RFC's seq[0]).
+uint64_t sequence_hash(const PrefixChain& chain, uint64_t local) {
+  return chain.first() && chain.hash == 0 ? local : chained_hash(chain.hash, local);
+}
+
+}  // namespace
+
+PrefixIndex::PrefixIndex(int n_blocks, int block_tokens, uint64_t hash_mask)
+    : n_blocks_(n_blocks),
+      block_tokens_(block_tokens),
+      hash_mask_(hash_mask),
+      slot_mask_(table_slots(n_blocks) - 1),
+      table_(table_slots(n_blocks) * sizeof(Entry)),
+      nodes_(size_t(n_blocks) * sizeof(Node)),
+      keys_(size_t(n_blocks) * sizeof(uint64_t)),
+      tokens_(size_t(n_blocks) * size_t(block_tokens) * sizeof(int32_t)) {}
+
+size_t PrefixIndex::metadata_bytes(int n_blocks, int block_tokens) {
+  return table_slots(n_blocks) * sizeof(Entry) +
+         size_t(n_blocks) *
+             (sizeof(Node) + sizeof(uint64_t) + size_t(block_tokens) * sizeof(int32_t));
+}
+
+void PrefixIndex::hash_batch(const PrefixChain& chain, const int32_t* tokens, int n,
+                             uint64_t* hashes) const {
+  // Local hashes do not depend on each other and overlap; the chain behind them is latency.
+  for (int i = 0; i < n; ++i)
+    hashes[i] = local_hash(tokens + size_t(i) * size_t(block_tokens_), block_tokens_);
+  uint64_t before = chain.hash;
+  for (int i = 0; i < n; ++i) {
+    before = i == 0 ? sequence_hash(chain, hashes[0]) : chained_hash(before, hashes[i]);
+    hashes[i] = before;
+    __builtin_prefetch(&table()[home(key(before))]);
+  }
+}
+
+bool PrefixIndex::is_after(int32_t block, const PrefixChain& chain) const {
+  const Node& node = nodes()[block];
+  uint64_t parent = chain.first() ? chain.hash : chain.uid;
+  return (node.uid & 1) == uint64_t(chain.first()) && node.parent == parent;
+}
+
+bool PrefixIndex::same_tokens(int32_t block, const int32_t* tokens) const {
+  const int32_t* mine = tokens_of(block);
+  int differ = 0, t = 0;
+  for (; t + 4 <= block_tokens_; t += 4)  // branch-free in fours
+    differ |= (mine[t] ^ tokens[t]) | (mine[t + 1] ^ tokens[t + 1]) |
+              (mine[t + 2] ^ tokens[t + 2]) | (mine[t + 3] ^ tokens[t + 3]);
+  for (; t < block_tokens_; ++t) differ |= mine[t] ^ tokens[t];
+  return differ == 0;
+}
+
+int32_t PrefixIndex::slot_block(uint64_t hash) const {
+  uint64_t wanted = key(hash);
+  for (size_t s = home(wanted);; s = (s + 1) & slot_mask_) {
+    const Entry& entry = table()[s];
+    if (entry.block_plus_1 == 0) return -1;
+    if (entry.key == wanted) return entry.block_plus_1 - 1;
+  }
+}
+
+int32_t PrefixIndex::find(const PrefixChain& chain, uint64_t hash, const int32_t* tokens) const {
+  uint64_t wanted = key(hash);
+  for (size_t s = home(wanted);; s = (s + 1) & slot_mask_) {
+    const Entry& entry = table()[s];
+    if (entry.block_plus_1 == 0) return -1;
+    int32_t block = entry.block_plus_1 - 1;
+    if (entry.key == wanted && is_after(block, chain) && same_tokens(block, tokens)) return block;
+  }
+}
+
+int PrefixIndex::match(PrefixChain& chain, const int32_t* tokens, int n, const uint64_t* hashes,
+                       int32_t* blocks) const {
+  int found = 0;
+  for (; found < n; ++found) {
+    int32_t block = slot_block(hashes[found]);
+    if (block < 0) break;
+    blocks[found] = block;
+    __builtin_prefetch(&nodes()[block]);
+    __builtin_prefetch(tokens_of(block));
+  }
+  for (int i = 0; i < found; ++i) {
+    const int32_t* wanted = tokens + size_t(i) * size_t(block_tokens_);
+    int32_t block = blocks[i];
+    if (!is_after(block, chain) || !same_tokens(block, wanted)) [[unlikely]] {
+      block = find(chain, hashes[i], wanted);  // another block stands first under the same key
+      if (block < 0) return i;
+      blocks[i] = block;
+    }
+    advance(chain, hashes[i], block);
+  }
+  return found;
+}
+
+void PrefixIndex::insert(const PrefixChain& chain, uint64_t hash, const int32_t* tokens,
+                         int32_t block) {
+  XPYD_CHECK(!contains(block), "block " + std::to_string(block));
+  uint64_t k = key(hash);
+  size_t s = home(k);
+  while (table()[s].block_plus_1 != 0) s = (s + 1) & slot_mask_;
+  table()[s] = {k, block + 1, 0};
+  nodes()[block] = {next_uid_++ << 1 | uint64_t(chain.first()),
+                    chain.first() ? chain.hash : chain.uid};
+  keys_.as<uint64_t>()[block] = k;
+  std::memcpy(tokens_.as<int32_t>() + size_t(block) * size_t(block_tokens_), tokens,
+              sizeof(int32_t) * size_t(block_tokens_));
+  ++size_;
+}
+
+void PrefixIndex::reattach(const PrefixChain& chain, uint64_t hash, const int32_t* tokens,
+                           int32_t block) {
+  XPYD_CHECK(
+      contains(block) && keys_.as<uint64_t>()[block] == key(hash) && same_tokens(block, tokens),
+      "block " + std::to_string(block) + " holds other tokens");
+  XPYD_CHECK(!chain.first() && !(nodes()[block].uid & 1), "a first block has no parent to lose");
+  nodes()[block].parent = chain.uid;
+}
+
+void PrefixIndex::erase(int32_t block) {
+  XPYD_CHECK(contains(block), "block " + std::to_string(block));
+  size_t hole = home(keys_.as<uint64_t>()[block]);
+  while (table()[hole].block_plus_1 != block + 1) hole = (hole + 1) & slot_mask_;
+  // Shift back whatever would no longer be reached across the hole.
+  for (size_t s = (hole + 1) & slot_mask_; table()[s].block_plus_1 != 0; s = (s + 1) & slot_mask_) {
+    size_t from_home = (s - home(table()[s].key)) & slot_mask_;
+    if (from_home < ((s - hole) & slot_mask_)) continue;
+    table()[hole] = table()[s];
+    hole = s;
+  }
+  table()[hole].block_plus_1 = 0;
+  nodes()[block].uid = 0;
+  --size_;
+}
+
+void PrefixIndex::check_invariants() const {
+  std::vector<int> seen(size_t(n_blocks_), 0);
+  std::unordered_map<uint64_t, int32_t> by_uid;
+  int entries = 0, indexed = 0;
+  for (size_t s = 0; s <= slot_mask_; ++s) {
+    const Entry& entry = table()[s];
+    if (entry.block_plus_1 == 0) continue;
+    int32_t block = entry.block_plus_1 - 1;
+    XPYD_CHECK(block < n_blocks_ && contains(block) && ++seen[size_t(block)] == 1);
+    XPYD_CHECK(entry.key == keys_.as<uint64_t>()[block]);
+    for (size_t at = home(entry.key); at != s; at = (at + 1) & slot_mask_)
+      XPYD_CHECK(table()[at].block_plus_1 != 0, "entry cut off from its home slot");
+    ++entries;
+  }
+  for (int32_t block = 0; block < n_blocks_; ++block) {
+    if (!contains(block)) continue;
+    ++indexed;
+    XPYD_CHECK(by_uid.emplace(nodes()[block].uid, block).second, "uid given twice");
+  }
+  XPYD_CHECK(entries == size_ && indexed == size_);
+  if (hash_mask_ != ~uint64_t{0}) return;  // a masked key does not give the parent's hash
+  for (int32_t block = 0; block < n_blocks_; ++block) {
+    if (!contains(block)) continue;
+    const Node& node = nodes()[block];
+    PrefixChain chain;
+    if (node.uid & 1) {
+      chain.hash = node.parent;
+    } else {
+      auto parent = by_uid.find(node.parent);
+      if (parent == by_uid.end()) continue;  // evicted before its child: unreachable, ages out
+      advance(chain, keys_.as<uint64_t>()[parent->second], parent->second);
+    }
+    XPYD_CHECK(keys_.as<uint64_t>()[block] ==
+               sequence_hash(chain, local_hash(tokens_of(block), block_tokens_)));
+  }
+}
+
+}  // namespace xpyd

@@ -1,0 +1,111 @@
+// PrefixIndex: finds the block that holds the KV of "these tokens, after that prefix, under this
+// salt".
+//
+// Key of a block (Mooncake RFC #1527, which Dynamo's router shares):
+//   local[i] = XXH3_64(tokens of block i, little-endian u32),  seq[0] = local[0],
+//   seq[i] = XXH3_64(seq[i-1] || local[i]);  a salt other than 0 enters as seq[-1] = salt.
+// The hash only says where to look. A hit is proved: the block's tokens are compared, and so is the
+// identity of the block before it (or the salt, for the first), so by induction the whole prefix is
+// equal.
+//
+// Table: open addressing, linear probing, load <= 1/2, erase by shifting back (no tombstones),
+// fixed size. Look-up runs in passes over a batch, so that cache misses overlap: hash and prefetch
+// the slots, read the slots and prefetch what they name, compare.
+//
+// Thread safety: none, except hash_batch(); BlockPool locks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/memory.h"
+
+namespace xpyd {
+
+// The last link of a sequence's chain: what its next full block is chained to. Starts as {hash:
+// salt}.
+struct PrefixChain {
+  uint64_t hash = 0;   // seq[i-1]; the salt before the first block
+  uint64_t uid = 0;    // identity of the indexed block at the end; 0 before the first block
+  int32_t block = -1;  // that block, perhaps another sequence's with the same content
+  bool broken =
+      false;  // that block has been evicted: what follows cannot be found, so is not indexed
+  bool first() const { return block < 0; }
+};
+
+class PrefixIndex {
+ public:
+  static constexpr int kBatch = 64;  // blocks whose cache misses overlap
+
+  // `hash_mask` is ANDed to every key: a test narrows it to force collisions.
+  PrefixIndex(int n_blocks, int block_tokens, uint64_t hash_mask);
+
+  // seq[] of n <= kBatch blocks that follow `chain`; starts fetching their slots. Any thread.
+  void hash_batch(const PrefixChain& chain, const int32_t* tokens, int n, uint64_t* hashes) const;
+
+  // The longest run of indexed blocks among the n <= kBatch that follow `chain`: returns its
+  // length, writes their ids, and advances `chain` over them.
+  int match(PrefixChain& chain, const int32_t* tokens, int n, const uint64_t* hashes,
+            int32_t* blocks) const;
+
+  // The block with these tokens after this chain, or -1.
+  int32_t find(const PrefixChain& chain, uint64_t hash, const int32_t* tokens) const;
+
+  // Before: `block` is not indexed, find() is -1, and the chain is intact().
+  void insert(const PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block);
+  void erase(int32_t block);
+
+  // `block` is indexed after a parent that has since been evicted, and this chain ends with the same prefix
+  // computed again: makes it findable there. Before: find() is -1.
+  void reattach(const PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block);
+
+  void advance(PrefixChain& chain, uint64_t hash, int32_t block) const {
+    chain.hash = hash, chain.uid = nodes()[block].uid, chain.block = block;
+  }
+  bool contains(int32_t block) const { return nodes()[block].uid != 0; }
+  bool intact(const PrefixChain& chain) const {
+    return !chain.broken && (chain.first() || nodes()[chain.block].uid == chain.uid);
+  }
+  const int32_t* tokens_of(int32_t block) const {
+    return tokens_.as<int32_t>() + size_t(block) * size_t(block_tokens_);
+  }
+  int size() const { return size_; }
+
+  // The table alone, without comparing: the yardstick that the bench reports beside match().
+  int32_t slot_block(uint64_t hash) const;
+
+  // Recounts: every entry reachable from its home slot, every node in the table once, keys right.
+  void check_invariants() const;
+
+  static size_t metadata_bytes(int n_blocks, int block_tokens);
+
+ private:
+  struct Entry {
+    uint64_t key;
+    int32_t block_plus_1;  // 0: empty
+    uint32_t unused;
+  };
+  // uid: a number never given twice, its lowest bit set for a first block. 0: not indexed.
+  struct Node {
+    uint64_t uid;
+    uint64_t parent;  // uid of the block before; the salt for a first block
+  };
+  Entry* table() const { return table_.as<Entry>(); }
+  Node* nodes() const { return nodes_.as<Node>(); }
+  uint64_t key(uint64_t hash) const { return hash & hash_mask_; }
+  size_t home(uint64_t key) const { return size_t(key) & slot_mask_; }
+  bool is_after(int32_t block, const PrefixChain& chain) const;
+  bool same_tokens(int32_t block, const int32_t* tokens) const;
+
+  int n_blocks_, block_tokens_;
+  uint64_t hash_mask_;
+  size_t slot_mask_;
+  int size_ = 0;
+  uint64_t next_uid_ = 1;
+  Buffer table_;   // Entry [slot_mask_ + 1]
+  Buffer nodes_;   // Node [n_blocks]
+  Buffer keys_;    // uint64_t [n_blocks]: the key under which a block stands
+  Buffer tokens_;  // int32_t [n_blocks, block_tokens], valid where indexed
+};
+
+}  // namespace xpyd

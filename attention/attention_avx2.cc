@@ -1,0 +1,292 @@
+// The kernels for AVX2 and FMA. One register tile does both products: R rows x 16 columns,
+// C[r][0..16) += sum_k A[r][k] B[k][0..16), with A = q, B = packed K for the scores and A =
+// weights, B = V for the values. 6 x 16 needs 12 accumulators, 2 of B and 1 broadcast of 16
+// registers; 8 independent accumulators are enough to hide the latency of FMA (4 cycles x 2 per
+// cycle).
+#include <immintrin.h>
+
+#include "attention/kernels.h"
+
+namespace xpyd {
+namespace {
+
+using Rows = const std::byte* const*;
+
+// Hands out one prefetch at a time, so that requests spread over the arithmetic.
+class Stream {
+ public:
+  explicit Stream(const Prefetch& p) : p_(p) {}
+  void step() {
+    if (row_ == p_.n_rows) return;
+    _mm_prefetch(reinterpret_cast<const char*>(p_.rows[row_]) + 64 * line_, _MM_HINT_T0);
+    if (++line_ == p_.lines) line_ = 0, ++row_;
+  }
+
+ private:
+  Prefetch p_;
+  int row_ = 0, line_ = 0;
+};
+
+// B as dense rows of 16 floats.
+struct Dense {
+  const float* b;
+  void load(int k, __m256& lo, __m256& hi) const {
+    lo = _mm256_loadu_ps(b + k * 16);
+    hi = _mm256_loadu_ps(b + k * 16 + 8);
+  }
+};
+// B as 16 elements of each cache row.
+struct RowsF32 {
+  Rows rows;
+  size_t offset;
+  void load(int k, __m256& lo, __m256& hi) const {
+    const float* row = reinterpret_cast<const float*>(rows[k] + offset);
+    lo = _mm256_loadu_ps(row);
+    hi = _mm256_loadu_ps(row + 8);
+  }
+};
+__m256 widen(__m128i x) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
+struct RowsBf16 {
+  Rows rows;
+  size_t offset;
+  void load(int k, __m256& lo, __m256& hi) const {
+    const __m128i* row = reinterpret_cast<const __m128i*>(rows[k] + offset);
+    lo = widen(_mm_loadu_si128(row));
+    hi = widen(_mm_loadu_si128(row + 1));
+  }
+};
+
+// c[r * c_stride + 0..16) (+)= sum over k in [begin, end), ascending, of a[r * a_stride + k] b(k).
+template <int R, bool kAdd, class B>
+void tile(const float* a, size_t a_stride, int begin, int end, const B& b, float* c, size_t c_stride,
+          Stream& given_stream) {
+  Stream stream = given_stream;  // in registers: stores to c cannot alias it
+  __m256 sum[R][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    sum[r][0] = kAdd ? _mm256_loadu_ps(c + size_t(r) * c_stride) : _mm256_setzero_ps();
+    sum[r][1] = kAdd ? _mm256_loadu_ps(c + size_t(r) * c_stride + 8) : _mm256_setzero_ps();
+  }
+  for (int k = begin; k < end; ++k) {
+    __m256 lo, hi;
+    b.load(k, lo, hi);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      __m256 x = _mm256_broadcast_ss(a + size_t(r) * a_stride + k);
+      sum[r][0] = _mm256_fmadd_ps(x, lo, sum[r][0]);
+      sum[r][1] = _mm256_fmadd_ps(x, hi, sum[r][1]);
+    }
+    stream.step();
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    _mm256_storeu_ps(c + size_t(r) * c_stride, sum[r][0]);
+    _mm256_storeu_ps(c + size_t(r) * c_stride + 8, sum[r][1]);
+  }
+  given_stream = stream;
+}
+
+template <bool kAdd, class B>
+void tiles(const float* a, size_t a_stride, int n_rows, int begin, int end, const B& b, float* c,
+           size_t c_stride, Stream& stream) {
+  while (n_rows > 0) {
+    // 7 = 4 + 3, 8 = 4 + 4: no tile of one or two rows, which cannot hide the latency.
+    int n = n_rows == 7 || n_rows == 8 ? 4 : n_rows < 6 ? n_rows : 6;
+    switch (n) {
+      case 1:
+        tile<1, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        break;
+      case 2:
+        tile<2, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        break;
+      case 3:
+        tile<3, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        break;
+      case 4:
+        tile<4, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        break;
+      case 5:
+        tile<5, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        break;
+      default:
+        tile<6, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        break;
+    }
+    n_rows -= n, a += size_t(n) * a_stride, c += size_t(n) * c_stride;
+  }
+}
+
+// 8 rows of four 32-bit elements -> four vectors of 8: out[i] = element i of each row.
+void transpose_8x4(const std::byte* const* rows, size_t offset, __m256 out[4]) {
+  __m256 r[4];
+  for (int i = 0; i < 4; ++i) {
+    __m128 low = _mm_loadu_ps(reinterpret_cast<const float*>(rows[i] + offset));
+    __m128 high = _mm_loadu_ps(reinterpret_cast<const float*>(rows[i + 4] + offset));
+    r[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
+  }
+  __m256 a = _mm256_unpacklo_ps(r[0], r[1]), b = _mm256_unpackhi_ps(r[0], r[1]);
+  __m256 c = _mm256_unpacklo_ps(r[2], r[3]), d = _mm256_unpackhi_ps(r[2], r[3]);
+  out[0] = _mm256_shuffle_ps(a, c, 0x44);
+  out[1] = _mm256_shuffle_ps(a, c, 0xee);
+  out[2] = _mm256_shuffle_ps(b, d, 0x44);
+  out[3] = _mm256_shuffle_ps(b, d, 0xee);
+}
+
+float bf16_at(const std::byte* row, int d) {
+  unsigned bits = unsigned(reinterpret_cast<const unsigned short*>(row)[d]) << 16;
+  float x;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+}
+float element(Dtype dtype, const std::byte* row, int d) {
+  return dtype == Dtype::f32 ? reinterpret_cast<const float*>(row)[d] : bf16_at(row, d);
+}
+
+void pack_k(Dtype dtype, Rows given, size_t offset, int head_dim, float* panel) {
+  // A column that must not be read takes another's values: its scores are masked.
+  const std::byte* rows[kPanelTokens];
+  const std::byte* some = nullptr;
+  for (int t = 0; t < kPanelTokens; ++t)
+    if (given[t]) some = given[t];
+  for (int t = 0; t < kPanelTokens; ++t) rows[t] = (given[t] ? given[t] : some) + offset;
+  int done = 0;
+  if (dtype == Dtype::f32) {
+    for (; done + 4 <= head_dim; done += 4)
+      for (int half = 0; half < 2; ++half) {
+        __m256 x[4];
+        transpose_8x4(rows + 8 * half, size_t(done) * 4, x);
+        for (int i = 0; i < 4; ++i) _mm256_storeu_ps(panel + (done + i) * 16 + 8 * half, x[i]);
+      }
+  } else {  // pairs of bf16 travel as one element; the even d is its low half
+    const __m256i high = _mm256_set1_epi32(int(0xffff0000u));
+    for (; done + 8 <= head_dim; done += 8)
+      for (int half = 0; half < 2; ++half) {
+        __m256 x[4];
+        transpose_8x4(rows + 8 * half, size_t(done) * 2, x);
+        for (int i = 0; i < 4; ++i) {
+          __m256i pair = _mm256_castps_si256(x[i]);
+          float* to = panel + (done + 2 * i) * 16 + 8 * half;
+          _mm256_storeu_ps(to, _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)));
+          _mm256_storeu_ps(to + 16, _mm256_castsi256_ps(_mm256_and_si256(pair, high)));
+        }
+      }
+  }
+  for (; done < head_dim; ++done)
+    for (int t = 0; t < kPanelTokens; ++t) panel[done * 16 + t] = element(dtype, rows[t], done);
+}
+
+void scores(const float* q, int n_rows, int head_dim, const float* panel, float* s,
+            Prefetch prefetch) {
+  Stream stream(prefetch);
+  tiles<false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream);
+}
+
+// 2^x for x <= 0, relative error < 1.1e-7 (minimax polynomial of degree 6 on [-0.5, 0.5]); below
+// 2^-126 it is 0. NaN stays NaN.
+__m256 exp2_negative8(__m256 x) {
+  __m256 n = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __m256 f = _mm256_sub_ps(x, n);
+  __m256 y = _mm256_set1_ps(1.535335905e-4f);
+  y = _mm256_fmadd_ps(y, f, _mm256_set1_ps(1.339887385e-3f));
+  y = _mm256_fmadd_ps(y, f, _mm256_set1_ps(9.618436918e-3f));
+  y = _mm256_fmadd_ps(y, f, _mm256_set1_ps(5.550332367e-2f));
+  y = _mm256_fmadd_ps(y, f, _mm256_set1_ps(2.402264774e-1f));
+  y = _mm256_fmadd_ps(y, f, _mm256_set1_ps(6.931471825e-1f));
+  y = _mm256_fmadd_ps(y, f, _mm256_set1_ps(1.0f));
+  __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+  y = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y), exponent));
+  return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(-126.0f), _CMP_LT_OQ), y);
+}
+
+// All ones in the lanes [begin, end) of the vector that starts at `first`.
+__m256 lanes(int first, int begin, int end) {
+  __m256i i = _mm256_add_epi32(_mm256_set1_epi32(first), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  __m256i from = _mm256_cmpgt_epi32(i, _mm256_set1_epi32(begin - 1));
+  __m256i to = _mm256_cmpgt_epi32(_mm256_set1_epi32(end), i);
+  return _mm256_castsi256_ps(_mm256_and_si256(from, to));
+}
+
+void softmax(float* s, int begin, int end, SoftmaxState* state, float* acc, int d_pad) {
+  const __m256 minus_infinity = _mm256_set1_ps(-__builtin_inff());
+  int first = begin / 8 * 8;
+  __m256 max8 = _mm256_set1_ps(state->max);
+  for (int t = first; t < end; t += 8) {
+    __m256 x = _mm256_loadu_ps(s + t);
+    if (t < begin || t + 8 > end) x = _mm256_blendv_ps(minus_infinity, x, lanes(t, begin, end));
+    max8 = _mm256_max_ps(max8, x);
+  }
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(max8), _mm256_extractf128_ps(max8, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  m = _mm_max_ss(m, _mm_movehdup_ps(m));
+  float max = _mm_cvtss_f32(m);
+  if (max != state->max) {
+    __m256 alpha = exp2_negative8(_mm256_set1_ps(state->max - max));
+    state->max = max;
+    state->sum *= _mm256_cvtss_f32(alpha);
+    for (int d = 0; d < d_pad; d += 8)
+      _mm256_storeu_ps(acc + d, _mm256_mul_ps(_mm256_loadu_ps(acc + d), alpha));
+  }
+  __m256 sum8 = _mm256_setzero_ps();
+  max8 = _mm256_set1_ps(max);
+  for (int t = first; t < end; t += 8) {
+    __m256 p = exp2_negative8(_mm256_sub_ps(_mm256_loadu_ps(s + t), max8));
+    if (t < begin || t + 8 > end) p = _mm256_and_ps(p, lanes(t, begin, end));
+    _mm256_storeu_ps(s + t, p);
+    sum8 = _mm256_add_ps(sum8, p);
+  }
+  __m128 sum = _mm_add_ps(_mm256_castps256_ps128(sum8), _mm256_extractf128_ps(sum8, 1));
+  sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+  sum = _mm_add_ss(sum, _mm_movehdup_ps(sum));
+  state->sum += _mm_cvtss_f32(sum);
+}
+
+void pack_v(Dtype dtype, Rows rows, int begin, int end, size_t offset, int head_dim,
+            float* panels) {
+  for (int t = begin; t < end; ++t) {
+    const std::byte* row = rows[t] + offset;
+    int d = 0;
+    for (; d + 8 <= head_dim; d += 8) {
+      __m256 x = dtype == Dtype::f32
+                     ? _mm256_loadu_ps(reinterpret_cast<const float*>(row) + d)
+                     : widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 2 * d)));
+      _mm256_storeu_ps(panels + (d / 16 * kTileTokens + t) * 16 + d % 16, x);
+    }
+    for (; d % 16 != 0 || d < head_dim; ++d)
+      panels[(d / 16 * kTileTokens + t) * 16 + d % 16] =
+          d < head_dim ? element(dtype, row, d) : 0.0f;
+  }
+}
+
+void values(const float* p, int n_rows, int begin, int end, const float* panels, float* acc,
+            int d_pad, Prefetch prefetch) {
+  Stream stream(prefetch);
+  for (int d = 0; d < d_pad; d += kPanelDims)
+    tiles<true>(p, kTileTokens, n_rows, begin, end, Dense{panels + d * kTileTokens}, acc + d,
+                size_t(d_pad), stream);
+}
+
+void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end, Rows rows,
+                     size_t offset, float* acc, int head_dim, Prefetch prefetch) {
+  Stream stream(prefetch);
+  for (int d = 0; d < head_dim; d += kPanelDims) {
+    if (dtype == Dtype::f32) {
+      tiles<true>(p, kTileTokens, n_rows, begin, end, RowsF32{rows, offset + size_t(d) * 4},
+                  acc + d, size_t(head_dim), stream);
+    } else {
+      tiles<true>(p, kTileTokens, n_rows, begin, end, RowsBf16{rows, offset + size_t(d) * 2},
+                  acc + d, size_t(head_dim), stream);
+    }
+  }
+}
+
+constexpr AttentionKernels kAvx2 = {pack_k, scores, softmax, pack_v, values, values_in_place};
+
+}  // namespace
+
+void attention_avx2(const AttentionArgs& args, ThreadTeam& team) {
+  attention_walk(args, team, kAvx2);
+}
+
+}  // namespace xpyd

@@ -1,0 +1,68 @@
+// The arithmetic of attention without its memory: what an instruction set has to supply. walk.cc,
+// one source for all of them, decides which rows of which blocks meet which queries; the kernels
+// only ever see row pointers and small dense panels.
+//
+// Every kernel keeps DESIGN D1: one FMA (or mul+add) chain per output element, ascending in d for
+// scores and ascending in the token for values, whatever the number of rows it is called with.
+#pragma once
+
+#include <cstddef>
+
+#include "attention/attention.h"
+
+namespace xpyd {
+
+inline constexpr int kTileTokens =
+    64;  // one online-softmax step; tile i is tokens [64 i, 64 i + 64)
+inline constexpr int kPanelTokens = 16;  // K tokens that are transposed together
+inline constexpr int kPanelDims = 16;    // V dims that are computed together
+inline constexpr int kSplitTokens =
+    512;  // one independent softmax state; split i is tokens [512 i, ...)
+
+// Running softmax of one query row over the tokens seen so far of one split, in base 2: weights are
+// exp2(s - max), `sum` is their sum, the row's accumulator holds their weighted sum of V.
+struct SoftmaxState {
+  float max, sum;
+};
+
+// Lines to ask the memory for while computing: `n_rows` rows, the first `lines` cache lines of
+// each.
+struct Prefetch {
+  const std::byte* const* rows = nullptr;
+  int n_rows = 0, lines = 0;
+};
+
+// Row pointer arrays point at kv head 0 of the unit; `offset` bytes further is the head in
+// question. A null row is one that must not be read. d_pad is head_dim rounded up to kPanelDims.
+struct AttentionKernels {
+  // rows[kPanelTokens] -> panel[head_dim][kPanelTokens] f32; a null row gives a zero column.
+  void (*pack_k)(Dtype dtype, const std::byte* const* rows, size_t offset, int head_dim,
+                 float* panel);
+  // s[r * kTileTokens + t] = sum_d q[r * head_dim + d] panel[d][t], t in [0, kPanelTokens).
+  void (*scores)(const float* q, int n_rows, int head_dim, const float* panel, float* s,
+                 Prefetch prefetch);
+  // s[begin, end) of one tile become weights; the state and acc[d_pad] are rescaled when the
+  // maximum grew. begin < end <= kTileTokens.
+  void (*softmax)(float* s, int begin, int end, SoftmaxState* state, float* acc, int d_pad);
+  // rows[begin, end) -> panels[d_pad / 16][kTileTokens][16] f32, dims beyond head_dim are zero.
+  void (*pack_v)(Dtype dtype, const std::byte* const* rows, int begin, int end, size_t offset,
+                 int head_dim, float* panels);
+  // acc[r * d_pad + d] += sum_t p[r * kTileTokens + t] panels[.][t][.], t in [begin, end).
+  void (*values)(const float* p, int n_rows, int begin, int end, const float* panels, float* acc,
+                 int d_pad, Prefetch prefetch);
+  // The same sum straight from the rows, for few query rows. Only for head_dim % kPanelDims == 0.
+  void (*values_in_place)(Dtype dtype, const float* p, int n_rows, int begin, int end,
+                          const std::byte* const* rows, size_t offset, float* acc, int head_dim,
+                          Prefetch prefetch);
+};
+
+// 2^x for x <= 0, relative error < 1.1e-7; below 2^-126 it is 0. NaN stays NaN. Plain multiply and
+// add.
+float exp2_negative(float x);
+
+void attention_walk(const AttentionArgs& args, ThreadTeam& team, const AttentionKernels& kernels);
+
+void attention_portable(const AttentionArgs& args, ThreadTeam& team);
+void attention_avx2(const AttentionArgs& args, ThreadTeam& team);  // needs AVX2 and FMA
+
+}  // namespace xpyd

@@ -1,0 +1,306 @@
+#include "base/bench.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/clock.h"
+#include "base/stats.h"
+#include "base/version.h"
+
+namespace xpyd {
+namespace {
+
+std::map<std::string, BenchGroup>& registry() {
+  static std::map<std::string, BenchGroup> groups;  // filled before main, read after
+  return groups;
+}
+
+std::vector<int> allowed_cpus() {
+  cpu_set_t set;
+  std::vector<int> cpus;
+  if (sched_getaffinity(0, sizeof set, &set) == 0)
+    for (int c = 0; c < CPU_SETSIZE; ++c)
+      if (CPU_ISSET(c, &set)) cpus.push_back(c);
+  if (cpus.empty()) cpus.push_back(0);
+  return cpus;
+}
+
+// First line of a file of /proc, or "unknown" where the kernel has none.
+std::string first_line(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  return std::getline(file, line) ? line : "unknown";
+}
+
+double at(std::vector<double> values, double p) {
+  std::sort(values.begin(), values.end());
+  return percentile(values, p);
+}
+
+// Seconds of one repetition, over as many as fill the sample.
+double sample(const BenchCase& c, int repetitions) {
+  RealClock clock;
+  double start = clock.now();
+  for (int i = 0; i < repetitions; ++i) c.run();
+  return (clock.now() - start) / repetitions;
+}
+
+std::string measure_name(const BenchCase& c) {
+  if (!c.versus.empty()) {
+    std::string text = c.versus.size() == 1 ? "x " : "x best of ";
+    for (size_t i = 0; i < c.versus.size(); ++i) text += (i ? ", " : "") + c.versus[i];
+    return text;
+  }
+  switch (c.limit) {
+    case Limit::fma: return "of FMA peak";
+    case Limit::read: return "of read bandwidth";
+    case Limit::copy: return "of copy bandwidth";
+    case Limit::roofline: return "of roofline";
+    case Limit::none: return "";
+  }
+  return "";
+}
+
+// The least seconds that this round's peaks allow.
+double bound_seconds(const BenchCase& c, const PeakRow& peak) {
+  double fma = c.work.flops / (peak.fma_gflops * 1e9), read = c.work.bytes / (peak.read_gbps * 1e9);
+  switch (c.limit) {
+    case Limit::fma: return fma;
+    case Limit::read: return read;
+    case Limit::copy: return c.work.bytes / (peak.copy_gbps * 1e9);
+    case Limit::roofline: return std::max(fma, read);
+    case Limit::none: return 0;
+  }
+  return 0;
+}
+
+bool built_with_checks() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(_GLIBCXX_ASSERTIONS) || \
+    !defined(__OPTIMIZE__)
+  return true;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+struct Bench::State {
+  std::vector<int> cpus = allowed_cpus();
+  std::map<int, std::unique_ptr<ThreadTeam>> teams;
+  std::unique_ptr<PeakProbe> probe;
+};
+
+Bench::Bench(BenchOptions options) : options_(std::move(options)), state_(std::make_unique<State>()) {
+  if (options_.n_threads <= 0) options_.n_threads = int(state_->cpus.size());
+}
+Bench::~Bench() = default;
+
+int Bench::max_threads() const { return options_.n_threads; }
+
+ThreadTeam& Bench::team(int n_threads) {
+  auto& team = state_->teams[n_threads];
+  if (!team) {
+    bool room = n_threads <= int(state_->cpus.size());
+    team = std::make_unique<ThreadTeam>(n_threads, room ? state_->cpus : std::vector<int>());
+  }
+  return *team;
+}
+
+void Bench::print_conditions() const {
+  std::printf("%s | xpyd %s, commit %s, %s build, %s | load %s | %s\n", machine().c_str(), version(),
+              commit(), build_mode(), PeakProbe::isa(), first_line("/proc/loadavg").c_str(),
+              utc_date().c_str());
+  std::printf("cpu pressure: %s\n", first_line("/proc/pressure/cpu").c_str());
+  if (built_with_checks())
+    std::printf("WARNING: built with assertions, sanitizers or without optimisation: not a speed.\n");
+}
+
+void Bench::measure(const std::vector<BenchCase>& cases) {
+  std::vector<const BenchCase*> good;
+  for (const BenchCase& c : cases) {
+    std::string wrong = c.check ? c.check() : "it has no check";
+    if (wrong.empty()) {
+      good.push_back(&c);
+    } else {
+      ++wrong_results_;
+      std::printf("%-44s NOT TIMED, the result is wrong: %s\n", c.name.c_str(), wrong.c_str());
+    }
+  }
+  if (good.empty()) return;
+  std::set<int> thread_counts;
+  bool uses_copy = false;
+  for (const BenchCase* c : good) {
+    thread_counts.insert(c->n_threads);
+    uses_copy |= c->limit == Limit::copy;
+  }
+  if (!state_->probe) state_->probe = std::make_unique<PeakProbe>();
+
+  const size_t n = good.size();
+  std::vector<int> repetitions(n);
+  std::map<std::pair<std::string, int>, size_t> index;
+  for (size_t i = 0; i < n; ++i) {  // the warm-up round sets the repetitions
+    double once = sample(*good[i], 1);
+    repetitions[i] = std::clamp(int(options_.sample_ms * 1e-3 / std::max(once, 1e-9)), 1, 1'000'000);
+    index[{good[i]->name, good[i]->n_threads}] = i;
+  }
+  std::vector<std::vector<double>> seconds(n), shares(n);
+  std::vector<double> reads;
+  for (int round = 0; round < options_.rounds; ++round) {
+    std::map<int, PeakRow> peaks;
+    for (int t : thread_counts) {
+      PeakProbe& probe = *state_->probe;
+      peaks[t] = {t, probe.fma_gflops(team(t)), probe.read_gbps(team(t)),
+                  uses_copy ? probe.copy_gbps(team(t)) : 0};
+    }
+    reads.push_back(peaks.rbegin()->second.read_gbps);
+    for (size_t step = 0; step < n; ++step) {
+      size_t i = (step + size_t(round)) % n;
+      seconds[i].push_back(sample(*good[i], repetitions[i]));
+    }
+    for (size_t i = 0; i < n; ++i) {
+      const BenchCase& c = *good[i];
+      double bound = bound_seconds(c, peaks[c.n_threads]);
+      if (!c.versus.empty()) {
+        bound = HUGE_VAL;
+        for (const std::string& name : c.versus)
+          if (auto other = index.find({name, c.n_threads}); other != index.end())
+            bound = std::min(bound, seconds[other->second].back());
+        if (bound == HUGE_VAL) continue;
+      }
+      shares[i].push_back(bound / seconds[i].back());
+    }
+  }
+  for (size_t i = 0; i < n; ++i) {
+    const BenchCase& c = *good[i];
+    double typical = at(seconds[i], 50);
+    BenchRow row{.group = group_,
+                 .name = c.name,
+                 .n_threads = c.n_threads,
+                 .rounds = options_.rounds,
+                 .seconds = typical,
+                 .gflops = c.work.flops / typical * 1e-9,
+                 .gbps = c.work.bytes / typical * 1e-9,
+                 .measure = measure_name(c),
+                 .share = at(shares[i], 50),
+                 .share_p10 = at(shares[i], 10),
+                 .share_p90 = at(shares[i], 90),
+                 .target = c.target};
+    row.met = row.target <= 0 || row.share >= row.target;
+    std::printf("%-44s %dT %10.1f us %8.1f GFLOP/s %7.1f GB/s  ", row.name.c_str(), row.n_threads,
+                row.seconds * 1e6, row.gflops, row.gbps);
+    if (!row.measure.empty() && !shares[i].empty())
+      std::printf("%.3f [%.3f %.3f] %s", row.share, row.share_p10, row.share_p90, row.measure.c_str());
+    if (row.target > 0) std::printf("  target %.2f %s", row.target, row.met ? "met" : "MISSED");
+    std::printf("\n");
+    rows_.push_back(row);
+  }
+  if (double spread = at(reads, 90) / at(reads, 10); spread > 1.4)
+    std::printf("WARNING: read bandwidth moved by %.2fx (p90/p10) within these rounds: do not quote.\n",
+                spread);
+  std::fflush(stdout);
+}
+
+void Bench::write_files() const {
+  if (!options_.json.empty()) {
+    nlohmann::json out;
+    for (auto& [key, value] : provenance()) out[key] = value;
+    out["isa"] = PeakProbe::isa();
+    out["load"] = first_line("/proc/loadavg");
+    out["checks_on"] = built_with_checks();
+    out["rows"] = nlohmann::json::array();
+    for (const BenchRow& r : rows_)
+      out["rows"].push_back({{"group", r.group},         {"name", r.name},
+                             {"n_threads", r.n_threads}, {"rounds", r.rounds},
+                             {"seconds", r.seconds},     {"gflops", r.gflops},
+                             {"gbps", r.gbps},           {"measure", r.measure},
+                             {"share", r.share},         {"share_p10", r.share_p10},
+                             {"share_p90", r.share_p90}, {"target", r.target},
+                             {"met", r.met}});
+    std::ofstream(options_.json) << out.dump(1) << "\n";
+  }
+  if (!options_.csv.empty()) {
+    std::ofstream out(options_.csv);
+    for (auto& [key, value] : provenance()) out << "# " << key << ": " << value << "\n";
+    out << "group,name,n_threads,rounds,seconds,gflops,gbps,measure,share,share_p10,share_p90,target,met\n";
+    for (const BenchRow& r : rows_)
+      out << r.group << ",\"" << r.name << "\"," << r.n_threads << "," << r.rounds << "," << r.seconds
+          << "," << r.gflops << "," << r.gbps << ",\"" << r.measure << "\"," << r.share << ","
+          << r.share_p10 << "," << r.share_p90 << "," << r.target << "," << (r.met ? 1 : 0) << "\n";
+  }
+}
+
+int Bench::run_registered() {
+  print_conditions();
+  for (auto& [name, group] : registry()) {
+    if (!options_.groups.empty() && std::count(options_.groups.begin(), options_.groups.end(), name) == 0)
+      continue;
+    std::printf("\n%s\n", name.c_str());
+    group_ = name;
+    group(*this);
+  }
+  write_files();
+  int missed = 0, targets = 0;
+  for (const BenchRow& r : rows_) targets += r.target > 0, missed += !r.met;
+  std::printf("\n%d rows, %d of %d targets met%s\n", int(rows_.size()), targets - missed, targets,
+              wrong_results_ ? ", WRONG RESULTS" : "");
+  return exit_code();
+}
+
+Result<BenchOptions> parse_bench_options(int argc, char** argv) {
+  BenchOptions options;
+  for (int i = 1; i < argc; ++i) {
+    std::string arg = argv[i];
+    if (arg.rfind("--", 0) != 0) {
+      if (!registry().count(arg)) {
+        std::string names;
+        for (auto& name : registered_benches()) names += " " + name;
+        return invalid("no bench group named " + arg + "; there are" + names);
+      }
+      options.groups.push_back(arg);
+      continue;
+    }
+    if (i + 1 == argc) return invalid(arg + " needs a value");
+    std::string value = argv[++i];
+    char* end = nullptr;
+    double number = std::strtod(value.c_str(), &end);
+    bool is_number = end != value.c_str() && *end == 0;
+    auto in = [&](double low, double high) { return is_number && number >= low && number <= high; };
+    if (arg == "--json")
+      options.json = value;
+    else if (arg == "--csv")
+      options.csv = value;
+    else if (arg == "--rounds" && in(1, 10000))
+      options.rounds = int(number);
+    else if (arg == "--threads" && in(1, 1024))
+      options.n_threads = int(number);
+    else if (arg == "--sample-ms" && in(0.001, 60000))
+      options.sample_ms = number;
+    else
+      return invalid(arg + " " + value +
+                     ": expected [names...] [--rounds N] [--threads N] [--sample-ms X] [--json FILE] "
+                     "[--csv FILE]");
+  }
+  return options;
+}
+
+bool register_bench(const char* name, BenchGroup group) {
+  registry()[name] = group;
+  return true;
+}
+
+std::vector<std::string> registered_benches() {
+  std::vector<std::string> names;
+  for (auto& [name, group] : registry()) names.push_back(name);
+  return names;
+}
+
+}  // namespace xpyd

@@ -1,0 +1,102 @@
+// A bench that can be believed: it checks a result before it times it, interleaves the contestants with
+// the machine's own limits in rounds of rotating order, and reports the median of per-round ratios (on a
+// shared machine the medians of separate runs differ by more than the things compared).
+//
+// Thread safety: one thread, the owner of the teams.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/peak.h"
+#include "base/thread_team.h"
+#include "base/work.h"
+
+namespace xpyd {
+
+// What a case is measured against, within the same round.
+enum class Limit {
+  fma,       // share of the FMA peak: work.flops
+  read,      // share of the streaming-read bandwidth: work.bytes
+  copy,      // share of the copy bandwidth: work.bytes
+  roofline,  // share of the faster of both bounds: max(flops / fma, bytes / read)
+  none,      // time only
+};
+
+struct BenchCase {
+  std::string name;                    // "f32 M=512 N=4096 K=4096"
+  int n_threads = 1;                   // peaks of this many threads are the denominator
+  std::function<void()> run;           // one repetition
+  std::function<std::string()> check;  // "" when the result is right, else what is wrong with it
+  Work work;                           // of one repetition
+  Limit limit = Limit::roofline;
+  double target = 0;                // share (or ratio) to reach; 0 reports only
+  std::vector<std::string> versus;  // cases of the same call and thread count: the ratio of speeds to the fastest of them
+                                    // is then what `target` means
+};
+
+struct BenchRow {
+  std::string group, name;
+  int n_threads = 0, rounds = 0;
+  double seconds = 0;  // median of one repetition
+  double gflops = 0, gbps = 0;
+  std::string measure;  // "of FMA peak", "x best of OpenBLAS, BLIS"
+  double share = 0, share_p10 = 0, share_p90 = 0;
+  double target = 0;
+  bool met = true;
+};
+
+struct BenchOptions {
+  int rounds = 15;
+  int n_threads = 0;       // most threads of a case; 0 = all cpus this process may use
+  double sample_ms = 20;   // a case is repeated within a round until it took this long
+  std::string json, csv;   // files to write, or ""
+  std::vector<std::string> groups;  // empty = all
+};
+
+class Bench {
+ public:
+  explicit Bench(BenchOptions options);
+  ~Bench();
+
+  // Checks every case, then times them all together and prints one row each. A case whose check fails is
+  // not timed and makes exit_code() 1.
+  void measure(const std::vector<BenchCase>& cases);
+
+  // Pinned to cpus 0..n-1 of those allowed. The same object for the same n.
+  ThreadTeam& team(int n_threads);
+  int max_threads() const;  // of BenchOptions
+  const std::vector<BenchRow>& rows() const { return rows_; }
+  int exit_code() const { return wrong_results_ > 0 ? 1 : 0; }  // a missed target is a row, not a failure
+
+  // Runs the registered groups that options.groups names, in the order of their names.
+  int run_registered();
+  void print_conditions() const;
+
+ private:
+  struct State;
+  void write_files() const;
+  BenchOptions options_;
+  std::string group_;
+  std::vector<BenchRow> rows_;
+  int wrong_results_ = 0;
+  std::unique_ptr<State> state_;
+};
+
+// Parses `[names...] [--rounds N] [--threads N] [--sample-ms X] [--json FILE] [--csv FILE]`.
+Result<BenchOptions> parse_bench_options(int argc, char** argv);
+
+using BenchGroup = void (*)(Bench&);
+bool register_bench(const char* name, BenchGroup group);
+std::vector<std::string> registered_benches();
+
+#define XPYD_BENCH_CONCAT2(a, b) a##b
+#define XPYD_BENCH_CONCAT(a, b) XPYD_BENCH_CONCAT2(a, b)
+// REGISTER_BENCH("gemm", bench_gemm) at namespace scope in experiments/bench/gemm_bench.cc.
+#define REGISTER_BENCH(name, function)                                             \
+  [[maybe_unused]] static const bool XPYD_BENCH_CONCAT(registered_bench_, __LINE__) = \
+      ::xpyd::register_bench(name, function)
+
+}  // namespace xpyd

@@ -1,0 +1,243 @@
+#include "base/peak.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/peak_kernels.h"
+#include "base/stats.h"
+#include "base/version.h"
+
+namespace xpyd {
+namespace {
+
+double portable_fma(long iterations, float* sink) {
+  constexpr int kChains = 48;
+  float sums[kChains];
+  for (int i = 0; i < kChains; ++i) sums[i] = float(i);
+  for (long n = 0; n < iterations; ++n)
+    for (int i = 0; i < kChains; ++i) sums[i] = sums[i] * 0.5f + 1.0f;
+  for (int i = 1; i < kChains; ++i) sums[0] += sums[i];
+  *sink = sums[0];
+  return double(iterations) * kChains * 2;
+}
+
+void portable_read(const std::byte* p, size_t bytes, float* sink) {
+  uint64_t sums[kPeakRows] = {};
+  for (const std::byte* end = p + bytes; p < end; p += kPeakRows * kPeakRowBytes)
+    for (size_t i = 0; i < kPeakRowBytes; i += sizeof(uint64_t))
+      for (int r = 0; r < kPeakRows; ++r)
+        sums[r] ^= *reinterpret_cast<const uint64_t*>(p + size_t(r) * kPeakRowBytes + i);
+  *sink = float(sums[0] ^ sums[1] ^ sums[2] ^ sums[3]);
+}
+
+void portable_copy(std::byte* to, const std::byte* from, size_t bytes) { std::memcpy(to, from, bytes); }
+
+const PeakKernels& kernels() {
+#if defined(__x86_64__)
+  static const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (avx2) return kAvx2Peak;
+#endif
+  return kPortablePeak;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return percentile(values, 50);
+}
+
+// Seconds of one run of `body` on the team.
+template <class Body>
+double timed(ThreadTeam& team, Body body) {
+  RealClock clock;
+  double start = clock.now();
+  team.run(body);
+  return clock.now() - start;
+}
+
+// One way, from the owner's run() until the last member has started.
+double wake_us(ThreadTeam& team, bool parked, int repetitions) {
+  RealClock clock;
+  std::vector<double> times;
+  std::vector<double> started(size_t(team.size()), 0);
+  for (int i = 0; i < repetitions; ++i) {
+    if (parked) usleep(1000);  // longer than a member spins
+    double start = clock.now();
+    team.run([&](int rank) { started[size_t(rank)] = RealClock().now(); });
+    double last = *std::max_element(started.begin() + 1, started.end());
+    times.push_back(std::max(0.0, last - start) * 1e6);
+  }
+  return median(times);
+}
+
+nlohmann::json row_json(const PeakRow& row) {
+  return {{"n_threads", row.n_threads},
+          {"fma_gflops", row.fma_gflops},
+          {"read_gbps", row.read_gbps},
+          {"copy_gbps", row.copy_gbps}};
+}
+
+PeakRow read_row(const nlohmann::json& object, const char* name) {
+  PeakRow row;
+  auto found = get_object(object, name, "peak");
+  if (!found.ok()) return row;
+  JsonFields r(*found.value(), std::string("peak.") + name);
+  row.n_threads = int(r.integer("n_threads", 1, 1 << 16));
+  row.fma_gflops = r.number("fma_gflops", 1e-3, 1e9);
+  row.read_gbps = r.number("read_gbps", 1e-3, 1e9);
+  row.copy_gbps = r.number("copy_gbps", 1e-3, 1e9);
+  return r.status().ok() ? row : PeakRow{};
+}
+
+}  // namespace
+
+const PeakKernels kPortablePeak = {"portable", portable_fma, portable_read, portable_copy};
+
+PeakProbe::PeakProbe(size_t bytes) : buffer_(bytes) {
+  // Not all zero pages: values that a compression or a zero-page trick below us cannot shorten.
+  for (size_t i = 0; i < bytes / 8; i += 8) buffer_.as<uint64_t>()[i] = i * 0x9e3779b97f4a7c15u;
+}
+
+const char* PeakProbe::isa() { return kernels().isa; }
+
+double PeakProbe::fma_gflops(ThreadTeam& team) {
+  std::vector<double> operations(size_t(team.size()), 0);
+  std::vector<float> sinks(size_t(team.size()) * 16, 0);
+  double seconds = timed(team, [&](int rank) {
+    operations[size_t(rank)] = kernels().fma(4'000'000, &sinks[size_t(rank) * 16]);
+  });
+  double total = 0;
+  for (double o : operations) total += o;
+  return total / seconds * 1e-9;
+}
+
+double PeakProbe::read_gbps(ThreadTeam& team) {
+  constexpr size_t kUnit = kPeakRows * kPeakRowBytes;
+  int units = int(buffer_.size() / kUnit);
+  std::vector<float> sinks(size_t(team.size()) * 16, 0);
+  double seconds = timed(team, [&](int rank) {
+    Range mine = share(units, rank, team.size());
+    kernels().read(buffer_.data() + size_t(mine.begin) * kUnit,
+                   size_t(mine.end - mine.begin) * kUnit, &sinks[size_t(rank) * 16]);
+  });
+  return double(units) * kUnit / seconds * 1e-9;
+}
+
+double PeakProbe::copy_gbps(ThreadTeam& team) {
+  constexpr size_t kUnit = 64 << 10;
+  int units = int(buffer_.size() / 2 / kUnit);
+  double seconds = timed(team, [&](int rank) {
+    Range mine = share(units, rank, team.size());
+    size_t begin = size_t(mine.begin) * kUnit, bytes = size_t(mine.end - mine.begin) * kUnit;
+    std::byte* to = buffer_.data() + size_t(units) * kUnit;
+    kernels().copy(to + begin, buffer_.data() + begin, bytes);
+  });
+  return double(units) * kUnit / seconds * 1e-9;
+}
+
+Peak measure_peak(ThreadTeam& team) {
+  constexpr int kRounds = 15;
+  PeakProbe probe;
+  ThreadTeam solo(1);
+  std::array<std::array<std::vector<double>, 3>, 2> seen;
+  for (int round = -1; round < kRounds; ++round)  // round -1 warms up
+    for (int i = 0; i < 2; ++i) {
+      ThreadTeam& t = i == 0 ? solo : team;
+      double values[3] = {probe.fma_gflops(t), probe.read_gbps(t), probe.copy_gbps(t)};
+      for (size_t j = 0; round >= 0 && j < 3; ++j) seen[size_t(i)][j].push_back(values[j]);
+    }
+  auto row = [&](size_t i, int n) {
+    return PeakRow{n, median(seen[i][0]), median(seen[i][1]), median(seen[i][2])};
+  };
+  Peak peak{.machine = machine(), .isa = PeakProbe::isa(), .one = row(0, 1), .all = row(1, team.size())};
+  if (team.size() > 1) {
+    peak.wake_spin_us = wake_us(team, false, 2000);
+    peak.wake_parked_us = wake_us(team, true, 100);
+  }
+  return peak;
+}
+
+std::string peak_cache_path() {
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  return cache && *cache ? std::string(cache) + "/xpyd/peak.json" : "build/peak.json";
+}
+
+Peak cached_peak(ThreadTeam& team) {
+  const std::string path = peak_cache_path();
+  if (auto text = read_small_file(path, 1 << 16); text.ok())
+    if (auto kept = peak_from_json(text.value()); kept.ok())
+      if (const Peak& p = kept.value(); p.machine == machine() && p.all.n_threads == team.size() &&
+                                        p.isa == PeakProbe::isa())
+        return p;
+  Peak peak = measure_peak(team);
+  std::error_code error;
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
+  // Written beside and renamed: another process may read it now.
+  const std::string fresh = path + "." + std::to_string(getpid());
+  std::ofstream(fresh) << to_json(peak) << "\n";
+  std::filesystem::rename(fresh, path, error);
+  if (error)
+    std::fprintf(stderr, "xpyd: cannot keep the measured peak in %s: %s\n", path.c_str(),
+                 error.message().c_str());
+  return peak;
+}
+
+std::string to_text(const Peak& peak) {
+  char line[256];
+  std::string text = peak.machine + ", " + peak.isa + "\n";
+  std::snprintf(line, sizeof line, "%-8s %14s %12s %12s\n", "threads", "FMA GFLOP/s", "read GB/s",
+                "copy GB/s");
+  text += line;
+  for (const PeakRow* row : {&peak.one, &peak.all}) {
+    if (row == &peak.all && row->n_threads == 1) break;
+    std::snprintf(line, sizeof line, "%-8d %14.1f %12.1f %12.1f\n", row->n_threads, row->fma_gflops,
+                  row->read_gbps, row->copy_gbps);
+    text += line;
+  }
+  if (peak.all.n_threads > 1) {
+    std::snprintf(line, sizeof line, "wake-up  %.2f us spinning, %.1f us parked\n", peak.wake_spin_us,
+                  peak.wake_parked_us);
+    text += line;
+  }
+  return text;
+}
+
+std::string to_json(const Peak& peak) {
+  nlohmann::json json = {{"machine", peak.machine},
+                         {"isa", peak.isa},
+                         {"one", row_json(peak.one)},
+                         {"all", row_json(peak.all)},
+                         {"wake_spin_us", peak.wake_spin_us},
+                         {"wake_parked_us", peak.wake_parked_us}};
+  return json.dump();
+}
+
+Result<Peak> peak_from_json(const std::string& text) {
+  auto json = parse_json(text, "peak");
+  if (!json.ok()) return json.error();
+  if (!json.value().is_object()) return invalid("peak: expected an object");
+  JsonFields fields(json.value(), "peak");
+  Peak peak;
+  peak.machine = fields.string("machine");
+  peak.isa = fields.string("isa");
+  peak.wake_spin_us = fields.number("wake_spin_us", 0, 1e9);
+  peak.wake_parked_us = fields.number("wake_parked_us", 0, 1e9);
+  peak.one = read_row(json.value(), "one");
+  peak.all = read_row(json.value(), "all");
+  if (!fields.status().ok()) return fields.status().error();
+  if (peak.one.n_threads != 1 || peak.all.n_threads < 1)
+    return invalid("peak: rows `one` and `all` must hold positive n_threads, fma_gflops, read_gbps, copy_gbps");
+  return peak;
+}
+
+}  // namespace xpyd

@@ -1,0 +1,116 @@
+// The engine: plan -> forward -> emit, over one model and one KV memory. There is no other loop: colocated,
+// prefill and decode instances are this engine, and differ in what their hooks do with a finished prompt.
+//
+// Thread safety: one thread calls everything. It owns the model, the memory and every sequence inside.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "allocator/kv_memory.h"
+#include "base/clock.h"
+#include "batch/policy.h"
+#include "batch/sequence.h"
+#include "model/model.h"
+
+namespace xpyd {
+
+struct EngineOptions {
+  const BatchPolicy* policy = nullptr;
+  int max_batch = 64;     // sequences running at once; the model's max_logits is at least this
+  int step_tokens = 512;  // tokens of one step; the model's max_step_tokens is at least max(this, max_batch)
+  std::vector<int> eos_tokens;
+  const Tokenizer* tokenizer = nullptr;  // null: tokens only, no text
+};
+
+// Cumulative.
+struct EngineStats {
+  int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
+  double step_seconds = 0;      // forward and sampling
+  double schedule_seconds = 0;  // everything else of step()
+};
+
+// What happens to sequences whose KV goes to another instance (Sequence::leaves). All calls come from inside
+// step(), on the engine's thread.
+class EngineHooks {
+ public:
+  virtual ~EngineHooks() = default;
+  // True: kv_written is called layer by layer during forward; false: once after it.
+  virtual bool layerwise() const { return false; }
+  // KV of tokens [token_begin, token_end) in layers [layer_begin, layer_end) is in place here.
+  virtual void kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_begin,
+                          int token_end) {
+    (void)sequence, (void)layer_begin, (void)layer_end, (void)token_begin, (void)token_end;
+  }
+  // The prompt is done and its choices have their first tokens. Those that go on are in `choices` (at least
+  // one); the KV, shared by all, is choices[0]->kv of the engine's memory, and the callee's from now on.
+  virtual void prefill_done(std::vector<SequencePtr> choices) { (void)choices; }
+  // A leaving sequence ended here (abort, timeout, one-token output): nothing will be handed over.
+  virtual void prefill_cancelled(const Sequence& sequence) { (void)sequence; }
+};
+
+class Engine final : private LayerObserver {
+ public:
+  Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clock, EngineHooks* hooks);
+
+  // A request from the start: it waits for its turn (FCFS within a priority).
+  void submit(SequencePtr sequence);
+  // A sequence whose first `computed` tokens have their KV in sequence->kv already.
+  void adopt(SequencePtr sequence);
+  // One iteration. False: nothing could run. Cancelled and late sequences end here, between iterations.
+  bool step();
+  // Ends every sequence (shutdown).
+  void end_all(FinishReason reason, const std::string& error);
+
+  int running() const { return int(running_.size()); }
+  int waiting() const { return int(waiting_.size()); }
+  int64_t waiting_tokens() const;  // pending tokens of waiting and running prompts
+  bool idle() const { return running_.empty() && waiting_.empty(); }
+  const EngineStats& stats() const { return stats_; }
+
+ private:
+  struct Entry {  // one sequence's share of a step
+    Sequence* sequence;
+    int n_tokens;
+    bool wants_logits;
+  };
+
+  void layer_done(int layer) override;
+  void drop_ended(double now);
+  void make_plan();
+  void apply_plan(double now);
+  bool place(SequencePtr& sequence, int n_tokens, double now);
+  void forward();
+  void emit_tokens();
+  void first_tokens(Sequence& sequence, const float* logits, double now);
+  bool accept_token(Sequence& sequence, const float* logits, double now);
+  void share_kv(std::vector<SequencePtr> choices);
+  void preempt(SequencePtr sequence);
+  void release(Sequence& sequence);
+  void end(Sequence& sequence, FinishReason reason, const std::string& error, double now);
+  SequenceView view_of(const Sequence& sequence) const;
+
+  Model& model_;
+  KvMemory& memory_;
+  EngineOptions options_;
+  Clock& clock_;
+  EngineHooks* hooks_;
+
+  std::vector<SequencePtr> running_;  // oldest first
+  std::deque<SequencePtr> waiting_;   // those that hold KV, then preempted ones, then new ones by priority
+  std::vector<SequencePtr> arrived_;  // split off in this step, join running_ at its end
+
+  // Reused from step to step.
+  std::vector<SequenceView> running_views_, waiting_views_;
+  BatchPlan plan_;
+  std::vector<Entry> entries_;
+  std::vector<int32_t> token_ids_, q_offsets_, kv_lengths_, logit_rows_;
+  std::vector<KvView> views_;
+  std::vector<float> logits_;
+  SamplerScratch sampler_scratch_;
+  EngineStats stats_;
+};
+
+}  // namespace xpyd

@@ -1,0 +1,78 @@
+#include "batch/output_text.h"
+
+#include <algorithm>
+
+namespace xpyd {
+namespace {
+
+// Length of the longest suffix of `text` that is a proper prefix of a stop string.
+size_t forming_stop(const std::string& text, const std::vector<std::string>& stops) {
+  size_t longest = 0;
+  for (const std::string& stop : stops) {
+    for (size_t n = std::min(stop.size() - 1, text.size()); n > longest; --n) {
+      if (text.compare(text.size() - n, n, stop, 0, n) == 0) longest = n;
+    }
+  }
+  return longest;
+}
+
+// Backs `end` up to a boundary between UTF-8 sequences of `text`.
+size_t utf8_boundary(const std::string& text, size_t end) {
+  while (end > 0 && end < text.size() && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return end;
+}
+
+}  // namespace
+
+const char* finish_reason_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::none: return "none";
+    case FinishReason::stop: return "stop";
+    case FinishReason::length: return "length";
+    case FinishReason::abort: return "abort";
+    case FinishReason::timeout: return "timeout";
+    case FinishReason::error: return "error";
+  }
+  return "error";
+}
+
+OutputText::OutputText(const Tokenizer* tokenizer, const Request& request) : tokenizer_(tokenizer) {
+  if (!tokenizer) return;
+  detokenizer_ = Detokenizer(*tokenizer, request.skip_special_tokens);
+  if (request.prompt_is_text_prefix) detokenizer_.continues_text();
+}
+
+OutputText::Piece OutputText::feed(int32_t token, const Request& request, bool may_stop) {
+  Piece piece;
+  if (!tokenizer_) return piece;
+  held_ += detokenizer_.feed(token);
+  if (may_stop) {
+    size_t first = std::string::npos;
+    for (const std::string& stop : request.stop) {
+      size_t at = held_.find(stop);
+      if (at < first) {
+        first = at;
+        piece.stop = &stop;
+      }
+    }
+    if (piece.stop) {
+      if (request.include_stop_text) first += piece.stop->size();
+      piece.text = held_.substr(0, first);
+      held_.clear();
+      return piece;
+    }
+  }
+  size_t keep = utf8_boundary(held_, held_.size() - forming_stop(held_, request.stop));
+  piece.text = held_.substr(0, keep);
+  held_.erase(0, keep);
+  return piece;
+}
+
+std::string OutputText::flush() {
+  if (!tokenizer_) return {};
+  std::string rest = std::move(held_) + detokenizer_.flush();
+  held_.clear();
+  return rest;
+}
+
+}  // namespace xpyd

@@ -1,0 +1,54 @@
+// One choice of one request on its way through an instance.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "allocator/kv_memory.h"
+#include "batch/output_text.h"
+#include "batch/request.h"
+
+namespace xpyd {
+
+// Owner: the engine (or the P/D state machine) that holds it, one at a time; it moves between instances by
+// value of this pointer. Until its first token is sampled one sequence stands for all n choices, because
+// they share the prompt's KV; then it splits.
+struct Sequence {
+  std::shared_ptr<const Request> request;
+  std::shared_ptr<EventSink> sink;
+  std::shared_ptr<std::atomic<bool>> cancelled;  // set by Service::abort; looked at between iterations
+  std::shared_ptr<void> queue_ticket;            // counts this request in the bounded queue until it starts
+
+  int choice = 0;
+  int stands_for = 1;  // choices that this sequence still stands for: [choice, choice + stands_for)
+  bool leaves = false; // its KV goes to another instance when the prompt is done
+  int decode_instance = -1;
+
+  std::vector<int32_t> tokens;  // prompt, then output
+  int computed = 0;             // tokens whose KV is in place, on the instance that holds it
+  KvHandle kv = kNoKv;          // in that instance's memory
+  int cached_tokens = 0;        // prompt tokens found in a prefix cache at first admission
+
+  SamplerState sampler;
+  OutputText text;
+  uint64_t logits_hash = 0;  // XXH3 chain over the logits rows that were sampled, in order
+
+  double queued_s = 0, scheduled_s = 0;  // Clock: reached the first engine, first step
+  bool scheduled = false;            // has run at least once, somewhere
+  bool probed = false;               // cached_tokens holds the engine's estimate already
+
+  int n_prompt() const { return int(request->prompt.size()); }
+  int n_output() const { return int(tokens.size()) - n_prompt(); }
+  int pending() const { return int(tokens.size()) - computed; }
+};
+
+using SequencePtr = std::unique_ptr<Sequence>;
+
+SequencePtr make_sequence(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink,
+                          std::shared_ptr<std::atomic<bool>> cancelled);
+
+// Ends the choices that `sequence` stands for without a token.
+void emit_end(const Sequence& sequence, FinishReason reason, const std::string& error, double now);
+
+}  // namespace xpyd

@@ -1,0 +1,22 @@
+#include "disagg/transport/transport.h"
+
+namespace xpyd {
+namespace {
+
+constexpr TransportRow kTransports[] = {
+    {"local", make_local_transport, false, "one process, one copy by the sender"},
+    {"handoff", make_handoff_transport, true, "one pool, no copy: block ids change hands"},
+};
+
+}  // namespace
+
+std::span<const TransportRow> transports() { return kTransports; }
+
+const TransportRow* find_transport(std::string_view name) {
+  for (const TransportRow& row : kTransports) {
+    if (name == row.name) return &row;
+  }
+  return nullptr;
+}
+
+}  // namespace xpyd

@@ -1,0 +1,13 @@
+// xpyd_bench [names...]: every registered group of benches, or the named ones.
+#include <cstdio>
+
+#include "base/bench.h"
+
+int main(int argc, char** argv) {
+  auto options = xpyd::parse_bench_options(argc, argv);
+  if (!options.ok()) {
+    std::fprintf(stderr, "xpyd_bench: %s\n", options.error().message.c_str());
+    return 2;
+  }
+  return xpyd::Bench(options.value()).run_registered();
+}

@@ -1,0 +1,299 @@
+#include "model/config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/json.h"
+
+namespace xpyd {
+namespace {
+
+using nlohmann::json;
+
+// What Hugging Face's configuration class of a family assumes where config.json says nothing.
+struct Family {
+  const char* model_type;
+  const char* architecture;
+  bool qkv_bias;            // always there
+  bool attention_bias_key;  // `attention_bias` switches the biases of q, k, v and o
+  bool mlp_bias_key;
+  bool qk_norm;
+  bool kv_heads_default;  // num_key_value_heads may be missing: n_heads
+  int head_dim_default;   // 0: hidden / n_heads
+  int window_default;     // of sliding_window where the key is missing; 0: the family has no window
+  bool window_switch;     // use_sliding_window (default false) and max_window_layers decide
+};
+
+constexpr Family kFamilies[] = {
+    {"llama", "LlamaForCausalLM", false, true, true, false, true, 0, 0, false},
+    {"mistral", "MistralForCausalLM", false, false, false, false, false, 0, 4096, false},
+    {"qwen2", "Qwen2ForCausalLM", true, false, false, false, false, 0, 4096, true},
+    {"qwen3", "Qwen3ForCausalLM", false, true, false, true, false, 128, 4096, true},
+};
+
+constexpr int64_t kMaxProduct = int64_t{1} << 40;
+
+Error wrong(const std::string& file, const std::string& field, const std::string& what) {
+  return invalid(file + ": " + field + ": " + what);
+}
+
+// A string from outside, as it may stand in a message.
+std::string shown(const std::string& text) {
+  std::string quoted = "\"";
+  for (char c : text.substr(0, 60)) quoted += (unsigned(c) & 0xff) < 0x20 ? '?' : c;
+  return quoted + "\"";
+}
+
+Status read_rope(const json& root, const std::string& file, ModelConfig& config) {
+  // Transformers 5 writes one object, rope_parameters; before it, rope_theta stood beside
+  // rope_scaling, which may be null.
+  const bool newer = find_field(root, "rope_parameters") != nullptr;
+  const std::string key = newer ? "rope_parameters" : "rope_scaling";
+  const json* scaling = find_field(root, key);
+  JsonFields top(root, file);
+  config.rope_theta = top.number_or("rope_theta", 1, 1e12, 10000);
+  if (!top.status()) return top.status();
+  if (!scaling) return ok();
+  if (!scaling->is_object()) return wrong(file, key, "expected an object");
+
+  JsonFields fields(*scaling, file + ": " + key);
+  config.rope_theta = fields.number_or("rope_theta", 1, 1e12, config.rope_theta);
+  std::string kind = fields.string_or("rope_type", fields.string_or("type", "default"));
+  if (fields.number_or("partial_rotary_factor", 0, 1, 1) != 1)
+    return wrong(file, key + ".partial_rotary_factor", "only 1 is supported");
+  if (!fields.status()) return fields.status();
+  RopeScaling& rope = config.rope_scaling;
+  if (kind == "default") return ok();
+  if (kind == "linear") {
+    rope.kind = RopeScaling::Kind::linear;
+    rope.factor = fields.number("factor", 1, 1e6);
+  } else if (kind == "llama3") {
+    rope.kind = RopeScaling::Kind::llama3;
+    rope.factor = fields.number("factor", 1, 1e6);
+    rope.low_freq_factor = fields.number("low_freq_factor", 1e-6, 1e6);
+    rope.high_freq_factor = fields.number("high_freq_factor", 1e-6, 1e6);
+    rope.original_max_position =
+        int(fields.integer("original_max_position_embeddings", 1, int64_t{1} << 30));
+    if (fields.status().ok() && rope.high_freq_factor <= rope.low_freq_factor)
+      return wrong(file, key + ".high_freq_factor", "expected more than low_freq_factor");
+  } else {
+    return wrong(file, key + ".rope_type",
+                 shown(kind) + " is not supported (expected default, linear or llama3)");
+  }
+  return fields.status();
+}
+
+Status read_window(const json& root, const Family& family, const std::string& file,
+                   ModelConfig& config) {
+  JsonFields fields(root, file);
+  if (family.window_default == 0) return ok();
+  auto given = root.find("sliding_window");
+  int window = family.window_default;
+  if (given != root.end())
+    window = given->is_null() ? 0 : int(fields.integer("sliding_window", 1, int64_t{1} << 30));
+  int from_layer = 0;
+  if (family.window_switch) {
+    if (!fields.boolean_or("use_sliding_window", false)) window = 0;
+    from_layer = int(fields.integer_or("max_window_layers", 0, 1 << 20, 28));
+  }
+  if (!fields.status()) return fields.status();
+
+  // Transformers 5 also lists the kind of each layer. Only "full, then sliding" has a meaning here.
+  if (const json* types = find_field(root, "layer_types")) {
+    if (!types->is_array() || types->size() != size_t(config.n_layers))
+      return wrong(file, "layer_types",
+                   "expected an array of " + std::to_string(config.n_layers) + " names");
+    int first_sliding = config.n_layers;
+    for (int i = 0; i < config.n_layers; ++i) {
+      const json& type = (*types)[size_t(i)];
+      const bool sliding = type == "sliding_attention";
+      if (!sliding && type != "full_attention")
+        return wrong(file, "layer_types", "expected full_attention or sliding_attention");
+      if (sliding) first_sliding = std::min(first_sliding, i);
+      if (!sliding && i > first_sliding)
+        return wrong(file, "layer_types",
+                     "a full_attention layer after a sliding_attention one is not supported");
+    }
+    if (window == 0 && first_sliding < config.n_layers)
+      return wrong(file, "layer_types", "names sliding_attention, but no sliding_window is on");
+    from_layer = first_sliding;
+  }
+  if (from_layer >= config.n_layers) window = 0;
+  config.sliding_window = window;
+  config.window_from_layer = window ? from_layer : 0;
+  return ok();
+}
+
+// One token id, where the key is there and not null.
+Status read_token(const json& value, const std::string& where, int vocab, int& token) {
+  if (!value.is_number_integer() || !(value >= 0) || !(value < vocab))
+    return invalid(where + ": expected a token id from 0 to " + std::to_string(vocab - 1));
+  token = value.get<int>();
+  return ok();
+}
+
+// bos_token_id and eos_token_id of config.json or generation_config.json.
+Status read_special_tokens(const json& root, const std::string& file, ModelConfig& config) {
+  if (const json* bos = find_field(root, "bos_token_id"))
+    if (Status status = read_token(*bos, file + ": bos_token_id", config.vocab, config.bos_token);
+        !status)
+      return status;
+  const json* eos = find_field(root, "eos_token_id");
+  if (!eos) return ok();
+  config.eos_tokens.clear();
+  const std::string where = file + ": eos_token_id";
+  if (eos->is_array() && eos->size() > 256) return invalid(where + ": more than 256 tokens");
+  const json list = eos->is_array() ? *eos : json::array({*eos});
+  for (const json& value : list) {
+    int token = -1;
+    if (Status status = read_token(value, where, config.vocab, token); !status) return status;
+    if (std::find(config.eos_tokens.begin(), config.eos_tokens.end(), token) ==
+        config.eos_tokens.end())
+      config.eos_tokens.push_back(token);
+  }
+  return ok();
+}
+
+Result<const Family*> find_family(const json& root, const std::string& file) {
+  Result<std::string> type = get_string(root, "model_type", file);
+  if (!type) return type.error();
+  const Family* family = nullptr;
+  for (const Family& f : kFamilies)
+    if (type.value() == f.model_type) family = &f;
+  if (!family)
+    return wrong(
+        file, "model_type",
+        shown(type.value()) + " is not supported (expected llama, mistral, qwen2 or qwen3)");
+  if (const json* architectures = find_field(root, "architectures")) {
+    if (!architectures->is_array() || architectures->size() != 1 ||
+        (*architectures)[0] != family->architecture)
+      return wrong(file, "architectures",
+                   "expected [\"" + std::string(family->architecture) + "\"], as model_type is " +
+                       family->model_type);
+  }
+  for (const char* key : {"num_local_experts", "num_experts", "moe_intermediate_size"})
+    if (find_field(root, key))
+      return wrong(file, key, "mixture-of-experts models are not supported");
+  if (find_field(root, "quantization_config"))
+    return wrong(file, "quantization_config",
+                 "quantized weights are not supported (expected F32, F16 or BF16)");
+  return family;
+}
+
+}  // namespace
+
+long ModelConfig::parameters() const {
+  const long h = hidden, q = long(n_heads) * head_dim, kv = long(n_kv_heads) * head_dim;
+  long layer = h * (q + 2 * kv) + q * h + 3 * h * intermediate + 2 * h;
+  if (qkv_bias) layer += q + 2 * kv;
+  if (o_bias) layer += h;
+  if (mlp_bias) layer += 2L * intermediate + h;
+  if (qk_norm) layer += 2L * head_dim;
+  return n_layers * layer + h + long(vocab) * h * (tied_embeddings ? 1 : 2);
+}
+
+Result<ModelConfig> parse_model_config(const std::string& json_text, const std::string& file) {
+  Result<json> parsed = parse_json(json_text, file);
+  if (!parsed) return parsed.error();
+  const json& root = parsed.value();
+  if (!root.is_object()) return invalid(file + ": expected an object");
+  Result<const Family*> found = find_family(root, file);
+  if (!found) return found.error();
+  const Family& family = *found.value();
+
+  ModelConfig config;
+  config.family = family.model_type;
+  JsonFields fields(root, file);
+  config.n_layers = int(fields.integer("num_hidden_layers", 1, 4096));
+  config.hidden = int(fields.integer("hidden_size", 1, 1 << 20));
+  config.intermediate = int(fields.integer("intermediate_size", 1, 1 << 24));
+  config.n_heads = int(fields.integer("num_attention_heads", 1, 1 << 16));
+  config.n_kv_heads = int(family.kv_heads_default
+                              ? fields.integer_or("num_key_value_heads", 1, 1 << 16, config.n_heads)
+                              : fields.integer("num_key_value_heads", 1, 1 << 16));
+  config.vocab = int(fields.integer("vocab_size", 1, 1 << 24));
+  config.max_position = int(fields.integer("max_position_embeddings", 1, 1 << 30));
+  config.rms_eps = fields.number_or("rms_norm_eps", 1e-30, 1, 1e-6);
+  config.tied_embeddings = fields.boolean_or("tie_word_embeddings", false);
+  const std::string activation = fields.string_or("hidden_act", "silu");
+  const bool bias = family.attention_bias_key && fields.boolean_or("attention_bias", false);
+  config.qkv_bias = family.qkv_bias || bias;
+  config.o_bias = bias;
+  config.mlp_bias = family.mlp_bias_key && fields.boolean_or("mlp_bias", false);
+  config.qk_norm = family.qk_norm;
+  if (!fields.status()) return fields.status().error();
+
+  if (find_field(root, "head_dim") || family.head_dim_default) {
+    config.head_dim = int(fields.integer_or("head_dim", 1, 1 << 14, family.head_dim_default));
+    if (!fields.status()) return fields.status().error();
+  } else {
+    if (config.hidden % config.n_heads != 0)
+      return wrong(file, "head_dim",
+                   "missing, and hidden_size is not a multiple of num_attention_heads");
+    config.head_dim = config.hidden / config.n_heads;
+  }
+  if (config.head_dim % 2 != 0 || config.head_dim > 1 << 14)
+    return wrong(file, "head_dim",
+                 std::to_string(config.head_dim) +
+                     ": expected an even number up to 16384 (rotary embedding turns pairs)");
+  if (config.n_heads % config.n_kv_heads != 0)
+    return wrong(file, "num_key_value_heads",
+                 std::to_string(config.n_kv_heads) + " does not divide num_attention_heads " +
+                     std::to_string(config.n_heads));
+  if (activation != "silu" && activation != "swish")
+    return wrong(file, "hidden_act", shown(activation) + " is not supported (expected silu)");
+
+  // The largest arrays anyone makes of these numbers. The factors are below 2^31, so that no
+  // product of two overflows.
+  const int64_t q = int64_t(config.n_heads) * config.head_dim;
+  struct {
+    int64_t a, b;
+    const char* what;
+  } products[] = {{config.vocab, config.hidden, "vocab_size * hidden_size"},
+                  {config.intermediate, config.hidden, "intermediate_size * hidden_size"},
+                  {q, 3 * int64_t(config.hidden), "num_attention_heads * head_dim * hidden_size"},
+                  {int64_t(config.n_layers) * 2 * config.n_kv_heads, config.head_dim,
+                   "KV elements of one token"}};
+  for (const auto& p : products)
+    if (p.a > kMaxProduct / p.b) return wrong(file, p.what, "beyond 2^40");
+  if (q > int64_t{1} << 24) return wrong(file, "num_attention_heads * head_dim", "beyond 2^24");
+  int64_t layer = int64_t(config.hidden) * (3 * q + 3 * int64_t(config.intermediate));
+  if (layer > kMaxProduct / config.n_layers)
+    return wrong(file, "num_hidden_layers", "parameters beyond 2^40");
+
+  if (Status status = read_rope(root, file, config); !status) return status.error();
+  if (Status status = read_window(root, family, file, config); !status) return status.error();
+  if (Status status = read_special_tokens(root, file, config); !status) return status.error();
+  return config;
+}
+
+Result<ModelConfig> load_model_config(const std::string& dir) {
+  constexpr size_t kMaxBytes = 16u << 20;
+  const std::string file = dir + "/config.json";
+  Result<std::string> text = read_small_file(file, kMaxBytes);
+  if (!text) return text.error();
+  Result<ModelConfig> config = parse_model_config(text.value(), file);
+  if (!config) return config;
+
+  std::string folder = dir;
+  while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
+  config.value().name = folder.substr(folder.rfind('/') + 1);
+
+  // What generation_config.json says of the special tokens wins: Llama 3 Instruct lists there the
+  // tokens at which a chat turn ends.
+  const std::string generation = dir + "/generation_config.json";
+  Result<std::string> generation_text = read_small_file(generation, kMaxBytes);
+  if (!generation_text) {
+    if (generation_text.error().code == ErrorCode::not_found) return config;
+    return generation_text.error();
+  }
+  Result<json> parsed = parse_json(generation_text.value(), generation);
+  if (!parsed) return parsed.error();
+  if (!parsed.value().is_object()) return invalid(generation + ": expected an object");
+  if (Status status = read_special_tokens(parsed.value(), generation, config.value()); !status)
+    return status.error();
+  return config;
+}
+
+}  // namespace xpyd

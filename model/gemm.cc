@@ -1,0 +1,315 @@
+// The blocking, the packing and the group tree of y = x W^T; the innermost tiles are behind GemmKernels.
+// model/gemm.md draws the panels and gives the arithmetic of the block sizes.
+#include "model/gemm.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "model/gemm_kernels.h"
+#include "model/sum_tree.h"
+
+namespace xpyd {
+namespace {
+
+// Below this many multiply-adds waking the team costs more than it saves.
+constexpr long kSerialMacs = 64 * 1024;
+
+constexpr int kMaxPassRows = 264;   // rows that share a widened weight block; 256 k of them fit L2
+constexpr int kMaxBlockK = 256;     // one panel of it is 16 KiB of f32: half of L1
+constexpr int kMaxSumRows = 6 * 64; // rows x panels whose sums a thread keeps at a time
+static_assert(kMaxSumRows >= kMaxPassRows);
+
+// How rows are cut into register tiles: sixes first, then at most two smaller ones, none of them below
+// three where it can be helped (a tile of few rows has too few chains to hide the latency of an FMA).
+struct TilePlan {
+  explicit TilePlan(int m) {
+    int rest = m % kMaxTileRows, sixes = m / kMaxTileRows;
+    if (rest >= 1 && rest <= 3 && sixes > 0) {
+      --sixes;
+      tail[0] = (rest + 7) / 2;
+      tail[1] = rest + 6 - tail[0];
+    } else {
+      tail[0] = rest;
+    }
+    n_sixes = sixes;
+    n_tiles = sixes + (tail[0] > 0) + (tail[1] > 0);
+  }
+  int first_row(int tile) const {
+    int past = std::min(tile, n_sixes) * kMaxTileRows;
+    if (tile > n_sixes) past += tail[0];
+    if (tile > n_sixes + 1) past += tail[1];
+    return past;
+  }
+  int rows(int tile) const { return tile < n_sixes ? kMaxTileRows : tail[tile - n_sixes]; }
+  int n_sixes, n_tiles, tail[2] = {0, 0};
+};
+
+// Block sizes, by M alone; they move work around in time and cannot change a bit of the result.
+struct Blocking {
+  int tile_panels;  // panels of one register tile: few rows need several to have enough chains
+  int run_panels;   // panels that share one pass over K, so that x is read from L1
+  int block_k;      // longest piece of K
+  bool widen;       // bf16 to f32 once per block instead of once per tile
+};
+
+Blocking choose_blocking(int m) {
+  constexpr int kPanelsForRows[kMaxTileRows + 1] = {0, 4, 3, 2, 1, 1, 1};
+  if (m <= kMaxTileRows) {
+    int panels = kPanelsForRows[m];
+    return {panels, panels, 1 << 30, false};
+  }
+  return {1, 1, kMaxBlockK, m >= 48};
+}
+
+// K cut into groups (the contract), and groups into equal pieces of at most block_k.
+struct KBlocks {
+  KBlocks(int k_, int groups_, int block_k) : k(k_), groups(groups_) {
+    int longest = (k + groups - 1) / groups;
+    per_group = (longest - 1) / block_k + 1;
+  }
+  int count() const { return groups * per_group; }
+  Range operator[](int i) const {
+    int g = i / per_group;
+    int begin = int(long(g) * k / groups), end = int(long(g + 1) * k / groups);
+    Range piece = share(end - begin, i % per_group, per_group, 8);
+    return {begin + piece.begin, begin + piece.end};
+  }
+  int k, groups, per_group;
+};
+
+// Rows [row0, row0 + rows) and k [k0, k1) of x to [k, rows].
+void pack_tile(const float* x, size_t stride, int rows, Range ks, float* out) {
+  for (int k = ks.begin; k < ks.end; ++k)
+    for (int r = 0; r < rows; ++r) *out++ = x[size_t(r) * stride + size_t(k)];
+}
+
+size_t sums_floats() { return size_t(kMaxSumRows) * kPanel; }
+size_t thread_floats() {
+  return sums_floats() * size_t(tree_depth(kMaxGroups)) + size_t(kMaxBlockK) * kPanel;
+}
+size_t packed_floats(int max_m, int max_k) { return (size_t(max_m) * size_t(max_k) + 1023) / 1024 * 1024; }
+
+class Gemm {
+ public:
+  Gemm(const GemmArgs& args, GemmScratch& scratch, const GemmKernels& kernels)
+      : a_(args),
+        w_(*args.w),
+        kernels_(kernels),
+        scratch_(scratch),
+        tiles_(args.m),
+        blocking_(choose_blocking(args.m)),
+        blocks_(w_.k, w_.k_groups, blocking_.block_k),
+        n_panels_((w_.n + kPanel - 1) / kPanel),
+        row_bytes_(kPanel * dtype_bytes(w_.dtype)),
+        panel_bytes_(row_bytes_ * size_t(w_.k)) {}
+
+  // x to [block][tile][k][rows]: what the tiles then read is one sequential stream.
+  void pack(int rank, int size) const {
+    if (a_.m == 1) return;  // a single row is packed as it stands
+    float* packed = scratch_.buffer.as<float>();
+    Range units = share(blocks_.count() * tiles_.n_tiles, rank, size);
+    for (int u = units.begin; u < units.end; ++u) {
+      int tile = u % tiles_.n_tiles, row = tiles_.first_row(tile);
+      Range ks = blocks_[u / tiles_.n_tiles];
+      pack_tile(a_.x + size_t(row) * size_t(a_.x_stride), size_t(a_.x_stride), tiles_.rows(tile), ks,
+                packed + packed_offset(ks, row));
+    }
+  }
+
+  // This rank's share of y: a range of panels, or of row tiles where there are too few panels to share.
+  void compute(int rank, int size, int scratch_rank) const {
+    Range panels = {0, n_panels_}, tiles = {0, tiles_.n_tiles};
+    auto largest = [size](int n) { return double((n + size - 1) / size) / n; };
+    if (largest(tiles_.n_tiles) < 0.9 * largest(n_panels_))
+      tiles = share(tiles_.n_tiles, rank, size);
+    else
+      panels = share(n_panels_, rank, size);
+    if (panels.begin == panels.end || tiles.begin == tiles.end) return;
+    float* sums = scratch_.buffer.as<float>() + packed_floats(scratch_.max_m, scratch_.max_k) +
+                  size_t(scratch_rank) * thread_floats();
+    constexpr int kPassTiles = kMaxPassRows / kMaxTileRows;
+    int n_passes = (tiles.end - tiles.begin + kPassTiles - 1) / kPassTiles;
+    for (int pass = 0; pass < n_passes; ++pass) {
+      Range piece = share(tiles.end - tiles.begin, pass, n_passes);
+      piece = {tiles.begin + piece.begin, tiles.begin + piece.end};
+      for (int p = panels.begin; p < panels.end; p += blocking_.run_panels)
+        run(piece, {p, std::min(p + blocking_.run_panels, panels.end)}, sums);
+    }
+  }
+
+ private:
+  size_t packed_offset(Range ks, int row) const {
+    return size_t(ks.begin) * size_t(a_.m) + size_t(row) * size_t(ks.end - ks.begin);
+  }
+
+  // All of K for these panels and row tiles.
+  void run(Range tiles, Range panels, float* sums) const {
+    const float* packed = a_.m == 1 ? a_.x : scratch_.buffer.as<float>();
+    const int row0 = tiles_.first_row(tiles.begin), rows = tiles_.first_row(tiles.end) - row0;
+    const int n_panels = panels.end - panels.begin, n_tiles = tiles.end - tiles.begin;
+    const size_t level = size_t(n_panels) * size_t(rows) * kPanel;  // floats of one buffer of the tree
+    float* wide = sums + sums_floats() * size_t(tree_depth(kMaxGroups));
+    const bool bf16_tiles = w_.dtype == Dtype::bf16 && !blocking_.widen;
+    auto& table = bf16_tiles ? kernels_.bf16 : kernels_.f32;
+    for (int i = 0; i < blocks_.count(); ++i) {
+      const int g = i / blocks_.per_group;
+      const Range ks = blocks_[i];
+      float* leaf = sums + level * size_t(TreeStack::slot(g));
+      for (int p = panels.begin; p < panels.end; p += blocking_.tile_panels) {
+        const int tile_panels = std::min(blocking_.tile_panels, panels.end - p);
+        const std::byte* w = w_.panels.data() + size_t(p) * panel_bytes_ + size_t(ks.begin) * row_bytes_;
+        const std::byte* next = w + size_t(ks.end - ks.begin) * row_bytes_;
+        if (w_.dtype == Dtype::bf16 && blocking_.widen) {
+          kernels_.widen(w, wide, ks.end - ks.begin);
+          w = reinterpret_cast<const std::byte*>(wide);
+        }
+        float* panel_sums = leaf + size_t(p - panels.begin) * size_t(rows) * kPanel;
+        const int step = n_tiles < 2 ? 0 : int(4 * row_bytes_) / n_tiles;
+        for (int t = tiles.begin; t < tiles.end; ++t) {
+          int row = tiles_.first_row(t);
+          GemmTile tile{.x = packed + packed_offset(ks, row),
+                        .w = w,
+                        .panel_bytes = panel_bytes_,
+                        .k = ks.end - ks.begin,
+                        .sums = panel_sums + size_t(row - row0) * kPanel,
+                        .resume = i % blocks_.per_group != 0,
+                        .prefetch = next + size_t(t - tiles.begin) * size_t((ks.end - ks.begin) / 4 * step),
+                        .prefetch_step = step};
+          table[tiles_.rows(t)][tile_panels](tile);
+        }
+      }
+      if ((i + 1) % blocks_.per_group == 0) {
+        int top = TreeStack::slot(g), merges = TreeStack::merges(g, g + 1 == w_.k_groups);
+        for (; merges > 0; --merges, --top)
+          kernels_.add(sums + level * size_t(top - 1), sums + level * size_t(top), int(level));
+      }
+    }
+    for (int p = panels.begin; p < panels.end; ++p)
+      store(p, row0, rows, sums + size_t(p - panels.begin) * size_t(rows) * kPanel);
+  }
+
+  void store(int panel, int row0, int rows, const float* sums) const {
+    const int column = panel * kPanel, n = std::min(kPanel, w_.n - column);
+    for (int r = 0; r < rows; ++r, sums += kPanel) {
+      float* y = a_.y + size_t(row0 + r) * size_t(a_.y_stride) + column;
+      if (!a_.bias)
+        std::memcpy(y, sums, size_t(n) * sizeof(float));
+      else
+        for (int c = 0; c < n; ++c) y[c] = sums[c] + a_.bias[column + c];
+    }
+  }
+
+  const GemmArgs& a_;
+  const PackedMatrix& w_;
+  const GemmKernels& kernels_;
+  GemmScratch& scratch_;
+  TilePlan tiles_;
+  Blocking blocking_;
+  KBlocks blocks_;
+  int n_panels_;
+  size_t row_bytes_, panel_bytes_;
+};
+
+void run_gemm(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team, const GemmKernels& kernels) {
+  XPYD_CHECK(args.w && args.x && args.y);
+  const PackedMatrix& w = *args.w;
+  if (args.m == 0) return;
+  XPYD_CHECK(args.m > 0 && args.m <= scratch.max_m && w.k <= scratch.max_k &&
+                 team.size() <= scratch.n_threads,
+             "m = " + std::to_string(args.m) + " of " + std::to_string(scratch.max_m) +
+                 ", k = " + std::to_string(w.k) + " of " + std::to_string(scratch.max_k) +
+                 ", threads = " + std::to_string(team.size()) + " of " + std::to_string(scratch.n_threads));
+  XPYD_CHECK((args.m == 1 || args.x_stride >= w.k) && (args.m == 1 || args.y_stride >= w.n));
+  Gemm gemm(args, scratch, kernels);
+  if (team.size() == 1 || long(args.m) * w.n * w.k < kSerialMacs) {
+    gemm.pack(0, 1);
+    gemm.compute(0, 1, 0);
+    return;
+  }
+  team.run([&](int rank) {
+    gemm.pack(rank, team.size());
+    if (args.m > 1) team.barrier();
+    gemm.compute(rank, team.size(), rank);
+  });
+}
+
+void run_portable(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team) {
+  run_gemm(args, scratch, team, kPortableKernels);
+}
+
+#if defined(__x86_64__)
+void run_avx2(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team) {
+  run_gemm(args, scratch, team, kAvx2Kernels);
+}
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+#endif
+
+// Best first.
+const GemmVariant kVariants[] = {
+#if defined(__x86_64__)
+    {"avx2", run_avx2, has_avx2, "6 x 16 register tiles over packed panels, f32 FMA"},
+#endif
+    {"portable", run_portable, [] { return true; }, "the same blocking, multiply and add in plain C++"},
+};
+
+// Writes rows [n0, n0 + 16) of W, given as [16, k], into one panel.
+void fill_panel(const float* rows, int k, Dtype dtype, std::byte* panel) {
+  for (int i = 0; i < k; ++i) {
+    for (int c = 0; c < kPanel; ++c) {
+      float value = rows[size_t(c) * size_t(k) + size_t(i)];
+      if (dtype == Dtype::f32) {
+        reinterpret_cast<float*>(panel)[size_t(i) * kPanel + size_t(c)] = value;
+      } else {
+        int place = c < kPanel / 2 ? 2 * c : 2 * (c - kPanel / 2) + 1;
+        reinterpret_cast<bf16*>(panel)[size_t(i) * kPanel + size_t(place)] = to_bf16(value);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReader& read_row,
+                         ThreadTeam& team) {
+  XPYD_CHECK(n > 0 && k > 0, "n = " + std::to_string(n) + ", k = " + std::to_string(k));
+  XPYD_CHECK(k_groups >= 1 && k_groups <= kMaxGroups, "k_groups = " + std::to_string(k_groups));
+  XPYD_CHECK(dtype == Dtype::f32 || dtype == Dtype::bf16, dtype_name(dtype));
+  const int n_panels = (n + kPanel - 1) / kPanel;
+  const size_t panel_bytes = size_t(k) * kPanel * dtype_bytes(dtype);
+  PackedMatrix w{n, k, k_groups, dtype, Buffer(size_t(n_panels) * panel_bytes)};
+  team.run([&](int rank) {
+    std::vector<float> rows(size_t(kPanel) * size_t(k));
+    Range panels = share(n_panels, rank, team.size());
+    for (int p = panels.begin; p < panels.end; ++p) {
+      int filled = std::min(kPanel, n - p * kPanel);
+      for (int r = 0; r < filled; ++r) read_row(p * kPanel + r, rows.data() + size_t(r) * size_t(k));
+      std::fill(rows.begin() + long(filled) * k, rows.end(), 0.0f);
+      fill_panel(rows.data(), k, dtype, w.panels.data() + size_t(p) * panel_bytes);
+    }
+  });
+  return w;
+}
+
+Work work(const GemmArgs& args) {
+  double m = args.m, n = args.w->n, k = args.w->k;
+  return {double(args.w->bytes()) + 4 * (m * k + m * n + (args.bias ? n : 0)), 2 * m * n * k};
+}
+
+GemmScratch::GemmScratch(int max_m_, int max_k_, int n_threads_)
+    : buffer((packed_floats(max_m_, max_k_) + size_t(n_threads_) * thread_floats()) * sizeof(float)),
+      max_m(max_m_),
+      max_k(max_k_),
+      n_threads(n_threads_) {}
+
+std::span<const GemmVariant> gemm_variants() { return kVariants; }
+
+const GemmVariant& default_gemm() {
+  for (const GemmVariant& variant : kVariants)
+    if (variant.available()) return variant;
+  XPYD_CHECK(false, "no gemm variant runs on this machine");
+}
+
+}  // namespace xpyd

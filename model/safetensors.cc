@@ -1,0 +1,378 @@
+#include "model/safetensors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/json.h"
+
+namespace xpyd {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kMaxIndexBytes = 64u << 20;
+
+// Bytes of one element of every dtype of the format; 0 for a name that it does not have.
+uint64_t element_bytes(const std::string& dtype) {
+  static const struct {
+    const char* name;
+    uint64_t bytes;
+  } kDtypes[] = {{"BOOL", 1},    {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1},
+                 {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2}, {"F16", 2},     {"BF16", 2},
+                 {"I32", 4},     {"U32", 4}, {"F32", 4}, {"F64", 8},     {"I64", 8},
+                 {"U64", 8},     {"C64", 8}};
+  for (const auto& d : kDtypes)
+    if (dtype == d.name) return d.bytes;
+  return 0;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+// A name as it may stand in a message: short, and without control characters.
+std::string in_quotes(std::string_view name) {
+  std::string text = "\"";
+  for (char c : name.substr(0, 100)) text += (unsigned(c) & 0xff) < 0x20 ? '?' : c;
+  return text + (name.size() > 100 ? "...\"" : "\"");
+}
+
+Error bad(const std::string& file, const std::string& what) {
+  return {ErrorCode::invalid_argument, file + ": " + what};
+}
+
+Error io_error(const std::string& file, const std::string& what, int error) {
+  return {error == ENOENT ? ErrorCode::not_found : ErrorCode::io,
+          file + ": " + what + ": " + strerror(error)};
+}
+
+Result<TensorEntry> parse_entry(const json& value, const std::string& name, const std::string& file,
+                                const SafetensorsLimits& limits) {
+  auto wrong = [&](const std::string& what) {
+    return bad(file, "tensor " + in_quotes(name) + ": " + what);
+  };
+  if (!value.is_object() || value.size() != 3)
+    return wrong("expected an object of dtype, shape and data_offsets");
+  const json* dtype = find_field(value, "dtype");
+  const json* shape = find_field(value, "shape");
+  const json* offsets = find_field(value, "data_offsets");
+  if (!dtype || !dtype->is_string()) return wrong("dtype: expected a string");
+  if (!shape || !shape->is_array()) return wrong("shape: expected an array of whole numbers");
+  if (!offsets || !offsets->is_array() || offsets->size() != 2 ||
+      !(*offsets)[0].is_number_unsigned() || !(*offsets)[1].is_number_unsigned())
+    return wrong("data_offsets: expected two whole numbers");
+  TensorEntry entry;
+  entry.dtype = dtype->get<std::string>();
+  entry.begin = (*offsets)[0].get<uint64_t>();
+  entry.end = (*offsets)[1].get<uint64_t>();
+  uint64_t bytes = element_bytes(entry.dtype);
+  if (bytes == 0) return wrong("unknown dtype " + in_quotes(entry.dtype));
+  if (shape->size() > limits.max_rank)
+    return wrong("shape: more than " + std::to_string(limits.max_rank) + " dimensions");
+  for (const json& dim : *shape) {
+    if (!dim.is_number_unsigned()) return wrong("shape: expected whole numbers");
+    uint64_t n = dim.get<uint64_t>();
+    if (n > uint64_t(INT64_MAX) || __builtin_mul_overflow(bytes, n, &bytes))
+      return wrong("shape: the product overflows 64 bits");
+    entry.shape.push_back(int64_t(n));
+  }
+  if (entry.end < entry.begin) return wrong("data_offsets: the end lies before the begin");
+  if (entry.end - entry.begin != bytes)
+    return wrong("data_offsets span " + std::to_string(entry.end - entry.begin) + " bytes, but " +
+                 entry.dtype + " " + shape_text(entry.shape) + " has " + std::to_string(bytes));
+  return entry;
+}
+
+}  // namespace
+
+Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t data_bytes,
+                                           const std::string& file_name,
+                                           const SafetensorsLimits& limits) {
+  if (json_text.empty() || json_text[0] != '{')
+    return bad(file_name, "the header does not begin with {");
+  JsonLimits json_limits;
+  json_limits.max_depth = 4;
+  json_limits.max_bytes = limits.max_header_bytes;
+  // A tensor is at most 5 + rank values; 10 on the average is twice what real checkpoints have.
+  json_limits.max_values = 1000 + 10 * limits.max_tensors;
+  Result<json> parsed = parse_json(json_text, file_name + ": header", json_limits);
+  if (!parsed) return parsed.error();
+  const json& root = parsed.value();
+  if (!root.is_object()) return bad(file_name, "the header is not an object");
+  if (root.size() > limits.max_tensors + 1)
+    return bad(file_name, "more than " + std::to_string(limits.max_tensors) + " tensors");
+
+  TensorMap tensors;
+  std::vector<std::pair<const TensorEntry*, const std::string*>> by_offset;
+  for (const auto& [name, value] : root.items()) {
+    if (name == "__metadata__") {
+      if (!value.is_object()) return bad(file_name, "__metadata__: expected an object of strings");
+      for (const auto& [key, text] : value.items())
+        if (!text.is_string())
+          return bad(file_name, "__metadata__: " + in_quotes(key) + " is not a string");
+      continue;
+    }
+    if (name.size() > limits.max_name_bytes)
+      return bad(file_name, "tensor " + in_quotes(name) + ": the name is longer than " +
+                                std::to_string(limits.max_name_bytes) + " bytes");
+    Result<TensorEntry> entry = parse_entry(value, name, file_name, limits);
+    if (!entry) return entry.error();
+    auto place = tensors.emplace(name, std::move(entry).value()).first;
+    by_offset.emplace_back(&place->second, &place->first);
+  }
+  // Tensors tile the data part: no byte belongs to none or to two of them.
+  std::sort(by_offset.begin(), by_offset.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.first->begin, a.first->end) < std::pair(b.first->begin, b.first->end);
+  });
+  uint64_t end = 0;
+  for (const auto& [entry, name] : by_offset) {
+    if (entry->begin != end)
+      return bad(file_name,
+                 "tensor " + in_quotes(*name) + ": begins at byte " + std::to_string(entry->begin) +
+                     " of the data, but the one before it ends at " + std::to_string(end) +
+                     (entry->begin < end ? " (overlap)" : " (hole)"));
+    end = entry->end;
+  }
+  if (end != data_bytes)
+    return bad(file_name, "the tensors end at byte " + std::to_string(end) +
+                              " of the data, but the file has " + std::to_string(data_bytes) +
+                              " (truncated, or bytes that belong to no tensor)");
+  return tensors;
+}
+
+Result<std::map<std::string, std::string, std::less<>>> parse_safetensors_index(
+    std::string_view json_text, const std::string& file_name) {
+  JsonLimits limits;
+  limits.max_depth = 4;
+  limits.max_bytes = kMaxIndexBytes;
+  Result<json> parsed = parse_json(json_text, file_name, limits);
+  if (!parsed) return parsed.error();
+  Result<const json*> weight_map = get_object(parsed.value(), "weight_map", file_name);
+  if (!weight_map) return weight_map.error();
+  std::map<std::string, std::string, std::less<>> shards;
+  for (const auto& [tensor, shard] : weight_map.value()->items()) {
+    if (!shard.is_string())
+      return bad(file_name, "weight_map: " + in_quotes(tensor) + ": expected a file name");
+    const std::string& name = shard.get_ref<const std::string&>();
+    // The name comes from outside: it may only choose among the files of this folder.
+    if (name.empty() || name[0] == '.' || name.size() > 255 ||
+        name.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos)
+      return bad(file_name, "weight_map: " + in_quotes(tensor) + ": " + in_quotes(name) +
+                                " is not the name of a file in the model's folder");
+    shards.emplace(tensor, name);
+  }
+  if (shards.empty()) return bad(file_name, "weight_map: names no tensor");
+  return shards;
+}
+
+Result<std::unique_ptr<SafetensorsFile>> SafetensorsFile::open(const std::string& path,
+                                                               const SafetensorsLimits& limits) {
+  std::unique_ptr<SafetensorsFile> file(new SafetensorsFile);
+  file->path_ = path;
+  // O_NONBLOCK: opening a FIFO must not wait for a writer.
+  file->fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file->fd_ < 0) return io_error(path, "cannot open", errno);
+  struct stat info;
+  if (fstat(file->fd_, &info) != 0) return io_error(path, "cannot stat", errno);
+  if (!S_ISREG(info.st_mode)) return bad(path, "not a regular file");
+  file->file_bytes_ = uint64_t(info.st_size);
+  if (file->file_bytes_ < 8) return bad(path, "shorter than 8 bytes: not a safetensors file");
+
+  auto read_exactly = [&](void* out, uint64_t n, uint64_t at) -> Status {
+    for (uint64_t done = 0; done < n;) {
+      ssize_t got = pread(file->fd_, static_cast<char*>(out) + done, n - done, off_t(at + done));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return io_error(path, "cannot read the header", errno);
+      if (got == 0) return bad(path, "truncated while it was read");
+      done += uint64_t(got);
+    }
+    return ok();
+  };
+  unsigned char length[8];
+  if (Status status = read_exactly(length, 8, 0); !status) return status.error();
+  uint64_t header_bytes = 0;
+  for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | length[i];
+  if (header_bytes > limits.max_header_bytes)
+    return bad(path, "header length " + std::to_string(header_bytes) + " is above the limit of " +
+                         std::to_string(limits.max_header_bytes));
+  if (header_bytes > file->file_bytes_ - 8)
+    return bad(path,
+               "header length " + std::to_string(header_bytes) + " is beyond the end of the file");
+  std::string header(header_bytes, '\0');
+  if (Status status = read_exactly(header.data(), header_bytes, 8); !status) return status.error();
+  file->data_start_ = 8 + header_bytes;
+  Result<TensorMap> tensors =
+      parse_safetensors_header(header, file->file_bytes_ - file->data_start_, path, limits);
+  if (!tensors) return tensors.error();
+  file->tensors_ = std::move(tensors).value();
+  return file;
+}
+
+SafetensorsFile::~SafetensorsFile() {
+  if (fd_ >= 0) close(fd_);
+}
+
+Status SafetensorsFile::read(std::string_view name, const TensorEntry& tensor, int64_t first, int n,
+                             float* out) const {
+  const uint64_t size = element_bytes(tensor.dtype);
+  XPYD_CHECK(first >= 0 && n >= 0 && uint64_t(first + n) * size <= tensor.end - tensor.begin);
+  // Data may begin at any byte offset: elements are copied out of the buffer, never cast in place.
+  unsigned char buffer[16384];
+  const int chunk = int(sizeof buffer / size);
+  for (int done = 0; done < n;) {
+    int now = std::min(chunk, n - done);
+    size_t want = size_t(now) * size, have = 0;
+    while (have < want) {
+      off_t at = off_t(data_start_ + tensor.begin + uint64_t(first + done) * size + have);
+      ssize_t got = pread(fd_, buffer + have, want - have, at);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return io_error(path_, "tensor " + in_quotes(name) + ": cannot read", errno);
+      if (got == 0)
+        return Error{ErrorCode::io,
+                     path_ + ": tensor " + in_quotes(name) + ": truncated while it was read"};
+      have += size_t(got);
+    }
+    float* to = out + done;
+    if (size == 4) {
+      memcpy(to, buffer, want);
+    } else {
+      const bool is_bf16 = tensor.dtype == "BF16";
+      for (int i = 0; i < now; ++i) {
+        uint16_t bits;
+        memcpy(&bits, buffer + 2 * i, 2);
+        to[i] = is_bf16 ? to_f32(bf16{bits}) : f16_to_f32(bits);
+      }
+    }
+    done += now;
+  }
+  return ok();
+}
+
+Status SafetensorsFile::check_unchanged() const {
+  struct stat info;
+  if (fstat(fd_, &info) != 0) return io_error(path_, "cannot stat", errno);
+  if (uint64_t(info.st_size) != file_bytes_)
+    return Error{ErrorCode::io, path_ + ": changed from " + std::to_string(file_bytes_) + " to " +
+                                    std::to_string(info.st_size) + " bytes while it was read"};
+  return ok();
+}
+
+namespace {
+
+// Path of DIR/name with links followed, if it ends where a model's files may lie.
+Result<std::string> resolve(const std::string& dir, const std::string& name) {
+  const std::string path = dir + "/" + name;
+  char real_dir[PATH_MAX], real_file[PATH_MAX];
+  if (!realpath(dir.c_str(), real_dir))
+    return io_error(dir, "cannot open the model's folder", errno);
+  if (!realpath(path.c_str(), real_file)) return io_error(path, "cannot open", errno);
+  std::string_view folder = real_dir, file = real_file;
+  auto inside = [&](std::string_view root) {
+    return file.size() > root.size() && file.substr(0, root.size()) == root &&
+           file[root.size()] == '/';
+  };
+  if (inside(folder)) return std::string(file);
+  size_t revision = folder.rfind('/');
+  if (revision != std::string_view::npos) {
+    std::string_view parent = folder.substr(0, revision), tail = "/snapshots";
+    if (parent.size() > tail.size() && parent.substr(parent.size() - tail.size()) == tail &&
+        inside(std::string(parent.substr(0, parent.size() - tail.size())) + "/blobs"))
+      return std::string(file);
+  }
+  return bad(
+      path,
+      "is a link out of the model's folder (only links inside it, or into the blobs folder of a "
+      "Hugging Face cache, are followed)");
+}
+
+}  // namespace
+
+Result<Checkpoint> Checkpoint::open(const std::string& dir) {
+  Checkpoint checkpoint;
+  const std::string index_name = "model.safetensors.index.json", single_name = "model.safetensors";
+  auto add = [&](const std::string& name) -> Result<const SafetensorsFile*> {
+    Result<std::string> path = resolve(dir, name);
+    if (!path) return path.error();
+    auto file = SafetensorsFile::open(path.value());
+    if (!file) return file.error();
+    checkpoint.files_.push_back(std::move(file).value());
+    return checkpoint.files_.back().get();
+  };
+
+  Result<std::string> index_path = resolve(dir, index_name);
+  if (!index_path && index_path.error().code != ErrorCode::not_found) return index_path.error();
+  if (!index_path) {
+    checkpoint.source_ = dir + "/" + single_name;
+    Result<const SafetensorsFile*> file = add(single_name);
+    if (!file) return file.error();
+    for (const auto& [name, entry] : file.value()->tensors())
+      checkpoint.where_[name] = file.value();
+    return checkpoint;
+  }
+
+  checkpoint.source_ = dir + "/" + index_name;
+  Result<std::string> text = read_small_file(index_path.value(), kMaxIndexBytes);
+  if (!text) return text.error();
+  auto index = parse_safetensors_index(text.value(), checkpoint.source_);
+  if (!index) return index.error();
+  std::map<std::string, const SafetensorsFile*> shards;
+  for (const auto& [tensor, shard] : index.value()) {
+    const SafetensorsFile*& file = shards[shard];
+    if (!file) {
+      if (shards.size() > 4096) return bad(checkpoint.source_, "weight_map: more than 4096 shards");
+      Result<const SafetensorsFile*> added = add(shard);
+      if (!added) return added.error();
+      file = added.value();
+    }
+    if (file->tensors().find(tensor) == file->tensors().end())
+      return bad(file->path(), "tensor " + in_quotes(tensor) + ": missing, although " + index_name +
+                                   " places it here");
+    checkpoint.where_[tensor] = file;
+  }
+  return checkpoint;
+}
+
+Result<TensorHandle> Checkpoint::find(std::string_view name,
+                                      const std::vector<int64_t>& shape) const {
+  auto found = where_.find(name);
+  if (found == where_.end()) return bad(source_, "tensor " + in_quotes(name) + ": missing");
+  auto tensor = found->second->tensors().find(name);
+  const TensorEntry& entry = tensor->second;
+  if (entry.dtype != "F32" && entry.dtype != "F16" && entry.dtype != "BF16")
+    return bad(found->second->path(), "tensor " + in_quotes(name) + ": dtype " + entry.dtype +
+                                          " is not supported (expected F32, F16 or BF16)");
+  if (entry.shape != shape)
+    return bad(found->second->path(), "tensor " + in_quotes(name) + ": shape " +
+                                          shape_text(entry.shape) + " where config.json implies " +
+                                          shape_text(shape));
+  return TensorHandle{found->second, tensor->first, &entry};
+}
+
+std::vector<std::string_view> Checkpoint::names() const {
+  std::vector<std::string_view> names;
+  for (const auto& [name, file] : where_) names.push_back(name);
+  return names;
+}
+
+Error Checkpoint::unexpected(std::string_view name, const std::string& family) const {
+  return bad(where_.find(name)->second->path(),
+             "tensor " + in_quotes(name) + ": a " + family +
+                 " model of this config.json has no such tensor");
+}
+
+Status Checkpoint::check_unchanged() const {
+  for (const auto& file : files_)
+    if (Status status = file->check_unchanged(); !status) return status;
+  return ok();
+}
+
+}  // namespace xpyd

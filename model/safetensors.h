@@ -1,0 +1,105 @@
+// A strict reader of safetensors checkpoints: one file, or shards named by
+// model.safetensors.index.json.
+//
+// A model folder is not trusted for memory safety. Everything is checked when the checkpoint is
+// opened, before any weight is allocated; data are read with pread, never mapped (a file that
+// shrinks under a mapping kills the process). Every error names the file, and the tensor where
+// there is one.
+//
+// Thread safety: const functions may be called from any number of threads.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/status.h"
+
+namespace xpyd {
+
+struct SafetensorsLimits {
+  uint64_t max_header_bytes = 100'000'000;  // as in the reference reader
+  size_t max_tensors = 200'000;             // of one file
+  size_t max_rank = 8;
+  size_t max_name_bytes = 512;
+};
+
+struct TensorEntry {
+  std::string dtype;           // as written in the file: "F32", "BF16", "I64", ...
+  std::vector<int64_t> shape;  // row-major; empty for a scalar
+  uint64_t begin = 0;          // byte offsets in the data part of the file
+  uint64_t end = 0;
+};
+
+using TensorMap = std::map<std::string, TensorEntry, std::less<>>;
+
+// The JSON part of a file whose data part holds exactly `data_bytes`. The tensors must tile the
+// data part without holes, overlap or rest.
+Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t data_bytes,
+                                           const std::string& file_name,
+                                           const SafetensorsLimits& limits = {});
+
+// The weight_map of an index file: tensor name -> shard name. A shard name is a bare file name.
+Result<std::map<std::string, std::string, std::less<>>> parse_safetensors_index(
+    std::string_view json_text, const std::string& file_name);
+
+class SafetensorsFile {
+ public:
+  static Result<std::unique_ptr<SafetensorsFile>> open(const std::string& path,
+                                                       const SafetensorsLimits& limits = {});
+  ~SafetensorsFile();
+  SafetensorsFile(const SafetensorsFile&) = delete;
+  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  const TensorMap& tensors() const { return tensors_; }
+
+  // Elements [first, first + n) of a tensor of F32, F16 or BF16, exactly, as f32.
+  Status read(std::string_view name, const TensorEntry& tensor, int64_t first, int n,
+              float* out) const;
+  // The file still has the size it had when it was opened.
+  Status check_unchanged() const;
+
+ private:
+  SafetensorsFile() = default;
+  std::string path_;
+  int fd_ = -1;
+  uint64_t file_bytes_ = 0, data_start_ = 0;
+  TensorMap tensors_;
+};
+
+// A tensor that has been found and whose dtype and shape are as expected.
+struct TensorHandle {
+  const SafetensorsFile* file = nullptr;
+  std::string_view name;
+  const TensorEntry* entry = nullptr;
+  Status read(int64_t first, int n, float* out) const {
+    return file->read(name, *entry, first, n, out);
+  }
+};
+
+// All tensors of a model folder.
+class Checkpoint {
+ public:
+  // DIR/model.safetensors.index.json where there is one, else DIR/model.safetensors. A file may be
+  // a symbolic link only to a regular file inside DIR or, for DIR = REPO/snapshots/REVISION, inside
+  // REPO/blobs: the two places where Hugging Face's tools put them.
+  static Result<Checkpoint> open(const std::string& dir);
+
+  Result<TensorHandle> find(std::string_view name, const std::vector<int64_t>& shape) const;
+  Status check_unchanged() const;
+  std::vector<std::string_view> names() const;  // ascending
+  // The error for a tensor that a model of this family does not have.
+  Error unexpected(std::string_view name, const std::string& family) const;
+
+ private:
+  std::string source_;  // the file that lists the tensors, for messages
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, const SafetensorsFile*, std::less<>> where_;
+};
+
+}  // namespace xpyd

@@ -1,0 +1,21 @@
+// Character classes and canonical composition, as Hugging Face's tokenizers has them
+// (tools/make-unicode-tables).
+//
+// Thread safety: plain functions.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace xpyd::unicode {
+
+bool is_letter(uint32_t code_point);  // \p{L}
+bool is_number(uint32_t code_point);  // \p{N}
+bool is_space(uint32_t code_point);   // \s, White_Space
+bool is_word(uint32_t code_point);    // \w
+
+// Normalization form C of valid UTF-8. O(n log n) in the longest run of combining marks, else O(n).
+std::string nfc(std::string_view text);
+
+}  // namespace xpyd::unicode

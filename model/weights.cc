@@ -1,0 +1,293 @@
+// Checkpoint -> Weights, in two passes: the first finds every tensor and checks dtype and shape
+// against the configuration; the second allocates, and streams rows into the packed matrices, so
+// that beside the packed bytes only a few rows are in memory.
+#include "model/weights.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "base/random.h"
+#include "model/safetensors.h"
+
+namespace xpyd {
+namespace {
+
+struct TensorSpec {
+  std::string name;
+  int rows, cols;  // a vector has one row
+  bool matrix;
+};
+
+std::string layer_prefix(int layer) { return "model.layers." + std::to_string(layer) + "."; }
+
+// Every tensor that a checkpoint of this configuration has, by the names of Hugging Face.
+std::vector<TensorSpec> tensor_specs(const ModelConfig& c) {
+  std::vector<TensorSpec> specs;
+  auto matrix = [&](const std::string& name, int rows, int cols) {
+    specs.push_back({name + ".weight", rows, cols, true});
+  };
+  auto vector = [&](const std::string& name, int n) { specs.push_back({name, 1, n, false}); };
+  const int q = c.n_heads * c.head_dim, kv = c.n_kv_heads * c.head_dim;
+  matrix("model.embed_tokens", c.vocab, c.hidden);
+  for (int i = 0; i < c.n_layers; ++i) {
+    const std::string attention = layer_prefix(i) + "self_attn.", mlp = layer_prefix(i) + "mlp.";
+    matrix(attention + "q_proj", q, c.hidden);
+    matrix(attention + "k_proj", kv, c.hidden);
+    matrix(attention + "v_proj", kv, c.hidden);
+    matrix(attention + "o_proj", c.hidden, q);
+    matrix(mlp + "gate_proj", c.intermediate, c.hidden);
+    matrix(mlp + "up_proj", c.intermediate, c.hidden);
+    matrix(mlp + "down_proj", c.hidden, c.intermediate);
+    vector(layer_prefix(i) + "input_layernorm.weight", c.hidden);
+    vector(layer_prefix(i) + "post_attention_layernorm.weight", c.hidden);
+    if (c.qkv_bias) {
+      vector(attention + "q_proj.bias", q);
+      vector(attention + "k_proj.bias", kv);
+      vector(attention + "v_proj.bias", kv);
+    }
+    if (c.o_bias) vector(attention + "o_proj.bias", c.hidden);
+    if (c.qk_norm) {
+      vector(attention + "q_norm.weight", c.head_dim);
+      vector(attention + "k_norm.weight", c.head_dim);
+    }
+    if (c.mlp_bias) {
+      vector(mlp + "gate_proj.bias", c.intermediate);
+      vector(mlp + "up_proj.bias", c.intermediate);
+      vector(mlp + "down_proj.bias", c.hidden);
+    }
+  }
+  vector("model.norm.weight", c.hidden);
+  if (!c.tied_embeddings) matrix("lm_head", c.vocab, c.hidden);
+  return specs;
+}
+
+// The first failure of readers that run on several threads.
+struct ReadErrors {
+  std::mutex mutex;
+  Status first = ok();
+  void keep(const Status& status) {
+    std::lock_guard lock(mutex);
+    if (first) first = status;
+  }
+};
+
+using Readers = std::map<std::string, RowReader, std::less<>>;
+
+Result<Readers> checkpoint_readers(const Checkpoint& checkpoint, const ModelConfig& config,
+                                   ReadErrors& errors) {
+  Readers readers;
+  for (const TensorSpec& spec : tensor_specs(config)) {
+    std::vector<int64_t> shape = {spec.cols};
+    if (spec.matrix) shape = {spec.rows, spec.cols};
+    Result<TensorHandle> found = checkpoint.find(spec.name, shape);
+    if (!found) return found.error();
+    readers[spec.name] = [tensor = found.value(), cols = spec.cols, &errors](int row, float* out) {
+      Status status = tensor.read(int64_t(row) * cols, cols, out);
+      if (!status) {
+        std::fill(out, out + cols, 0.0f);
+        errors.keep(status);
+      }
+    };
+  }
+  // A tensor that no line above reads would change the model's meaning: a bias, an adapter.
+  for (std::string_view name : checkpoint.names()) {
+    if (readers.count(name) || (name == "lm_head.weight" && config.tied_embeddings)) continue;
+    if (name.ends_with(".rotary_emb.inv_freq")) continue;  // old files; follows from config.json
+    return checkpoint.unexpected(name, config.family);
+  }
+  return readers;
+}
+
+// Seeded random rows for speed runs: matrices uniform with variance 1 / columns, so that
+// activations keep their size through the layers; norms about 1, biases about 0. A row depends on
+// the seed, the tensor's name and the row, not on the thread that makes it.
+Readers dummy_readers(const ModelConfig& config, uint64_t seed) {
+  Readers readers;
+  for (const TensorSpec& spec : tensor_specs(config)) {
+    uint64_t name_hash = 0xcbf29ce484222325u;  // FNV-1a
+    for (char c : spec.name) name_hash = (name_hash ^ uint64_t(c)) * 0x100000001b3u;
+    const bool norm = !spec.matrix && spec.name.ends_with("weight");
+    const float centre = norm ? 1 : 0;
+    const float half_width = spec.matrix ? std::sqrt(3.0f / float(spec.cols)) : 0.1f;
+    readers[spec.name] = [=, cols = spec.cols](int row, float* out) {
+      Random random(Random(seed ^ name_hash ^ (uint64_t(row) << 32)).next());
+      const float scale = half_width * 0x1p-31f;
+      for (int i = 0; i < cols; i += 2) {
+        const uint64_t bits = random.next();
+        out[i] = centre + scale * float(int32_t(bits));
+        if (i + 1 < cols) out[i + 1] = centre + scale * float(int32_t(bits >> 32));
+      }
+    };
+  }
+  return readers;
+}
+
+class Loader {
+ public:
+  Loader(Readers readers, Dtype dtype, ThreadTeam& team)
+      : readers_(std::move(readers)), dtype_(dtype), team_(team) {}
+
+  struct Part {
+    std::string name;
+    int rows;
+  };
+  // The parts' rows one under another.
+  PackedMatrix matrix(const std::vector<Part>& parts, int cols, int k_groups) const {
+    int rows = 0;
+    std::vector<std::pair<int, const RowReader*>> starts;
+    for (const Part& part : parts) {
+      starts.emplace_back(rows, &readers_.find(part.name + ".weight")->second);
+      rows += part.rows;
+    }
+    auto read = [&starts](int row, float* out) {
+      auto part = std::prev(std::upper_bound(starts.begin(), starts.end(), row,
+                                             [](int r, const auto& s) { return r < s.first; }));
+      (*part->second)(row - part->first, out);
+    };
+    return pack_matrix(rows, cols, k_groups, dtype_, read, team_);
+  }
+  std::vector<float> vector(const std::vector<Part>& parts) const {
+    std::vector<float> values;
+    for (const Part& part : parts) {
+      values.resize(values.size() + size_t(part.rows));
+      readers_.find(part.name)->second(0, values.data() + values.size() - size_t(part.rows));
+    }
+    return values;
+  }
+  Buffer table(const std::string& name, int rows, int cols) const {
+    Buffer table(size_t(rows) * size_t(cols) * dtype_bytes(dtype_));
+    const RowReader& read = readers_.find(name)->second;
+    team_.run([&](int rank) {
+      std::vector<float> values(static_cast<size_t>(cols));
+      Range mine = share(rows, rank, team_.size());
+      for (int row = mine.begin; row < mine.end; ++row) {
+        const size_t first = size_t(row) * size_t(cols);
+        read(row, dtype_ == Dtype::f32 ? table.as<float>() + first : values.data());
+        if (dtype_ == Dtype::bf16)
+          std::transform(values.begin(), values.end(), table.as<bf16>() + first, to_bf16);
+      }
+    });
+    return table;
+  }
+
+ private:
+  Readers readers_;
+  Dtype dtype_;
+  ThreadTeam& team_;
+};
+
+std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, const Loader& loader) {
+  auto weights = std::make_shared<Weights>();
+  weights->config = c;
+  weights->dtype = dtype;
+  weights->rope_freqs = rope_frequencies(c);
+  weights->embedding = loader.table("model.embed_tokens.weight", c.vocab, c.hidden);
+  const int q = c.n_heads * c.head_dim, kv = c.n_kv_heads * c.head_dim;
+  weights->layers.resize(size_t(c.n_layers));
+  for (int i = 0; i < c.n_layers; ++i) {
+    LayerWeights& layer = weights->layers[size_t(i)];
+    const std::string attention = layer_prefix(i) + "self_attn.", mlp = layer_prefix(i) + "mlp.";
+    layer.qkv = loader.matrix(
+        {{attention + "q_proj", q}, {attention + "k_proj", kv}, {attention + "v_proj", kv}},
+        c.hidden, 1);
+    layer.o = loader.matrix({{attention + "o_proj", c.hidden}}, q, kRowParallelGroups);
+    layer.gate_up = loader.matrix(
+        {{mlp + "gate_proj", c.intermediate}, {mlp + "up_proj", c.intermediate}}, c.hidden, 1);
+    layer.down = loader.matrix({{mlp + "down_proj", c.hidden}}, c.intermediate, kRowParallelGroups);
+    layer.attention_norm = loader.vector({{layer_prefix(i) + "input_layernorm.weight", c.hidden}});
+    layer.mlp_norm =
+        loader.vector({{layer_prefix(i) + "post_attention_layernorm.weight", c.hidden}});
+    if (c.qkv_bias)
+      layer.qkv_bias = loader.vector({{attention + "q_proj.bias", q},
+                                      {attention + "k_proj.bias", kv},
+                                      {attention + "v_proj.bias", kv}});
+    if (c.o_bias) layer.o_bias = loader.vector({{attention + "o_proj.bias", c.hidden}});
+    if (c.qk_norm) {
+      layer.q_norm = loader.vector({{attention + "q_norm.weight", c.head_dim}});
+      layer.k_norm = loader.vector({{attention + "k_norm.weight", c.head_dim}});
+    }
+    if (c.mlp_bias) {
+      layer.gate_up_bias = loader.vector(
+          {{mlp + "gate_proj.bias", c.intermediate}, {mlp + "up_proj.bias", c.intermediate}});
+      layer.down_bias = loader.vector({{mlp + "down_proj.bias", c.hidden}});
+    }
+  }
+  weights->final_norm = loader.vector({{"model.norm.weight", c.hidden}});
+  weights->lm_head =
+      loader.matrix({{c.tied_embeddings ? "model.embed_tokens" : "lm_head", c.vocab}}, c.hidden, 1);
+  return weights;
+}
+
+// A configuration that cannot fit is an error of the input, found before memory is asked for.
+Status check_memory(const ModelConfig& c, Dtype dtype) {
+  const double matrices =
+      double(c.parameters()) + (c.tied_embeddings ? double(c.vocab) * c.hidden : 0);
+  const double needed = matrices * double(dtype_bytes(dtype));
+  const double machine = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE));
+  if (needed < machine) return ok();
+  return invalid("model " + c.name + ": the weights need " + std::to_string(long(needed / 1e6)) +
+                 " MB in " + dtype_name(dtype) + ", but this machine has " +
+                 std::to_string(long(machine / 1e6)) + " MB of memory");
+}
+
+}  // namespace
+
+std::vector<double> rope_frequencies(const ModelConfig& config) {
+  const RopeScaling& scaling = config.rope_scaling;
+  std::vector<double> freqs(size_t(config.head_dim / 2));
+  for (size_t i = 0; i < freqs.size(); ++i) {
+    double f = std::pow(config.rope_theta, -2.0 * double(i) / config.head_dim);
+    if (scaling.kind == RopeScaling::Kind::linear) f /= scaling.factor;
+    if (scaling.kind == RopeScaling::Kind::llama3) {
+      // Turns that complete more than high_freq_factor times in the original context are kept,
+      // those below low_freq_factor are slowed by `factor`, and between them both are blended.
+      const double turns = scaling.original_max_position * f / (2 * M_PI);
+      const double kept = std::clamp(
+          (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor),
+          0.0, 1.0);
+      f = kept * f + (1 - kept) * f / scaling.factor;
+    }
+    freqs[i] = f;
+  }
+  return freqs;
+}
+
+size_t Weights::bytes() const {
+  size_t total = embedding.size() + lm_head.bytes(), floats = final_norm.size();
+  for (const LayerWeights& l : layers) {
+    total += l.qkv.bytes() + l.o.bytes() + l.gate_up.bytes() + l.down.bytes();
+    floats += l.attention_norm.size() + l.mlp_norm.size() + l.q_norm.size() + l.k_norm.size() +
+              l.qkv_bias.size() + l.o_bias.size() + l.gate_up_bias.size() + l.down_bias.size();
+  }
+  return total + floats * sizeof(float);
+}
+
+Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir,
+                                                    const ModelConfig& config,
+                                                    const LoadOptions& options, ThreadTeam& team) {
+  if (options.dtype != Dtype::f32 && options.dtype != Dtype::bf16)
+    return invalid("dtype: expected f32 or bf16");
+  if (options.dummy) {
+    if (Status status = check_memory(config, options.dtype); !status) return status.error();
+    Loader loader(dummy_readers(config, options.seed), options.dtype, team);
+    return std::shared_ptr<const Weights>(build(config, options.dtype, loader));
+  }
+  Result<Checkpoint> checkpoint = Checkpoint::open(dir);
+  if (!checkpoint) return checkpoint.error();
+  ReadErrors errors;
+  Result<Readers> readers = checkpoint_readers(checkpoint.value(), config, errors);
+  if (!readers) return readers.error();
+  if (Status status = check_memory(config, options.dtype); !status) return status.error();
+  Loader loader(std::move(readers).value(), options.dtype, team);
+  std::shared_ptr<Weights> weights = build(config, options.dtype, loader);
+  if (!errors.first) return errors.first.error();
+  if (Status status = checkpoint.value().check_unchanged(); !status) return status.error();
+  return std::shared_ptr<const Weights>(std::move(weights));
+}
+
+}  // namespace xpyd

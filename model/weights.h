@@ -1,0 +1,43 @@
+// A model's weights as the forward pass wants them: matrices packed for gemm, small vectors in f32.
+//
+// Thread safety: constant once loaded; shared by any number of models.
+#pragma once
+
+#include <vector>
+
+#include "base/memory.h"
+#include "model/config.h"
+#include "model/gemm.h"
+#include "model/model.h"
+
+namespace xpyd {
+
+struct LayerWeights {
+  // q, k and v one under another, [(n_heads + 2 n_kv_heads) * head_dim, hidden]: one product reads
+  // the normed activations once.
+  PackedMatrix qkv;
+  PackedMatrix o;                               // [hidden, n_heads * head_dim], row-parallel groups
+  PackedMatrix gate_up;                         // [2 * intermediate, hidden]: gate, then up
+  PackedMatrix down;                            // [hidden, intermediate], row-parallel groups
+  std::vector<float> attention_norm, mlp_norm;  // [hidden]
+  std::vector<float> q_norm, k_norm;            // [head_dim], or empty
+  std::vector<float> qkv_bias, o_bias, gate_up_bias, down_bias;  // [outputs], or empty
+};
+
+struct Weights {
+  ModelConfig config;
+  Dtype dtype = Dtype::f32;  // of the matrices and the embedding
+  Buffer embedding;          // [vocab, hidden], row-major
+  std::vector<LayerWeights> layers;
+  std::vector<float> final_norm;   // [hidden]
+  PackedMatrix lm_head;            // [vocab, hidden]; with tied embeddings a packed copy of them
+  std::vector<double> rope_freqs;  // [head_dim / 2], radians per token, scaling applied
+
+  // What is resident: a tied embedding counts twice, as table and as packed lm_head.
+  size_t bytes() const;
+};
+
+// Radians per token of each pair of dimensions, with the scaling of `config` applied.
+std::vector<double> rope_frequencies(const ModelConfig& config);
+
+}  // namespace xpyd

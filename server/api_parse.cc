@@ -1,0 +1,509 @@
+#include "server/api_parse.h"
+
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/json.h"
+#include "server/json_text.h"
+
+namespace xpyd {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kIntMax = INT32_MAX;
+constexpr IntegerField kIntegerFields[] = {
+    {"max_tokens", 1, kIntMax, true, true},
+    {"max_completion_tokens", 1, kIntMax, false, true},
+    {"min_tokens", 0, kIntMax, true, true},
+    {"n", 1, 8, true, true},
+    {"best_of", 1, 8, true, false},
+    {"top_k", -1, kIntMax, true, true},
+    {"logprobs", 0, 20, true, false},
+    {"top_logprobs", 0, 20, false, true},
+    {"seed", INT64_MIN, INT64_MAX, true, true},
+    {"priority", INT32_MIN, INT32_MAX, true, true},
+};
+constexpr int kDefaultCompletionTokens = 16;
+constexpr size_t kMaxMessages = 4096, kMaxShortText = 256, kMaxSaltBytes = 1024;
+
+ApiError bad(std::string param, std::string message) {
+  return {.message = std::move(message), .param = std::move(param)};
+}
+ApiError field_error(const std::string& name, const std::string& expected) {
+  return bad(name, "field \"" + name + "\": expected " + expected);
+}
+
+// Reads one object's fields, remembers the first error and which names it was asked for.
+class Fields {
+ public:
+  explicit Fields(const json& object) : object_(object) {}
+
+  std::optional<ApiError> error;
+
+  void fail(ApiError why) {
+    if (!error) error = std::move(why);
+  }
+  const json* find(const std::string& name) {  // null where missing or null
+    known_.push_back(name);
+    return find_field(object_, name);
+  }
+  int64_t integer(const std::string& name, int64_t fallback) {
+    if (find(name) == nullptr) return fallback;
+    for (const auto& field : kIntegerFields)
+      if (name == field.name)
+        return keep(name, get_int(object_, name, field.min, field.max), fallback);
+    XPYD_CHECK(false, name + " is not in the table of integer fields");
+    return fallback;
+  }
+  double number(const std::string& name, double min, double max, double fallback) {
+    return find(name) == nullptr ? fallback
+                                 : keep(name, get_double(object_, name, min, max), fallback);
+  }
+  bool boolean(const std::string& name, bool fallback) {
+    return find(name) == nullptr ? fallback : keep(name, get_bool(object_, name), fallback);
+  }
+  std::string text(const std::string& name, size_t min_bytes, size_t max_bytes) {
+    if (find(name) == nullptr) return "";
+    std::string value = keep(name, get_string(object_, name), std::string());
+    if (!error && (value.size() < min_bytes || value.size() > max_bytes))
+      fail(field_error(name, std::to_string(min_bytes) + " to " + std::to_string(max_bytes) +
+                                 " bytes of text, got " + std::to_string(value.size())));
+    return value;
+  }
+  // A feature that is not here: asking for it must not be answered as if it had been heard.
+  void unsupported(const std::string& name, bool asked) {
+    if (asked) fail(bad(name, "field \"" + name + "\": not supported by this server"));
+  }
+  void unsupported_unless_null(const std::string& name) {
+    unsupported(name, find(name) != nullptr);
+  }
+  void known(const std::string& name) { known_.push_back(name); }
+
+  std::vector<std::string> unknown() const {
+    std::vector<std::string> names;
+    for (const auto& [name, value] : object_.items())
+      if (std::find(known_.begin(), known_.end(), name) == known_.end()) names.push_back(name);
+    return names;
+  }
+
+ private:
+  template <class T>
+  T keep(const std::string& name, Result<T> result, T fallback) {
+    if (result.ok()) return std::move(result).value();
+    fail(bad(name, result.error().message));
+    return fallback;
+  }
+  const json& object_;
+  std::vector<std::string> known_;
+};
+
+std::optional<ApiError> parse_body(std::string_view body, json& out) {
+  auto parsed = parse_json(body, "request body");
+  if (!parsed.ok()) return bad("", parsed.error().message);
+  out = std::move(parsed).value();
+  if (!out.is_object())
+    return bad("", std::string("request body: expected a JSON object, got ") + out.type_name());
+  return {};
+}
+
+void check_model(Fields& fields, const ServedModel& model) {
+  std::string name = fields.text("model", 0, 1024);
+  if (fields.error || name.empty() || name == model.name) return;
+  fields.fail({.status = 404,
+               .message = "The model `" + name + "` does not exist; this server serves `" +
+                          model.name + "`.",
+               .param = "model",
+               .code = "model_not_found",
+               .reason = RejectReason::unknown_model});
+}
+
+ApiError too_long(const std::string& param, const std::string& what, const ServedModel& model) {
+  return {.message = "This model's maximum context length is " +
+                     std::to_string(model.max_model_len) + " tokens. However, " + what +
+                     ". Please shorten the prompt or ask for fewer tokens.",
+          .param = param,
+          .code = "context_length_exceeded",
+          .reason = RejectReason::too_long};
+}
+
+std::optional<ApiError> encode_text(const std::string& text, const ServedModel& model,
+                                    bool add_special_tokens, std::vector<int32_t>& ids) {
+  if (model.tokenizer == nullptr)
+    return bad("prompt", "this model has no tokenizer: send the prompt as token ids");
+  if (text.size() > model.max_prompt_bytes)
+    return too_long("prompt", "your prompt is " + std::to_string(text.size()) + " bytes long",
+                    model);
+  ids = model.tokenizer->encode(text, {.add_special_tokens = add_special_tokens});
+  return {};
+}
+
+// All elements must be ids below the vocabulary's size.
+std::optional<ApiError> read_ids(const json& list, const std::string& name, int vocab_size,
+                                 std::vector<int32_t>& ids) {
+  ids.reserve(list.size());
+  for (const auto& item : list) {
+    int64_t id = item.is_number_unsigned() && item.get<uint64_t>() <= uint64_t{INT32_MAX}
+                     ? item.get<int64_t>()
+                     : -1;
+    if (id < 0 || id >= vocab_size)
+      return field_error(name, "token ids from 0 to " + std::to_string(vocab_size - 1));
+    ids.push_back(static_cast<int32_t>(id));
+  }
+  return {};
+}
+
+struct Prompt {
+  std::vector<int32_t> ids;
+  std::string text;
+};
+
+// A string, a list of strings, a list of ids, or a list of lists of ids.
+std::optional<ApiError> read_prompts(const json* prompt, const ServedModel& model,
+                                     bool add_special_tokens, std::vector<Prompt>& out) {
+  auto wrong = [] {
+    return field_error("prompt",
+                       "a string, a list of strings, a list of token ids or a list of such "
+                       "lists");
+  };
+  auto add = [&](const json& one) -> std::optional<ApiError> {
+    Prompt p;
+    std::optional<ApiError> error;
+    if (one.is_string()) {
+      p.text = one.get<std::string>();
+      error = encode_text(p.text, model, add_special_tokens, p.ids);
+    } else if (one.is_array()) {
+      error = read_ids(one, "prompt", model.vocab_size, p.ids);
+    } else {
+      return wrong();
+    }
+    if (error) return error;
+    if (p.ids.empty()) return field_error("prompt", "at least one token, got an empty prompt");
+    out.push_back(std::move(p));
+    return {};
+  };
+  if (prompt == nullptr) return wrong();
+  bool is_list_of_prompts = prompt->is_array() && !prompt->empty() && !prompt->front().is_number();
+  if (!is_list_of_prompts) return add(*prompt);
+  if (prompt->size() > kMaxChoicesPerCall)
+    return field_error("prompt", "at most " + std::to_string(kMaxChoicesPerCall) + " prompts");
+  for (const auto& one : *prompt) {
+    if (one.type() != prompt->front().type()) return wrong();
+    if (auto error = add(one)) return error;
+  }
+  return {};
+}
+
+// Text or a list of {"type":"text"} parts.
+std::optional<ApiError> read_content(const json* content, std::string& text) {
+  if (content == nullptr) return {};
+  if (content->is_string()) {
+    text = content->get<std::string>();
+    return {};
+  }
+  if (!content->is_array())
+    return field_error("messages", "each content to be a string or a list of text parts");
+  for (const auto& part : *content) {
+    const json* type = part.is_object() ? find_field(part, "type") : nullptr;
+    const json* words = part.is_object() ? find_field(part, "text") : nullptr;
+    if (type == nullptr || *type != "text" || words == nullptr || !words->is_string())
+      return field_error("messages", "content parts of type \"text\"; this model reads text only");
+    text += words->get_ref<const std::string&>();
+  }
+  return {};
+}
+
+std::optional<ApiError> read_messages(const json* messages, const ServedModel& model,
+                                      bool add_generation_prompt, std::vector<int32_t>& ids) {
+  if (messages == nullptr || !messages->is_array() || messages->empty() ||
+      messages->size() > kMaxMessages)
+    return field_error("messages", "a list of 1 to " + std::to_string(kMaxMessages) + " messages");
+  if (model.tokenizer == nullptr || model.chat_template == nullptr)
+    return bad("messages", "this model has no chat template: use /v1/completions");
+  std::vector<ChatMessage> list;
+  size_t bytes = 0;
+  for (const auto& item : *messages) {
+    auto role = item.is_object() ? get_string(item, "role") : Result<std::string>(invalid(""));
+    if (!role.ok())
+      return field_error("messages", "each message to be an object with a role and a content");
+    static constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant",
+                                                  "tool"};
+    if (std::find(std::begin(kRoles), std::end(kRoles), role.value()) == std::end(kRoles))
+      return field_error("messages", "a role of system, developer, user, assistant or tool");
+    if (const json* calls = find_field(item, "tool_calls"); calls != nullptr && !calls->empty())
+      return field_error("messages", "no tool_calls: this server does not support tools");
+    ChatMessage message{std::move(role).value(), ""};
+    if (auto error = read_content(find_field(item, "content"), message.content)) return error;
+    bytes += message.content.size();
+    list.push_back(std::move(message));
+  }
+  if (bytes > model.max_prompt_bytes)
+    return too_long("messages", "your messages are " + std::to_string(bytes) + " bytes long",
+                    model);
+  auto pieces = model.chat_template->render(list, add_generation_prompt);
+  if (!pieces.ok()) return bad("messages", pieces.error().message);
+  ids = encode_chat(*model.tokenizer, pieces.value());
+  if (ids.empty()) return field_error("messages", "at least one token of prompt");
+  return {};
+}
+
+void read_stops(Fields& fields, const ServedModel& model, Request& request) {
+  if (const json* stop = fields.find("stop")) {
+    std::string expected = "a string or a list of at most " + std::to_string(kMaxStops) +
+                           " strings of 1 to " + std::to_string(kMaxStopBytes) + " bytes";
+    auto add = [&](const json& one) {
+      bool good = one.is_string() && !one.get_ref<const std::string&>().empty() &&
+                  one.get_ref<const std::string&>().size() <= kMaxStopBytes;
+      if (good)
+        request.stop.push_back(one.get<std::string>());
+      else
+        fields.fail(field_error("stop", expected));
+    };
+    if (!stop->is_array())
+      add(*stop);
+    else if (stop->size() > kMaxStops)
+      fields.fail(field_error("stop", expected));
+    else
+      for (const auto& one : *stop) add(one);
+  }
+  if (const json* ids = fields.find("stop_token_ids")) {
+    if (!ids->is_array() || ids->size() > kMaxStopTokens)
+      fields.fail(field_error(
+          "stop_token_ids", "a list of at most " + std::to_string(kMaxStopTokens) + " token ids"));
+    else if (auto error =
+                 read_ids(*ids, "stop_token_ids", model.vocab_size, request.stop_token_ids))
+      fields.fail(std::move(*error));
+  }
+  request.include_stop_text = fields.boolean("include_stop_str_in_output", false);
+}
+
+void read_sampling(Fields& fields, bool chat, Request& request, bool& has_seed) {
+  SamplingParams& s = request.sampling;
+  s.temperature = static_cast<float>(fields.number("temperature", 0, 100, 1));
+  s.top_p = static_cast<float>(fields.number("top_p", 0, 1, 1));
+  if (s.top_p <= 0) fields.fail(field_error("top_p", "a number above 0, at most 1"));
+  int64_t top_k = fields.integer("top_k", 0);
+  s.top_k = top_k < 0 ? 0 : static_cast<int>(top_k);
+  s.min_p = static_cast<float>(fields.number("min_p", 0, 1, 0));
+  s.repetition_penalty = static_cast<float>(fields.number("repetition_penalty", 0, 100, 1));
+  if (s.repetition_penalty <= 0)
+    fields.fail(field_error("repetition_penalty", "a number above 0, at most 100"));
+  s.presence_penalty = static_cast<float>(fields.number("presence_penalty", -2, 2, 0));
+  s.frequency_penalty = static_cast<float>(fields.number("frequency_penalty", -2, 2, 0));
+  has_seed = fields.find("seed") != nullptr;
+  s.seed = static_cast<uint64_t>(fields.integer("seed", 0));
+  if (chat) {
+    bool wanted = fields.boolean("logprobs", false);
+    int64_t top = fields.integer("top_logprobs", 0);
+    if (top > 0 && !wanted) fields.fail(bad("top_logprobs", "top_logprobs needs logprobs: true"));
+    s.top_logprobs = wanted ? static_cast<int>(top) : -1;
+  } else {
+    s.top_logprobs = static_cast<int>(fields.integer("logprobs", -1));
+  }
+}
+
+void read_stream(Fields& fields, GenerationCall& call) {
+  call.stream = fields.boolean("stream", false);
+  const json* options = fields.find("stream_options");
+  if (options == nullptr) return;
+  if (!call.stream) return fields.fail(bad("stream_options", "stream_options needs stream: true"));
+  if (!options->is_object()) return fields.fail(field_error("stream_options", "an object"));
+  Fields inner(*options);
+  call.include_usage = inner.boolean("include_usage", false);
+  call.continuous_usage = inner.boolean("continuous_usage_stats", false);
+  if (inner.error) fields.fail(bad("stream_options", inner.error->message));
+}
+
+void refuse_unsupported(Fields& fields, bool chat) {
+  for (const char* name :
+       {"prompt_embeds", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+        "structured_outputs", "prompt_logprobs", "logits_processors"})
+    fields.unsupported_unless_null(name);
+  fields.unsupported("use_beam_search", fields.boolean("use_beam_search", false));
+  fields.unsupported("detokenize", !fields.boolean("detokenize", true));
+  const json* bias = fields.find("logit_bias");
+  fields.unsupported("logit_bias", bias != nullptr && !bias->empty());
+  const json* format = fields.find("response_format");
+  const json* type =
+      format != nullptr && format->is_object() ? find_field(*format, "type") : nullptr;
+  fields.unsupported("response_format", format != nullptr && (type == nullptr || *type != "text"));
+  if (!chat) {
+    const json* suffix = fields.find("suffix");
+    fields.unsupported("suffix", suffix != nullptr && *suffix != "");
+    return;
+  }
+  for (const char* name : {"tools", "functions", "chat_template_kwargs"}) {
+    const json* value = fields.find(name);
+    fields.unsupported(name, value != nullptr && !value->empty());
+  }
+  for (const char* name : {"chat_template", "documents", "audio"})
+    fields.unsupported_unless_null(name);
+  const json* choice = fields.find("tool_choice");
+  fields.unsupported("tool_choice", choice != nullptr && *choice != "none");
+  fields.unsupported("continue_final_message", fields.boolean("continue_final_message", false));
+}
+
+// How many output tokens: asked for, or by default, and never beyond the context.
+void set_max_tokens(Fields& fields, bool chat, const ServedModel& model, Request& request) {
+  const char* prompt = chat ? "messages" : "prompt";
+  int64_t prompt_tokens = static_cast<int64_t>(request.prompt.size());
+  int64_t room = model.max_model_len - prompt_tokens;
+  if (room < 1)
+    return fields.fail(
+        too_long(prompt, "your prompt has " + std::to_string(prompt_tokens) + " tokens", model));
+  const char* name = chat && fields.find("max_completion_tokens") != nullptr
+                         ? "max_completion_tokens"
+                         : "max_tokens";
+  fields.known("max_tokens");
+  int64_t fallback = chat ? room : std::min<int64_t>(room, kDefaultCompletionTokens);
+  int64_t wanted = fields.integer(name, fallback);
+  if (wanted > room)
+    fields.fail(too_long(name,
+                         "you requested " + std::to_string(prompt_tokens + wanted) + " tokens (" +
+                             std::to_string(prompt_tokens) + " in the " + prompt + ", " +
+                             std::to_string(wanted) + " in the completion)",
+                         model));
+  request.max_tokens = static_cast<int>(std::min(wanted, room));
+  int64_t min_tokens = fields.integer("min_tokens", 0);
+  if (min_tokens > request.max_tokens)
+    fields.fail(
+        field_error("min_tokens", "at most max_tokens, " + std::to_string(request.max_tokens)));
+  request.min_tokens = static_cast<int>(std::min<int64_t>(min_tokens, request.max_tokens));
+}
+
+}  // namespace
+
+std::span<const IntegerField> integer_fields() { return kIntegerFields; }
+
+size_t longest_prompt_bytes(const Tokenizer& tokenizer, int max_model_len) {
+  size_t longest = 1;
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id)
+    longest = std::max(longest, tokenizer.piece(id).size());
+  // Normalizers (NFC in Qwen's) may shorten text before it is cut into tokens, by less than four
+  // times.
+  return 4 * longest * static_cast<size_t>(std::max(max_model_len, 1));
+}
+
+std::optional<ApiError> parse_generation(std::string_view body, bool chat, const ServedModel& model,
+                                         GenerationCall& out) {
+  json object;
+  if (auto error = parse_body(body, object)) return error;
+  Fields fields(object);
+  check_model(fields, model);
+  if (fields.error) return std::move(fields.error);
+
+  out.chat = chat;
+  Request request;
+  read_stream(fields, out);
+  read_sampling(fields, chat, request, out.has_seed);
+  read_stops(fields, model, request);
+  refuse_unsupported(fields, chat);
+  request.n = static_cast<int>(fields.integer("n", 1));
+  if (!chat && fields.integer("best_of", request.n) != request.n)
+    fields.unsupported("best_of", true);
+  request.ignore_eos = fields.boolean("ignore_eos", false);
+  request.skip_special_tokens = fields.boolean("skip_special_tokens", true);
+  request.priority = static_cast<int>(fields.integer("priority", 0));
+  request.session_id = fields.text("session_id", 0, kMaxShortText);
+  std::string salt = fields.text("cache_salt", 1, kMaxSaltBytes);
+  if (!salt.empty()) request.cache_salt = std::max<uint64_t>(1, siphash(model.salt_key, salt));
+  out.return_token_ids = fields.boolean("return_token_ids", false);
+  out.echo = !chat && fields.boolean("echo", false);
+  if (out.echo && request.sampling.top_logprobs >= 0)
+    fields.fail(bad("echo",
+                    "echo with logprobs is not supported: logprobs of prompt tokens are not "
+                    "computed"));
+  bool add_special_tokens = fields.boolean("add_special_tokens", true);
+  bool add_generation_prompt = fields.boolean("add_generation_prompt", true);
+  for (const char* name : {"user", "request_id", "spaces_between_special_tokens"})
+    fields.known(name);
+  // Every cheap check is done: tokenizing may take a while.
+  for (const auto& field : kIntegerFields)
+    if (chat ? field.chat : field.completions) fields.integer(field.name, 0);
+  const json* prompt = fields.find(chat ? "messages" : "prompt");
+  if (fields.error) return std::move(fields.error);
+
+  std::vector<Prompt> prompts;
+  std::optional<ApiError> error;
+  if (chat) {
+    prompts.emplace_back();
+    error = read_messages(prompt, model, add_generation_prompt, prompts[0].ids);
+  } else {
+    error = read_prompts(prompt, model, add_special_tokens, prompts);
+  }
+  if (error) return error;
+  if (prompts.size() * static_cast<size_t>(request.n) > kMaxChoicesPerCall)
+    return field_error(
+        "n", "at most " + std::to_string(kMaxChoicesPerCall) + " choices in all, prompts times n");
+
+  request.prompt_is_text_prefix = !chat;
+  for (auto& p : prompts) {
+    request.prompt = std::move(p.ids);
+    set_max_tokens(fields, chat, model, request);
+    if (fields.error) return std::move(fields.error);
+    if (out.echo) {
+      bool was_ids = p.text.empty() && model.tokenizer != nullptr;
+      out.prompt_texts.push_back(was_ids ? model.tokenizer->decode(request.prompt)
+                                         : std::move(p.text));
+    }
+    out.prompts.push_back(request);
+  }
+  out.ignored = fields.unknown();
+  return {};
+}
+
+std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model,
+                                 std::string& answer) {
+  json object;
+  if (auto error = parse_body(body, object)) return error;
+  Fields fields(object);
+  check_model(fields, model);
+  bool add_special_tokens = fields.boolean("add_special_tokens", true);
+  bool add_generation_prompt = fields.boolean("add_generation_prompt", true);
+  bool with_text = fields.boolean("return_token_strs", false);
+  const json* messages = fields.find("messages");
+  const json* prompt = fields.find("prompt");
+  if (messages == nullptr && (prompt == nullptr || !prompt->is_string()))
+    fields.fail(field_error("prompt", "a string (or a field \"messages\")"));
+  if (fields.error) return std::move(fields.error);
+  std::vector<int32_t> ids;
+  auto error = messages != nullptr ? read_messages(messages, model, add_generation_prompt, ids)
+                                   : encode_text(prompt->get_ref<const std::string&>(), model,
+                                                 add_special_tokens, ids);
+  if (error) return error;
+  JsonText text;
+  text.open('{').key("count").integer(static_cast<int64_t>(ids.size()));
+  text.key("max_model_len").integer(model.max_model_len).key("tokens").open('[');
+  for (int32_t id : ids) text.integer(id);
+  text.close(']');
+  if (with_text) {
+    text.key("token_strs").open('[');
+    for (int32_t id : ids) text.text(model.tokenizer->piece(id));
+    text.close(']');
+  }
+  answer = text.close('}').take();
+  return {};
+}
+
+std::optional<ApiError> detokenize(std::string_view body, const ServedModel& model,
+                                   std::string& answer) {
+  json object;
+  if (auto error = parse_body(body, object)) return error;
+  Fields fields(object);
+  check_model(fields, model);
+  const json* tokens = fields.find("tokens");
+  if (tokens == nullptr || !tokens->is_array())
+    fields.fail(field_error("tokens", "a list of token ids"));
+  if (model.tokenizer == nullptr) fields.fail(bad("tokens", "this model has no tokenizer"));
+  if (fields.error) return std::move(fields.error);
+  std::vector<int32_t> ids;
+  if (auto error = read_ids(*tokens, "tokens", model.vocab_size, ids)) return error;
+  JsonText text;
+  text.open('{').key("prompt").text(model.tokenizer->decode(ids, false)).close('}');
+  answer = text.take();
+  return {};
+}
+
+}  // namespace xpyd

@@ -1,0 +1,73 @@
+// Request bodies -> Requests: plain functions of (body, what the server serves), so that they can
+// run on any thread, be fuzzed and be tested without a socket.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "batch/request.h"
+#include "model/chat_template.h"
+#include "model/tokenizer.h"
+#include "server/metrics.h"
+#include "server/siphash.h"
+
+namespace xpyd {
+
+// What is wrong with a request, as OpenAI's error envelope says it.
+struct ApiError {
+  int status = 400;
+  std::string message;
+  std::string param;  // the field; "" = null
+  std::string code;   // for programs, as "context_length_exceeded"; "" = null
+  RejectReason reason = RejectReason::invalid;
+};
+
+// What is served. Const after the start.
+struct ServedModel {
+  std::string name;
+  const Tokenizer* tokenizer = nullptr;         // null: no text, only token ids
+  const ChatTemplate* chat_template = nullptr;  // null: no chat
+  int max_model_len = 0;                        // tokens of prompt and output together
+  int vocab_size = 0;                           // ids from clients are below it
+  size_t max_prompt_bytes = 0;  // a longer text cannot fit the context, whatever its tokens
+  SipKey salt_key;
+};
+
+// The longest token bounds how much text max_model_len tokens can hold.
+size_t longest_prompt_bytes(const Tokenizer& tokenizer, int max_model_len);
+
+struct GenerationCall {
+  bool chat = false;
+  bool stream = false, include_usage = false, continuous_usage = false;
+  bool echo = false, return_token_ids = false;
+  bool has_seed = false;
+  std::vector<Request> prompts;           // id, arrival and deadline not yet set
+  std::vector<std::string> prompt_texts;  // with echo: one for each prompt
+  std::vector<std::string> ignored;       // fields that nobody here knows, for the log
+};
+
+// Bounds of the integer fields, in one table for the parser and its boundary test.
+struct IntegerField {
+  const char* name;
+  int64_t min, max;
+  bool completions, chat;
+};
+std::span<const IntegerField> integer_fields();
+
+constexpr int kMaxChoicesPerCall = 128;  // prompts times n
+constexpr size_t kMaxStops = 16, kMaxStopBytes = 256, kMaxStopTokens = 64;
+
+std::optional<ApiError> parse_generation(std::string_view body, bool chat, const ServedModel& model,
+                                         GenerationCall& out);
+
+// /tokenize and /detokenize: the answer's body.
+std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model,
+                                 std::string& answer);
+std::optional<ApiError> detokenize(std::string_view body, const ServedModel& model,
+                                   std::string& answer);
+
+}  // namespace xpyd

@@ -1,0 +1,79 @@
+// Where the load of `xpyd bench` comes from: prompts, output lengths and, from a trace, arrival
+// times.
+//
+// Prompts of made-up tokens are not stored: a prompt is a list of spans, each a run of ids that its
+// seed alone decides, so that equal seeds are equal tokens and a trace of gigabytes of prompts
+// stays small.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+
+namespace xpyd {
+
+struct TokenSpan {
+  uint64_t seed;
+  int tokens;
+};
+
+// One request of the load.
+struct BenchRequest {
+  std::vector<TokenSpan> spans;  // the prompt, when text is empty
+  std::string text;              // the prompt as text (ShareGPT)
+  int input_tokens = 0;
+  int output_tokens = 0;  // max_tokens
+  double arrival_s = 0;   // seconds after the first; from a trace, else 0
+};
+
+struct Load {
+  std::vector<BenchRequest> requests;
+  bool timed = false;              // arrival_s comes from the trace
+  std::vector<std::string> notes;  // what was dropped or clipped, in words
+};
+
+// Ids of the spans, each in [0, vocab).
+std::vector<int32_t> prompt_tokens(const BenchRequest& request, int vocab);
+
+// n requests with both lengths uniform in [floor((1 - r) L), ceil((1 + r) L)], at least 1 (vLLM's
+// meaning of the range ratio).
+Load random_load(int n, int input_tokens, int output_tokens, double range_ratio, uint64_t seed);
+
+// n requests over `groups` groups in turn; request i begins with the prefix_tokens of group i %
+// groups and goes on with input_tokens of its own.
+Load shared_prefix_load(int n, int groups, int prefix_tokens, int input_tokens, int output_tokens,
+                        uint64_t seed);
+
+// Mooncake's JSON lines: {"timestamp": ms, "input_length", "output_length", "hash_ids"}, one id per
+// 512 tokens of prompt, the last one partial. The first n rows. Arrival = (timestamp - the first
+// row's) / time_scale. max_model_len > 0 clips: the output to half of it, then the prompt's end to
+// what is left; a note counts them. Errors name the file and the line.
+Result<Load> mooncake_load(const std::string& path, int n, double time_scale, int max_model_len);
+// One row; `where` is "FILE:LINE".
+Result<BenchRequest> parse_mooncake_row(std::string_view line, const std::string& where);
+inline constexpr int kMooncakeBlockTokens = 512;
+
+// The first two turns (human, then gpt) of every conversation in a ShareGPT JSON file.
+struct Conversation {
+  std::string prompt, reply;
+};
+Result<std::vector<Conversation>> read_sharegpt(const std::string& path);
+
+// Conversations shuffled by seed, until n fit. Dropped: fewer than 4 tokens of prompt or reply,
+// more than 1024 of prompt or 2048 of both, and what does not fit max_model_len (when > 0).
+// count_tokens asks the server. output_tokens > 0 replaces the reply's length (and its minimum).
+Result<Load> sharegpt_load(std::vector<Conversation> conversations, int n, int output_tokens,
+                           int max_model_len, uint64_t seed,
+                           const std::function<Result<int>(const std::string&)>& count_tokens);
+
+// Arrival times in seconds of n requests at `rate` per second; inf: all 0. Fixed: i / rate.
+// Otherwise gaps of a gamma distribution of that shape (1 = Poisson), scaled so that the last
+// arrival is exactly n / rate, as vLLM's client does: it takes the noise of a finite sample out of
+// the rate.
+std::vector<double> arrival_times(int n, double rate, bool fixed, double burstiness, uint64_t seed);
+
+}  // namespace xpyd

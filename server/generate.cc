@@ -1,0 +1,95 @@
+// xpyd generate: one prompt through the whole path, without HTTP. The continuation alone goes to stdout.
+
+#include <condition_variable>
+#include <cstdio>
+#include <mutex>
+
+#include "server/commands.h"
+#include "server/stack.h"
+
+namespace xpyd {
+namespace {
+
+// Prints text as it becomes certain and keeps the times.
+class Printer final : public EventSink {
+ public:
+  void on_event(TokenEvent event) override {
+    std::fputs(event.text.c_str(), stdout);
+    std::fflush(stdout);
+    std::lock_guard lock(mutex_);
+    if (event.token >= 0) times.push_back(event.time_s);
+    if (event.finish != FinishReason::none) {
+      end = std::move(event);
+      ended_ = true;
+      done_.notify_all();
+    }
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [&] { return ended_; });
+  }
+  std::vector<double> times;  // of each token
+  TokenEvent end;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable done_;
+  bool ended_ = false;
+};
+
+int fail(const Error& error, int code) {
+  std::fprintf(stderr, "xpyd generate: %s\n", error.message.c_str());
+  return code;
+}
+
+}  // namespace
+
+int generate_main(const Options& options) {
+  Result<std::unique_ptr<Stack>> built = build_stack(options);
+  if (!built) return fail(built.error(), 2);
+  Stack& stack = *built.value();
+  if (!stack.tokenizer) return fail(invalid("the model folder has no tokenizer.json"), 2);
+
+  auto request = std::make_shared<Request>();
+  request->id = 1;
+  const std::string& prompt = options.text("prompt");
+  if (options.flag("chat")) {
+    auto pieces = stack.chat_template->render({{"user", prompt}}, true);
+    if (!pieces) return fail(pieces.error(), 2);
+    request->prompt = encode_chat(*stack.tokenizer, pieces.value());
+    request->prompt_is_text_prefix = false;
+  } else {
+    request->prompt = stack.tokenizer->encode(prompt);
+  }
+  if (request->prompt.empty()) return fail(invalid("--prompt is empty, and this model has no BOS token"), 2);
+  int room = stack.max_model_len - int(request->prompt.size());
+  if (room < 1)
+    return fail(invalid("--prompt has " + std::to_string(request->prompt.size()) +
+                        " tokens, the context has " + std::to_string(stack.max_model_len)),
+                2);
+  request->max_tokens = std::min(room, int(options.integer("max-tokens")));
+  request->sampling.temperature = float(options.number("temperature"));
+  request->sampling.top_k = int(options.integer("top-k"));
+  request->sampling.top_p = float(options.number("top-p"));
+  request->sampling.seed = uint64_t(options.integer("seed"));
+  request->arrival_s = stack.clock.now();
+
+  auto printer = std::make_shared<Printer>();
+  stack.cluster->start();
+  Status taken = stack.cluster->submit(request, printer);
+  if (!taken) return fail(taken.error(), 2);
+  printer->wait();
+  stack.cluster->stop();
+  const std::vector<double>& times = printer->times;
+  double ttft = times.empty() ? 0 : times.front() - request->arrival_s;
+  double tbt = times.size() < 2 ? 0 : (times.back() - times.front()) / double(times.size() - 1);
+  std::fprintf(stderr, "\nprompt %zu tokens, output %zu tokens (%s), TTFT %.1f ms, TBT %.2f ms\n",
+               request->prompt.size(), times.size(), finish_reason_name(printer->end.finish), 1e3 * ttft,
+               1e3 * tbt);
+  std::fprintf(stderr, "logits hash %016llx\n",
+               static_cast<unsigned long long>(stack.cluster->logits_hash()));
+  if (printer->end.finish == FinishReason::error) return fail({ErrorCode::io, printer->end.error}, 1);
+  return 0;
+}
+
+}  // namespace xpyd

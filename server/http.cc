@@ -1,0 +1,538 @@
+#include "server/http.h"
+
+#include <sys/socket.h>
+
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <ctime>
+#include <deque>
+#include <mutex>
+#include <unordered_set>
+#include <vector>
+
+#include "server/http_parser.h"
+
+namespace xpyd {
+namespace {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using error_code = boost::system::error_code;
+using Wait = tcp::socket::wait_type;
+
+constexpr size_t kReadBytes = 64u << 10;
+constexpr size_t kPipelineBytes = 64u << 10;  // of later requests, kept while one is being answered
+constexpr double kLingerSeconds = 2;          // to let a refused client read why before the reset
+
+std::chrono::nanoseconds seconds(double s) {
+  return std::chrono::nanoseconds(static_cast<int64_t>(s * 1e9));
+}
+
+std::string date_header() {
+  std::time_t now = std::time(nullptr);
+  std::tm parts;
+  gmtime_r(&now, &parts);
+  char text[64];
+  size_t n = std::strftime(text, sizeof text, "Date: %a, %d %b %Y %H:%M:%S GMT\r\n", &parts);
+  return std::string(text, n);
+}
+
+// A reason phrase or header value must not be able to end its line.
+std::string one_line(std::string_view text, size_t longest) {
+  std::string out(text.substr(0, longest));
+  for (char& c : out)
+    if (static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) > 0x7e) c = ' ';
+  return out;
+}
+
+std::string head_text(const HttpResponse& response, const std::string& framing, bool close,
+                      int version) {
+  std::string out = "HTTP/1.1 " + std::to_string(response.status) + " ";
+  out += response.reason.empty() ? http_reason(response.status) : one_line(response.reason, 120);
+  out += "\r\n" + date_header();
+  if (!response.content_type.empty()) out += "Content-Type: " + response.content_type + "\r\n";
+  for (const auto& [name, value] : response.headers)
+    out += name + ": " + one_line(value, 1024) + "\r\n";
+  out += framing;
+  if (close)
+    out += "Connection: close\r\n";
+  else if (version == 10)
+    out += "Connection: keep-alive\r\n";
+  return out + "\r\n";
+}
+
+}  // namespace
+
+// Everything the I/O thread owns. Outlives the listener as long as someone holds its HttpPost.
+struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
+  explicit Loop(HttpListenOptions o) : options(std::move(o)) {}
+
+  HttpListenOptions options;
+  asio::io_context io{1};
+  tcp::acceptor acceptor{io};
+  asio::steady_timer accept_retry{io}, ticker{io};
+  HttpHandler* handler = nullptr;
+  std::unordered_set<std::shared_ptr<Connection>> connections;
+  size_t body_bytes = 0;  // held by all connections
+  bool draining = false, accepting = false;
+  std::vector<char> scratch = std::vector<char>(kReadBytes);
+
+  std::mutex mutex;  // guards the next three
+  std::vector<std::function<void()>> inbox;
+  bool scheduled = false, closed = false;
+
+  // One wake-up for however many events arrive before the I/O thread turns to them.
+  void post(std::function<void()> f) {
+    std::lock_guard lock(mutex);
+    if (closed) return;
+    inbox.push_back(std::move(f));
+    if (std::exchange(scheduled, true)) return;
+    asio::post(io, [this] { run_inbox(); });
+  }
+  void run_inbox() {
+    std::vector<std::function<void()>> batch;
+    {
+      std::lock_guard lock(mutex);
+      batch.swap(inbox);
+      scheduled = false;
+    }
+    for (auto& f : batch) f();
+  }
+
+  void accept();
+  void tick();
+  void drain();
+  void leave(const std::shared_ptr<Connection>& connection);
+};
+
+class HttpListener::Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(Loop& loop, tcp::socket socket)
+      : loop_(loop), socket_(std::move(socket)), timer_(loop.io), parser_(loop.options.limits) {}
+
+  void start() {
+    error_code ignored;
+    socket_.non_blocking(true, ignored);
+    socket_.set_option(tcp::no_delay(true), ignored);
+    auto peer = socket_.remote_endpoint(ignored);
+    from_loopback_ = !ignored && peer.address().is_loopback();
+    arm(loop_.options.header_timeout_s);
+    read();
+  }
+
+  void drain() {  // an idle connection has nothing to wait for
+    if (phase_ == Phase::receiving && input_.empty() &&
+        parser_.state() == HttpParser::State::header)
+      close();
+  }
+
+  void close() {
+    if (phase_ == Phase::closed) return;
+    phase_ = Phase::closed;
+    account_body(0);
+    timer_.cancel();
+    error_code ignored;
+    socket_.close(ignored);
+    tell_gone();
+    loop_.leave(shared_from_this());
+  }
+
+  // The exchange's side; `id` is stale when its request has been answered or its client has gone.
+  void respond(uint64_t id, HttpResponse response);
+  void begin_stream(uint64_t id, HttpResponse head);
+  void write(uint64_t id, std::string bytes);
+  void end_stream(uint64_t id);
+  void on_gone(uint64_t id, std::function<void()> callback) {
+    if (!current(id)) return callback();
+    gone_ = std::move(callback);
+  }
+
+ private:
+  // receiving: a request, or waiting for one; answering: the handler has it; flushing: the answer
+  // is complete and being sent; lingering: sent, the client's remaining input is thrown away.
+  enum class Phase { receiving, answering, flushing, lingering, closed };
+
+  bool current(uint64_t id) const { return id == exchange_id_ && phase_ == Phase::answering; }
+  void arm(double s);
+  void on_timer();
+  void read();
+  void on_readable();
+  void advance();
+  void dispatch();
+  void refuse(int status, const std::string& why);
+  void queue(std::string bytes);
+  void flush();
+  void answered();
+  void linger();
+  void account_body(size_t bytes);
+  void tell_gone() {
+    if (auto callback = std::exchange(gone_, nullptr)) callback();
+  }
+
+  Loop& loop_;
+  tcp::socket socket_;
+  asio::steady_timer timer_;
+  HttpParser parser_;
+  Phase phase_ = Phase::receiving;
+  std::string input_;  // received, not yet parsed
+  bool reading_ = false, advancing_ = false, body_timed_ = false, header_timed_ = false;
+  std::deque<std::string> output_;
+  size_t output_bytes_ = 0, output_at_ = 0;  // in the queue; sent of its front
+  bool writing_ = false;                     // waits for the socket to take more
+  uint64_t exchange_id_ = 0;
+  int version_ = 11;
+  bool from_loopback_ = false;
+  bool head_only_ = false, close_after_ = false, chunked_ = false;
+  size_t body_accounted_ = 0;
+  std::function<void()> gone_;
+};
+
+class HttpListener::Exchange final : public HttpExchange {
+ public:
+  Exchange(std::weak_ptr<Connection> connection, uint64_t id)
+      : connection_(std::move(connection)), id_(id) {}
+  void respond(HttpResponse response) override {
+    if (auto c = connection_.lock()) c->respond(id_, std::move(response));
+  }
+  void begin_stream(HttpResponse head) override {
+    if (auto c = connection_.lock()) c->begin_stream(id_, std::move(head));
+  }
+  void write(std::string bytes) override {
+    if (auto c = connection_.lock()) c->write(id_, std::move(bytes));
+  }
+  void end_stream() override {
+    if (auto c = connection_.lock()) c->end_stream(id_);
+  }
+  void on_gone(std::function<void()> callback) override {
+    if (auto c = connection_.lock())
+      c->on_gone(id_, std::move(callback));
+    else
+      callback();
+  }
+
+ private:
+  std::weak_ptr<Connection> connection_;
+  uint64_t id_;
+};
+
+// ---- receiving
+// ------------------------------------------------------------------------------------
+
+void HttpListener::Connection::arm(double s) {
+  timer_.expires_after(seconds(s));
+  timer_.async_wait([self = shared_from_this()](error_code stopped) {
+    // A cancelled wait may already be queued as done: the expiry tells.
+    if (!stopped && self->timer_.expiry() <= std::chrono::steady_clock::now()) self->on_timer();
+  });
+}
+
+void HttpListener::Connection::on_timer() {
+  bool began = !input_.empty() || parser_.state() != HttpParser::State::header;
+  if (phase_ == Phase::receiving && began) return refuse(408, "the request did not arrive in time");
+  close();  // silent, or does not take its answer
+}
+
+void HttpListener::Connection::read() {
+  if (reading_ || phase_ == Phase::closed) return;
+  bool busy = phase_ == Phase::answering || phase_ == Phase::flushing;
+  if (busy && input_.size() >= kPipelineBytes) return;
+  reading_ = true;
+  socket_.async_wait(Wait::wait_read, [self = shared_from_this()](error_code failed) {
+    self->reading_ = false;
+    if (self->phase_ == Phase::closed) return;
+    if (failed) return self->close();
+    self->on_readable();
+  });
+}
+
+void HttpListener::Connection::on_readable() {
+  error_code failed;
+  auto& scratch = loop_.scratch;
+  size_t n = socket_.read_some(asio::buffer(scratch), failed);
+  if (failed == asio::error::would_block) return read();
+  // The end of input is the client's farewell even where only its sending side is closed: nobody
+  // can tell the two apart before the answer is written.
+  if (failed) return close();
+  if (phase_ == Phase::lingering) return read();
+  input_.append(scratch.data(), n);
+  advance();
+  read();
+}
+
+// Parses what is there, request after request, until one must wait: for input or for its answer.
+void HttpListener::Connection::advance() {
+  if (advancing_) return;
+  advancing_ = true;
+  size_t at = 0;
+  while (phase_ == Phase::receiving && at < input_.size()) {
+    size_t used = parser_.feed(std::string_view(input_).substr(at));
+    at += used;
+    auto state = parser_.state();
+    if (state == HttpParser::State::failed) {
+      refuse(parser_.error_status(), parser_.error());
+    } else if (state == HttpParser::State::done) {
+      // dispatch() may look at input_: what is used must be gone.
+      input_.erase(0, at);
+      at = 0;
+      dispatch();
+    } else if (state == HttpParser::State::body) {
+      if (!std::exchange(body_timed_, true)) arm(loop_.options.body_timeout_s);
+      if (parser_.wants_continue() && at == input_.size()) queue("HTTP/1.1 100 Continue\r\n\r\n");
+      if (used == 0) break;
+    } else {
+      if (!std::exchange(header_timed_, true)) arm(loop_.options.header_timeout_s);
+      if (used == 0) break;
+    }
+  }
+  if (at > 0) input_.erase(0, at);
+  advancing_ = false;
+  if (phase_ == Phase::receiving) account_body(parser_.body_bytes() + input_.size());
+}
+
+void HttpListener::Connection::account_body(size_t bytes) {
+  loop_.body_bytes += bytes - body_accounted_;
+  body_accounted_ = bytes;
+  if (phase_ == Phase::receiving && loop_.body_bytes > loop_.options.max_body_bytes_in_all)
+    refuse(503, "too many request bodies are being received");
+}
+
+void HttpListener::Connection::dispatch() {
+  HttpRequest request = parser_.take();
+  body_timed_ = header_timed_ = false;
+  request.from_loopback = from_loopback_;
+  timer_.cancel();
+  phase_ = Phase::answering;
+  ++exchange_id_;
+  version_ = request.version;
+  head_only_ = request.method == "HEAD";
+  close_after_ = !request.keep_alive;
+  chunked_ = false;
+  loop_.handler->handle(std::move(request),
+                        std::make_shared<Exchange>(weak_from_this(), exchange_id_));
+}
+
+void HttpListener::Connection::refuse(int status, const std::string& why) {
+  HttpResponse response = loop_.handler->refuse(status, why);
+  response.close = true;
+  phase_ = Phase::answering;
+  ++exchange_id_;
+  head_only_ = false;
+  account_body(0);
+  respond(exchange_id_, std::move(response));
+}
+
+// ---- answering
+// ------------------------------------------------------------------------------------
+
+void HttpListener::Connection::respond(uint64_t id, HttpResponse response) {
+  if (!current(id)) return;
+  close_after_ = close_after_ || response.close || loop_.draining;
+  std::string framing = "Content-Length: " + std::to_string(response.body.size()) + "\r\n";
+  std::string text = head_text(response, framing, close_after_, version_);
+  if (!head_only_) text += response.body;
+  gone_ = nullptr;
+  phase_ = Phase::flushing;
+  queue(std::move(text));
+}
+
+void HttpListener::Connection::begin_stream(uint64_t id, HttpResponse head) {
+  if (!current(id)) return;
+  chunked_ = version_ >= 11;
+  close_after_ = close_after_ || head.close || loop_.draining || !chunked_;
+  queue(head_text(head, chunked_ ? "Transfer-Encoding: chunked\r\n" : "", close_after_, version_));
+}
+
+void HttpListener::Connection::write(uint64_t id, std::string bytes) {
+  if (!current(id) || bytes.empty()) return;
+  if (output_bytes_ + bytes.size() > loop_.options.max_stream_buffer_bytes) return close();
+  if (chunked_) {
+    char size[24];
+    std::snprintf(size, sizeof size, "%zx\r\n", bytes.size());
+    bytes.insert(0, size);
+    bytes += "\r\n";
+  }
+  queue(std::move(bytes));
+}
+
+void HttpListener::Connection::end_stream(uint64_t id) {
+  if (!current(id)) return;
+  gone_ = nullptr;
+  phase_ = Phase::flushing;
+  if (chunked_)
+    queue("0\r\n\r\n");
+  else
+    flush();
+}
+
+void HttpListener::Connection::queue(std::string bytes) {
+  output_bytes_ += bytes.size();
+  output_.push_back(std::move(bytes));
+  flush();
+}
+
+// Sends what the socket takes at once; waits for it only when it is full.
+void HttpListener::Connection::flush() {
+  if (writing_ || phase_ == Phase::closed) return;
+  while (!output_.empty()) {
+    error_code failed;
+    const std::string& front = output_.front();
+    size_t n = socket_.write_some(
+        asio::buffer(front.data() + output_at_, front.size() - output_at_), failed);
+    if (failed == asio::error::would_block) {
+      writing_ = true;
+      bool timed = phase_ != Phase::receiving;  // else the body's deadline runs
+      if (timed) arm(loop_.options.write_timeout_s);
+      socket_.async_wait(Wait::wait_write, [self = shared_from_this(), timed](error_code why) {
+        self->writing_ = false;
+        if (self->phase_ == Phase::closed) return;
+        if (why) return self->close();
+        if (timed) self->timer_.cancel();
+        self->flush();
+      });
+      return;
+    }
+    if (failed) return close();
+    output_at_ += n;
+    output_bytes_ -= n;
+    if (output_at_ == front.size()) {
+      output_.pop_front();
+      output_at_ = 0;
+    }
+  }
+  if (phase_ == Phase::flushing) answered();
+}
+
+void HttpListener::Connection::answered() {
+  account_body(0);
+  if (close_after_ || loop_.draining) return linger();
+  phase_ = Phase::receiving;
+  arm(loop_.options.idle_timeout_s);
+  // A loop in advance(), not a recursion, for a client that pipelines thousands of requests.
+  if (!advancing_) {
+    auto self = shared_from_this();
+    advance();
+    read();
+  }
+}
+
+// Closing a socket with unread input resets the connection and can destroy the answer on its way.
+void HttpListener::Connection::linger() {
+  phase_ = Phase::lingering;
+  input_.clear();
+  error_code ignored;
+  socket_.shutdown(tcp::socket::shutdown_send, ignored);
+  arm(kLingerSeconds);
+  read();
+}
+
+// ---- the listener
+// ---------------------------------------------------------------------------------
+
+// At the cap, further clients wait in the kernel's backlog until a connection leaves.
+void HttpListener::Loop::accept() {
+  if (!acceptor.is_open() || accepting) return;
+  if (connections.size() >= static_cast<size_t>(options.max_connections)) return;
+  accepting = true;
+  acceptor.async_accept([this](error_code failed, tcp::socket socket) {
+    accepting = false;
+    if (!acceptor.is_open()) return;
+    if (failed) {  // EMFILE and its like: the backlog stays readable, so asking again at once would
+                   // spin
+      accept_retry.expires_after(std::chrono::milliseconds(100));
+      accept_retry.async_wait([this](error_code stopped) {
+        if (!stopped) accept();
+      });
+      return;
+    }
+    auto connection = std::make_shared<Connection>(*this, std::move(socket));
+    connections.insert(connection);
+    connection->start();
+    accept();
+  });
+}
+
+void HttpListener::Loop::tick() {
+  ticker.expires_after(std::chrono::milliseconds(500));
+  ticker.async_wait([this](error_code stopped) {
+    if (stopped) return;
+    handler->tick();
+    tick();
+  });
+}
+
+void HttpListener::Loop::drain() {
+  if (std::exchange(draining, true)) return;
+  error_code ignored;
+  acceptor.close(ignored);
+  accept_retry.cancel();
+  auto all = std::vector(connections.begin(), connections.end());
+  for (auto& connection : all) connection->drain();
+  if (connections.empty()) io.stop();
+}
+
+void HttpListener::Loop::leave(const std::shared_ptr<Connection>& connection) {
+  connections.erase(connection);
+  if (draining && connections.empty()) io.stop();
+  if (handler != nullptr) accept();
+}
+
+HttpListener::HttpListener(std::shared_ptr<Loop> loop) : loop_(std::move(loop)) {}
+
+Result<std::unique_ptr<HttpListener>> HttpListener::open(const HttpListenOptions& options) {
+  std::string name = options.host + ":" + std::to_string(options.port);
+  if (options.port < 0 || options.port > 65535)
+    return invalid("port " + std::to_string(options.port) + ": expected 0 to 65535");
+  auto loop = std::make_shared<Loop>(options);
+  auto failed_at = [&](const char* what, const error_code& why) {
+    return Error{ErrorCode::io, "cannot " + std::string(what) + " " + name + ": " + why.message()};
+  };
+  error_code failed;
+  tcp::resolver resolver(loop->io);
+  auto found = resolver.resolve(options.host, std::to_string(options.port),
+                                tcp::resolver::passive | tcp::resolver::numeric_service, failed);
+  if (failed || found.empty()) return failed_at("resolve", failed);
+  tcp::endpoint endpoint = found.begin()->endpoint();
+  loop->acceptor.open(endpoint.protocol(), failed);
+  if (failed) return failed_at("open a socket for", failed);
+  loop->acceptor.set_option(tcp::acceptor::reuse_address(true), failed);
+  loop->acceptor.bind(endpoint, failed);
+  if (failed) return failed_at("bind", failed);
+  loop->acceptor.listen(asio::socket_base::max_listen_connections, failed);
+  if (failed) return failed_at("listen on", failed);
+  return std::unique_ptr<HttpListener>(new HttpListener(std::move(loop)));
+}
+
+HttpListener::~HttpListener() {
+  std::vector<std::function<void()>> dropped;
+  {
+    std::lock_guard lock(loop_->mutex);
+    loop_->closed = true;
+    dropped.swap(loop_->inbox);
+  }
+  error_code ignored;
+  loop_->acceptor.close(ignored);
+  auto all = std::vector(loop_->connections.begin(), loop_->connections.end());
+  for (auto& connection : all) connection->close();
+}
+
+void HttpListener::run(HttpHandler& handler) {
+  loop_->handler = &handler;
+  loop_->accept();
+  loop_->tick();
+  loop_->io.run();
+}
+
+void HttpListener::begin_drain() {
+  loop_->post([loop = loop_.get()] { loop->drain(); });
+}
+void HttpListener::stop() {
+  loop_->post([loop = loop_.get()] { loop->io.stop(); });
+}
+int HttpListener::port() const { return loop_->acceptor.local_endpoint().port(); }
+HttpPost HttpListener::post() const {
+  return [loop = loop_](std::function<void()> f) { loop->post(std::move(f)); };
+}
+
+}  // namespace xpyd

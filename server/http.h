@@ -1,0 +1,82 @@
+// HTTP/1.1 over TCP: one I/O thread owns every connection. Requests go to an HttpHandler, answers
+// come back through an HttpExchange, whole or as a stream. Knows nothing of tokens.
+//
+// Bounds, all per HttpListenOptions: connections, header and body bytes, bytes of bodies held in
+// all, bytes waiting for a slow reader, and the time for each phase of a connection.
+//
+// Thread safety: handler and exchanges are used on the thread in run() only. begin_drain(), stop()
+// and an HttpPost may be called from any thread (not from a signal handler).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "server/http_message.h"
+
+namespace xpyd {
+
+struct HttpListenOptions {
+  std::string host = "127.0.0.1";  // a literal address or a name
+  int port = 8000;                 // 0 = any free port
+  HttpLimits limits;
+  int max_connections = 1024;                 // beyond: they wait to be accepted
+  size_t max_body_bytes_in_all = 256u << 20;  // bodies being received or waiting; beyond: 503
+  size_t max_stream_buffer_bytes = 1u
+                                   << 20;  // of a stream whose client does not read; beyond: closed
+  double header_timeout_s = 10;  // from the first byte of a request, or from the connection's start
+  double body_timeout_s = 30;    // from the end of the header to the end of the body
+  double idle_timeout_s = 75;    // between two requests
+  double write_timeout_s = 30;   // without a byte taken by the client
+};
+
+// The answer to one request. After the client has gone every call is ignored.
+class HttpExchange {
+ public:
+  virtual ~HttpExchange() = default;
+  // The whole answer; or the head of a stream, followed by write()s and one end_stream(). Exactly
+  // one of respond and begin_stream.
+  virtual void respond(HttpResponse response) = 0;
+  virtual void begin_stream(HttpResponse head) = 0;  // body empty
+  virtual void write(std::string bytes) = 0;
+  virtual void end_stream() = 0;
+  // Called at most once, when the client goes away (or does not read) before the answer is
+  // complete.
+  virtual void on_gone(std::function<void()> callback) = 0;
+};
+
+class HttpHandler {
+ public:
+  virtual ~HttpHandler() = default;
+  virtual void handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) = 0;
+  // The answer to what was not a request, or came at a bad time (status 4xx or 503).
+  virtual HttpResponse refuse(int status, const std::string& why) = 0;
+  virtual void tick() {}  // about every half second
+};
+
+// Runs a function on the I/O thread, soon. Any thread; does not block; after the listener is gone
+// the function is dropped.
+using HttpPost = std::function<void(std::function<void()>)>;
+
+class HttpListener {
+ public:
+  // Binds and listens. An address in use is an error that names it.
+  static Result<std::unique_ptr<HttpListener>> open(const HttpListenOptions& options);
+  ~HttpListener();
+
+  void run(HttpHandler& handler);  // until stop(), or until a drain is complete
+  void begin_drain();  // stops accepting; run() returns when the last exchange is answered
+  void stop();         // closes everything; run() returns
+  int port() const;
+  HttpPost post() const;
+
+ private:
+  struct Loop;
+  class Connection;
+  class Exchange;
+  explicit HttpListener(std::shared_ptr<Loop> loop);
+  std::shared_ptr<Loop> loop_;
+};
+
+}  // namespace xpyd

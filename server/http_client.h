@@ -1,0 +1,115 @@
+// A small HTTP/1.1 client for load: thousands of streamed answers at once on one thread, each byte
+// stamped when it arrives. One connection per request, so a connection's set-up is part of what is
+// measured.
+//
+// Thread safety: an HttpClient belongs to one thread; callbacks run inside poll() (or start(), when
+// the connection fails at once) and may call start().
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+
+namespace xpyd {
+
+struct HttpUrl {
+  std::string host;  // name or address, IPv6 without brackets
+  int port = 80;
+  std::string prefix;             // path before every target: "" or "/base", no slash at the end
+  std::string authority() const;  // for the Host header
+};
+
+// "http://host:port/base"; https is refused in words.
+Result<HttpUrl> parse_http_url(const std::string& text);
+
+// Bytes of one response -> status line, headers, decoded body. Bounded: 64 KiB of head, 1 TiB of
+// body.
+class HttpResponseParser {
+ public:
+  // Decoded body bytes go to `body` as they come. The error says what was malformed.
+  Status feed(std::string_view bytes, const std::function<void(std::string_view)>& body);
+  // The server closed: an error unless the response was complete, or ends at the close.
+  Status finish();
+  bool complete() const { return state_ == State::complete; }
+  int status() const { return status_; }  // 0 before the status line
+  const std::string& reason() const { return reason_; }
+  const std::string& header(const std::string& lower_case_name) const;  // "" when absent
+
+ private:
+  enum class State {
+    head,
+    body_length,
+    body_close,
+    chunk_size,
+    chunk_data,
+    chunk_end,
+    trailer,
+    complete
+  };
+  Status head_complete();
+  State state_ = State::head;
+  std::string line_;  // head, chunk size and trailer bytes so far
+  int status_ = 0;
+  std::string reason_;
+  std::map<std::string, std::string> headers_;  // names in lower case
+  uint64_t left_ = 0;                           // body bytes still to come
+};
+
+// Bytes of a text/event-stream -> the data of each event, lines joined by "\n".
+class SseParser {
+ public:
+  // False: an event of more than 16 MiB.
+  bool feed(std::string_view bytes, const std::function<void(const std::string&)>& event);
+
+ private:
+  std::string line_, data_;
+  bool has_data_ = false, after_cr_ = false;
+};
+
+struct HttpCall {
+  std::string method = "POST", target;  // the target follows the URL's prefix
+  std::string body;                     // JSON; "" sends none
+  double timeout_s = 60;                // of the whole call
+};
+
+struct HttpOutcome {
+  int status = 0;  // 0: no response
+  std::string reason;
+  std::string error;  // "" when the response came whole, whatever its status
+};
+
+class HttpClient {
+ public:
+  using OnBody = std::function<void(std::string_view bytes)>;
+  using OnDone = std::function<void(const HttpOutcome& outcome)>;
+
+  // Resolves the name now. `headers` go with every request.
+  static Result<std::unique_ptr<HttpClient>> create(
+      const HttpUrl& url, std::vector<std::pair<std::string, std::string>> headers, Clock& clock);
+  ~HttpClient();  // drops what is in flight, without callbacks
+
+  // on_done is called exactly once unless the client is destroyed or abort_all is called first.
+  void start(const HttpCall& call, OnBody on_body, OnDone on_done);
+  // Waits at most `seconds` for the network and runs what is due. Returns early on a signal.
+  void poll(double seconds);
+  int in_flight() const;
+  void abort_all();
+
+  // One call, awaited: the body of a 2xx answer; otherwise an error that says which call and why.
+  Result<std::string> fetch(const HttpCall& call);
+
+ private:
+  struct Impl;
+  explicit HttpClient(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace xpyd

@@ -1,0 +1,121 @@
+// The program: finds the subcommand in a table, checks its options, prints them, runs it.
+// Exit codes: 0 done, 1 it ran and failed, 2 misuse.
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "base/version.h"
+#include "server/commands.h"
+#include "server/options.h"
+
+namespace xpyd {
+namespace {
+
+struct Subcommand {
+  const char* name;
+  int (*run)(const Options& options);
+  const char* positional;  // "[MODEL_DIR]" or ""
+  const char* summary;
+};
+
+constexpr Subcommand kSubcommands[] = {
+    {"serve", serve_main, "[MODEL_DIR]", "serve a model over HTTP"},
+    {"generate", generate_main, "[MODEL_DIR]", "continue one prompt; the text goes to stdout"},
+    {"bench", bench_main, "", "put load on a server and measure what its users see"},
+    {"peak", peak_main, "", "measure what this machine can do: the 100 % of every share"},
+    {"info", info_main, "[MODEL_DIR]", "a model's shape and the memory it takes"},
+};
+
+const Subcommand* find_subcommand(const std::string& name) {
+  for (const Subcommand& subcommand : kSubcommands)
+    if (name == subcommand.name) return &subcommand;
+  return nullptr;
+}
+
+std::string overview() {
+  std::string text = "usage: xpyd SUBCOMMAND [OPTIONS]\n\n";
+  for (const Subcommand& subcommand : kSubcommands) {
+    std::string usage = std::string("  ") + subcommand.name + " " + subcommand.positional;
+    usage.resize(26, ' ');
+    text += usage + subcommand.summary + "\n";
+  }
+  text += "\n  help [SUBCOMMAND]       its options\n  --version               of this program\n";
+  return text;
+}
+
+std::string manual(const Subcommand& subcommand) {
+  std::string positional = *subcommand.positional ? std::string(" ") + subcommand.positional : "";
+  return std::string("usage: xpyd ") + subcommand.name + positional + " [OPTIONS]\n" +
+         subcommand.summary + "\n\n" + options_manual(option_table(), subcommand.name);
+}
+
+int misuse(const std::string& message, const std::string& hint) {
+  std::fprintf(stderr, "xpyd: %s\n%s\n", message.c_str(), hint.c_str());
+  return 2;
+}
+
+int unknown_subcommand(const std::string& name) {
+  std::vector<std::string> names = {"help"};
+  for (const Subcommand& subcommand : kSubcommands) names.push_back(subcommand.name);
+  return misuse("unknown subcommand '" + name + "'; nearest: '" + nearest_name(name, names) + "'",
+                "`xpyd help` lists them");
+}
+
+int help(const std::vector<std::string>& arguments) {
+  if (arguments.size() > 1)
+    return misuse("help: unexpected argument '" + arguments[1] + "'", "`xpyd help SUBCOMMAND`");
+  std::string text = overview();
+  if (!arguments.empty()) {
+    const Subcommand* subcommand = find_subcommand(arguments[0]);
+    if (!subcommand) return unknown_subcommand(arguments[0]);
+    text = manual(*subcommand);
+  }
+  std::fputs(text.c_str(), stdout);
+  return 0;
+}
+
+int run(const std::vector<std::string>& words) {
+  if (words.empty()) {
+    std::fputs(overview().c_str(), stderr);
+    return 2;
+  }
+  std::string name = words[0];
+  std::vector<std::string> arguments(words.begin() + 1, words.end());
+  if (name == "help" || name == "--help" || name == "-h") return help(arguments);
+  if (name == "--version") {
+    if (!arguments.empty())
+      return misuse("--version: unexpected argument '" + arguments[0] + "'", "`xpyd --version`");
+    std::printf("xpyd %s (%s, commit %s)\n", version(), build_mode(), commit());
+    return 0;
+  }
+  const Subcommand* subcommand = find_subcommand(name);
+  if (!subcommand) return unknown_subcommand(name);
+  for (const std::string& argument : arguments) {
+    if (argument == "--") break;
+    if (argument == "--help" || argument == "-h") return help({name});
+  }
+
+  int max_positional = *subcommand->positional ? 1 : 0;
+  auto options = Options::parse(option_table(), name, arguments, max_positional);
+  Status status = options ? check_options(options.value(), name) : Status(options.error());
+  if (!status)
+    return misuse(name + ": " + status.error().message,
+                  "`xpyd help " + name + "` lists all options");
+  std::string model = options.value().positional().empty() ? "" : options.value().positional()[0];
+  std::fprintf(stderr, "xpyd %s (%s, commit %s): %s %s\n%s", version(), build_mode(), commit(),
+               name.c_str(), model.c_str(), options.value().table().c_str());
+  return subcommand->run(options.value());
+}
+
+}  // namespace
+}  // namespace xpyd
+
+int main(int argc, char** argv) {
+  try {
+    return xpyd::run(std::vector<std::string>(argv + 1, argv + argc));
+  } catch (const std::exception& error) {  // no memory, or a bug: nothing of ours throws on purpose
+    std::fprintf(stderr, "xpyd: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,289 @@
+#include "server/metrics.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+
+namespace xpyd {
+namespace {
+
+// vLLM's buckets, so that quantiles of both are comparable.
+constexpr double kTtft[] = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
+                            1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560};
+constexpr double kInterToken[] = {.01, .025, .05, .075, .1,  .15, .2, .3, .4, .5,
+                                  .75, 1,    2.5, 5,    7.5, 10,  20, 40, 80};
+constexpr double kLatency[] = {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+                               30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
+constexpr double kN[] = {1, 2, 5, 10, 20};
+
+std::vector<double> tokens_up_to(int max_tokens) {
+  std::vector<double> bounds;
+  for (double ten = 1;; ten *= 10)
+    for (double step : {1.0, 2.0, 5.0}) {
+      if (ten * step > max_tokens && !bounds.empty()) return bounds;
+      bounds.push_back(ten * step);
+    }
+}
+
+constexpr const char* kRejectNames[] = {"invalid",    "too_long",     "queue_full",   "draining",
+                                        "overloaded", "unauthorized", "unknown_model"};
+
+std::string number(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
+  char digits[40];
+  return std::string(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
+}
+
+std::string label_value(std::string_view text) {
+  std::string out;
+  for (char c : text) {
+    if (c == '\\' || c == '"') out += '\\';
+    if (c == '\n')
+      out += "\\n";
+    else
+      out += c;
+  }
+  return out;
+}
+
+double resident_bytes() {
+  long pages = 0;
+  if (FILE* file = std::fopen("/proc/self/statm", "r")) {
+    if (std::fscanf(file, "%*s %ld", &pages) != 1) pages = 0;
+    std::fclose(file);
+  }
+  return static_cast<double>(pages) * static_cast<double>(sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace
+
+void Histogram::observe(double value) {
+  size_t i = static_cast<size_t>(std::lower_bound(bounds_.begin(), bounds_.end(), value) -
+                                 bounds_.begin());
+  ++counts_[i];
+  sum_ += value;
+  ++count_;
+}
+
+// Families one after another, each with its HELP and TYPE, all samples of one together.
+class MetricsText {
+ public:
+  MetricsText(std::string prefix, const std::string& model)
+      : prefix_(std::move(prefix) + ":"), model_("model_name=\"" + label_value(model) + "\"") {}
+
+  void family(const std::string& name, const char* type, const char* help, bool prefixed = true) {
+    name_ = (prefixed ? prefix_ : "") + name;
+    out_ += "# HELP " + name_ + " " + help + "\n# TYPE " + name_ + " " + type + "\n";
+  }
+  void sample(const std::string& labels, double value, const char* suffix = "") {
+    out_ +=
+        name_ + suffix + (labels.empty() ? "" : "{" + labels + "}") + " " + number(value) + "\n";
+  }
+  std::string engine(std::string_view name, const std::string& more = "") const {
+    return model_ + ",engine=\"" + label_value(name) + "\"" + (more.empty() ? "" : "," + more);
+  }
+  void counter(const std::string& name, const char* help, double value) {
+    family(name, "counter", help);
+    sample(engine("all"), value);
+  }
+  void histogram(const std::string& name, const char* help, const Histogram& h) {
+    family(name, "histogram", help);
+    uint64_t below = 0;
+    for (size_t i = 0; i < h.counts_.size(); ++i) {
+      below += h.counts_[i];
+      std::string le = i < h.bounds_.size() ? number(h.bounds_[i]) : "+Inf";
+      sample(engine("all", "le=\"" + le + "\""), static_cast<double>(below), "_bucket");
+    }
+    sample(engine("all"), h.sum_, "_sum");
+    sample(engine("all"), static_cast<double>(h.count_), "_count");
+  }
+  // One sample per instance.
+  template <class F>
+  void instances(const std::string& name, const char* type, const char* help,
+                 std::span<const InstanceStats> all, F value) {
+    family(name, type, help);
+    for (const auto& instance : all)
+      sample(engine(instance.name), static_cast<double>(value(instance)));
+  }
+  std::string take() { return std::move(out_); }
+
+ private:
+  std::string prefix_, model_, name_, out_;
+};
+
+Metrics::Metrics(std::string prefix, std::string model_name, int max_model_len)
+    : prefix_(std::move(prefix)),
+      model_name_(std::move(model_name)),
+      ttft_(kTtft),
+      inter_token_(kInterToken),
+      e2e_(kLatency),
+      queue_(kLatency),
+      prefill_(kLatency),
+      decode_(kLatency),
+      inference_(kLatency),
+      prompt_tokens_per_request_(tokens_up_to(max_model_len)),
+      generation_tokens_per_request_(tokens_up_to(max_model_len)),
+      max_tokens_(tokens_up_to(max_model_len)),
+      max_generated_(tokens_up_to(max_model_len)),
+      n_(kN) {}
+
+bool Metrics::valid_prefix(std::string_view prefix) {
+  auto good = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+  };
+  return !prefix.empty() && prefix.size() <= 64 && !(prefix[0] >= '0' && prefix[0] <= '9') &&
+         std::all_of(prefix.begin(), prefix.end(), good);
+}
+
+void Metrics::first_token(double ttft_s, int prompt_tokens) {
+  ttft_.observe(ttft_s);
+  prompt_tokens_ += static_cast<uint64_t>(prompt_tokens);
+}
+
+void Metrics::inter_token(double s) { inter_token_.observe(s); }
+
+void Metrics::finished(const FinishedRequest& r) {
+  for (FinishReason reason : r.finishes) ++finishes_[static_cast<size_t>(reason)];
+  n_.observe(r.n);
+  max_tokens_.observe(r.max_tokens);
+  prompt_tokens_per_request_.observe(r.prompt_tokens);
+  cached_prompt_tokens_ += static_cast<uint64_t>(r.cached_tokens);
+  e2e_.observe(std::max(0.0, r.last_token_s - r.arrival_s));
+  if (r.first_token_s == 0) return;  // ended without a token: no interval below exists
+  generation_tokens_per_request_.observe(r.max_generated);
+  max_generated_.observe(r.max_generated);
+  queue_.observe(std::max(0.0, r.scheduled_s - r.queued_s));
+  prefill_.observe(std::max(0.0, r.first_token_s - r.scheduled_s));
+  decode_.observe(std::max(0.0, r.last_token_s - r.first_token_s));
+  inference_.observe(std::max(0.0, r.last_token_s - r.scheduled_s));
+}
+
+void Metrics::http_request(std::string_view handler, std::string_view method, int status) {
+  bool known = method == "GET" || method == "POST" || method == "HEAD";
+  ++http_[{std::string(handler), known ? std::string(method) : "other",
+           std::to_string(status / 100) + "xx"}];
+}
+
+std::string Metrics::render(const ServiceStats& service) const {
+  MetricsText text(prefix_, model_name_);
+  using I = const InstanceStats&;
+  std::span<const InstanceStats> all = service.instances;
+  // Instances over one shared pool see the same blocks: they are told once.
+  std::vector<InstanceStats> pools(
+      all.begin(),
+      all.begin() + (service.shared_pool && !all.empty() ? 1 : static_cast<long>(all.size())));
+  if (service.shared_pool && !pools.empty()) pools[0].name = "pool";
+
+  text.instances("num_requests_running", "gauge", "Sequences in the running batch.", all,
+                 [](I i) { return i.running; });
+  text.instances("num_requests_waiting", "gauge", "Requests waiting for their first step.", all,
+                 [](I i) { return i.waiting; });
+  text.instances("num_requests_remote_prefilling", "gauge",
+                 "Requests whose prefill runs elsewhere and will come here.", all,
+                 [](I i) { return i.queue_remote_prefilling; });
+  text.instances("num_requests_sending", "gauge", "Prefilled requests whose KV is being sent.", all,
+                 [](I i) { return i.queue_prefill_sending; });
+  auto usage = [](I i) {
+    return i.kv.capacity == 0 ? 0.0 : double(i.kv.active + i.kv.in_transfer) / i.kv.capacity;
+  };
+  text.instances("kv_cache_usage_perc", "gauge", "KV blocks in use, 0 to 1.", pools, usage);
+  text.instances("gpu_cache_usage_perc", "gauge", "Old name of kv_cache_usage_perc.", pools, usage);
+
+  text.family("kv_blocks", "gauge", "KV blocks by state; the states sum to the capacity.");
+  for (I i : pools) {
+    text.sample(text.engine(i.name, "state=\"free\""), i.kv.free);
+    text.sample(text.engine(i.name, "state=\"active\""), i.kv.active);
+    text.sample(text.engine(i.name, "state=\"cached\""), i.kv.cached);
+    text.sample(text.engine(i.name, "state=\"in_transfer\""), i.kv.in_transfer);
+  }
+  text.instances("kv_blocks_capacity", "gauge", "KV blocks in all.", pools,
+                 [](I i) { return i.kv.capacity; });
+  text.family("cache_config_info", "gauge", "Shape of the KV memory.");
+  for (I i : pools)
+    text.sample(
+        text.engine(i.name, "block_size=\"" + std::to_string(i.kv.block_tokens) +
+                                "\",num_gpu_blocks=\"" + std::to_string(i.kv.capacity) + "\""),
+        1);
+  text.instances("kv_evictions_total", "counter", "Cached blocks given to other tokens.", all,
+                 [](I i) { return i.kv.evictions; });
+
+  text.instances("prefix_cache_queries_total", "counter", "Prompt tokens looked up, in tokens.",
+                 all, [](I i) { return i.kv.prefix_query_tokens; });
+  text.instances("prefix_cache_hits_total", "counter", "Prompt tokens found, in tokens.", all,
+                 [](I i) { return i.kv.prefix_hit_tokens; });
+  text.instances("num_preemptions_total", "counter", "Sequences sent back to the queue.", all,
+                 [](I i) { return i.preemptions; });
+  text.instances("kv_transfer_bytes_total", "counter", "KV bytes sent to other instances.", all,
+                 [](I i) { return i.transfer_bytes; });
+  text.instances("kv_transfer_seconds_total", "counter", "Time in KV transfers.", all,
+                 [](I i) { return i.transfer_seconds; });
+  text.instances("kv_transfer_descriptors_total", "counter", "Contiguous copies in KV transfers.",
+                 all, [](I i) { return i.transfer_descriptors; });
+  text.instances("kv_transfers_total", "counter", "KV transfers.", all,
+                 [](I i) { return i.transfers; });
+  text.instances("engine_steps_total", "counter", "Forward passes.", all,
+                 [](I i) { return i.steps; });
+  text.instances("engine_step_seconds_total", "counter", "Time in forward passes and sampling.",
+                 all, [](I i) { return i.step_seconds; });
+  text.instances("scheduler_step_seconds_total", "counter", "Time in planning.", all,
+                 [](I i) { return i.schedule_seconds; });
+  text.instances("engine_prompt_tokens_total", "counter",
+                 "Prompt tokens computed, recomputed ones included.", all,
+                 [](I i) { return i.prompt_tokens; });
+  text.instances("engine_generation_tokens_total", "counter", "Tokens sampled.", all,
+                 [](I i) { return i.generated_tokens; });
+
+  text.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token.",
+               static_cast<double>(prompt_tokens_));
+  text.counter("generation_tokens_total", "Output tokens.",
+               static_cast<double>(generation_tokens_));
+  text.counter("prompt_tokens_cached_total", "Prompt tokens whose KV was reused.",
+               static_cast<double>(cached_prompt_tokens_));
+  text.family("request_success_total", "counter", "Ended choices by reason.");
+  constexpr std::pair<FinishReason, const char*> kReasons[] = {{FinishReason::stop, "stop"},
+                                                               {FinishReason::length, "length"},
+                                                               {FinishReason::abort, "abort"},
+                                                               {FinishReason::timeout, "timeout"},
+                                                               {FinishReason::error, "error"}};
+  for (auto [reason, name] : kReasons)
+    text.sample(text.engine("all", std::string("finished_reason=\"") + name + "\""),
+                static_cast<double>(finishes_[static_cast<size_t>(reason)]));
+  text.family("requests_rejected_total", "counter", "Requests refused before they ran.");
+  for (size_t i = 0; i < rejected_.size(); ++i)
+    text.sample(text.engine("all", std::string("reason=\"") + kRejectNames[i] + "\""),
+                static_cast<double>(rejected_[i]));
+
+  text.histogram("time_to_first_token_seconds", "Arrival at the frontend to first token.", ttft_);
+  text.histogram("inter_token_latency_seconds", "Token to next token of a choice.", inter_token_);
+  text.histogram("time_per_output_token_seconds", "Old name of inter_token_latency_seconds.",
+                 inter_token_);
+  text.histogram("e2e_request_latency_seconds", "Arrival to last token.", e2e_);
+  text.histogram("request_queue_time_seconds", "Arrival at the engine to first step.", queue_);
+  text.histogram("request_prefill_time_seconds", "First step to first token.", prefill_);
+  text.histogram("request_decode_time_seconds", "First token to last token.", decode_);
+  text.histogram("request_inference_time_seconds", "First step to last token.", inference_);
+  text.histogram("request_prompt_tokens", "Prompt tokens of a request.",
+                 prompt_tokens_per_request_);
+  text.histogram("request_generation_tokens", "Output tokens of a request's longest choice.",
+                 generation_tokens_per_request_);
+  text.histogram("request_max_num_generation_tokens",
+                 "Output tokens of a request's longest choice.", max_generated_);
+  text.histogram("request_params_max_tokens", "max_tokens asked for.", max_tokens_);
+  text.histogram("request_params_n", "Choices asked for.", n_);
+
+  text.family("http_requests_total", "counter", "Answers by route, method and status class.",
+              false);
+  for (const auto& [key, count] : http_)
+    text.sample("handler=\"" + label_value(key[0]) + "\",method=\"" + key[1] + "\",status=\"" +
+                    key[2] + "\"",
+                static_cast<double>(count));
+  text.family("process_resident_memory_bytes", "gauge", "Resident memory.", false);
+  text.sample("", resident_bytes());
+  return text.take();
+}
+
+}  // namespace xpyd

@@ -1,0 +1,89 @@
+// What /metrics says (Prometheus text format 0.0.4): vLLM's names where the meaning is the same, so
+// that its dashboards work, and ours for KV blocks by state and transfers.
+//
+// Intervals (all on this process's clock, so that no two machines' clocks are ever subtracted):
+//   TTFT       request's arrival at the frontend -> its first token here
+//   ITL        token -> next token of the same choice, as they arrive here
+//   queue      arrival at the engine -> its first step;  prefill: first step -> first token
+//   decode     first -> last token;  inference: first step -> last token;  e2e: arrival -> last
+//   token
+//
+// Thread safety: none; the I/O thread owns it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "batch/request.h"
+#include "disagg/service.h"
+
+namespace xpyd {
+
+class Histogram {
+ public:
+  explicit Histogram(std::span<const double> bounds)
+      : bounds_(bounds.begin(), bounds.end()), counts_(bounds.size() + 1) {}
+  void observe(double value);
+  uint64_t count() const { return count_; }
+
+ private:
+  friend class MetricsText;
+  std::vector<double> bounds_;    // upper, inclusive, rising
+  std::vector<uint64_t> counts_;  // one more than bounds_: the rest
+  double sum_ = 0;
+  uint64_t count_ = 0;
+};
+
+enum class RejectReason : uint8_t {
+  invalid,       // 400 of any kind but too_long
+  too_long,      // prompt and max_tokens beyond the context
+  queue_full,    // the cluster refused
+  draining,      // shutting down
+  overloaded,    // the frontend itself: too many large bodies at once
+  unauthorized,  // no or wrong key
+  unknown_model,
+};
+
+// One request (one prompt of an HTTP request) after its last event.
+struct FinishedRequest {
+  int n = 1;
+  int prompt_tokens = 0, cached_tokens = 0;
+  int max_tokens = 0;
+  int max_generated = 0;  // of one choice
+  std::vector<FinishReason> finishes;
+  double arrival_s = 0, queued_s = 0, scheduled_s = 0, first_token_s = 0, last_token_s = 0;
+};
+
+class Metrics {
+ public:
+  Metrics(std::string prefix, std::string model_name, int max_model_len);
+  // Whether a --metrics-prefix can begin a metric's name.
+  static bool valid_prefix(std::string_view prefix);
+
+  void first_token(double ttft_s, int prompt_tokens);
+  void generated_token() { ++generation_tokens_; }
+  void inter_token(double seconds);
+  void finished(const FinishedRequest& request);
+  void rejected(RejectReason reason) { ++rejected_[static_cast<size_t>(reason)]; }
+  // `handler` is a route of ours or "none": never a client's text.
+  void http_request(std::string_view handler, std::string_view method, int status);
+
+  std::string render(const ServiceStats& service) const;
+
+ private:
+  std::string prefix_, model_name_;
+  Histogram ttft_, inter_token_, e2e_, queue_, prefill_, decode_, inference_;
+  Histogram prompt_tokens_per_request_, generation_tokens_per_request_, max_tokens_, max_generated_,
+      n_;
+  uint64_t prompt_tokens_ = 0, generation_tokens_ = 0, cached_prompt_tokens_ = 0;
+  std::array<uint64_t, 6> finishes_{};  // by FinishReason
+  std::array<uint64_t, 7> rejected_{};
+  std::map<std::array<std::string, 3>, uint64_t> http_;  // handler, method, "2xx"
+};
+
+}  // namespace xpyd

@@ -1,0 +1,230 @@
+#include "server/options.h"
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "allocator/kv_memory.h"
+#include "attention/attention.h"
+#include "batch/policy.h"
+#include "disagg/placement.h"
+#include "disagg/transport/transport.h"
+#include "model/chat_template.h"
+#include "model/gemm.h"
+
+namespace xpyd {
+namespace {
+
+using enum OptionKind;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kMaxTokens = 1 << 24;  // of one sequence: beyond any model, far from overflow
+constexpr double kMaxBytes = double(1ll << 46);
+constexpr double kMaxSeed = double(1ll << 53);
+
+constexpr const char* kEngine = "serve generate";      // runs a model
+constexpr const char* kShape = "serve generate info";  // knows a model
+
+// "a|b|c", the names of a table's rows: a new row is a new choice.
+template <class Rows>
+std::string names(const Rows& rows, std::string list = "") {
+  for (const auto& row : rows) list += (list.empty() ? "" : "|") + std::string(row.name);
+  return list;
+}
+
+// Variants that this CPU can run.
+template <class Rows>
+std::string available(const Rows& rows) {
+  std::string list = "auto";
+  for (const auto& row : rows)
+    if (row.available()) list += "|" + std::string(row.name);
+  return list;
+}
+
+std::vector<OptionRow> make_rows() {
+  // The rows keep pointers into these.
+  static const std::string allocators = names(kv_schemes()), batchings = names(batch_policies()),
+                           placements = names(placement_policies()), wires = names(transports()),
+                           templates = names(chat_templates(), "auto|none"),
+                           gemms = available(gemm_variants()),
+                           attentions = available(attention_variants());
+  // name, kind, default, unit, choices, min, max, help, group
+  return {
+      // Where and what.
+      {"topology", text, "1P1D", "", "xPyDzC", 0, 0,
+       "instances: 1P1D, 2P3D, 1C (colocated) or a mix such as 2C1P1D", "serve"},
+      {"topology", text, "1C", "", "xPyDzC", 0, 0,
+       "instances: 1P1D, 2P3D, 1C (colocated) or a mix such as 2C1P1D", "generate"},
+      {"device", choice, "cpu", "", "cpu", 0, 0, "where the model runs; this build has no CUDA",
+       kShape},
+      {"dtype", choice, "f32", "", "f32|bf16", 0, 0,
+       "element type of the weight matrices in memory", kShape},
+      {"load-format", choice, "auto", "", "auto|dummy", 0, 0,
+       "dummy: only config.json is read and the weights are seeded random numbers", kEngine},
+      {"max-model-len", integer, "0", "tokens", "", 0, kMaxTokens,
+       "longest sequence, prompt and output; 0: the model's own context length", kShape},
+
+      // KV memory.
+      {"kv-dtype", choice, "f32", "", "f32|bf16", 0, 0, "element type of the KV cache", kShape},
+      {"allocator", choice, "paged", "", allocators.c_str(), 0, 0, "KV memory scheme", kEngine},
+      {"block-tokens", integer, "16", "tokens", "", 1, 4096, "tokens of one KV block (paged)",
+       kShape},
+      {"kv-bytes", bytes, "512MiB", "bytes", "", 1, kMaxBytes,
+       "KV pool of each instance, exactly; with --transport handoff they share one pool of the sum",
+       kShape},
+      {"kv-layout", choice, "layer_major", "", "layer_major|token_major", 0, 0,
+       "order of KV bytes in the pool", kEngine},
+      {"prefix-cache", choice, "on", "", "on|off", 0, 0,
+       "reuse the KV of prompts that begin alike (paged)", kEngine},
+
+      // Batching.
+      {"batching", choice, "chunked", "", batchings.c_str(), 0, 0,
+       "which sequences run in a step, and how many tokens of each", kEngine},
+      {"chunk-tokens", integer, "512", "tokens", "", 1, 1 << 20,
+       "chunked: tokens of one step at most", kShape},
+      {"max-step-tokens", integer, "2048", "tokens", "", 1, 1 << 20,
+       "static, prefill_first: prompt tokens of one step at most; a longer prompt takes several",
+       kShape},
+      {"max-batch", integer, "64", "sequences", "", 1, 65536,
+       "sequences running at once, each instance", kShape},
+      {"max-queue", integer, "256", "requests", "", 1, 1 << 20,
+       "requests waiting for their first step, each P or C; beyond it: 503 and Retry-After",
+       kEngine},
+
+      // Prefill/decode disaggregation.
+      {"disagg", choice, "prefill_first", "", "prefill_first", 0, 0, "how P and D share a request",
+       kEngine},
+      {"transport", choice, "local", "", wires.c_str(), 0, 0,
+       "how KV goes from P to D: copied, or handed over as block ids of one shared pool", kEngine},
+      {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0,
+       "when KV is sent: after each layer, each chunk, or the whole prompt", kEngine},
+      {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0,
+       "which P and which D take a request", kEngine},
+
+      // The machine.
+      {"threads", integer, "0", "threads", "", 0, 1024,
+       "of each instance; 0: the cores of this machine divided by the instances", kEngine},
+      {"pin", choice, "off", "", "on|off", 0, 0, "bind each thread to a core of its own", kEngine},
+      {"gemm", choice, "auto", "", gemms.c_str(), 0, 0,
+       "matrix product variant, of those that this CPU can run", kShape},
+      {"attention", choice, "auto", "", attentions.c_str(), 0, 0,
+       "attention variant, of those that this CPU can run", kShape},
+
+      // The front end.
+      {"port", integer, "8000", "", "", 0, 65535, "TCP port; 0: any free one", "serve"},
+      {"host", text, "127.0.0.1", "", "ADDRESS", 0, 0, "address to listen on", "serve"},
+      {"served-model-name", text, "", "", "NAME", 0, 0,
+       "name in the API; empty: the name of the model's folder", "serve"},
+      {"chat-template", choice, "auto", "", templates.c_str(), 0, 0,
+       "how chat messages become a prompt; auto: by the model's files", kEngine},
+      {"api-key", text, "", "secret", "KEY", 0, 0,
+       "clients must send it as a Bearer token; empty: open", "serve"},
+      {"max-connections", integer, "1024", "connections", "", 1, 65536,
+       "open at once; further ones wait to be accepted", "serve"},
+      {"request-timeout", number, "600", "s", "", 0, 86400,
+       "of a request as a whole, queue included; 0: none", "serve"},
+      {"metrics-prefix", text, "vllm", "", "PREFIX", 0, 0, "of the names in /metrics", "serve"},
+      {"dev-endpoints", flag, "off", "", "", 0, 0,
+       "also answer /reset_prefix_cache and /server_info, to loopback only", "serve"},
+
+      // generate.
+      {"prompt", text, "", "", "TEXT", 0, 0, "what to continue", "generate"},
+      {"chat", flag, "off", "", "", 0, 0, "the prompt is a user's message: apply the chat template",
+       "generate"},
+      {"max-tokens", integer, "128", "tokens", "", 1, kMaxTokens, "output tokens at most",
+       "generate"},
+      {"temperature", number, "0", "", "", 0, 100, "0: greedy", "generate"},
+      {"top-k", integer, "0", "tokens", "", 0, kMaxTokens, "sample among the k likeliest; 0: all",
+       "generate"},
+      {"top-p", number, "1", "", "", 0, 1, "sample among the likeliest that together reach p",
+       "generate"},
+
+      // bench: the server and the load.
+      {"url", text, "http://127.0.0.1:8000", "", "URL", 0, 0, "server, http only", "bench"},
+      {"endpoint", text, "/v1/completions", "", "PATH", 0, 0, "completions endpoint", "bench"},
+      {"model", text, "", "", "NAME", 0, 0, "model to name in requests; empty: the server's first",
+       "bench"},
+      {"api-key", text, "", "secret", "KEY", 0, 0, "sent as a Bearer token", "bench"},
+      {"dataset", choice, "random", "", "random|shared-prefix|sharegpt|mooncake", 0, 0,
+       "where prompts and lengths come from", "bench"},
+      {"dataset-path", text, "", "", "FILE", 0, 0, "of sharegpt (JSON) and mooncake (JSON lines)",
+       "bench"},
+      {"requests", integer, "100", "requests", "", 1, 1 << 20,
+       "how many to send; a file may hold fewer", "bench"},
+      {"rate", number, "inf", "requests/s", "", 1e-6, kInf,
+       "arrivals; inf: all at once; the mooncake data set brings its own times", "bench"},
+      {"arrival", choice, "poisson", "", "poisson|fixed", 0, 0, "gaps between arrivals", "bench"},
+      {"burstiness", number, "1", "", "", 1e-3, 1e3,
+       "shape of the gamma distribution of gaps: 1 Poisson, below 1 burstier", "bench"},
+      {"max-concurrency", integer, "0", "requests", "", 0, 65536,
+       "in flight at once, others wait at the client; 0: no limit", "bench"},
+      {"time-scale", number, "1", "", "", 1e-6, 1e6,
+       "mooncake: trace seconds per second of ours; 2 replays twice as fast", "bench"},
+      {"input-len", integer, "512", "tokens", "", 1, kMaxTokens,
+       "random: prompt; shared-prefix: the part that is each request's own", "bench"},
+      {"output-len", integer, "128", "tokens", "", 1, kMaxTokens,
+       "random, shared-prefix; sharegpt when given", "bench"},
+      {"range-ratio", number, "0", "", "", 0, 0.999,
+       "random: lengths uniform in [(1-r)L, (1+r)L] (vLLM's meaning)", "bench"},
+      {"prefix-len", integer, "256", "tokens", "", 1, kMaxTokens,
+       "shared-prefix: the part that a group shares", "bench"},
+      {"prefix-groups", integer, "8", "groups", "", 1, 1 << 20,
+       "shared-prefix: groups, visited in turn", "bench"},
+      {"vocab", integer, "0", "tokens", "", 0, kMaxTokens,
+       "ids of made-up prompts stay below it; 0: ask the server", "bench"},
+      {"temperature", number, "0", "", "", 0, 100, "0: greedy", "bench"},
+      {"ignore-eos", choice, "on", "", "on|off", 0, 0, "on: every answer has its full length",
+       "bench"},
+      {"goodput", text, "", "ms", "'ttft:200 tpot:50 e2el:5000'", 0, 0,
+       "limits that a good request meets, all of them", "bench"},
+      {"warmups", integer, "1", "requests", "", 0, 1024, "sent and awaited first, not counted",
+       "bench"},
+      {"timeout", number, "600", "s", "", 0.001, 86400, "of one request, from its sending",
+       "bench"},
+      {"detailed", flag, "off", "", "", 0, 0,
+       "--json also holds each request: lengths, times, gaps, text, error", "bench"},
+      {"progress", choice, "auto", "", "auto|off", 0, 0, "auto: a bar when stderr is a terminal",
+       "bench"},
+
+      // info.
+      {"tokens", integer, "2048", "tokens", "", 1, kMaxTokens,
+       "prompt length for which a transfer is worked out", "info"},
+
+      // peak.
+      {"threads", integer, "0", "threads", "", 0, 1024, "0: all cores of this machine", "peak"},
+      {"refresh", flag, "off", "", "", 0, 0, "measure again although a cached result is there",
+       "peak"},
+
+      // Everybody.
+      {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random", "serve generate bench"},
+      {"json", text, "", "", "FILE", 0, 0, "also write the result there", "bench peak info"},
+      {"config", text, "", "", "FILE", 0, 0,
+       "read options from FILE, lines `name = value`; the command line wins",
+       "serve generate bench peak info"},
+  };
+}
+
+}  // namespace
+
+std::span<const OptionRow> option_table() {
+  static const std::vector<OptionRow> rows = make_rows();
+  return rows;
+}
+
+Status check_options(const Options& options, std::string_view group) {
+  if (group == "bench") {
+    const std::string& dataset = options.text("dataset");
+    bool needs_file = dataset == "sharegpt" || dataset == "mooncake";
+    if (needs_file && options.text("dataset-path").empty())
+      return invalid("--dataset-path: expected the file of data set " + dataset);
+    if (!needs_file && options.given("dataset-path"))
+      return invalid("--dataset-path: data set " + dataset + " has no file");
+    if (dataset == "mooncake" && options.given("rate"))
+      return invalid("--rate: the mooncake trace brings its own times; use --time-scale");
+  }
+  if (group == "generate" && options.text("prompt").empty())
+    return invalid("--prompt: expected a text to continue");
+  return ok();
+}
+
+}  // namespace xpyd

@@ -1,0 +1,33 @@
+// The parts of a running xpyd, built from its options: what serve and generate have in common.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/options.h"
+#include "disagg/cluster.h"
+#include "model/chat_template.h"
+#include "model/config.h"
+#include "model/model.h"
+#include "model/tokenizer.h"
+
+namespace xpyd {
+
+struct Stack {
+  RealClock clock;
+  ModelConfig config;
+  std::unique_ptr<const Tokenizer>
+      tokenizer;  // null with --load-format dummy and no tokenizer.json
+  const ChatTemplate* chat_template = nullptr;
+  std::shared_ptr<const Weights> weights;
+  std::vector<std::unique_ptr<ThreadTeam>> teams;  // one per instance, used by its model
+  int max_model_len = 0;                           // tokens
+  std::unique_ptr<Cluster> cluster;                // not started
+};
+
+// The error names the option or the file. Says on stderr what it loads.
+Result<std::unique_ptr<Stack>> build_stack(const Options& options);
+
+}  // namespace xpyd

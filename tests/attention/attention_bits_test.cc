@@ -1,0 +1,128 @@
+// DESIGN D1: the bits of an output depend on its q and on its K and V, and on nothing else.
+#include "tests/attention/attention_case.h"
+#include "tests/catch.h"
+
+namespace xpyd {
+namespace {
+
+using namespace testing;
+
+// Outputs of tokens [0, length) of sequence `seq`, computed in steps of `chunk` tokens. `mates`:
+// other sequences of the same cache decode in the same steps.
+std::vector<float> in_chunks(const AttentionVariant& variant, const Cache& cache, int seq,
+                             int length, int chunk, int n_heads, int window, ThreadTeam& team,
+                             bool mates) {
+  std::vector<float> all;
+  for (int done = 0; done < length;) {
+    int n = std::min(chunk, length - done);
+    std::vector<Part> parts;
+    if (mates) parts.push_back({1, 1, 65});
+    parts.push_back({seq, n, done + n});
+    if (mates) parts.push_back({2, 9, 40});
+    Step step(cache, parts, n_heads, cache.layout.shape.n_layers - 1, window);
+    variant.run(step.args, team);
+    size_t row = size_t(n_heads) * size_t(cache.layout.shape.head_dim);
+    const float* mine = step.out.data() + (mates ? row : 0);
+    all.insert(all.end(), mine, mine + size_t(n) * row);
+    done += n;
+  }
+  return all;
+}
+
+struct BitCase {
+  int n_heads, n_kv_heads, head_dim, length, window;
+};
+
+}  // namespace
+
+TEST_CASE("attention: bits do not depend on chunking, batch, memory or threads", "[attention]") {
+  const BitCase cases[] = {{4, 1, 16, 530, 0},  {8, 2, 64, 200, 0},  {2, 2, 12, 1040, 0},
+                           {4, 1, 128, 140, 0}, {4, 2, 16, 600, 70}, {8, 1, 8, 300, 7},
+                           {16, 1, 16, 150, 0}, {2, 2, 32, 90, 1},   {6, 2, 80, 100, 0}};
+  for (const AttentionVariant& variant : attention_variants()) {
+    if (!variant.available()) continue;
+    for (const BitCase& c : cases)
+      for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+        KvShape shape = {2, c.n_kv_heads, c.head_dim, dtype};
+        std::vector<float> want;
+        int n_compared = 0;
+        for (const Memory& memory : kMemories) {
+          Cache cache(shape, memory, {c.length, 65, 40}, uint64_t(n_compared));
+          cache.fill(0, 0, c.length), cache.fill(1, 0, 65), cache.fill(2, 0, 40);
+          for (int threads : {1, 2, 3}) {
+            ThreadTeam team(threads);
+            for (int chunk : {c.length, 1, 7, 64, 97}) {
+              if (chunk == 1 && threads == 2 && memory.block_tokens == 1) continue;  // time
+              std::vector<float> got = in_chunks(variant, cache, 0, c.length, chunk, c.n_heads,
+                                                 c.window, team, (threads + chunk) % 2 == 0);
+              if (want.empty()) want = got;
+              INFO(variant.name << " " << memory.name << " threads " << threads << " chunk "
+                                << chunk << " dim " << c.head_dim << " length " << c.length
+                                << " window " << c.window << " " << dtype_name(dtype));
+              REQUIRE(got.size() == want.size());
+              CHECK(same_bits(got.data(), want.data(), want.size()));
+              ++n_compared;
+            }
+          }
+        }
+        CHECK(n_compared > 100);
+      }
+  }
+}
+
+TEST_CASE("attention: rows that a query may not see are never read", "[attention]") {
+  // Everything outside is NaN: unwritten tokens, other blocks, tokens before the window. Inside a
+  // prefill step, later tokens are infinite in V for all but the queries that may see them.
+  for (const AttentionVariant& variant : attention_variants()) {
+    if (!variant.available()) continue;
+    for (const Memory& memory : kMemories)
+      for (Dtype dtype : {Dtype::f32, Dtype::bf16})
+        for (int window : {0, 3, 70})
+          for (int n_q : {1, 2, 60}) {
+            const int length = 600;
+            KvShape shape = {1, 2, 16, dtype};
+            ThreadTeam team(2);
+            Cache clean(shape, memory, {length + 40}), poisoned(shape, memory, {length + 40});
+            clean.fill(0, 0, length + 40);
+            int first = window ? std::max(0, length - n_q - window + 1) : 0;
+            poisoned.fill(0, first, length);
+            Step want(clean, {{0, n_q, length}}, 4, 0, window),
+                got(poisoned, {{0, n_q, length}}, 4, 0, window);
+            variant.run(want.args, team);
+            variant.run(got.args, team);
+            INFO(variant.name << " " << memory.name << " window " << window << " n_q " << n_q);
+            CHECK(same_bits(got.out.data(), want.out.data(), want.out.size()));
+
+            // The last token's V is infinite: only the last query may notice.
+            for (int h = 0; h < 2; ++h)
+              for (int d = 0; d < 16; ++d) poisoned.put(0, 0, 1, length - 1, h, d, INFINITY);
+            variant.run(got.args, team);
+            size_t before = want.out.size() - 4 * 16;
+            CHECK(same_bits(got.out.data(), want.out.data(), before));
+            CHECK(!std::isfinite(got.out[before]));
+          }
+  }
+}
+
+TEST_CASE("attention: a forced variant is the one that runs", "[attention]") {
+  KvShape shape = {1, 2, 64, Dtype::f32};
+  Cache cache(shape, kMemories[2], {200});
+  cache.fill(0, 0, 200);
+  ThreadTeam team(1);
+  std::vector<std::vector<float>> outs;
+  for (const AttentionVariant& variant : attention_variants()) {
+    if (!variant.available()) continue;
+    Step step(cache, {{0, 5, 200}}, 4, 0, 0);
+    variant.run(step.args, team);
+    outs.push_back(step.out);
+  }
+  // Fused multiply-adds round once where portable code rounds twice: the bits tell who ran.
+  for (size_t i = 0; i < outs.size(); ++i)
+    for (size_t j = 0; j < i; ++j) CHECK(outs[i] != outs[j]);
+  CHECK(std::string(attention_variants()[0].name) == "portable");
+  CHECK(attention_variants()[0].available());
+  if (outs.size() == 2) CHECK(std::string(default_attention().name) == "avx2");
+  if (outs.size() < 2) SKIP_TEST("no AVX2 here: only the portable variant was compared");
+}
+
+}  // namespace xpyd

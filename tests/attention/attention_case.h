@@ -1,0 +1,138 @@
+// Shared by the tests of attention/: a cache whose contents are a function of (sequence, layer, K
+// or V, token, head, dim), so that any layout, chunking and batch can hold the same numbers, and
+// steps over it.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention/attention.h"
+#include "base/random.h"
+
+namespace xpyd::testing {
+
+// Uniform in [-1, 1), the same for the same indices.
+inline float number(int what, int seq, int layer, int token, int head, int d) {
+  uint64_t key = uint64_t(what);
+  for (int i : {seq, layer, token, head, d}) key = key * 1000003u + uint64_t(i);
+  return float(2 * Random(key * 0x9e3779b97f4a7c15u).uniform() - 1);
+}
+inline float k_number(int seq, int layer, int token, int head, int d) {
+  return number(1, seq, layer, token, head, d);
+}
+inline float v_number(int seq, int layer, int token, int head, int d) {
+  return number(2, seq, layer, token, head, d);
+}
+
+struct Memory {
+  const char* name;
+  KvOrder order;
+  int block_tokens;  // 0: contiguous slots
+};
+inline constexpr Memory kMemories[] = {
+    {"contiguous layer_major", KvOrder::layer_major, 0},
+    {"contiguous token_major", KvOrder::token_major, 0},
+    {"paged 16 layer_major", KvOrder::layer_major, 16},
+    {"paged 16 token_major", KvOrder::token_major, 16},
+    {"paged 1 layer_major", KvOrder::layer_major, 1},
+    {"paged 1 token_major", KvOrder::token_major, 1},
+    {"paged 64 layer_major", KvOrder::layer_major, 64},
+    {"paged 64 token_major", KvOrder::token_major, 64},
+};
+
+// KV of `lengths.size()` sequences; every byte is 0xff, a NaN in f32 and bf16, until it is written.
+struct Cache {
+  KvLayout layout;
+  std::vector<std::byte> pool;
+  std::vector<std::vector<int32_t>> tables;
+  std::vector<KvView> views;
+
+  Cache(const KvShape& shape, const Memory& memory, const std::vector<int>& lengths,
+        uint64_t seed = 1) {
+    int longest = 1, n_blocks = 0;
+    for (int n : lengths) longest = std::max(longest, n);
+    int block = memory.block_tokens ? memory.block_tokens : longest;
+    for (int n : lengths) n_blocks += memory.block_tokens ? (n + block - 1) / block : 1;
+    layout = {shape, memory.order, block, n_blocks + 2};  // two blocks belong to nobody
+    pool.assign(layout.pool_bytes(), std::byte{0xff});
+    std::vector<int32_t> free;
+    for (int b = 0; b < layout.n_blocks; ++b) free.push_back(b);
+    Random random(seed);
+    for (size_t i = free.size(); i > 1; --i) std::swap(free[i - 1], free[random.below(i)]);
+    for (int n : lengths) {
+      std::vector<int32_t> table;
+      for (int t = 0; t < std::max(n, 1); t += block) table.push_back(free.back()), free.pop_back();
+      tables.push_back(table);
+    }
+    for (size_t s = 0; s < lengths.size(); ++s)
+      views.push_back(memory.block_tokens ? KvView{pool.data(), &layout, tables[s].data(), 0}
+                                          : KvView{pool.data(), &layout, nullptr, tables[s][0]});
+  }
+  Cache(const Cache&) = delete;
+
+  // Tokens [begin, end) of a sequence, all layers, by plain stores: independent of append_kv.
+  void fill(int s, int begin, int end) {
+    for (int layer = 0; layer < layout.shape.n_layers; ++layer)
+      for (int kv = 0; kv < 2; ++kv)
+        for (int t = begin; t < end; ++t)
+          for (int h = 0; h < layout.shape.n_kv_heads; ++h)
+            for (int d = 0; d < layout.shape.head_dim; ++d)
+              put(s, layer, kv, t, h, d, number(kv + 1, s, layer, t, h, d));
+  }
+  void put(int s, int layer, int kv, int t, int h, int d, float x) {
+    std::byte* row = views[size_t(s)].row(layer, kv, t, h);
+    if (layout.shape.dtype == Dtype::f32) {
+      std::memcpy(row + 4 * d, &x, 4);
+    } else {
+      bf16 y = to_bf16(x);
+      std::memcpy(row + 2 * d, &y, 2);
+    }
+  }
+};
+
+// Part of a step: `n_q` new tokens of sequence `seq`, which then has `kv_length` tokens.
+struct Part {
+  int seq, n_q, kv_length;
+};
+
+// One call's arguments. q of a token depends on its sequence and position only.
+struct Step {
+  std::vector<int32_t> q_offsets = {0}, kv_lengths;
+  std::vector<KvView> views;
+  std::vector<float> q, out;
+  AttentionArgs args;
+
+  Step(const Cache& cache, const std::vector<Part>& parts, int n_heads, int layer, int window,
+       float sharpness = 4.0f) {
+    const KvShape& shape = cache.layout.shape;
+    for (const Part& part : parts) {
+      q_offsets.push_back(q_offsets.back() + part.n_q);
+      kv_lengths.push_back(part.kv_length);
+      views.push_back(cache.views[size_t(part.seq)]);
+      for (int p = part.kv_length - part.n_q; p < part.kv_length; ++p)
+        for (int h = 0; h < n_heads; ++h)
+          for (int d = 0; d < shape.head_dim; ++d)
+            q.push_back(sharpness * number(3, part.seq, layer, p, h, d));
+    }
+    out.assign(q.size(), std::nanf(""));
+    args = {.q = q.data(),
+            .out = out.data(),
+            .q_offsets = q_offsets,
+            .kv_lengths = kv_lengths,
+            .views = views,
+            .layer = layer,
+            .n_heads = n_heads,
+            .sliding_window = window,
+            .scale = 1.0f / std::sqrt(float(shape.head_dim))};
+  }
+  Step(const Step&) = delete;
+};
+
+inline bool same_bits(const float* a, const float* b, size_t n) {
+  return std::memcmp(a, b, n * sizeof(float)) == 0;
+}
+
+}  // namespace xpyd::testing

@@ -1,0 +1,202 @@
+// Every element of every variant against double precision, with a bound derived from the
+// arithmetic.
+#include <set>
+
+#include "attention/attention_reference.h"
+#include "tests/attention/attention_case.h"
+#include "tests/catch.h"
+
+namespace xpyd {
+namespace {
+
+using namespace testing;
+
+double cached(const AttentionArgs& args, int s, int kv, int t, int h, int d) {
+  const std::byte* row = args.views[size_t(s)].row(args.layer, kv, t, h);
+  if (args.views[size_t(s)].layout->shape.dtype == Dtype::f32)
+    return double(reinterpret_cast<const float*>(row)[d]);
+  return double(to_f32(reinterpret_cast<const bf16*>(row)[d]));
+}
+
+// The largest error that rounding can make, per element. With u = 2^-24 and n tokens:
+//   score: a chain of head_dim products after two roundings of the scaled q, so |e| <= (head_dim +
+//   3) u sum |q k| scale; a weight's relative error is that (largest over t), plus 2e-7 of exp2 and
+//   the roundings of its argument; each rescaling (one per tile or split at most) adds 2e-7; the
+//   sums over tokens add (n + 8) u. Numerator and denominator both have it.
+std::vector<double> bounds(const AttentionArgs& args) {
+  std::vector<float> weighted(size_t(args.q_offsets.back()) * size_t(args.n_heads) *
+                              size_t(args.views[0].layout->shape.head_dim));
+  AttentionArgs absolute = args;
+  absolute.out = weighted.data();  // sum_t weight |V|
+  attention_reference_over(absolute, [&](int s, int kv, int t, int h, int d) {
+    double x = cached(args, s, kv, t, h, d);
+    return kv ? std::abs(x) : x;
+  });
+  const double u = 0x1p-24;
+  std::vector<double> bound(weighted.size());
+  for (size_t s = 0; s < args.views.size(); ++s) {
+    int dim = args.views[s].layout->shape.head_dim;
+    int group = args.n_heads / args.views[s].layout->shape.n_kv_heads;
+    for (int i = args.q_offsets[s]; i < args.q_offsets[s + 1]; ++i) {
+      int end = args.kv_lengths[s] - args.q_offsets[s + 1] + i + 1;
+      int begin = args.sliding_window ? std::max(0, end - args.sliding_window) : 0;
+      for (int h = 0; h < args.n_heads; ++h) {
+        size_t row = (size_t(i) * size_t(args.n_heads) + size_t(h)) * size_t(dim);
+        double magnitude = 0;
+        for (int t = begin; t < end; ++t) {
+          double sum = 0;
+          for (int d = 0; d < dim; ++d)
+            sum += std::abs(double(args.q[row + size_t(d)]) *
+                            cached(args, int(s), 0, t, h / group, d));
+          magnitude = std::max(magnitude, sum * double(args.scale));
+        }
+        int n = end - begin;
+        double weight = (dim + 3) * u * magnitude + 2e-7 + 2 * u + (n / 64 + 2) * 2e-7;
+        for (int d = 0; d < dim; ++d) {
+          size_t at = row + size_t(d);
+          bound[at] = (2 * weight + 2 * (n + 8) * u) * double(weighted[at]) + 1e-30;
+        }
+      }
+    }
+  }
+  return bound;
+}
+
+// Returns "" or the first element that is off.
+std::string compare(const Step& got, const Step& want, const std::vector<double>& bound) {
+  for (size_t i = 0; i < got.out.size(); ++i) {
+    double error = std::abs(double(got.out[i]) - double(want.out[i]));
+    if (!(error <= bound[i]))
+      return "element " + std::to_string(i) + " of " + std::to_string(got.out.size()) + ": " +
+             std::to_string(got.out[i]) + " for " + std::to_string(want.out[i]) + ", bound " +
+             std::to_string(bound[i]);
+  }
+  return "";
+}
+
+struct Heads {
+  int n_heads, n_kv_heads, head_dim;
+};
+
+void check_all_variants(const KvShape& shape, int n_heads, const Memory& memory,
+                        const std::vector<Part>& parts, int window, int n_threads) {
+  std::vector<int> lengths;
+  for (const Part& part : parts) lengths.push_back(part.kv_length);
+  Cache cache(shape, memory, lengths);
+  for (size_t s = 0; s < parts.size(); ++s) cache.fill(int(s), 0, parts[s].kv_length);
+  ThreadTeam team(n_threads);
+  for (int layer = 0; layer < shape.n_layers; ++layer) {
+    Step want(cache, parts, n_heads, layer, window);
+    attention_reference(want.args);
+    std::vector<double> bound = bounds(want.args);
+    for (const AttentionVariant& variant : attention_variants()) {
+      if (!variant.available()) continue;
+      Step got(cache, parts, n_heads, layer, window);
+      variant.run(got.args, team);
+      std::string off = compare(got, want, bound);
+      INFO(variant.name << ", " << memory.name << ", " << dtype_name(shape.dtype) << ", heads "
+                        << n_heads << "/" << shape.n_kv_heads << ", dim " << shape.head_dim
+                        << ", layer " << layer << ", window " << window << ", kv "
+                        << parts[0].kv_length);
+      CHECK(off == "");
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("attention: the reference gives what can be worked out by hand", "[attention]") {
+  KvShape shape = {1, 1, 2, Dtype::f32};
+  Cache cache(shape, kMemories[0], {3});
+  // Two keys orthogonal to q share the weight with one that is ln 2 / scale ahead: 1/4, 1/4, 1/2.
+  float k[3][2] = {{0, 1}, {0, -3}, {1, 7}}, v[3][2] = {{4, 0}, {8, 0}, {2, 6}};
+  for (int t = 0; t < 3; ++t)
+    for (int d = 0; d < 2; ++d)
+      cache.put(0, 0, 0, t, 0, d, k[t][d]), cache.put(0, 0, 1, t, 0, d, v[t][d]);
+  Step step(cache, {{0, 1, 3}}, 1, 0, 0);
+  step.q = {float(std::log(2.0) * std::sqrt(2.0)), 0};
+  attention_reference(step.args);
+  CHECK(step.out[0] == Approx(4.0));
+  CHECK(step.out[1] == Approx(3.0));
+  step.args.sliding_window = 1;
+  attention_reference(step.args);
+  CHECK(step.out == std::vector<float>{2, 6});
+}
+
+TEST_CASE("attention: every length at an edge agrees with double precision", "[attention]") {
+  // Block, panel, tile and split boundaries, plus and minus one; decode and a few tokens of
+  // prefill.
+  for (int length :
+       {1, 2, 15, 16, 17, 31, 63, 64, 65, 127, 129, 511, 512, 513, 575, 577, 1023, 1025})
+    for (int n_q : {1, 3, 40}) {
+      if (n_q > length) continue;
+      for (Dtype dtype : {Dtype::f32, Dtype::bf16})
+        check_all_variants({1, 2, 16, dtype}, 4, kMemories[2], {{0, n_q, length}}, 0, 2);
+    }
+}
+
+TEST_CASE("attention: every head shape agrees with double precision", "[attention]") {
+  const Heads all[] = {{1, 1, 1},    {2, 1, 3},   {4, 4, 4},  {4, 1, 8},   {6, 2, 12},
+                       {7, 1, 20},   {8, 1, 24},  {8, 2, 64}, {16, 2, 64}, {8, 8, 128},
+                       {16, 4, 128}, {16, 1, 80}, {5, 1, 33}, {12, 2, 256}};
+  for (const Heads& heads : all)
+    for (Dtype dtype : {Dtype::f32, Dtype::bf16})
+      for (int n_q : {1, 2, 50})
+        check_all_variants({1, heads.n_kv_heads, heads.head_dim, dtype}, heads.n_heads,
+                           kMemories[3], {{0, n_q, 50}, {1, n_q, 83}}, 0, 1);
+}
+
+TEST_CASE("attention: ragged batches in every memory agree with double precision", "[attention]") {
+  std::vector<Part> mixed = {{0, 1, 1}, {1, 77, 77},  {2, 1, 600},
+                             {3, 0, 9}, {4, 33, 161}, {5, 2, 530}};
+  for (const Memory& memory : kMemories)
+    for (Dtype dtype : {Dtype::f32, Dtype::bf16})
+      for (int window : {0, 1, 20, 100})
+        check_all_variants({2, 2, 16, dtype}, 8, memory, mixed, window, 3);
+}
+
+TEST_CASE("attention: sliding windows of every length agree with double precision", "[attention]") {
+  for (int window : {1, 2, 5, 15, 16, 17, 63, 64, 65, 100, 511, 512, 513, 700, 4000})
+    for (int n_q : {1, 7, 90})
+      check_all_variants({1, 1, 16, Dtype::f32}, 2, kMemories[2], {{0, n_q, 640}}, window, 2);
+}
+
+TEST_CASE("attention: huge scores give a one-hot weight, not NaN", "[attention]") {
+  KvShape shape = {1, 1, 16, Dtype::f32};
+  Cache cache(shape, kMemories[2], {700});
+  cache.fill(0, 0, 700);
+  for (int d = 0; d < 16; ++d)
+    cache.put(0, 0, 0, 333, 0, d, 1000.0f), cache.put(0, 0, 0, 5, 0, d, -1000.0f);
+  for (const AttentionVariant& variant : attention_variants()) {
+    if (!variant.available()) continue;
+    ThreadTeam team(1);
+    Step step(cache, {{0, 1, 700}}, 1, 0, 0);
+    for (float& q : step.q) q = 1000.0f;
+    variant.run(step.args, team);
+    for (int d = 0; d < 16; ++d) CHECK(step.out[size_t(d)] == v_number(0, 0, 333, 0, d));
+  }
+}
+
+TEST_CASE("attention: work() is what the reference touches", "[attention]") {
+  for (int window : {0, 5, 40})
+    for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+      KvShape shape = {2, 2, 6, dtype};
+      std::vector<Part> parts = {{0, 1, 30}, {1, 17, 17}, {2, 0, 12}, {3, 9, 60}};
+      Cache cache(shape, kMemories[2], {30, 17, 12, 60});
+      for (int s = 0; s < 4; ++s) cache.fill(s, 0, parts[size_t(s)].kv_length);
+      Step step(cache, parts, 4, 1, window);
+      std::set<std::vector<int>> elements;
+      double reads = 0;
+      attention_reference_over(step.args, [&](int s, int kv, int t, int h, int d) {
+        elements.insert({s, kv, t, h, d});
+        ++reads;
+        return cached(step.args, s, kv, t, h, d);
+      });
+      Work claimed = work(step.args);
+      double q_and_out = 2.0 * 4 * double(step.q.size());
+      CHECK(claimed.bytes == q_and_out + double(elements.size() * dtype_bytes(dtype)));
+      CHECK(claimed.flops == 2 * reads);  // each element read is multiplied once and added once
+    }
+}
+
+}  // namespace xpyd

@@ -1,0 +1,113 @@
+#include "base/thread_team.h"
+
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "tests/catch.h"
+
+namespace xpyd {
+
+TEST_CASE("run calls the body once for each rank and waits for all", "[base][thread_team]") {
+  for (int n : {1, 2, 3, 8}) {
+    ThreadTeam team(n);
+    REQUIRE(team.size() == n);
+    std::vector<int> calls(static_cast<size_t>(n), 0);  // plain ints: run() itself must order the accesses
+    for (int round = 0; round < 500; ++round) {
+      team.run([&](int rank) { ++calls[size_t(rank)]; });
+      for (int c : calls) REQUIRE(c == round + 1);
+    }
+  }
+}
+
+TEST_CASE("rank 0 is the caller", "[base][thread_team]") {
+  ThreadTeam team(3);
+  std::vector<std::thread::id> ids(3);
+  team.run([&](int rank) { ids[size_t(rank)] = std::this_thread::get_id(); });
+  REQUIRE(ids[0] == std::this_thread::get_id());
+  REQUIRE(ids[1] != ids[0]);
+  REQUIRE(ids[2] != ids[1]);
+}
+
+TEST_CASE("barrier separates phases, with more threads than cores too", "[base][thread_team]") {
+  for (int n : {1, 2, 3, 8}) {
+    ThreadTeam team(n);
+    std::vector<int> phase(static_cast<size_t>(n), 0);
+    std::atomic<int> wrong{0};
+    team.run([&](int rank) {
+      for (int step = 1; step <= 100; ++step) {
+        phase[size_t(rank)] = step;
+        team.barrier();
+        for (int p : phase)
+          if (p != step) ++wrong;
+        team.barrier();
+      }
+    });
+    REQUIRE(wrong == 0);
+  }
+}
+
+TEST_CASE("members that parked wake up, and so does an owner that waited long", "[base][thread_team]") {
+  ThreadTeam team(3);
+  int sum = 0;
+  for (int round = 0; round < 20; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the members park
+    std::vector<int> seen(3, 0);
+    team.run([&](int rank) {
+      if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the owner parks
+      seen[size_t(rank)] = 1;
+    });
+    sum += std::accumulate(seen.begin(), seen.end(), 0);
+  }
+  REQUIRE(sum == 60);
+}
+
+TEST_CASE("several teams of one process do not disturb each other", "[base][thread_team]") {
+  std::atomic<long> total{0};
+  std::vector<std::thread> owners;
+  for (int t = 0; t < 3; ++t)
+    owners.emplace_back([&] {
+      ThreadTeam team(2);
+      for (int i = 0; i < 300; ++i) team.run([&](int rank) { total += rank + 1; });
+    });
+  for (auto& owner : owners) owner.join();
+  REQUIRE(total == 3 * 300 * 3);
+}
+
+TEST_CASE("a team pins its threads to the cpus asked for", "[base][thread_team]") {
+  cpu_set_t allowed;
+  REQUIRE(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+  std::vector<int> cpus;
+  for (int c = 0; c < CPU_SETSIZE && cpus.size() < 2; ++c)
+    if (CPU_ISSET(c, &allowed)) cpus.push_back(c);
+  if (cpus.size() < 2) SKIP_TEST("one cpu only");
+  std::vector<int> ran_on(2, -1);
+  std::thread([&] {  // a thread of its own, so that the test runner's is not pinned
+    ThreadTeam team(2, cpus);
+    team.run([&](int rank) { ran_on[size_t(rank)] = sched_getcpu(); });
+  }).join();
+  REQUIRE(ran_on == cpus);
+}
+
+TEST_CASE("share cuts n into ranges that cover it once, in multiples of the grain",
+          "[base][thread_team]") {
+  for (int n : {0, 1, 5, 16, 100})
+    for (int size : {1, 2, 3, 7})
+      for (int grain : {1, 4, 8}) {
+        int next = 0;
+        for (int rank = 0; rank < size; ++rank) {
+          Range r = share(n, rank, size, grain);
+          REQUIRE(r.begin == next);
+          REQUIRE(r.end >= r.begin);
+          REQUIRE((r.begin % grain == 0 || r.begin == n));
+          next = r.end;
+        }
+        REQUIRE(next == n);
+      }
+}
+
+}  // namespace xpyd

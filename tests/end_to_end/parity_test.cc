@@ -1,0 +1,77 @@
+// The spine of the project (DESIGN D1): one logits hash, whatever manages memory, schedules, splits and moves.
+
+#include <cstdio>
+
+#include "tests/catch.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing {
+namespace {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kStride = 9;  // a sanitizer run takes every ninth combination
+#else
+constexpr int kStride = 1;
+#endif
+
+uint64_t run_hash(const TinySetup& setup) {
+  TinyCluster tiny(setup);
+  uint64_t id = 0;
+  auto prompts = ragged_prompts();
+  for (const auto& prompt : prompts) REQUIRE(tiny.submit(tiny_request(id++, prompt, 6)).ok());
+  tiny.run();
+  REQUIRE(tiny.recorder->ended() == int(prompts.size()));
+  for (const auto& instance : tiny.cluster->instances())
+    instance->memory().check_invariants(tiny.cluster->stats().shared_pool == false);
+  return tiny.cluster->logits_hash();
+}
+
+uint64_t reference_hash() {
+  static const uint64_t hash = run_hash({.topology = "1C",
+                                         .scheme = "contiguous",
+                                         .batching = "static",
+                                         .prefix_cache = false,
+                                         .step_tokens = 2048});
+  return hash;
+}
+
+void check_all(const std::string& topology, int threads) {
+  uint64_t expected = reference_hash();
+  int index = 0, ran = 0;
+  std::vector<std::pair<std::string, int>> memories = {
+      {"contiguous", 16}, {"paged", 1}, {"paged", 16}, {"paged", 64}};
+  std::vector<std::pair<std::string, int>> batchings = {
+      {"static", 2048}, {"prefill_first", 2048}, {"chunked", 7}, {"chunked", 64}, {"chunked", 512}};
+  for (auto& [scheme, block] : memories)
+    for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
+      for (auto& [batching, step] : batchings)
+        for (const char* transport : {"local", "handoff"})
+          for (StreamKv stream : {StreamKv::layer, StreamKv::chunk, StreamKv::request})
+            for (bool prefix : {false, true}) {
+              if (index++ % kStride != 0) continue;
+              TinySetup setup{.topology = topology, .scheme = scheme, .batching = batching};
+              setup.transport = transport;
+              setup.order = order;
+              setup.stream_kv = stream;
+              setup.block_tokens = block;
+              setup.prefix_cache = prefix;
+              setup.step_tokens = step;
+              setup.threads = threads;
+              setup.pool_bytes = scheme == "contiguous" ? 3 << 20 : 1 << 19;
+              INFO(setup.describe());
+              REQUIRE(run_hash(setup) == expected);
+              ++ran;
+            }
+  std::printf("parity: %d of %d combinations of %s with %d threads have the hash %016llx\n", ran, index,
+              topology.c_str(), threads, static_cast<unsigned long long>(expected));
+}
+
+TEST_CASE("parity: 1C with 1 thread", "[parity]") { check_all("1C", 1); }
+TEST_CASE("parity: 1C with 2 threads", "[parity]") { check_all("1C", 2); }
+TEST_CASE("parity: 1P1D with 1 thread", "[parity]") { check_all("1P1D", 1); }
+TEST_CASE("parity: 1P1D with 2 threads", "[parity]") { check_all("1P1D", 2); }
+TEST_CASE("parity: 2P2D with 1 thread", "[parity]") { check_all("2P2D", 1); }
+TEST_CASE("parity: 2P2D with 2 threads", "[parity]") { check_all("2P2D", 2); }
+
+}  // namespace
+}  // namespace xpyd::testing

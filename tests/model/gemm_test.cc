@@ -1,0 +1,269 @@
+// The one matrix product: every element against the double reference, and the invariance that the whole
+// project's bitwise parity rests on (DESIGN D1).
+#include "model/gemm.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "base/random.h"
+#include "model/sum_tree.h"
+#include "tests/catch.h"
+
+namespace xpyd {
+namespace {
+
+struct Problem {
+  int n = 0, k = 0, groups = 1;
+  Dtype dtype = Dtype::f32;
+  std::vector<float> w;  // [n, k], already rounded to dtype
+  std::vector<float> bias;
+  PackedMatrix packed;
+};
+
+float random_value(Random& random) { return float(random.uniform() * 2 - 1); }
+
+Problem make_problem(int n, int k, int groups, Dtype dtype, ThreadTeam& team, uint64_t seed = 1) {
+  Problem p{.n = n, .k = k, .groups = groups, .dtype = dtype, .w = {}, .bias = {}, .packed = {}};
+  Random random(seed);
+  p.w.resize(size_t(n) * size_t(k));
+  for (float& w : p.w) {
+    w = random_value(random);
+    if (dtype == Dtype::bf16) w = to_f32(to_bf16(w));
+  }
+  p.bias.resize(size_t(n));
+  for (float& b : p.bias) b = random_value(random);
+  p.packed = pack_matrix(
+      n, k, groups, dtype,
+      [&](int row, float* out) {
+        std::memcpy(out, p.w.data() + size_t(row) * size_t(k), size_t(k) * sizeof(float));
+      },
+      team);
+  return p;
+}
+
+std::vector<float> random_rows(int m, int stride, uint64_t seed) {
+  Random random(seed);
+  std::vector<float> x(size_t(m) * size_t(stride));
+  for (float& v : x) v = random_value(random);
+  return x;
+}
+
+constexpr float kSentinel = 12345.0f;
+
+// y [m, n] with row stride n + 3; the three floats after every row must survive.
+std::vector<float> run(const GemmVariant& variant, const Problem& p, const std::vector<float>& x, int m,
+                       int x_stride, bool with_bias, ThreadTeam& team, size_t first_row = 0) {
+  GemmScratch scratch(m, p.k, team.size());
+  int stride = p.n + 3;
+  std::vector<float> y(size_t(m) * size_t(stride), kSentinel);
+  variant.run({.x = x.data() + first_row * size_t(x_stride),
+               .y = y.data(),
+               .w = &p.packed,
+               .bias = with_bias ? p.bias.data() : nullptr,
+               .m = m,
+               .x_stride = x_stride,
+               .y_stride = stride},
+              scratch, team);
+  std::vector<float> out;
+  for (int r = 0; r < m; ++r) {
+    auto row = y.begin() + long(r) * stride;
+    out.insert(out.end(), row, row + p.n);
+    for (int c = p.n; c < stride; ++c) REQUIRE(row[c] == kSentinel);
+  }
+  return out;
+}
+
+// Largest distance from the double reference, as a share of the bound: an element is a chain of at most
+// ceil(k / groups) additions, log2(groups) of the tree, and one of the bias; each rounds once with FMA
+// and twice without.
+double worst_error(const Problem& p, const std::vector<float>& x, int m, int x_stride, bool with_bias,
+                   const std::vector<float>& y, bool fused) {
+  std::vector<float> expected(y.size());
+  gemm_reference({.x = x.data(),
+                  .y = expected.data(),
+                  .w = &p.packed,
+                  .bias = with_bias ? p.bias.data() : nullptr,
+                  .m = m,
+                  .x_stride = x_stride,
+                  .y_stride = p.n},
+                 p.w.data());
+  const double roundings = ((p.k + p.groups - 1) / p.groups) * (fused ? 1.0 : 2.0) +
+                           std::ceil(std::log2(p.groups)) + (with_bias ? 1 : 0) + 1;
+  double worst = 0;
+  for (int r = 0; r < m; ++r)
+    for (int n = 0; n < p.n; ++n) {
+      double magnitude = with_bias ? std::abs(p.bias[size_t(n)]) : 0;
+      for (int k = 0; k < p.k; ++k)
+        magnitude += std::abs(double(x[size_t(r) * size_t(x_stride) + size_t(k)]) *
+                              double(p.w[size_t(n) * size_t(p.k) + size_t(k)]));
+      double bound = roundings * 0x1p-24 * magnitude + std::numeric_limits<float>::min();
+      size_t i = size_t(r) * size_t(p.n) + size_t(n);
+      double error = std::abs(double(y[i]) - double(expected[i]));
+      if (!(error <= bound)) return error / bound;  // also a NaN
+      worst = std::max(worst, error / bound);
+    }
+  return worst;
+}
+
+bool same_bits(const std::vector<float>& a, const float* b, size_t n) {
+  return std::memcmp(a.data(), b, n * sizeof(float)) == 0;
+}
+
+std::vector<const GemmVariant*> runnable() {
+  std::vector<const GemmVariant*> rows;
+  for (const GemmVariant& v : gemm_variants())
+    if (v.available())
+      rows.push_back(&v);
+    else
+      testing::mark_skipped(std::string(v.name) + " does not run on this CPU");
+  return rows;
+}
+
+}  // namespace
+
+TEST_CASE("gemm agrees with the double reference at every element", "[gemm][model]") {
+  struct Shape {
+    int m, n, k;
+  };
+  const Shape shapes[] = {{1, 1, 1},    {1, 16, 64},   {2, 17, 3},     {3, 15, 5},   {4, 64, 64},
+                          {5, 33, 129}, {6, 48, 255},  {7, 172, 64},   {8, 31, 300}, {9, 64, 172},
+                          {16, 80, 513}, {17, 5, 1000}, {50, 100, 77}, {64, 40, 520}, {300, 24, 272}};
+  ThreadTeam team(2);
+  for (const GemmVariant* variant : runnable())
+    for (Shape s : shapes)
+      for (Dtype dtype : {Dtype::f32, Dtype::bf16})
+        for (int groups : {1, 3, 8}) {
+          Problem p = make_problem(s.n, s.k, groups, dtype, team);
+          int stride = s.k + 5;
+          auto x = random_rows(s.m, stride, 2);
+          for (bool bias : {false, true}) {
+            auto y = run(*variant, p, x, s.m, stride, bias, team);
+            INFO(variant->name << " m=" << s.m << " n=" << s.n << " k=" << s.k << " "
+                               << dtype_name(dtype) << " groups=" << groups << " bias=" << bias);
+            bool fused = std::string(variant->name) == "avx2";
+            REQUIRE(worst_error(p, x, s.m, stride, bias, y, fused) <= 1);
+          }
+        }
+}
+
+TEST_CASE("a row's bits do not depend on its batch, place or thread count", "[gemm][model]") {
+  ThreadTeam one(1), two(2), three(3);
+  ThreadTeam* teams[] = {&one, &two, &three};
+  struct Shape {
+    int n, k;
+  };
+  for (const GemmVariant* variant : runnable())
+    for (Shape s : {Shape{200, 520}, Shape{50, 4099}, Shape{1000, 130}})
+      for (Dtype dtype : {Dtype::f32, Dtype::bf16})
+        for (int groups : {1, 8}) {
+          Problem p = make_problem(s.n, s.k, groups, dtype, one);
+          constexpr int kRows = 300;
+          auto x = random_rows(kRows, s.k, 3);
+          std::vector<float> alone;  // row by row, one thread: the definition
+          for (int r = 0; r < kRows; ++r) {
+            auto y = run(*variant, p, x, 1, s.k, true, one, size_t(r));
+            alone.insert(alone.end(), y.begin(), y.end());
+          }
+          std::vector<int> sizes;
+          for (int m = 1; m <= 17; ++m) sizes.push_back(m);
+          sizes.insert(sizes.end(), {47, 48, 64, 130, 265});
+          for (int m : sizes)
+            for (ThreadTeam* team : teams)
+              for (size_t first : {size_t(0), size_t(5)}) {
+                auto y = run(*variant, p, x, m, s.k, true, *team, first);
+                INFO(variant->name << " m=" << m << " n=" << s.n << " k=" << s.k << " "
+                                   << dtype_name(dtype) << " groups=" << groups << " first=" << first
+                                   << " threads=" << team->size());
+                REQUIRE(same_bits(y, alone.data() + first * size_t(s.n), y.size()));
+              }
+        }
+}
+
+TEST_CASE("group sums are added in the fixed tree, so shards of K are subtrees", "[gemm][model]") {
+  // A tensor-parallel rank holds half of K and half of the groups; tree_sum over ranks gives the whole.
+  ThreadTeam team(2);
+  for (const GemmVariant* variant : runnable())
+    for (int ranks : {2, 4, 8}) {
+      constexpr int kN = 40, kK = 8 * 37, kM = 9;
+      Problem whole = make_problem(kN, kK, 8, Dtype::f32, team);
+      auto x = random_rows(kM, kK, 4);
+      auto expected = run(*variant, whole, x, kM, kK, false, team);
+      std::vector<std::vector<float>> shards;
+      std::vector<float*> parts;
+      for (int rank = 0; rank < ranks; ++rank) {
+        int k = kK / ranks, k0 = rank * k;
+        Problem p{.n = kN, .k = k, .groups = 8 / ranks, .dtype = Dtype::f32, .w = {}, .bias = {}, .packed = {}};
+        p.packed = pack_matrix(
+            kN, k, 8 / ranks, Dtype::f32,
+            [&](int row, float* out) {
+              std::memcpy(out, whole.w.data() + row * kK + k0, size_t(k) * sizeof(float));
+            },
+            team);
+        std::vector<float> piece;
+        for (int r = 0; r < kM; ++r)
+          piece.insert(piece.end(), x.begin() + r * kK + k0, x.begin() + r * kK + k0 + k);
+        shards.push_back(run(*variant, p, piece, kM, k, false, team));
+      }
+      for (auto& shard : shards) parts.push_back(shard.data());
+      tree_sum(parts.data(), ranks, shards[0].size());
+      INFO(variant->name << " ranks=" << ranks);
+      REQUIRE(same_bits(shards[0], expected.data(), expected.size()));
+    }
+}
+
+TEST_CASE("the tree one leaf at a time equals the tree level by level", "[gemm][model]") {
+  for (int leaves = 1; leaves <= kMaxGroups; ++leaves) {
+    Random random{uint64_t(leaves)};
+    std::vector<float> values(static_cast<size_t>(leaves)), stack(size_t(tree_depth(leaves)));
+    for (float& v : values) v = random_value(random);
+    for (int g = 0; g < leaves; ++g) {
+      int top = TreeStack::slot(g);
+      stack[size_t(top)] = values[size_t(g)];
+      for (int i = TreeStack::merges(g, g + 1 == leaves); i > 0; --i, --top)
+        stack[size_t(top - 1)] += stack[size_t(top)];
+    }
+    std::vector<float*> parts;
+    for (float& v : values) parts.push_back(&v);
+    tree_sum(parts.data(), leaves, 1);
+    INFO("leaves = " << leaves);
+    REQUIRE(stack[0] == values[0]);
+  }
+}
+
+TEST_CASE("the variant asked for is the variant that runs", "[gemm][model]") {
+  // -(1 + 2^-7 + 2^-17) + (1 + 2^-17)(1 + 2^-7) is 2^-24 when the product is not rounded first, else 0.
+  ThreadTeam team(1);
+  const float a = 1 + 0x1p-17f, b = 1 + 0x1p-7f;
+  const float rounded = a * b;
+  for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    Problem p{.n = 16, .k = 2, .groups = 1, .dtype = dtype, .w = {}, .bias = {}, .packed = {}};
+    p.packed = pack_matrix(
+        16, 2, 1, dtype, [&](int, float* out) { out[0] = 1, out[1] = b; }, team);
+    for (const GemmVariant* variant : runnable()) {
+      auto y = run(*variant, p, {-rounded, a}, 1, 2, false, team);
+      INFO(variant->name << " " << dtype_name(dtype));
+      if (std::string(variant->name) == "portable")
+        REQUIRE(y[3] == 0);
+      else
+        REQUIRE(std::abs(y[3]) == 0x1p-24f);
+    }
+  }
+#if defined(__x86_64__)
+  bool capable = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  REQUIRE(std::string(default_gemm().name) == (capable ? "avx2" : "portable"));
+#endif
+}
+
+TEST_CASE("gemm counts its compulsory bytes and useful operations", "[gemm][model]") {
+  ThreadTeam team(1);
+  Problem p = make_problem(20, 10, 1, Dtype::bf16, team);
+  Work plain = work({.w = &p.packed, .m = 3});
+  REQUIRE(plain.flops == 2.0 * 3 * 20 * 10);
+  REQUIRE(plain.bytes == 20 * 10 * 2 + 4 * (3 * 10 + 3 * 20));
+  Work biased = work({.w = &p.packed, .bias = p.bias.data(), .m = 3});
+  REQUIRE(biased.bytes == plain.bytes + 4 * 20);
+}
+
+}  // namespace xpyd

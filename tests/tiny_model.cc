@@ -1,0 +1,120 @@
+#include "tests/tiny_model.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/catch.h"
+
+namespace xpyd::testing {
+
+const ModelConfig& tiny_config() {
+  static const ModelConfig config = [] {
+    Result<ModelConfig> parsed = parse_model_config(R"({
+      "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+      "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 96, "max_position_embeddings": 512,
+      "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false
+    })", "tiny/config.json");
+    return parsed.value();
+  }();
+  return config;
+}
+
+std::shared_ptr<const Weights> tiny_weights() {
+  static const std::shared_ptr<const Weights> weights = [] {
+    ThreadTeam team(1);
+    return load_weights("tiny", tiny_config(), {.dummy = true, .seed = 7}, team).value();
+  }();
+  return weights;
+}
+
+std::string TinySetup::describe() const {
+  return topology + " " + scheme + " block " + std::to_string(block_tokens) +
+         (order == KvOrder::layer_major ? " layer_major " : " token_major ") + batching + " step " +
+         std::to_string(step_tokens) + " " + transport + " stream " + std::to_string(int(stream_kv)) +
+         (prefix_cache ? " prefix cache" : " no prefix cache") + " threads " + std::to_string(threads);
+}
+
+void Recorder::on_event(TokenEvent event) {
+  std::lock_guard lock(mutex_);
+  Choice& choice = choices_[{event.request_id, event.choice}];
+  if (event.token >= 0) choice.tokens.push_back(event.token);
+  if (event.finish != FinishReason::none) {
+    ++choice.ends;
+    choice.finish = event.finish;
+    choice.logits_hash = event.logits_hash;
+    choice.error = event.error;
+  }
+  choice.cached_tokens = event.cached_tokens;
+}
+
+Recorder::Choice Recorder::choice(uint64_t request, int index) const {
+  std::lock_guard lock(mutex_);
+  auto found = choices_.find({request, index});
+  return found == choices_.end() ? Choice{} : found->second;
+}
+
+int Recorder::ended() const {
+  std::lock_guard lock(mutex_);
+  int n = 0;
+  for (const auto& [key, choice] : choices_) n += choice.ends;
+  return n;
+}
+
+TinyCluster::TinyCluster(const TinySetup& setup, std::unique_ptr<KvTransport> (*transport)()) {
+  transport_row = *find_transport(setup.transport);
+  if (transport) transport_row.make = transport;
+  ClusterOptions options;
+  options.topology = parse_topology(setup.topology).value();
+  options.kv_scheme = find_kv_scheme(setup.scheme);
+  options.kv.order = setup.order;
+  options.kv.pool_bytes = setup.pool_bytes;
+  options.kv.block_tokens = setup.block_tokens;
+  options.kv.prefix_cache = setup.prefix_cache;
+  options.batching = find_batch_policy(setup.batching);
+  options.placement = find_placement_policy(setup.placement);
+  options.transport = &transport_row;
+  options.stream_kv = setup.stream_kv;
+  options.max_batch = setup.max_batch;
+  options.step_tokens = setup.step_tokens;
+  options.max_model_len = tiny_config().max_position;
+  options.max_queue = setup.max_queue;
+  int max_step = std::max(setup.step_tokens, setup.max_batch);
+  for (size_t i = 0; i < options.topology.size(); ++i)
+    teams.push_back(std::make_unique<ThreadTeam>(setup.threads));
+  options.make_model = [this, max_step, batch = setup.max_batch](int i) {
+    return make_llama(tiny_weights(), *teams[size_t(i)], max_step, batch);
+  };
+  options.kv.shape = options.make_model(0)->kv_shape(Dtype::f32);
+  cluster = Cluster::create(std::move(options), clock).value();
+}
+
+Status TinyCluster::submit(std::shared_ptr<const Request> request) {
+  return cluster->submit(std::move(request), recorder);
+}
+
+void TinyCluster::run() {
+  while (cluster->turn()) {
+  }
+}
+
+std::shared_ptr<Request> tiny_request(uint64_t id, std::vector<int32_t> prompt, int max_tokens) {
+  auto request = std::make_shared<Request>();
+  request->id = id;
+  request->prompt = std::move(prompt);
+  request->sampling.temperature = 0;
+  request->max_tokens = max_tokens;
+  return request;
+}
+
+std::vector<std::vector<int32_t>> ragged_prompts() {
+  std::vector<std::vector<int32_t>> prompts;
+  for (int length : {1, 5, 15, 16, 17, 33, 64, 65, 90}) {
+    std::vector<int32_t> prompt;
+    for (int i = 0; i < length; ++i) prompt.push_back((i * 7 + (i < 40 ? 3 : length)) % 96);
+    prompts.push_back(prompt);
+  }
+  return prompts;
+}
+
+}  // namespace xpyd::testing

@@ -1,0 +1,76 @@
+// A small dummy model and a cluster around it, for tests that need a whole path but no meaning.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "disagg/cluster.h"
+#include "model/config.h"
+#include "model/model.h"
+
+namespace xpyd::testing {
+
+// 2 layers, 4 query heads on 2 KV heads of 8, hidden 32, vocabulary 96, context 512. Made once.
+const ModelConfig& tiny_config();
+std::shared_ptr<const Weights> tiny_weights();
+
+// One run's choices of everything that must not change the logits.
+struct TinySetup {
+  std::string topology = "1C", scheme = "paged", batching = "chunked", placement = "least_loaded",
+              transport = "local";
+  KvOrder order = KvOrder::layer_major;
+  StreamKv stream_kv = StreamKv::layer;
+  int block_tokens = 16;
+  bool prefix_cache = true;
+  int step_tokens = 512;
+  int threads = 1;
+  int max_batch = 16;
+  int max_queue = 256;
+  size_t pool_bytes = 1 << 20;
+  std::string describe() const;
+};
+
+// Collects the events of any number of requests.
+class Recorder final : public EventSink {
+ public:
+  struct Choice {
+    std::vector<int32_t> tokens;
+    FinishReason finish = FinishReason::none;
+    int ends = 0;  // events with finish != none
+    uint64_t logits_hash = 0;
+    int cached_tokens = 0;
+    std::string error;
+  };
+  void on_event(TokenEvent event) override;
+  Choice choice(uint64_t request, int index = 0) const;
+  int ended() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::pair<uint64_t, int>, Choice> choices_;
+};
+
+class TinyCluster {
+ public:
+  explicit TinyCluster(const TinySetup& setup, std::unique_ptr<KvTransport> (*transport)() = nullptr);
+  // Submits greedy requests with ids first_id, first_id + 1, …
+  Status submit(std::shared_ptr<const Request> request);
+  // Turns all instances on this thread until nothing moves.
+  void run();
+
+  RealClock clock;
+  std::vector<std::unique_ptr<ThreadTeam>> teams;
+  TransportRow transport_row;
+  std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
+  std::unique_ptr<Cluster> cluster;
+};
+
+std::shared_ptr<Request> tiny_request(uint64_t id, std::vector<int32_t> prompt, int max_tokens);
+// Ragged prompts, some with a common beginning; lengths around the edges of blocks and tiles.
+std::vector<std::vector<int32_t>> ragged_prompts();
+
+}  // namespace xpyd::testing
