@@ -273,20 +273,20 @@ void BlockPool::check_invariants(std::span<const int32_t> references,
 
   int count[kStates] = {};
   for (int32_t b = 0; b < n; ++b) {
-    std::string which = "block " + std::to_string(b);
+    auto which = [b] { return "block " + std::to_string(b); };  // only when a check fails
     const Block& block = at(b);
     int expected_holds = leases[size_t(b)] + handovers_[size_t(b)];
     if (complete) {
-      XPYD_CHECK(block.references == references[size_t(b)], which);
-      XPYD_CHECK(block.holds == expected_holds, which);
+      XPYD_CHECK(block.references == references[size_t(b)], which());
+      XPYD_CHECK(block.holds == expected_holds, which());
     } else {
-      XPYD_CHECK(block.references >= references[size_t(b)], which);
-      XPYD_CHECK(block.holds >= expected_holds, which);
+      XPYD_CHECK(block.references >= references[size_t(b)], which());
+      XPYD_CHECK(block.holds >= expected_holds, which());
     }
     State s = state(b);
     ++count[s];
-    XPYD_CHECK(bool(in_free[size_t(b)]) == (s == kFree), which);
-    XPYD_CHECK(bool(in_lru[size_t(b)]) == (s == kCached), which);
+    XPYD_CHECK(bool(in_free[size_t(b)]) == (s == kFree), which());
+    XPYD_CHECK(bool(in_lru[size_t(b)]) == (s == kCached), which());
   }
   for (int s = 0; s < kStates; ++s) XPYD_CHECK(count[s] == count_[s], "state " + std::to_string(s));
   if (index_) index_->check_invariants();

@@ -208,7 +208,7 @@ __m256 lanes(int first, int begin, int end) {
   return _mm256_castsi256_ps(_mm256_and_si256(from, to));
 }
 
-void softmax(float* s, int begin, int end, SoftmaxState* state, float* acc, int d_pad) {
+void softmax_row(float* s, int begin, int end, SoftmaxState* state, float* acc, int d_pad) {
   const __m256 minus_infinity = _mm256_set1_ps(-__builtin_inff());
   int first = begin / 8 * 8;
   __m256 max8 = _mm256_set1_ps(state->max);
@@ -240,6 +240,11 @@ void softmax(float* s, int begin, int end, SoftmaxState* state, float* acc, int 
   sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
   sum = _mm_add_ss(sum, _mm_movehdup_ps(sum));
   state->sum += _mm_cvtss_f32(sum);
+}
+
+void softmax(float* s, int n_rows, int begin, int end, SoftmaxState* state, float* acc, int d_pad) {
+  for (int r = 0; r < n_rows; ++r)
+    softmax_row(s + r * kTileTokens, begin, end, state + r, acc + size_t(r) * size_t(d_pad), d_pad);
 }
 
 void pack_v(Dtype dtype, Rows rows, int begin, int end, size_t offset, int head_dim,

@@ -51,7 +51,7 @@ void scores(const float* q, int n_rows, int head_dim, const float* panel, float*
   }
 }
 
-void softmax(float* s, int begin, int end, SoftmaxState* state, float* acc, int d_pad) {
+void softmax_row(float* s, int begin, int end, SoftmaxState* state, float* acc, int d_pad) {
   float max = state->max;
   for (int t = begin; t < end; ++t) max = s[t] > max || s[t] != s[t] ? s[t] : max;
   if (max != state->max) {
@@ -63,6 +63,11 @@ void softmax(float* s, int begin, int end, SoftmaxState* state, float* acc, int 
   float sum = 0;
   for (int t = begin; t < end; ++t) sum += s[t] = exp2_negative(s[t] - max);
   state->sum += sum;
+}
+
+void softmax(float* s, int n_rows, int begin, int end, SoftmaxState* state, float* acc, int d_pad) {
+  for (int r = 0; r < n_rows; ++r)
+    softmax_row(s + r * kTileTokens, begin, end, state + r, acc + size_t(r) * size_t(d_pad), d_pad);
 }
 
 void pack_v(Dtype dtype, const std::byte* const* rows, int begin, int end, size_t offset,

@@ -69,19 +69,25 @@ struct Problem {
   size_t partial_stride() const { return size_t(d_pad + kStatePad); }
 };
 
-// Adds the state of the next split to that of the splits before it. Splits are folded left to
-// right.
-void fold(SoftmaxState& into, float* into_acc, const SoftmaxState& next, const float* next_acc,
-          int d_pad) {
+// Adds the state of the next split to that of the splits before it. Splits are folded left to right.
+void fold(SoftmaxState& into, float* into_acc, const SoftmaxState& next, const float* next_acc, int d_pad) {
   float max = next.max > into.max ? next.max : into.max;
   float a = exp2_negative(into.max - max), b = exp2_negative(next.max - max);
   into = {max, into.sum * a + next.sum * b};
-  for (int d = 0; d < d_pad; ++d) into_acc[d] = into_acc[d] * a + next_acc[d] * b;
+  for (int d = 0; d < d_pad; d += kPanelDims)  // a constant count inside: vectors at -O2
+    for (int i = d; i < d + kPanelDims; ++i) into_acc[i] = into_acc[i] * a + next_acc[i] * b;
 }
 
 void finish(float* out, const SoftmaxState& state, const float* acc, int head_dim) {
   for (int d = 0; d < head_dim; ++d) out[d] = acc[d] / state.sum;
 }
+
+// Row pointers of one tile, at the unit's first kv head; null where not readable.
+struct Tile {
+  int first = 0;              // token
+  Tokens readable = {0, 0};   // in the tile
+  const std::byte* rows[2][kTileTokens];  // K, V
+};
 
 // One unit being computed. Row r of kv head h (both counted in the unit) is query token r / group
 // and query head (unit.head + h) * group + r % group.
@@ -150,9 +156,17 @@ class UnitRun {
     for (int row = 0; row < n_rows_; ++row)
       state_[row] = {-std::numeric_limits<float>::infinity(), 0.0f};
     std::memset(acc_, 0, size_t(n_rows_) * size_t(p_.d_pad) * sizeof(float));
-    int tile = tokens.begin / kTileTokens * kTileTokens;
-    load_tile(tile, tokens);
-    for (; tile < tokens.end; tile += kTileTokens) {
+    Tile tiles[2];
+    tile_ = &tiles[0], next_ = &tiles[1];
+    load_tile(*next_, tokens.begin / kTileTokens * kTileTokens, tokens);
+    while (next_->readable.end > 0) {
+      std::swap(tile_, next_);
+      load_tile(*next_, tile_->first + kTileTokens, tokens);
+      for (int i = 0; i < u_.n_tokens; ++i) {
+        Tokens v = seq_.visible(u_.first + i);
+        seen_[i] = {std::max(v.begin - tile_->first, tile_->readable.begin),
+                    std::min(v.end - tile_->first, tile_->readable.end)};
+      }
       score_tile();
       softmax_tile();
       if (u_.stream && dim_ % kPanelDims == 0) {
@@ -160,71 +174,80 @@ class UnitRun {
       } else {
         values_packed();
       }
-      if (tile + kTileTokens < tokens.end) load_tile(tile + kTileTokens, tokens);
     }
   }
 
-  // Row pointers of the tile's readable tokens. Within a block tokens are token_stride() apart.
-  void load_tile(int tile, Tokens tokens) {
-    tile_ = tile;
-    readable_ = {std::max(tokens.begin - tile, 0), std::min(tokens.end - tile, kTileTokens)};
-    std::fill(std::begin(k_rows_), std::end(k_rows_), nullptr);
-    std::fill(std::begin(v_rows_), std::end(v_rows_), nullptr);
+  // Within a block tokens are token_stride() apart.
+  void load_tile(Tile& tile, int first, Tokens tokens) {
+    tile.first = first;
+    tile.readable = {std::max(tokens.begin - first, 0), std::min(tokens.end - first, kTileTokens)};
+    for (auto& rows : tile.rows) std::fill(std::begin(rows), std::end(rows), nullptr);
     size_t stride = view_.layout->token_stride();
     int block_tokens = view_.layout->block_tokens;
-    for (int t = readable_.begin; t < readable_.end;) {
-      int token = tile + t;
-      int left = block_tokens - (view_.contiguous() ? token : token % block_tokens);
+    for (int t = tile.readable.begin; t < tile.readable.end;) {
+      int token = first + t;
+      int left = view_.contiguous() ? kTileTokens : block_tokens - token % block_tokens;
       const std::byte* k = view_.row(p_.args.layer, 0, token, u_.head);
       const std::byte* v = view_.row(p_.args.layer, 1, token, u_.head);
-      for (int stop = std::min(readable_.end, t + left); t < stop; ++t, k += stride, v += stride) {
-        k_rows_[t] = k;
-        v_rows_[t] = v;
+      for (int stop = std::min(tile.readable.end, t + left); t < stop; ++t, k += stride, v += stride) {
+        tile.rows[0][t] = k;
+        tile.rows[1][t] = v;
       }
     }
   }
 
   size_t head_offset(int h) const { return size_t(h) * p_.shape.row_bytes(); }
 
-  // The part of the tile that a row sees; empty (begin >= end) when none.
-  Tokens seen(int row) const {
-    Tokens v = seq_.visible(token_of(row));
-    return {std::max(v.begin - tile_, readable_.begin), std::min(v.end - tile_, readable_.end)};
+  // What memory to ask for while head `h` of panel `t` of K (kv = 0) or V (kv = 1) is computed: its share
+  // of the panel that comes next in the order K panels, V panels, K panels of the next tile.
+  Prefetch ahead(int kv, int t, int h) const {
+    const Tile* tile = tile_;
+    t += kPanelTokens;
+    if (t >= tile->readable.end) {
+      if (kv == 1) tile = next_;
+      kv = 1 - kv;
+      t = tile->readable.begin / kPanelTokens * kPanelTokens;
+    }
+    Range share_of_head = share(kPanelTokens, h, u_.n_heads);
+    int begin = std::max(t + share_of_head.begin, tile->readable.begin);
+    int end = std::min(t + share_of_head.end, tile->readable.end);
+    if (begin >= end) return {};
+    return {tile->rows[kv] + begin, end - begin, int(head_offset(u_.n_heads) + 63) / 64};
   }
 
   void score_tile() {
     for (int t = 0; t < kTileTokens; t += kPanelTokens) {
-      if (t + kPanelTokens <= readable_.begin || t >= readable_.end) continue;
+      if (t + kPanelTokens <= tile_->readable.begin || t >= tile_->readable.end) continue;
       // Rows are in order of position, so those that see a token of this panel are consecutive.
-      int begin = 0, end = head_rows_;
-      while (begin < end && seen(begin).end <= t) begin += p_.group;
-      while (begin < end && seen(end - 1).begin >= t + kPanelTokens) end -= p_.group;
+      int begin = 0, end = u_.n_tokens;
+      while (begin < end && seen_[begin].end <= t) ++begin;
+      while (begin < end && seen_[end - 1].begin >= t + kPanelTokens) --end;
       if (begin >= end) continue;
       for (int h = 0; h < u_.n_heads; ++h) {
-        size_t row = size_t(h * head_rows_ + begin);
-        p_.kernels.pack_k(p_.shape.dtype, k_rows_ + t, head_offset(h), dim_, panel_);
-        p_.kernels.scores(q_ + row * size_t(dim_), end - begin, dim_, panel_,
-                          s_ + row * kTileTokens + size_t(t), {});
+        size_t row = size_t(h * head_rows_ + begin * p_.group);
+        p_.kernels.pack_k(p_.shape.dtype, tile_->rows[0] + t, head_offset(h), dim_, panel_);
+        p_.kernels.scores(q_ + row * size_t(dim_), (end - begin) * p_.group, dim_, panel_,
+                          s_ + row * kTileTokens + size_t(t), ahead(0, t, h));
       }
     }
   }
 
   void softmax_tile() {
-    for (int row = 0; row < n_rows_; ++row) {
-      Tokens t = seen(row);
-      if (t.begin >= t.end) continue;
-      p_.kernels.softmax(s_ + size_t(row) * kTileTokens, t.begin, t.end, &state_[row],
-                         acc_ + size_t(row) * size_t(p_.d_pad), p_.d_pad);
-    }
+    for (int h = 0; h < u_.n_heads; ++h)
+      for (int i = 0; i < u_.n_tokens; ++i) {
+        if (seen_[i].begin >= seen_[i].end) continue;
+        size_t row = size_t(h * head_rows_ + i * p_.group);
+        p_.kernels.softmax(s_ + row * kTileTokens, p_.group, seen_[i].begin, seen_[i].end, state_ + row,
+                           acc_ + row * size_t(p_.d_pad), p_.d_pad);
+      }
   }
 
-  // Calls add(first row, rows, tokens) so that each row of head h gets each token that it sees
-  // within `part`, in ascending order, and no other: a masked V row is not multiplied by 0, for 0 *
-  // NaN is NaN.
+  // Calls add(first row, rows, tokens) so that each row of head h gets each token that it sees within
+  // `part`, in ascending order, and no other: a masked V row is not multiplied by 0, for 0 * NaN is NaN.
   template <class Add>
   void for_seen(int h, Tokens part, Add&& add) {
     auto clip = [&](int row) {
-      Tokens t = seen(row);
+      Tokens t = seen_[row / p_.group];
       return Tokens{std::max(t.begin, part.begin), std::min(t.end, part.end)};
     };
     auto add_if = [&](int row, int n, int begin, int end) {
@@ -251,11 +274,11 @@ class UnitRun {
 
   void values_packed() {
     for (int h = 0; h < u_.n_heads; ++h) {
-      p_.kernels.pack_v(p_.shape.dtype, v_rows_, readable_.begin, readable_.end, head_offset(h),
-                        dim_, v_panels_);
-      for_seen(h, readable_, [&](int row, int n, Tokens t) {
+      p_.kernels.pack_v(p_.shape.dtype, tile_->rows[1], tile_->readable.begin, tile_->readable.end,
+                        head_offset(h), dim_, v_panels_);
+      for_seen(h, tile_->readable, [&](int row, int n, Tokens t) {
         p_.kernels.values(s_ + size_t(row) * kTileTokens, n, t.begin, t.end, v_panels_,
-                          acc_ + size_t(row) * size_t(p_.d_pad), p_.d_pad, {});
+                          acc_ + size_t(row) * size_t(p_.d_pad), p_.d_pad, next_tile_k());
       });
     }
   }
@@ -264,9 +287,9 @@ class UnitRun {
     for (int part = 0; part < kTileTokens; part += kPanelTokens)
       for (int h = 0; h < u_.n_heads; ++h)
         for_seen(h, {part, part + kPanelTokens}, [&](int row, int n, Tokens t) {
-          p_.kernels.values_in_place(p_.shape.dtype, s_ + size_t(row) * kTileTokens, n, t.begin,
-                                     t.end, v_rows_, head_offset(h),
-                                     acc_ + size_t(row) * size_t(p_.d_pad), dim_, {});
+          p_.kernels.values_in_place(p_.shape.dtype, s_ + size_t(row) * kTileTokens, n, t.begin, t.end,
+                                     tile_->rows[1], head_offset(h), acc_ + size_t(row) * size_t(p_.d_pad),
+                                     dim_, ahead(1, part, h));
         });
   }
 
@@ -301,10 +324,8 @@ class UnitRun {
   float *q_, *acc_, *folded_acc_;  // [n_rows, head_dim], [n_rows, d_pad], [n_rows, d_pad]
   float *s_, *panel_, *v_panels_;  // scores, then weights [n_rows, kTileTokens]; packed K; packed V
   SoftmaxState *state_, *folded_;  // [n_rows]
-  int tile_ = 0;                   // first token of the current tile
-  Tokens readable_ = {0, 0};       // in the tile
-  const std::byte* k_rows_[kTileTokens];  // first kv head of the unit; null where not readable
-  const std::byte* v_rows_[kTileTokens];
+  Tile *tile_ = nullptr, *next_ = nullptr;
+  Tokens seen_[kBlockRows];               // by query token of the unit: the part of the tile that it sees
 };
 
 // A sequence whose splits are computed apart: its rows are folded when all units are done.

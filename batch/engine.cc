@@ -38,8 +38,8 @@ bool Engine::step() {
   double start = clock_.now();
   drop_ended(start);
   make_plan();
-  apply_plan(start);
-  if (entries_.empty()) return false;
+  bool moved = apply_plan(start);
+  if (entries_.empty()) return moved;
   double planned = clock_.now();
   forward();
   emit_tokens();
@@ -117,7 +117,8 @@ bool Engine::place(SequencePtr& s, int n_tokens, double now) {
   return true;
 }
 
-void Engine::apply_plan(double now) {
+// False: nothing runs, and nothing was changed either.
+bool Engine::apply_plan(double now) {
   entries_.clear();
   std::sort(plan_.preempts.begin(), plan_.preempts.end());
   for (auto i = plan_.preempts.rbegin(); i != plan_.preempts.rend(); ++i) {
@@ -139,22 +140,26 @@ void Engine::apply_plan(double now) {
   }
   waiting_.erase(waiting_.begin(), waiting_.begin() + long(admitted));
 
-  // Nothing fits: someone who holds memory gives it up, the youngest first. A sequence alone always fits,
-  // because no request is taken whose longest output exceeds the pool.
-  if (entries_.empty() && plan_.preempts.empty()) {
-    if (running_.size() > 1) {
-      preempt(std::move(running_.back()));
-      running_.pop_back();
-    } else if (running_.empty()) {
-      auto last = std::find_if(waiting_.rbegin(), waiting_.rend(),
-                               [](const SequencePtr& s) { return s->kv != kNoKv; });
-      if (last != waiting_.rend() && memory_.stats().available() == 0) {
-        SequencePtr victim = std::move(*last);
-        waiting_.erase(std::next(last).base());
-        preempt(std::move(victim));
-      }
-    }
+  if (entries_.empty() && plan_.preempts.empty()) return make_room();
+  return true;
+}
+
+// Nothing fits: the youngest of those who hold memory gives it up. One alone always fits in the end, because
+// no request is taken whose longest output exceeds the pool. False: there is nobody to ask.
+bool Engine::make_room() {
+  if (running_.size() > 1) {
+    SequencePtr victim = std::move(running_.back());
+    running_.pop_back();
+    preempt(std::move(victim));
+    return true;
   }
+  auto holds_kv = [](const SequencePtr& s) { return s->kv != kNoKv; };
+  if (!running_.empty() || std::count_if(waiting_.begin(), waiting_.end(), holds_kv) < 2) return false;
+  auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), holds_kv);
+  SequencePtr victim = std::move(*last);
+  waiting_.erase(std::next(last).base());
+  preempt(std::move(victim));
+  return true;
 }
 
 void Engine::preempt(SequencePtr s) {

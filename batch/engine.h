@@ -59,7 +59,7 @@ class Engine final : private LayerObserver {
   void submit(SequencePtr sequence);
   // A sequence whose first `computed` tokens have their KV in sequence->kv already.
   void adopt(SequencePtr sequence);
-  // One iteration. False: nothing could run. Cancelled and late sequences end here, between iterations.
+  // One iteration. False: nothing could move. Cancelled and late sequences end here, between iterations.
   bool step();
   // Ends every sequence (shutdown).
   void end_all(FinishReason reason, const std::string& error);
@@ -80,7 +80,8 @@ class Engine final : private LayerObserver {
   void layer_done(int layer) override;
   void drop_ended(double now);
   void make_plan();
-  void apply_plan(double now);
+  bool apply_plan(double now);
+  bool make_room();
   bool place(SequencePtr& sequence, int n_tokens, double now);
   void forward();
   void emit_tokens();

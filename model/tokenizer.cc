@@ -160,9 +160,7 @@ std::string Detokenizer::feed(int32_t id) {
   std::string text = end_run();
   if (first_ && impl.decoder.strip_first_token) {
     first_ = false;
-    std::string bare = token.content;
-    replace_all(bare, impl.decoder.replacement, "");
-    return text + bare;
+    return text + token.first_piece;
   }
   return stripped(std::move(text) + token.piece);
 }

@@ -26,6 +26,7 @@ struct Tokenizer::Impl {
   struct Token {
     std::string content;  // as in tokenizer.json
     std::string piece;    // its bytes in decoded text
+    std::string first_piece;  // the same at the text's beginning, where Decoder::strip_first_token
     bool known = false;   // false: a hole among the ids
     bool special = false;
     bool is_byte = false;  // "<0x41>", and the decoder has byte fallback

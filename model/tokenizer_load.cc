@@ -158,6 +158,9 @@ class Loader {
       std::string pattern =
           added.normalized ? normalize(out_.normalizer, added.content) : added.content;
       if (pattern.empty()) return bad(field + ".content", "normalizes to nothing");
+      // Hugging Face's tokenizers decodes the token to what was looked for, from version 0.23 on. (With
+      // skip_special_tokens it then no longer knows it for a special one; we do.)
+      if (pattern != added.content) decoded_as_[added.id] = pattern;
       (added.normalized ? out_.added_normalized : out_.added).add(added, pattern);
     }
     return ok();
@@ -387,10 +390,12 @@ class Loader {
       bpe.special[id] = token.special;
       out_.by_content.emplace(token.content, static_cast<int32_t>(id));
       bool in_vocab = vocab_ids_.count(token.content) != 0;
+      auto other = decoded_as_.find(static_cast<int32_t>(id));
+      const std::string& text = other == decoded_as_.end() ? token.content : other->second;
       if (byte_level_) {
         bool all_bytes = true;
         std::string raw;
-        for (std::string_view rest = token.content; !rest.empty() && all_bytes;) {
+        for (std::string_view rest = text; !rest.empty() && all_bytes;) {
           CodePoint c = next_code_point(rest);
           int byte = c.value < std::size(bytes.byte_of) ? bytes.byte_of[c.value] : -1;
           all_bytes = byte >= 0;
@@ -398,10 +403,12 @@ class Loader {
           rest.remove_prefix(c.bytes);
         }
         // A token that is not all byte characters stands for itself, and no text leads to it.
-        token.piece = all_bytes ? raw : token.content;
-        if (in_vocab && all_bytes) bpe.ids.emplace(token.piece, static_cast<int32_t>(id));
+        token.piece = all_bytes ? raw : text;
+        if (in_vocab && all_bytes && other == decoded_as_.end())
+          bpe.ids.emplace(token.piece, static_cast<int32_t>(id));
       } else {
-        token.piece = token.content;
+        token.piece = token.first_piece = text;
+        replace_all(token.first_piece, out_.decoder.replacement, "");
         for (auto& [pattern, content] : replaces_) replace_all(token.piece, pattern, content);
         int byte = out_.decoder.byte_fallback ? byte_token(token.piece) : -1;
         if (byte >= 0) {
@@ -555,7 +562,8 @@ class Loader {
   Tokenizer::Impl& out_;
   bool byte_level_ = false;
   std::unordered_map<std::string, int32_t> vocab_ids_;  // model.vocab alone
-  std::vector<std::pair<std::string, std::string>> replaces_;
+  std::vector<std::pair<std::string, std::string>> replaces_;  // the decoder's
+  std::unordered_map<int32_t, std::string> decoded_as_;        // where not the content
 };
 
 }  // namespace

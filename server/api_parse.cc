@@ -30,7 +30,10 @@ constexpr int kDefaultCompletionTokens = 16;
 constexpr size_t kMaxMessages = 4096, kMaxShortText = 256, kMaxSaltBytes = 1024;
 
 ApiError bad(std::string param, std::string message) {
-  return {.message = std::move(message), .param = std::move(param)};
+  ApiError error;
+  error.message = std::move(message);
+  error.param = std::move(param);
+  return error;
 }
 ApiError field_error(const std::string& name, const std::string& expected) {
   return bad(name, "field \"" + name + "\": expected " + expected);

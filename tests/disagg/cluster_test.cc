@@ -1,0 +1,343 @@
+// The whole path without HTTP: placement, prefill, transfer, decode, and everything that can end a request.
+
+#include "disagg/cluster.h"
+
+#include <map>
+#include <thread>
+
+#include "tests/catch.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+Tokens prompt_of(int length, int salt = 0) {
+  Tokens prompt;
+  for (int i = 0; i < length; ++i) prompt.push_back((i * 5 + salt * 11 + 1) % 96);
+  return prompt;
+}
+
+// What an undisturbed colocated run says.
+Tokens oracle(const Tokens& prompt, int max_tokens) {
+  TinyCluster tiny({.scheme = "contiguous", .batching = "static", .pool_bytes = 1 << 20});
+  REQUIRE(tiny.submit(tiny_request(1, prompt, max_tokens)).ok());
+  tiny.run();
+  return tiny.recorder->choice(1).tokens;
+}
+
+// Every block is free or cached again, and the books are right.
+void check_quiescent(TinyCluster& tiny) {
+  CHECK(tiny.cluster->wait_idle(0));
+  bool alone = !tiny.cluster->stats().shared_pool;
+  for (const auto& instance : tiny.cluster->instances()) {
+    instance->memory().check_invariants(alone);
+    KvStats kv = instance->memory().stats();
+    CHECK(kv.free + kv.cached == kv.capacity);
+    CHECK(instance->queued_requests == 0);
+    CHECK(instance->queued_tokens == 0);
+    CHECK(instance->decoding_sequences == 0);
+  }
+}
+
+const char* kTopologies[] = {"1C", "1P1D", "2P1D", "1P2D", "2P2D", "1C1P1D"};
+
+TEST_CASE("requests end once with the oracle's tokens, in every topology", "[cluster]") {
+  for (const char* topology : kTopologies)
+    for (const char* transport : {"local", "handoff"})
+      for (const char* placement : {"random", "least_loaded", "prefix_aware"}) {
+        INFO(topology << " " << transport << " " << placement);
+        TinyCluster tiny({.topology = topology, .placement = placement, .transport = transport});
+        for (int i = 0; i < 12; ++i)
+          REQUIRE(tiny.submit(tiny_request(uint64_t(i), prompt_of(10 + 9 * (i % 5), i % 5), 4)).ok());
+        tiny.run();
+        for (int i = 0; i < 12; ++i) {
+          Recorder::Choice choice = tiny.recorder->choice(uint64_t(i));
+          CHECK(choice.ends == 1);
+          CHECK(choice.finish == FinishReason::length);
+          CHECK(choice.tokens == oracle(prompt_of(10 + 9 * (i % 5), i % 5), 4));
+        }
+        check_quiescent(tiny);
+      }
+}
+
+TEST_CASE("a pool too small for all: preemption by recompute changes nothing", "[cluster]") {
+  for (const char* topology : {"1C", "1P1D"})
+    for (const char* transport : {"local", "handoff"})
+      for (const char* batching : {"chunked", "prefill_first", "static"})
+        for (int block : {1, 4, 16}) {
+          INFO(topology << " " << transport << " " << batching << " " << block);
+          TinySetup setup{.topology = topology, .batching = batching, .transport = transport};
+          setup.block_tokens = block;
+          setup.step_tokens = 24;
+          setup.pool_bytes = 112 * 256;  // 112 tokens; six sequences of 40 + 30 want 420
+          TinyCluster tiny(setup);
+          for (int i = 0; i < 6; ++i)
+            REQUIRE(tiny.submit(tiny_request(uint64_t(i), prompt_of(40, i), 30)).ok());
+          tiny.run();
+          int64_t preemptions = 0;
+          for (const InstanceStats& s : tiny.cluster->stats().instances) preemptions += s.preemptions;
+          if (std::string(batching) == "chunked" && topology[1] == 'C') CHECK(preemptions > 0);
+          for (int i = 0; i < 6; ++i) {
+            REQUIRE(tiny.recorder->choice(uint64_t(i)).ends == 1);
+            CHECK(tiny.recorder->choice(uint64_t(i)).tokens == oracle(prompt_of(40, i), 30));
+          }
+          check_quiescent(tiny);
+        }
+}
+
+TEST_CASE("n choices share the prompt's KV and each is its own stream", "[cluster]") {
+  for (const char* topology : {"1C", "1P1D"})
+    for (const char* transport : {"local", "handoff"})
+      for (const char* scheme : {"paged", "contiguous"}) {
+        INFO(topology << " " << transport << " " << scheme);
+        auto run = [&](int n, int slots) {
+          TinySetup setup{.topology = topology, .scheme = scheme, .transport = transport};
+          setup.pool_bytes = size_t(slots) * 512 * 256;
+          auto tiny = std::make_unique<TinyCluster>(setup);
+          auto request = tiny_request(1, prompt_of(37), 9);
+          request->n = n;
+          request->sampling.temperature = 1;
+          request->sampling.seed = 42;
+          REQUIRE(tiny->submit(request).ok());
+          tiny->run();
+          check_quiescent(*tiny);
+          return tiny;
+        };
+        auto many = run(5, 8), tight = run(5, 2), one = run(1, 8);
+        std::map<Tokens, int> distinct;
+        for (int c = 0; c < 5; ++c) {
+          Recorder::Choice choice = many->recorder->choice(1, c);
+          CHECK(choice.ends == 1);
+          CHECK(choice.tokens.size() == 9);
+          ++distinct[choice.tokens];
+          // Also where contiguous memory has no slot to fork into and choices compute the prompt again.
+          CHECK(tight->recorder->choice(1, c).tokens == choice.tokens);
+        }
+        CHECK(distinct.size() == 5);
+        CHECK(one->recorder->choice(1, 0).tokens == many->recorder->choice(1, 0).tokens);
+      }
+}
+
+TEST_CASE("a prefix hit is used, reported, kept apart by salt, and never changes a token", "[cluster]") {
+  TinyCluster tiny({.topology = "1P1D"});
+  Tokens prompt = prompt_of(50);
+  for (uint64_t id = 0; id < 3; ++id) {
+    auto request = tiny_request(id, prompt, 5);
+    if (id == 2) request->cache_salt = 99;
+    REQUIRE(tiny.submit(request).ok());
+    tiny.run();
+  }
+  CHECK(tiny.recorder->choice(0).cached_tokens == 0);
+  CHECK(tiny.recorder->choice(1).cached_tokens == 48);
+  CHECK(tiny.recorder->choice(2).cached_tokens == 0);
+  for (uint64_t id = 0; id < 3; ++id) CHECK(tiny.recorder->choice(id).tokens == oracle(prompt, 5));
+  // The second time D had the prefix as well: only the rest crossed.
+  InstanceStats prefill = tiny.cluster->stats().instances[0];
+  CHECK(prefill.transfers == 3);
+  CHECK(prefill.transfer_bytes == (50 + 2 + 50) * 256);
+}
+
+TEST_CASE("abort at every moment frees everything and ends each choice once", "[cluster]") {
+  for (const char* topology : {"1C", "1P1D", "2P2D"})
+    for (const char* transport : {"local", "handoff"})
+      for (int moment = 0; moment < 14; ++moment) {
+        INFO(topology << " " << transport << " turn " << moment);
+        TinySetup setup{.topology = topology, .transport = transport};
+        setup.step_tokens = 16;
+        setup.pool_bytes = 128 * 256;
+        TinyCluster tiny(setup);
+        for (uint64_t id = 0; id < 4; ++id) {
+          auto request = tiny_request(id, prompt_of(40, int(id)), 8);
+          request->n = 1 + int(id % 3);
+          REQUIRE(tiny.submit(request).ok());
+        }
+        for (int i = 0; i < moment; ++i) tiny.cluster->turn();
+        for (uint64_t id = 0; id < 3; ++id) tiny.cluster->abort(id);
+        tiny.cluster->abort(77);  // unknown
+        tiny.run();
+        for (uint64_t id = 0; id < 4; ++id)
+          for (int c = 0; c < 1 + int(id % 3); ++c) {
+            Recorder::Choice choice = tiny.recorder->choice(id, c);
+            CHECK(choice.ends == 1);
+            Tokens all = oracle(prompt_of(40, int(id)), 8);
+            REQUIRE(choice.tokens.size() <= all.size());
+            CHECK(choice.tokens == Tokens(all.begin(), all.begin() + long(choice.tokens.size())));
+            if (id == 3) CHECK(choice.finish == FinishReason::length);
+          }
+        check_quiescent(tiny);
+      }
+}
+
+TEST_CASE("a deadline ends a request with timeout", "[cluster]") {
+  TinyCluster tiny({.topology = "1P1D"});
+  auto request = tiny_request(1, prompt_of(20), 400);
+  request->deadline_s = tiny.clock.now() + 0.01;
+  REQUIRE(tiny.submit(request).ok());
+  auto late = tiny_request(2, prompt_of(20), 4);
+  late->deadline_s = tiny.clock.now() - 1;
+  REQUIRE(tiny.submit(late).ok());
+  while (!tiny.cluster->wait_idle(0)) tiny.cluster->turn();
+  CHECK(tiny.recorder->choice(1).ends == 1);
+  CHECK(tiny.recorder->choice(2).finish == FinishReason::timeout);
+  CHECK(tiny.recorder->choice(2).tokens.empty());
+  check_quiescent(tiny);
+}
+
+TEST_CASE("the queue is bounded and what can never fit is refused at once", "[cluster]") {
+  TinySetup setup{.topology = "1P1D", .max_batch = 4, .max_queue = 3};
+  setup.pool_bytes = 64 * 256;
+  TinyCluster tiny(setup);
+  for (uint64_t id = 0; id < 3; ++id) REQUIRE(tiny.submit(tiny_request(id, prompt_of(20), 4)).ok());
+  Status full = tiny.submit(tiny_request(3, prompt_of(20), 4));
+  REQUIRE_FALSE(full.ok());
+  CHECK(full.error().code == ErrorCode::unavailable);
+  tiny.run();
+  CHECK(tiny.submit(tiny_request(4, prompt_of(20), 4)).ok());
+  tiny.run();
+  Status huge = tiny.submit(tiny_request(5, prompt_of(60), 5));  // 65 tokens, the pool has 64
+  REQUIRE_FALSE(huge.ok());
+  CHECK(huge.error().code == ErrorCode::invalid_argument);
+  CHECK(tiny.submit(tiny_request(6, prompt_of(60), 4)).ok());
+  Status longer = tiny.submit(tiny_request(7, prompt_of(500), 13));
+  REQUIRE_FALSE(longer.ok());
+  CHECK(longer.error().message.find("512") != std::string::npos);
+  auto wide = tiny_request(8, prompt_of(3), 1);
+  wide->n = 5;
+  CHECK_FALSE(tiny.submit(wide).ok());
+  tiny.run();
+  CHECK(tiny.recorder->ended() == 5);
+  tiny.cluster->drain();
+  CHECK(tiny.submit(tiny_request(9, prompt_of(3), 1)).error().code == ErrorCode::unavailable);
+  check_quiescent(tiny);
+}
+
+TEST_CASE("one-token answers end on P and give D's reservation back", "[cluster]") {
+  for (const char* transport : {"local", "handoff"}) {
+    TinyCluster tiny({.topology = "1P1D", .transport = transport});
+    for (uint64_t id = 0; id < 5; ++id) REQUIRE(tiny.submit(tiny_request(id, prompt_of(30, int(id)), 1)).ok());
+    tiny.run();
+    CHECK(tiny.recorder->ended() == 5);
+    CHECK(tiny.cluster->stats().instances[0].transfers == 0);
+    check_quiescent(tiny);
+  }
+}
+
+// A wire whose copies happen some polls later, in another order, and may fail.
+class SlowWire final : public KvTransport {
+ public:
+  static inline int fail_every = 0;  // of the transfers, 0 = none
+  static std::unique_ptr<KvTransport> make() { return std::make_unique<SlowWire>(); }
+  TransferId post(const TransferPlan& plan) override {
+    flights_[++last_] = {plan, 1 + int(random_.below(9))};
+    return last_;
+  }
+  TransferState poll(TransferId id) override {
+    Flight& flight = flights_.at(id);
+    if (--flight.polls_left > 0) return TransferState::in_flight;
+    bool fails = fail_every > 0 && id % fail_every == 0;
+    for (const Copy& copy : flight.plan.copies)
+      std::copy_n(copy.source, fails ? copy.bytes / 2 : copy.bytes, copy.destination);
+    flights_.erase(id);
+    return fails ? TransferState::failed : TransferState::done;
+  }
+
+ private:
+  struct Flight {
+    TransferPlan plan;
+    int polls_left;
+  };
+  std::map<TransferId, Flight> flights_;
+  TransferId last_ = 0;
+  Random random_{5};
+};
+
+TEST_CASE("a slow or failing wire delays or recomputes, and no token changes", "[cluster]") {
+  for (int fail_every : {0, 1, 3})
+    for (StreamKv stream : {StreamKv::layer, StreamKv::chunk, StreamKv::request})
+      for (int aborted : {0, 3}) {
+        INFO("fail every " << fail_every << ", stream " << int(stream) << ", aborted " << aborted);
+        SlowWire::fail_every = fail_every;
+        TinySetup setup{.topology = "2P1D", .stream_kv = stream};
+        setup.step_tokens = 16;
+        setup.pool_bytes = 256 * 256;
+        TinyCluster tiny(setup, SlowWire::make);
+        for (uint64_t id = 0; id < 8; ++id)
+          REQUIRE(tiny.submit(tiny_request(id, prompt_of(45, int(id)), 6)).ok());
+        for (int i = 0; i < 9; ++i) tiny.cluster->turn();
+        for (int id = 0; id < aborted; ++id) tiny.cluster->abort(uint64_t(id));
+        while (!tiny.cluster->wait_idle(0)) tiny.cluster->turn();
+        for (int i = 0; i < 20; ++i) tiny.cluster->turn();
+        for (int id = 0; id < 8; ++id) {
+          Recorder::Choice choice = tiny.recorder->choice(uint64_t(id));
+          CHECK(choice.ends == 1);
+          if (id >= aborted) CHECK(choice.tokens == oracle(prompt_of(45, id), 6));
+        }
+        check_quiescent(tiny);
+      }
+}
+
+// The reason why parity is worth testing: a single wrong byte of KV shows.
+class FlippingWire final : public KvTransport {
+ public:
+  static std::unique_ptr<KvTransport> make() { return std::make_unique<FlippingWire>(); }
+  TransferId post(const TransferPlan& plan) override {
+    for (const Copy& copy : plan.copies) std::copy_n(copy.source, copy.bytes, copy.destination);
+    if (first_) plan.copies[0].destination[2] ^= std::byte{0x40};
+    first_ = false;
+    return 0;
+  }
+  TransferState poll(TransferId) override { return TransferState::done; }
+
+ private:
+  bool first_ = true;
+};
+
+TEST_CASE("one flipped bit between P and D changes the logits hash", "[cluster]") {
+  auto hash = [](std::unique_ptr<KvTransport> (*wire)()) {
+    TinyCluster tiny({.topology = "1P1D"}, wire);
+    REQUIRE(tiny.submit(tiny_request(1, prompt_of(40), 6)).ok());
+    tiny.run();
+    return tiny.cluster->logits_hash();
+  };
+  CHECK(hash(nullptr) == hash(nullptr));
+  CHECK(hash(FlippingWire::make) != hash(nullptr));
+}
+
+TEST_CASE("instances as threads: many clients, aborts, and a stop in the middle", "[cluster]") {
+  for (const char* topology : {"1C", "1P1D", "2P2D"})
+    for (const char* transport : {"local", "handoff"}) {
+      INFO(topology << " " << transport);
+      TinySetup setup{.topology = topology, .placement = "random", .transport = transport};
+      setup.pool_bytes = 512 * 256;
+      setup.step_tokens = 32;
+      TinyCluster tiny(setup);
+      tiny.cluster->start();
+      constexpr int kRequests = 60;
+      std::vector<std::thread> clients;
+      for (int client = 0; client < 3; ++client)
+        clients.emplace_back([&, client] {
+          for (int i = client; i < kRequests; i += 3) {
+            auto request = tiny_request(uint64_t(i), prompt_of(20 + i, i % 7), 10);
+            while (!tiny.submit(request).ok()) std::this_thread::yield();
+            if (i % 5 == 4) tiny.cluster->abort(uint64_t(i));
+          }
+        });
+      for (std::thread& client : clients) client.join();
+      REQUIRE(tiny.cluster->wait_idle(30));
+      CHECK(tiny.cluster->healthy());
+      for (int i = 0; i < kRequests; i += 11) {
+        Recorder::Choice choice = tiny.recorder->choice(uint64_t(i));
+        CHECK(choice.ends == 1);
+        if (i % 5 != 4) CHECK(choice.tokens == oracle(prompt_of(20 + i, i % 7), 10));
+      }
+      for (uint64_t id = 1000; id < 1020; ++id)
+        CHECK(tiny.submit(tiny_request(id, prompt_of(60, int(id)), 200)).ok());
+      tiny.cluster->stop();
+      CHECK(tiny.recorder->ended() == kRequests + 20);
+    }
+}
+
+}  // namespace
+}  // namespace xpyd::testing

@@ -1,0 +1,300 @@
+// config.json as it is found in the wild, and as nobody should write it.
+#include "model/config.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/model/model_fixture.h"
+
+namespace xpyd::testing {
+namespace {
+
+using Catch::Matchers::Contains;
+using nlohmann::json;
+
+json llama() {
+  return {{"architectures", {"LlamaForCausalLM"}},
+          {"model_type", "llama"},
+          {"hidden_act", "silu"},
+          {"hidden_size", 64},
+          {"intermediate_size", 172},
+          {"num_hidden_layers", 5},
+          {"num_attention_heads", 8},
+          {"num_key_value_heads", 4},
+          {"max_position_embeddings", 512},
+          {"rms_norm_eps", 1e-5},
+          {"rope_theta", 10000.0},
+          {"vocab_size", 512},
+          {"bos_token_id", 1},
+          {"eos_token_id", 2}};
+}
+
+json of_family(const std::string& type, const std::string& architecture) {
+  json config = llama();
+  config["model_type"] = type;
+  config["architectures"] = {architecture};
+  return config;
+}
+
+ModelConfig parsed(const json& j) {
+  auto config = parse_model_config(j.dump(), "config.json");
+  INFO((config ? "" : config.error().message));
+  REQUIRE(config);
+  return config.value();
+}
+
+std::string error_of(const json& j) {
+  auto config = parse_model_config(j.dump(), "config.json");
+  return config ? "accepted" : config.error().message;
+}
+
+TEST_CASE("config: a Llama with its defaults", "[model][config]") {
+  ModelConfig c = parsed(llama());
+  CHECK(c.family == "llama");
+  CHECK(c.n_layers == 5);
+  CHECK(c.hidden == 64);
+  CHECK(c.intermediate == 172);
+  CHECK(c.n_heads == 8);
+  CHECK(c.n_kv_heads == 4);
+  CHECK(c.head_dim == 8);
+  CHECK(c.vocab == 512);
+  CHECK(c.max_position == 512);
+  CHECK(c.rms_eps == 1e-5);
+  CHECK(c.rope_scaling.kind == RopeScaling::Kind::none);
+  CHECK(c.sliding_window == 0);
+  CHECK_FALSE((c.qkv_bias || c.o_bias || c.mlp_bias || c.qk_norm || c.tied_embeddings));
+  CHECK(c.bos_token == 1);
+  CHECK(c.eos_tokens == std::vector<int>{2});
+
+  json j = llama();
+  j.erase("num_key_value_heads");
+  CHECK(parsed(j).n_kv_heads == 8);
+  j["num_key_value_heads"] = nullptr;
+  CHECK(parsed(j).n_kv_heads == 8);
+  j["head_dim"] = 24;
+  CHECK(parsed(j).head_dim == 24);
+  j["attention_bias"] = true;
+  CHECK((parsed(j).qkv_bias && parsed(j).o_bias));
+  j["eos_token_id"] = {7, 8, 7};
+  CHECK(parsed(j).eos_tokens == std::vector<int>{7, 8});
+  j["eos_token_id"] = nullptr;
+  CHECK(parsed(j).eos_tokens.empty());
+  j.erase("bos_token_id");
+  CHECK(parsed(j).bos_token == -1);
+  j["sliding_window"] = 9;  // not a Llama's: ignored, as Hugging Face does
+  CHECK(parsed(j).sliding_window == 0);
+}
+
+TEST_CASE("config: parameter counts", "[model][config]") {
+  // stories260k: 260,032 parameters as published, embeddings tied
+  json j = llama();
+  j["tie_word_embeddings"] = true;
+  CHECK(parsed(j).parameters() == 260032);
+  for (const auto& [name, billions] : {std::pair{"llama-1b", 1.236}, {"llama-8b", 8.030}}) {
+    auto config = load_model_config(std::string("experiments/models/") + name);
+    REQUIRE(config);
+    CHECK(double(config.value().parameters()) / 1e9 == Approx(billions).margin(0.001));
+    CHECK(config.value().name == name);
+  }
+}
+
+TEST_CASE("config: rope in its three spellings", "[model][config]") {
+  json scaling = {{"factor", 8.0},
+                  {"low_freq_factor", 1.0},
+                  {"high_freq_factor", 4.0},
+                  {"original_max_position_embeddings", 8192}};
+  for (int spelling = 0; spelling < 3; ++spelling) {
+    json j = llama(), s = scaling;
+    s[spelling == 0 ? "type" : "rope_type"] = "llama3";
+    if (spelling == 2) {
+      j.erase("rope_theta");
+      s["rope_theta"] = 500000.0;
+    } else {
+      j["rope_theta"] = 500000.0;
+    }
+    j[spelling == 2 ? "rope_parameters" : "rope_scaling"] = s;
+    ModelConfig c = parsed(j);
+    CHECK(c.rope_theta == 500000);
+    CHECK(c.rope_scaling.kind == RopeScaling::Kind::llama3);
+    CHECK(c.rope_scaling.factor == 8);
+    CHECK(c.rope_scaling.original_max_position == 8192);
+  }
+  json j = llama();
+  j["rope_scaling"] = {{"type", "linear"}, {"factor", 2.5}};
+  CHECK(parsed(j).rope_scaling.kind == RopeScaling::Kind::linear);
+  CHECK(parsed(j).rope_scaling.factor == 2.5);
+  j["rope_scaling"] = nullptr;
+  CHECK(parsed(j).rope_scaling.kind == RopeScaling::Kind::none);
+  j["rope_scaling"] = {{"rope_type", "default"}};
+  CHECK(parsed(j).rope_scaling.kind == RopeScaling::Kind::none);
+  for (const char* kind : {"yarn", "dynamic", "longrope", ""}) {
+    j["rope_scaling"] = {{"rope_type", kind}, {"factor", 2.0}};
+    CHECK_THAT(error_of(j),
+               Contains("config.json: rope_scaling.rope_type") && Contains("linear or llama3"));
+  }
+  j["rope_scaling"] = {{"rope_type", "linear"}};
+  CHECK_THAT(error_of(j), Contains("rope_scaling") && Contains("factor"));
+  j["rope_scaling"] = "linear";
+  CHECK_THAT(error_of(j), Contains("config.json: rope_scaling"));
+  scaling["rope_type"] = "llama3";
+  scaling["high_freq_factor"] = 1.0;
+  j["rope_scaling"] = scaling;
+  CHECK_THAT(error_of(j), Contains("rope_scaling.high_freq_factor"));
+}
+
+TEST_CASE("config: the other families", "[model][config]") {
+  json mistral = of_family("mistral", "MistralForCausalLM");
+  CHECK(parsed(mistral).sliding_window == 4096);  // the family's default
+  mistral["sliding_window"] = nullptr;
+  CHECK(parsed(mistral).sliding_window == 0);
+  mistral["sliding_window"] = 100;
+  CHECK(parsed(mistral).sliding_window == 100);
+  CHECK(parsed(mistral).window_from_layer == 0);
+
+  json qwen2 = of_family("qwen2", "Qwen2ForCausalLM");
+  qwen2["sliding_window"] = 64;
+  CHECK(parsed(qwen2).qkv_bias);
+  CHECK_FALSE(parsed(qwen2).o_bias);
+  CHECK(parsed(qwen2).sliding_window == 0);  // use_sliding_window is false unless it is there
+  qwen2["use_sliding_window"] = true;
+  qwen2["max_window_layers"] = 3;
+  CHECK(parsed(qwen2).sliding_window == 64);
+  CHECK(parsed(qwen2).window_from_layer == 3);
+  qwen2["max_window_layers"] = 5;  // beyond the last layer
+  CHECK(parsed(qwen2).sliding_window == 0);
+  const char *full = "full_attention", *sliding = "sliding_attention";
+  qwen2["layer_types"] = {full, full, sliding, sliding, sliding};
+  CHECK(parsed(qwen2).window_from_layer == 2);
+  qwen2["layer_types"] = {full, sliding, full, sliding, full};
+  CHECK_THAT(error_of(qwen2), Contains("layer_types"));
+  qwen2["layer_types"] = {full};
+  CHECK_THAT(error_of(qwen2), Contains("layer_types: expected an array of 5"));
+  qwen2["use_sliding_window"] = false;
+  qwen2["layer_types"] = {full, full, sliding, sliding, sliding};
+  CHECK_THAT(error_of(qwen2), Contains("layer_types: names sliding_attention"));
+
+  json qwen3 = of_family("qwen3", "Qwen3ForCausalLM");
+  CHECK(parsed(qwen3).qk_norm);
+  CHECK(parsed(qwen3).head_dim == 128);  // the family's default
+  CHECK_FALSE(parsed(qwen3).qkv_bias);
+}
+
+TEST_CASE("config: each wrong field is named", "[model][config]") {
+  for (const char* field : {"model_type", "hidden_size", "intermediate_size", "num_hidden_layers",
+                            "num_attention_heads", "vocab_size", "max_position_embeddings"}) {
+    json j = llama();
+    j.erase(field);
+    CHECK_THAT(error_of(j), Contains("config.json") && Contains(field));
+  }
+  for (const char* field :
+       {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "vocab_size", "max_position_embeddings"})
+    for (const json& value : {json(0), json(-1), json(1LL << 31), json(1LL << 62), json(1.5),
+                              json("64"), json(1e308), json(json::array({1})), json(true)}) {
+      json j = llama();
+      j[field] = value;
+      CAPTURE(field, value.dump());
+      CHECK_THAT(error_of(j), Contains("config.json") && Contains(field));
+    }
+  struct Case {
+    const char* field;
+    json value;
+    const char* says;
+  } cases[] = {
+      {"rms_norm_eps", 0, "rms_norm_eps"},
+      {"rms_norm_eps", -1e-5, "rms_norm_eps"},
+      {"rms_norm_eps", "1e-5", "rms_norm_eps"},
+      {"rope_theta", 0, "rope_theta"},
+      {"rope_theta", -1, "rope_theta"},
+      {"head_dim", 7, "head_dim"},
+      {"head_dim", 0, "head_dim"},
+      {"head_dim", 1LL << 31, "head_dim"},
+      {"num_key_value_heads", 3, "does not divide"},
+      {"num_attention_heads", 12, "head_dim: missing"},
+      {"hidden_act", "gelu", "hidden_act"},
+      {"hidden_act", 3, "hidden_act"},
+      {"tie_word_embeddings", 1, "tie_word_embeddings"},
+      {"attention_bias", "no", "attention_bias"},
+      {"model_type", "gpt2", "expected llama, mistral, qwen2 or qwen3"},
+      {"model_type", 3, "model_type"},
+      {"architectures", {"LlamaForSequenceClassification"}, "architectures"},
+      {"architectures", "LlamaForCausalLM", "architectures"},
+      {"quantization_config", {{"quant_method", "gptq"}}, "quantization_config"},
+      {"num_local_experts", 8, "mixture-of-experts"},
+      {"num_experts", 8, "mixture-of-experts"},
+      {"eos_token_id", -1, "eos_token_id"},
+      {"eos_token_id", 512, "eos_token_id"},
+      {"eos_token_id", 2.0, "eos_token_id"},
+      {"eos_token_id", {1, "2"}, "eos_token_id"},
+      {"eos_token_id", json::array({json::array({1})}), "eos_token_id"},
+      {"bos_token_id", 512, "bos_token_id"},
+      {"bos_token_id", 1ULL << 63, "bos_token_id"},
+  };
+  for (const Case& c : cases) {
+    json j = llama();
+    j[c.field] = c.value;
+    CAPTURE(c.field, c.value.dump());
+    CHECK_THAT(error_of(j), Contains("config.json") && Contains(c.says));
+  }
+  json huge = llama();  // every field in range, the product not
+  huge["hidden_size"] = 1 << 20;
+  huge["vocab_size"] = (1 << 24);
+  huge["num_attention_heads"] = 1 << 10;
+  CHECK_THAT(error_of(huge), Contains("vocab_size * hidden_size: beyond 2^40"));
+  huge["vocab_size"] = 512;
+  huge["intermediate_size"] = 1 << 20;
+  CHECK_THAT(error_of(huge), Contains("num_hidden_layers: parameters beyond 2^40"));
+
+  for (const char* text :
+       {"", "{", "[]", "3", "nul", "{\"model_type\":\"llama\",\"model_type\":\"llama\"}",
+        "{\"rms_norm_eps\": NaN}", "{\"rope_theta\": 1e999}", "\xff"}) {
+    auto config = parse_model_config(text, "config.json");
+    REQUIRE_FALSE(config);
+    CHECK_THAT(config.error().message, Contains("config.json"));
+  }
+}
+
+TEST_CASE("config: a folder, and what generation_config.json overrides", "[model][config]") {
+  TempDir dir;
+  auto write = [&](const char* file, const std::string& text) {
+    std::ofstream(dir.path + "/" + file) << text;
+  };
+  auto missing = load_model_config(dir.path + "/nowhere");
+  REQUIRE_FALSE(missing);
+  CHECK(missing.error().code == ErrorCode::not_found);
+  CHECK_THAT(missing.error().message, Contains("nowhere/config.json"));
+
+  write("config.json", llama().dump());
+  auto alone = load_model_config(dir.path + "//");
+  REQUIRE(alone);
+  CHECK(alone.value().eos_tokens == std::vector<int>{2});
+  CHECK(alone.value().name == dir.path.substr(dir.path.rfind('/') + 1));
+
+  write("generation_config.json", R"({"eos_token_id": [5, 6], "temperature": 0.6})");
+  CHECK(load_model_config(dir.path).value().eos_tokens == std::vector<int>{5, 6});
+  write("generation_config.json", R"({"bos_token_id": 9})");
+  CHECK(load_model_config(dir.path).value().eos_tokens == std::vector<int>{2});
+  CHECK(load_model_config(dir.path).value().bos_token == 9);
+  for (const char* text : {R"({"eos_token_id": 5000})", "[]", "{"}) {
+    write("generation_config.json", text);
+    auto wrong = load_model_config(dir.path);
+    REQUIRE_FALSE(wrong);
+    CHECK_THAT(wrong.error().message, Contains("generation_config.json"));
+  }
+}
+
+TEST_CASE("config: a model beyond this machine's memory is an error", "[model][config]") {
+  json j = llama();
+  j["hidden_size"] = 1 << 16;
+  j["intermediate_size"] = 1 << 18;
+  j["num_hidden_layers"] = 16;  // 1.2e12 parameters
+  auto config = parse_model_config(j.dump(), "config.json");
+  REQUIRE(config);
+  ThreadTeam team(1);
+  auto weights = load_weights("", config.value(), {.dtype = Dtype::bf16, .dummy = true}, team);
+  REQUIRE_FALSE(weights);
+  CHECK_THAT(weights.error().message, Contains("MB of memory"));
+}
+
+}  // namespace
+}  // namespace xpyd::testing

@@ -1,0 +1,328 @@
+// The safetensors reader against files of every kind of wrongness: each is refused with a message
+// that names the file (and tensor), and nothing is read that was not checked.
+#include "model/safetensors.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "tests/catch.h"
+#include "tests/model/model_fixture.h"
+
+namespace xpyd::testing {
+namespace {
+
+using Catch::Matchers::Contains;
+
+std::string length_prefix(uint64_t n) {
+  std::string bytes;
+  for (int i = 0; i < 8; ++i) bytes += char(n >> (8 * i));
+  return bytes;
+}
+
+void write_file(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+void write_safetensors(const std::string& path, const std::string& header,
+                       const std::string& data) {
+  write_file(path, length_prefix(header.size()) + header + data);
+}
+
+std::string error_of(const std::string& header, uint64_t data_bytes) {
+  auto parsed = parse_safetensors_header(header, data_bytes, "m.safetensors");
+  return parsed ? "accepted" : parsed.error().message;
+}
+
+std::string tensor(const std::string& name, const std::string& dtype, const std::string& shape,
+                   const std::string& offsets) {
+  return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape +
+         ",\"data_offsets\":" + offsets + "}";
+}
+
+TEST_CASE("safetensors: headers that are accepted", "[model][safetensors]") {
+  const std::string cases[][2] = {
+      {"{}", "0"},
+      {"{}    ", "0"},
+      {"{\"__metadata__\":{\"format\":\"pt\"}}", "0"},
+      {"{" + tensor("a", "F32", "[2,3]", "[0,24]") + "}", "24"},
+      {"{" + tensor("a", "F32", "[]", "[0,4]") + "}", "4"},     // a scalar
+      {"{" + tensor("a", "F32", "[0,7]", "[0,0]") + "}", "0"},  // an empty tensor
+      {"{" + tensor("b", "BF16", "[3]", "[1,7]") + "," + tensor("a", "U8", "[1]", "[0,1]") + "}",
+       "7"},
+  };
+  for (const auto& [header, bytes] : cases) {
+    CAPTURE(header);
+    CHECK(error_of(header, std::stoul(bytes)) == "accepted");
+  }
+}
+
+TEST_CASE("safetensors: headers that are refused, and why", "[model][safetensors]") {
+  const std::string good = tensor("a", "F32", "[2]", "[0,8]");
+  struct Case {
+    std::string header;
+    uint64_t data_bytes;
+    std::string says;
+  } cases[] = {
+      {"", 0, "does not begin with {"},
+      {"[]", 0, "does not begin with {"},
+      {" {}", 0, "does not begin with {"},
+      {"{", 0, "header"},
+      {std::string(100000, '{'), 0, "header"},
+      {"{\"a\":" + std::string(100000, '['), 0, "header"},
+      {"{\"a\xff\":1}", 0, "header"},
+      {"{" + good + "} x", 8, "header"},
+      {"{\"a\":1}", 0, "tensor \"a\": expected an object"},
+      {"{\"a\":{}}", 0, "tensor \"a\": expected an object"},
+      {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offset\":[0,8]}}", 8, "data_offsets"},
+      {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8],\"x\":1}}", 8,
+       "expected an object of"},
+      {"{\"a\":{\"dtype\":7,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "dtype: expected a string"},
+      {"{" + tensor("a", "F31", "[2]", "[0,8]") + "}", 8, "unknown dtype \"F31\""},
+      {"{" + tensor("a", "F32", "2", "[0,8]") + "}", 8, "shape: expected an array"},
+      {"{" + tensor("a", "F32", "[-2]", "[0,8]") + "}", 8, "shape: expected whole numbers"},
+      {"{" + tensor("a", "F32", "[2.0]", "[0,8]") + "}", 8, "shape: expected whole numbers"},
+      {"{" + tensor("a", "F32", "[1,1,1,1,1,1,1,1,2]", "[0,8]") + "}", 8, "more than 8 dimensions"},
+      {"{" + tensor("a", "F32", "[8589934592,8589934592]", "[0,8]") + "}", 8, "overflows"},
+      {"{" + tensor("a", "F32", "[18446744073709551615]", "[0,8]") + "}", 8, "overflows"},
+      {"{" + tensor("a", "F32", "[2]", "[0]") + "}", 8, "expected two whole numbers"},
+      {"{" + tensor("a", "F32", "[2]", "[0,8,9]") + "}", 8, "expected two whole numbers"},
+      {"{" + tensor("a", "F32", "[2]", "[-1,7]") + "}", 8, "expected two whole numbers"},
+      {"{" + tensor("a", "F32", "[2]", "[8,0]") + "}", 8, "the end lies before the begin"},
+      {"{" + tensor("a", "F32", "[2]", "[0,9]") + "}", 9, "span 9 bytes, but F32 [2] has 8"},
+      {"{" + tensor("a", "F32", "[3]", "[0,8]") + "}", 8, "span 8 bytes, but F32 [3] has 12"},
+      {"{" + tensor("a", "F32", "[2]", "[1,9]") + "}", 9, "(hole)"},  // does not start at 0
+      {"{" + good + "," + tensor("b", "F32", "[1]", "[9,13]") + "}", 13, "(hole)"},
+      {"{" + good + "," + tensor("b", "F32", "[1]", "[7,11]") + "}", 11, "(overlap)"},
+      {"{" + good + "," + tensor("b", "F32", "[2]", "[0,8]") + "}", 8, "(overlap)"},
+      {"{" + good + "}", 9, "bytes that belong to no tensor"},
+      {"{" + good + "}", 7, "truncated"},
+      {"{" + good + "," + good + "}", 8, "header"},  // the same name twice
+      {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4],\"data_offsets\":[0,8]}}", 8,
+       "header"},
+      {"{\"__metadata__\":[]}", 0, "__metadata__"},
+      {"{\"__metadata__\":{\"a\":1}}", 0, "__metadata__"},
+      {"{" + tensor(std::string(513, 'n'), "F32", "[2]", "[0,8]") + "}", 8,
+       "longer than 512 bytes"},
+  };
+  for (const Case& c : cases) {
+    CAPTURE(c.header.substr(0, 200), c.data_bytes);
+    const std::string message = error_of(c.header, c.data_bytes);
+    CHECK_THAT(message, Contains("m.safetensors") && Contains(c.says));
+  }
+}
+
+TEST_CASE("safetensors: more tensors than the limit", "[model][safetensors]") {
+  SafetensorsLimits limits;
+  limits.max_tensors = 3;
+  std::string header = "{\"__metadata__\":{}";
+  for (int i = 0; i < 4; ++i) header += "," + tensor("t" + std::to_string(i), "U8", "[0]", "[0,0]");
+  auto parsed = parse_safetensors_header(header + "}", 0, "m.safetensors", limits);
+  REQUIRE_FALSE(parsed);
+  CHECK_THAT(parsed.error().message, Contains("more than 3 tensors"));
+}
+
+TEST_CASE("safetensors: files that lie about their header", "[model][safetensors]") {
+  TempDir dir;
+  const std::string path = dir.path + "/m.safetensors";
+  struct Case {
+    std::string bytes, says;
+  } cases[] = {
+      {"", "shorter than 8 bytes"},
+      {"1234567", "shorter than 8 bytes"},
+      {length_prefix(0), "does not begin with {"},
+      {length_prefix(1) + "{", "header"},
+      {length_prefix(3) + "{}", "beyond the end of the file"},
+      {length_prefix(100'000'001) + "{}", "above the limit"},
+      {length_prefix(uint64_t{1} << 63) + "{}", "above the limit"},
+      {length_prefix(~uint64_t{0}) + "{}", "above the limit"},
+      {length_prefix(2) + "{}x", "no tensor"},
+  };
+  for (const Case& c : cases) {
+    write_file(path, c.bytes);
+    auto file = SafetensorsFile::open(path);
+    REQUIRE_FALSE(file);
+    CHECK_THAT(file.error().message, Contains(path) && Contains(c.says));
+  }
+  REQUIRE(mkfifo((dir.path + "/fifo").c_str(), 0600) == 0);
+  auto fifo = SafetensorsFile::open(dir.path + "/fifo");  // does not wait for a writer
+  REQUIRE_FALSE(fifo);
+  CHECK_THAT(fifo.error().message, Contains("not a regular file"));
+  auto folder = SafetensorsFile::open(dir.path);
+  REQUIRE_FALSE(folder);
+  CHECK_THAT(folder.error().message, Contains("not a regular file"));
+}
+
+TEST_CASE("safetensors: elements of every float dtype, at odd offsets", "[model][safetensors]") {
+  TempDir dir;
+  const std::string path = dir.path + "/m.safetensors";
+  const float values[] = {1.5f, -2.25f, 3e-40f};
+  const uint16_t half[] = {0x3c00, 0xc100, 0x0001}, brain[] = {0x3fc0, 0xc010, 0x0001};
+  std::string data = "!";
+  data.append(reinterpret_cast<const char*>(values), 12);
+  data.append(reinterpret_cast<const char*>(half), 6);
+  data.append(reinterpret_cast<const char*>(brain), 6);
+  write_safetensors(
+      path,
+      "{" + tensor("pad", "U8", "[1]", "[0,1]") + "," + tensor("f", "F32", "[3]", "[1,13]") + "," +
+          tensor("h", "F16", "[3]", "[13,19]") + "," + tensor("b", "BF16", "[3]", "[19,25]") + "}",
+      data);
+  auto file = SafetensorsFile::open(path);
+  REQUIRE(file);
+  auto read = [&](const char* name) {
+    std::vector<float> out(3);
+    REQUIRE(file.value()->read(name, file.value()->tensors().at(name), 0, 3, out.data()));
+    return out;
+  };
+  CHECK(read("f") == std::vector<float>{1.5f, -2.25f, 3e-40f});
+  CHECK(read("h") == std::vector<float>{1, -2.5f, 0x1p-24f});
+  CHECK(read("b") == std::vector<float>{1.5f, -2.25f, to_f32(bf16{1})});
+  float last;
+  REQUIRE(file.value()->read("h", file.value()->tensors().at("h"), 2, 1, &last));
+  CHECK(last == 0x1p-24f);
+
+  REQUIRE(truncate(path.c_str(), long(std::filesystem::file_size(path)) - 1) == 0);
+  float out[3];
+  Status status = file.value()->read("b", file.value()->tensors().at("b"), 0, 3, out);
+  REQUIRE_FALSE(status);
+  CHECK_THAT(status.error().message,
+             Contains(path) && Contains("tensor \"b\"") && Contains("truncated"));
+  CHECK_FALSE(file.value()->check_unchanged());
+}
+
+TEST_CASE("safetensors: shard names may only choose files of the folder", "[model][safetensors]") {
+  for (const char* name :
+       {"", ".", "..", "../x", "/etc/passwd", "a/b", "a\\\\b", "x\\u0000y", ".hidden"}) {
+    const std::string text = std::string("{\"weight_map\":{\"t\":\"") + name + "\"}}";
+    CAPTURE(text);
+    auto index = parse_safetensors_index(text, "index.json");
+    REQUIRE_FALSE(index);
+    CHECK_THAT(index.error().message, Contains("index.json: weight_map: \"t\""));
+  }
+  for (const char* text :
+       {"", "[]", "{}", "{\"weight_map\":3}", "{\"weight_map\":{}}", "{\"weight_map\":{\"t\":1}}",
+        "{\"weight_map\":{\"t\":\"a\",\"t\":\"b\"}}"}) {
+    CAPTURE(text);
+    CHECK_FALSE(parse_safetensors_index(text, "index.json"));
+  }
+  CHECK(parse_safetensors_index("{\"weight_map\":{\"t\":\"model-1.safetensors\"}}", "index.json"));
+}
+
+TEST_CASE("safetensors: links out of the folder are not followed", "[model][safetensors]") {
+  namespace fs = std::filesystem;
+  TempDir dir;
+  const std::string header = "{" + tensor("a", "F32", "[1]", "[0,4]") + "}", data(4, 'x');
+  fs::create_directories(dir.path + "/repo/blobs");
+  fs::create_directories(dir.path + "/repo/snapshots/rev");
+  fs::create_directories(dir.path + "/elsewhere");
+  write_safetensors(dir.path + "/repo/blobs/0123", header, data);
+  write_safetensors(dir.path + "/elsewhere/file", header, data);
+  const std::string snapshot = dir.path + "/repo/snapshots/rev",
+                    link = snapshot + "/model.safetensors";
+
+  fs::create_symlink("../../blobs/0123", link);  // as Hugging Face's cache has it
+  CHECK(Checkpoint::open(snapshot));
+  fs::remove(link);
+  fs::create_symlink("../../../elsewhere/file", link);
+  auto outside = Checkpoint::open(snapshot);
+  REQUIRE_FALSE(outside);
+  CHECK_THAT(outside.error().message, Contains(link) && Contains("link out of the model's folder"));
+  fs::remove(link);
+  write_safetensors(snapshot + "/real", header, data);
+  fs::create_symlink("real", link);
+  CHECK(Checkpoint::open(snapshot));
+
+  // An index names only shards that exist and hold what it says.
+  write_file(snapshot + "/model.safetensors.index.json",
+             "{\"weight_map\":{\"a\":\"real\",\"b\":\"real\"}}");
+  auto missing = Checkpoint::open(snapshot);
+  REQUIRE_FALSE(missing);
+  CHECK_THAT(missing.error().message, Contains("real") && Contains("tensor \"b\": missing"));
+  write_file(snapshot + "/model.safetensors.index.json", "{\"weight_map\":{\"a\":\"absent\"}}");
+  auto absent = Checkpoint::open(snapshot);
+  REQUIRE_FALSE(absent);
+  CHECK_THAT(absent.error().message, Contains("absent"));
+  CHECK(absent.error().code == ErrorCode::not_found);
+  auto nowhere = Checkpoint::open(dir.path + "/nowhere");
+  REQUIRE_FALSE(nowhere);
+  CHECK_THAT(nowhere.error().message, Contains("nowhere"));
+}
+
+// A copy of a fixture that a test may spoil.
+struct SpoiledModel {
+  explicit SpoiledModel(const std::string& name) {
+    std::filesystem::copy(data_path("models/" + name), dir.path,
+                          std::filesystem::copy_options::overwrite_existing);
+  }
+  std::string text(const std::string& file) const {
+    std::ifstream in(dir.path + "/" + file, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  // Replaces `from` by `to`, of the same length, in a file.
+  void replace(const std::string& file, const std::string& from, const std::string& to) const {
+    std::string bytes = text(file);
+    const size_t at = bytes.find(from);
+    REQUIRE(at != std::string::npos);
+    bytes.replace(at, from.size(), to);
+    write_file(dir.path + "/" + file, bytes);
+  }
+  std::string load_error() const {
+    ThreadTeam team(2);
+    auto config = load_model_config(dir.path);
+    REQUIRE(config);
+    auto weights = load_weights(dir.path, config.value(), {}, team);
+    return weights ? "accepted" : weights.error().message;
+  }
+  TempDir dir;
+};
+
+TEST_CASE("safetensors: a checkpoint that does not fit its config.json", "[model][safetensors]") {
+  const std::string file = "model.safetensors";
+  SpoiledModel shape("llama2");
+  shape.replace("config.json", "\"intermediate_size\": 100", "\"intermediate_size\": 101");
+  CHECK_THAT(shape.load_error(), Contains(file) &&
+                                     Contains("gate_proj.weight\": shape [100, 48]") &&
+                                     Contains("[101, 48]"));
+  SpoiledModel name("llama2");
+  name.replace(file, "layers.1.mlp.up_proj", "layers.1.mlp.Up_proj");
+  CHECK_THAT(name.load_error(),
+             Contains(file) && Contains("layers.1.mlp.up_proj.weight\": missing"));
+  SpoiledModel extra("llama_linear_bias");
+  extra.replace("config.json", "\"mlp_bias\": true", "\"mlp_bias\": false");
+  CHECK_THAT(extra.load_error(),
+             Contains(file) && Contains("down_proj.bias\": a llama model of this config.json"));
+  SpoiledModel dtype("llama_linear_bias");
+  dtype.replace(file, "{\"dtype\":\"F16\"", "{\"dtype\":\"I16\"");
+  CHECK_THAT(dtype.load_error(),
+             Contains(file) && Contains("dtype I16 is not supported (expected F32, F16 or BF16)"));
+  SpoiledModel cut("mistral");
+  const std::string shard = cut.dir.path + "/model-00003-of-00007.safetensors";
+  REQUIRE(truncate(shard.c_str(), long(std::filesystem::file_size(shard)) - 1) == 0);
+  CHECK_THAT(cut.load_error(),
+             Contains("model-00003-of-00007.safetensors") && Contains("truncated"));
+  CHECK(SpoiledModel("qwen3").load_error() == "accepted");
+}
+
+TEST_CASE("safetensors: a shard that is cut while it is read", "[model][safetensors]") {
+  SpoiledModel model("mistral");
+  auto checkpoint = Checkpoint::open(model.dir.path);
+  REQUIRE(checkpoint);
+  auto handle = checkpoint.value().find("lm_head.weight", {223, 40});
+  REQUIRE(handle);
+  const std::string shard = handle.value().file->path();
+  REQUIRE(truncate(shard.c_str(), 4000) == 0);
+  std::vector<float> row(40);
+  CHECK(handle.value().read(0, 40, row.data()));
+  Status status = handle.value().read(222 * 40, 40, row.data());
+  REQUIRE_FALSE(status);
+  CHECK_THAT(status.error().message,
+             Contains(shard) && Contains("\"lm_head.weight\": truncated while it was read"));
+  CHECK_FALSE(checkpoint.value().check_unchanged());
+}
+
+}  // namespace
+}  // namespace xpyd::testing
