@@ -39,9 +39,10 @@ BlockPool::BlockPool(const KvLayout& layout, size_t pool_bytes, bool prefix_cach
   XPYD_CHECK(layout.n_blocks > 0 && layout.block_tokens > 0);
   XPYD_CHECK(pool_bytes >= layout.pool_bytes());
   if (prefix_cache)
-    index_ = std::make_unique<PrefixIndex>(layout.n_blocks, layout.block_tokens, hash_mask);
+    index_ = std::make_unique<PrefixIndex>(layout.n_blocks, layout.block_tokens, hash_mask,
+                                           &at(0).node, sizeof(Block));
   for (int32_t b = layout.n_blocks - 1; b >= 0; --b) {  // taken in ascending order: runs coalesce
-    at(b) = {0, 0, -1, free_head_};
+    at(b) = {{}, 0, 0, -1, free_head_};
     free_head_ = b;
   }
   count_[kFree] = layout.n_blocks;
@@ -57,7 +58,7 @@ BlockPool::State BlockPool::state(int32_t block) const {
   const Block& b = at(block);
   if (b.holds > 0) return kInTransfer;
   if (b.references > 0) return kActive;
-  return index_ && index_->contains(block) ? kCached : kFree;
+  return b.node.uid != 0 ? kCached : kFree;
 }
 
 void BlockPool::lru_append(int32_t block) {
@@ -144,7 +145,7 @@ int BlockPool::users(int32_t block) const {
 
 bool BlockPool::indexed(int32_t block) const {
   Lock lock(mutex_);
-  return index_ && index_->contains(block);
+  return at(block).node.uid != 0;
 }
 
 void BlockPool::hold(std::span<const int32_t> blocks) {
@@ -203,7 +204,6 @@ int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_b
     index_->hash_batch(chain, next, n, hashes);
     Lock lock(mutex_);
     int found = index_->match(chain, next, n, hashes, blocks);
-    for (int i = 0; i < found; ++i) __builtin_prefetch(&at(blocks[i]), 1);
     for (int i = 0; i < found; ++i) change(blocks[i], 1, 0);  // pinned: the next batch follows it
     out.insert(out.end(), blocks, blocks + found);
     done += found;

@@ -33,6 +33,9 @@ class BlockPool {
   const KvLayout& layout() const { return layout_; }
   std::byte* data() const { return bytes_.data(); }
   bool prefix_cache() const { return index_ != nullptr; }
+  const PrefixIndex* prefix_index() const {
+    return index_.get();
+  }  // null without; unlocked: benches
 
   // Appends n blocks of one reference each to `out`: free ones first (last freed first), then
   // cached ones, least recently used first; adds the number of those to `evictions`. False: fewer
@@ -85,6 +88,7 @@ class BlockPool {
  private:
   enum State : int { kFree, kActive, kCached, kInTransfer, kStates };
   struct Block {
+    PrefixIndex::Node node;
     int32_t references, holds;
     int32_t older,
         newer;  // LRU neighbours while cached; `newer` links the free list while free; -1: end

@@ -37,8 +37,17 @@ class PrefixIndex {
  public:
   static constexpr int kBatch = 64;  // blocks whose cache misses overlap
 
-  // `hash_mask` is ANDed to every key: a test narrows it to force collisions.
-  PrefixIndex(int n_blocks, int block_tokens, uint64_t hash_mask);
+  // Identity of an indexed block: a number never given twice, its lowest bit set for a first block,
+  // 0 for a block that is not indexed; and the identity before it, or the salt for a first block.
+  struct Node {
+    uint64_t uid = 0;
+    uint64_t parent = 0;
+  };
+
+  // Nodes are the owner's, `node_stride` bytes apart, [n_blocks], zeroed: beside what else it keeps
+  // of a block, they share its cache line. `hash_mask` is ANDed to every key: a test narrows it to
+  // force collisions.
+  PrefixIndex(int n_blocks, int block_tokens, uint64_t hash_mask, Node* nodes, size_t node_stride);
 
   // seq[] of n <= kBatch blocks that follow `chain`; starts fetching their slots. Any thread.
   void hash_batch(const PrefixChain& chain, const int32_t* tokens, int n, uint64_t* hashes) const;
@@ -55,16 +64,16 @@ class PrefixIndex {
   void insert(const PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block);
   void erase(int32_t block);
 
-  // `block` is indexed after a parent that has since been evicted, and this chain ends with the same prefix
-  // computed again: makes it findable there. Before: find() is -1.
+  // `block` is indexed after a parent that has since been evicted, and this chain ends with the
+  // same prefix computed again: makes it findable there. Before: find() is -1.
   void reattach(const PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block);
 
   void advance(PrefixChain& chain, uint64_t hash, int32_t block) const {
-    chain.hash = hash, chain.uid = nodes()[block].uid, chain.block = block;
+    chain.hash = hash, chain.uid = node(block).uid, chain.block = block;
   }
-  bool contains(int32_t block) const { return nodes()[block].uid != 0; }
+  bool contains(int32_t block) const { return node(block).uid != 0; }
   bool intact(const PrefixChain& chain) const {
-    return !chain.broken && (chain.first() || nodes()[chain.block].uid == chain.uid);
+    return !chain.broken && (chain.first() || node(chain.block).uid == chain.uid);
   }
   const int32_t* tokens_of(int32_t block) const {
     return tokens_.as<int32_t>() + size_t(block) * size_t(block_tokens_);
@@ -85,13 +94,10 @@ class PrefixIndex {
     int32_t block_plus_1;  // 0: empty
     uint32_t unused;
   };
-  // uid: a number never given twice, its lowest bit set for a first block. 0: not indexed.
-  struct Node {
-    uint64_t uid;
-    uint64_t parent;  // uid of the block before; the salt for a first block
-  };
   Entry* table() const { return table_.as<Entry>(); }
-  Node* nodes() const { return nodes_.as<Node>(); }
+  Node& node(int32_t block) const {
+    return *reinterpret_cast<Node*>(nodes_ + size_t(block) * node_stride_);
+  }
   uint64_t key(uint64_t hash) const { return hash & hash_mask_; }
   size_t home(uint64_t key) const { return size_t(key) & slot_mask_; }
   bool is_after(int32_t block, const PrefixChain& chain) const;
@@ -102,8 +108,9 @@ class PrefixIndex {
   size_t slot_mask_;
   int size_ = 0;
   uint64_t next_uid_ = 1;
+  std::byte* nodes_;  // the owner's
+  size_t node_stride_;
   Buffer table_;   // Entry [slot_mask_ + 1]
-  Buffer nodes_;   // Node [n_blocks]
   Buffer keys_;    // uint64_t [n_blocks]: the key under which a block stands
   Buffer tokens_;  // int32_t [n_blocks, block_tokens], valid where indexed
 };

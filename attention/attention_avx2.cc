@@ -60,8 +60,8 @@ struct RowsBf16 {
 
 // c[r * c_stride + 0..16) (+)= sum over k in [begin, end), ascending, of a[r * a_stride + k] b(k).
 template <int R, bool kAdd, class B>
-void tile(const float* a, size_t a_stride, int begin, int end, const B& b, float* c, size_t c_stride,
-          Stream& given_stream) {
+void tile(const float* a, size_t a_stride, int begin, int end, const B& b, float* c,
+          size_t c_stride, Stream& given_stream) {
   Stream stream = given_stream;  // in registers: stores to c cannot alias it
   __m256 sum[R][2];
 #pragma GCC unroll 8
@@ -151,28 +151,28 @@ void pack_k(Dtype dtype, Rows given, size_t offset, int head_dim, float* panel) 
   for (int t = 0; t < kPanelTokens; ++t)
     if (given[t]) some = given[t];
   for (int t = 0; t < kPanelTokens; ++t) rows[t] = (given[t] ? given[t] : some) + offset;
-  int done = 0;
-  if (dtype == Dtype::f32) {
-    for (; done + 4 <= head_dim; done += 4)
-      for (int half = 0; half < 2; ++half) {
+  // Tokens are often a multiple of 4 KiB apart, so 16 rows do not fit the 8 ways of their L1 set: finish
+  // with a cache line of 8 rows before touching the next.
+  constexpr int kStep = 4, kPairs = 8, kLine = 64;
+  int done = 0, step = dtype == Dtype::f32 ? kStep : kPairs, line = kLine / int(dtype_bytes(dtype));
+  for (; done + step <= head_dim; done += line)
+    for (int half = 0; half < 2; ++half)
+      for (int d = done; d < done + line && d + step <= head_dim; d += step) {
         __m256 x[4];
-        transpose_8x4(rows + 8 * half, size_t(done) * 4, x);
-        for (int i = 0; i < 4; ++i) _mm256_storeu_ps(panel + (done + i) * 16 + 8 * half, x[i]);
-      }
-  } else {  // pairs of bf16 travel as one element; the even d is its low half
-    const __m256i high = _mm256_set1_epi32(int(0xffff0000u));
-    for (; done + 8 <= head_dim; done += 8)
-      for (int half = 0; half < 2; ++half) {
-        __m256 x[4];
-        transpose_8x4(rows + 8 * half, size_t(done) * 2, x);
-        for (int i = 0; i < 4; ++i) {
-          __m256i pair = _mm256_castps_si256(x[i]);
-          float* to = panel + (done + 2 * i) * 16 + 8 * half;
-          _mm256_storeu_ps(to, _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)));
-          _mm256_storeu_ps(to + 16, _mm256_castsi256_ps(_mm256_and_si256(pair, high)));
+        transpose_8x4(rows + 8 * half, size_t(d) * dtype_bytes(dtype), x);
+        float* to = panel + d * 16 + 8 * half;
+        if (dtype == Dtype::f32) {
+          for (int i = 0; i < 4; ++i) _mm256_storeu_ps(to + i * 16, x[i]);
+        } else {  // pairs of bf16 travel as one element; the even d is its low half
+          for (int i = 0; i < 4; ++i) {
+            __m256i pair = _mm256_castps_si256(x[i]);
+            __m256i odd = _mm256_and_si256(pair, _mm256_set1_epi32(int(0xffff0000u)));
+            _mm256_storeu_ps(to + i * 32, _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)));
+            _mm256_storeu_ps(to + i * 32 + 16, _mm256_castsi256_ps(odd));
+          }
         }
       }
-  }
+  done = head_dim / step * step;
   for (; done < head_dim; ++done)
     for (int t = 0; t < kPanelTokens; ++t) panel[done * 16 + t] = element(dtype, rows[t], done);
 }

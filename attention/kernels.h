@@ -41,9 +41,10 @@ struct AttentionKernels {
   // s[r * kTileTokens + t] = sum_d q[r * head_dim + d] panel[d][t], t in [0, kPanelTokens).
   void (*scores)(const float* q, int n_rows, int head_dim, const float* panel, float* s,
                  Prefetch prefetch);
-  // s[r * kTileTokens + [begin, end)] become weights; state[r] and acc[r * d_pad] are rescaled when the
-  // maximum grew. begin < end <= kTileTokens.
-  void (*softmax)(float* s, int n_rows, int begin, int end, SoftmaxState* state, float* acc, int d_pad);
+  // s[r * kTileTokens + [begin, end)] become weights; state[r] and acc[r * d_pad] are rescaled when
+  // the maximum grew. begin < end <= kTileTokens.
+  void (*softmax)(float* s, int n_rows, int begin, int end, SoftmaxState* state, float* acc,
+                  int d_pad);
   // rows[begin, end) -> panels[d_pad / 16][kTileTokens][16] f32, dims beyond head_dim are zero.
   void (*pack_v)(Dtype dtype, const std::byte* const* rows, int begin, int end, size_t offset,
                  int head_dim, float* panels);

@@ -69,8 +69,10 @@ struct Problem {
   size_t partial_stride() const { return size_t(d_pad + kStatePad); }
 };
 
-// Adds the state of the next split to that of the splits before it. Splits are folded left to right.
-void fold(SoftmaxState& into, float* into_acc, const SoftmaxState& next, const float* next_acc, int d_pad) {
+// Adds the state of the next split to that of the splits before it. Splits are folded left to
+// right.
+void fold(SoftmaxState& into, float* into_acc, const SoftmaxState& next, const float* next_acc,
+          int d_pad) {
   float max = next.max > into.max ? next.max : into.max;
   float a = exp2_negative(into.max - max), b = exp2_negative(next.max - max);
   into = {max, into.sum * a + next.sum * b};
@@ -84,8 +86,8 @@ void finish(float* out, const SoftmaxState& state, const float* acc, int head_di
 
 // Row pointers of one tile, at the unit's first kv head; null where not readable.
 struct Tile {
-  int first = 0;              // token
-  Tokens readable = {0, 0};   // in the tile
+  int first = 0;                          // token
+  Tokens readable = {0, 0};               // in the tile
   const std::byte* rows[2][kTileTokens];  // K, V
 };
 
@@ -189,7 +191,8 @@ class UnitRun {
       int left = view_.contiguous() ? kTileTokens : block_tokens - token % block_tokens;
       const std::byte* k = view_.row(p_.args.layer, 0, token, u_.head);
       const std::byte* v = view_.row(p_.args.layer, 1, token, u_.head);
-      for (int stop = std::min(tile.readable.end, t + left); t < stop; ++t, k += stride, v += stride) {
+      for (int stop = std::min(tile.readable.end, t + left); t < stop;
+           ++t, k += stride, v += stride) {
         tile.rows[0][t] = k;
         tile.rows[1][t] = v;
       }
@@ -198,19 +201,24 @@ class UnitRun {
 
   size_t head_offset(int h) const { return size_t(h) * p_.shape.row_bytes(); }
 
-  // What memory to ask for while head `h` of panel `t` of K (kv = 0) or V (kv = 1) is computed: its share
-  // of the panel that comes next in the order K panels, V panels, K panels of the next tile.
+  // What memory to ask for while head `h` of panel `t` of K (kv = 0) or V (kv = 1) is computed.
+  // Stream: its share of the panel that comes next in the order K panels, V panels, K panels of the
+  // next tile. Block: V of this tile during scores, K of the next tile during values.
   Prefetch ahead(int kv, int t, int h) const {
-    const Tile* tile = tile_;
-    t += kPanelTokens;
-    if (t >= tile->readable.end) {
-      if (kv == 1) tile = next_;
+    const Tile* tile =
+        kv == 1 && (!u_.stream || t + kPanelTokens >= tile_->readable.end) ? next_ : tile_;
+    Range part = {0, kTileTokens};
+    if (u_.stream) {
+      t += kPanelTokens;
+      if (t >= tile_->readable.end)
+        t = tile->readable.begin / kPanelTokens * kPanelTokens, kv = 1 - kv;
+      part = share(kPanelTokens, h, u_.n_heads);
+    } else {
+      if (kv == 0) part = {0, kPanelTokens};
       kv = 1 - kv;
-      t = tile->readable.begin / kPanelTokens * kPanelTokens;
     }
-    Range share_of_head = share(kPanelTokens, h, u_.n_heads);
-    int begin = std::max(t + share_of_head.begin, tile->readable.begin);
-    int end = std::min(t + share_of_head.end, tile->readable.end);
+    int begin = std::max(t + part.begin, tile->readable.begin);
+    int end = std::min(t + part.end, tile->readable.end);
     if (begin >= end) return {};
     return {tile->rows[kv] + begin, end - begin, int(head_offset(u_.n_heads) + 63) / 64};
   }
@@ -237,13 +245,14 @@ class UnitRun {
       for (int i = 0; i < u_.n_tokens; ++i) {
         if (seen_[i].begin >= seen_[i].end) continue;
         size_t row = size_t(h * head_rows_ + i * p_.group);
-        p_.kernels.softmax(s_ + row * kTileTokens, p_.group, seen_[i].begin, seen_[i].end, state_ + row,
-                           acc_ + row * size_t(p_.d_pad), p_.d_pad);
+        p_.kernels.softmax(s_ + row * kTileTokens, p_.group, seen_[i].begin, seen_[i].end,
+                           state_ + row, acc_ + row * size_t(p_.d_pad), p_.d_pad);
       }
   }
 
-  // Calls add(first row, rows, tokens) so that each row of head h gets each token that it sees within
-  // `part`, in ascending order, and no other: a masked V row is not multiplied by 0, for 0 * NaN is NaN.
+  // Calls add(first row, rows, tokens) so that each row of head h gets each token that it sees
+  // within `part`, in ascending order, and no other: a masked V row is not multiplied by 0, for 0 *
+  // NaN is NaN.
   template <class Add>
   void for_seen(int h, Tokens part, Add&& add) {
     auto clip = [&](int row) {
@@ -278,7 +287,7 @@ class UnitRun {
                         head_offset(h), dim_, v_panels_);
       for_seen(h, tile_->readable, [&](int row, int n, Tokens t) {
         p_.kernels.values(s_ + size_t(row) * kTileTokens, n, t.begin, t.end, v_panels_,
-                          acc_ + size_t(row) * size_t(p_.d_pad), p_.d_pad, next_tile_k());
+                          acc_ + size_t(row) * size_t(p_.d_pad), p_.d_pad, ahead(1, 0, h));
       });
     }
   }
@@ -287,9 +296,9 @@ class UnitRun {
     for (int part = 0; part < kTileTokens; part += kPanelTokens)
       for (int h = 0; h < u_.n_heads; ++h)
         for_seen(h, {part, part + kPanelTokens}, [&](int row, int n, Tokens t) {
-          p_.kernels.values_in_place(p_.shape.dtype, s_ + size_t(row) * kTileTokens, n, t.begin, t.end,
-                                     tile_->rows[1], head_offset(h), acc_ + size_t(row) * size_t(p_.d_pad),
-                                     dim_, ahead(1, part, h));
+          p_.kernels.values_in_place(
+              p_.shape.dtype, s_ + size_t(row) * kTileTokens, n, t.begin, t.end, tile_->rows[1],
+              head_offset(h), acc_ + size_t(row) * size_t(p_.d_pad), dim_, ahead(1, part, h));
         });
   }
 
@@ -325,7 +334,7 @@ class UnitRun {
   float *s_, *panel_, *v_panels_;  // scores, then weights [n_rows, kTileTokens]; packed K; packed V
   SoftmaxState *state_, *folded_;  // [n_rows]
   Tile *tile_ = nullptr, *next_ = nullptr;
-  Tokens seen_[kBlockRows];               // by query token of the unit: the part of the tile that it sees
+  Tokens seen_[kBlockRows];  // by query token of the unit: the part of the tile that it sees
 };
 
 // A sequence whose splits are computed apart: its rows are folded when all units are done.

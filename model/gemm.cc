@@ -22,33 +22,34 @@ constexpr int kMaxBlockK = 256;     // one panel of it is 16 KiB of f32: half of
 constexpr int kMaxSumRows = 6 * 64; // rows x panels whose sums a thread keeps at a time
 static_assert(kMaxSumRows >= kMaxPassRows);
 
-// How rows are cut into register tiles: sixes first, then at most two smaller ones, none of them below
-// three where it can be helped (a tile of few rows has too few chains to hide the latency of an FMA).
+// How rows are cut into register tiles of at most `most` rows: full tiles first, then at most two smaller
+// ones, as even as can be (a tile of few rows has too few chains to hide the latency of an FMA).
 struct TilePlan {
-  explicit TilePlan(int m) {
-    int rest = m % kMaxTileRows, sixes = m / kMaxTileRows;
-    if (rest >= 1 && rest <= 3 && sixes > 0) {
-      --sixes;
-      tail[0] = (rest + 7) / 2;
-      tail[1] = rest + 6 - tail[0];
+  TilePlan(int m, int most) : full_rows(most) {
+    int rest = m % most;
+    n_full = m / most;
+    if (rest > 0 && rest <= most / 2 && n_full > 0) {
+      --n_full;
+      tail[0] = (rest + most + 1) / 2;
+      tail[1] = rest + most - tail[0];
     } else {
       tail[0] = rest;
     }
-    n_sixes = sixes;
-    n_tiles = sixes + (tail[0] > 0) + (tail[1] > 0);
+    n_tiles = n_full + (tail[0] > 0) + (tail[1] > 0);
   }
   int first_row(int tile) const {
-    int past = std::min(tile, n_sixes) * kMaxTileRows;
-    if (tile > n_sixes) past += tail[0];
-    if (tile > n_sixes + 1) past += tail[1];
+    int past = std::min(tile, n_full) * full_rows;
+    if (tile > n_full) past += tail[0];
+    if (tile > n_full + 1) past += tail[1];
     return past;
   }
-  int rows(int tile) const { return tile < n_sixes ? kMaxTileRows : tail[tile - n_sixes]; }
-  int n_sixes, n_tiles, tail[2] = {0, 0};
+  int rows(int tile) const { return tile < n_full ? full_rows : tail[tile - n_full]; }
+  int full_rows, n_full, n_tiles, tail[2] = {0, 0};
 };
 
 // Block sizes, by M alone; they move work around in time and cannot change a bit of the result.
 struct Blocking {
+  int tile_rows;    // most rows of a register tile
   int tile_panels;  // panels of one register tile: few rows need several to have enough chains
   int run_panels;   // panels that share one pass over K, so that x is read from L1
   int block_k;      // longest piece of K
@@ -59,9 +60,9 @@ Blocking choose_blocking(int m) {
   constexpr int kPanelsForRows[kMaxTileRows + 1] = {0, 4, 3, 2, 1, 1, 1};
   if (m <= kMaxTileRows) {
     int panels = kPanelsForRows[m];
-    return {panels, panels, 1 << 30, false};
+    return {kMaxTileRows, panels, panels, 1 << 30, false};
   }
-  return {1, 1, kMaxBlockK, m >= 48};
+  return {kMaxTileRows, 1, 1, kMaxBlockK, m >= 48};
 }
 
 // K cut into groups (the contract), and groups into equal pieces of at most block_k.
@@ -99,8 +100,8 @@ class Gemm {
         w_(*args.w),
         kernels_(kernels),
         scratch_(scratch),
-        tiles_(args.m),
         blocking_(choose_blocking(args.m)),
+        tiles_(args.m, blocking_.tile_rows),
         blocks_(w_.k, w_.k_groups, blocking_.block_k),
         n_panels_((w_.n + kPanel - 1) / kPanel),
         row_bytes_(kPanel * dtype_bytes(w_.dtype)),
@@ -174,7 +175,7 @@ class Gemm {
                         .w = w,
                         .panel_bytes = panel_bytes_,
                         .k = ks.end - ks.begin,
-                        .sums = panel_sums + size_t(row - row0) * kPanel,
+                        .sums = panel_sums + size_t(row - row0) * size_t(tile_panels) * kPanel,
                         .resume = i % blocks_.per_group != 0,
                         .prefetch = next + size_t(t - tiles.begin) * size_t((ks.end - ks.begin) / 4 * step),
                         .prefetch_step = step};
@@ -187,8 +188,13 @@ class Gemm {
           kernels_.add(sums + level * size_t(top - 1), sums + level * size_t(top), int(level));
       }
     }
-    for (int p = panels.begin; p < panels.end; ++p)
-      store(p, row0, rows, sums + size_t(p - panels.begin) * size_t(rows) * kPanel);
+    // Sums lie as the tiles wrote them: [panels / tile_panels][tile][tile_panels][tile rows][16].
+    for (int p = panels.begin; p < panels.end; p += blocking_.tile_panels)
+      for (int t = tiles.begin; t < tiles.end; ++t)
+        for (int q = p; q < std::min(p + blocking_.tile_panels, panels.end); ++q) {
+          store(q, tiles_.first_row(t), tiles_.rows(t), sums);
+          sums += tiles_.rows(t) * kPanel;
+        }
   }
 
   void store(int panel, int row0, int rows, const float* sums) const {
@@ -206,8 +212,8 @@ class Gemm {
   const PackedMatrix& w_;
   const GemmKernels& kernels_;
   GemmScratch& scratch_;
-  TilePlan tiles_;
   Blocking blocking_;
+  TilePlan tiles_;
   KBlocks blocks_;
   int n_panels_;
   size_t row_bytes_, panel_bytes_;

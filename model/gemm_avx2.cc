@@ -36,6 +36,8 @@ inline __attribute__((always_inline)) void step(const float* x, const std::byte*
                                                 __m256 (&sums)[kPanels][kRows][2]) {
 #pragma GCC unroll 4
   for (int p = 0; p < kPanels; ++p) {
+    // Keeps the compiler from gathering the loads of several panels or k, for which there are no registers.
+    asm volatile("" ::: "memory");
     Pair pair = Weight::load(w + size_t(p) * panel_bytes);
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {

@@ -13,9 +13,7 @@ size_t hash_of(uint64_t pair) {
   return static_cast<size_t>(pair ^ pair >> 32);
 }
 
-bool later(const Bpe::Candidate& a, const Bpe::Candidate& b) {
-  return a.rank != b.rank ? a.rank > b.rank : a.left > b.left;
-}
+bool later(const Bpe::Candidate& a, const Bpe::Candidate& b) { return a.order > b.order; }
 
 }  // namespace
 
@@ -83,7 +81,7 @@ void Bpe::merge_all(bool allow_special, Workspace& space) const {
     if (left < 0 || symbols[left].next < 0) return false;
     const Merge* merge = find(symbols[left].id, symbols[symbols[left].next].id);
     if (merge == nullptr || (!allow_special && special[merge->merged])) return false;
-    heap.push_back({merge->rank, left, merge->merged});
+    heap.push_back({uint64_t{merge->rank} << 32 | uint32_t(left), merge->merged});
     return true;
   };
   for (int32_t i = 0; i < static_cast<int32_t>(symbols.size()); ++i) candidate(i);
@@ -92,7 +90,7 @@ void Bpe::merge_all(bool allow_special, Workspace& space) const {
     std::pop_heap(heap.begin(), heap.end(), later);
     Candidate top = heap.back();
     heap.pop_back();
-    Symbol& left = symbols[top.left];
+    Symbol& left = symbols[top.left()];
     if (left.id < 0 || left.next < 0) continue;
     // Stale unless the pair that stands here now makes the same token.
     Symbol& right = symbols[left.next];
@@ -101,8 +99,8 @@ void Bpe::merge_all(bool allow_special, Workspace& space) const {
     left.id = top.merged;
     right.id = -1;
     left.next = right.next;
-    if (right.next >= 0) symbols[right.next].prev = top.left;
-    for (int32_t begin : {left.prev, top.left})
+    if (right.next >= 0) symbols[right.next].prev = top.left();
+    for (int32_t begin : {left.prev, top.left()})
       if (candidate(begin)) std::push_heap(heap.begin(), heap.end(), later);
   }
 }

@@ -35,9 +35,9 @@ class Bpe {
     int32_t prev, next;  // indices; -1: none
   };
   struct Candidate {
-    uint32_t rank;
-    int32_t left;    // index of the left symbol
+    uint64_t order;  // rank << 32 | index of the left symbol
     int32_t merged;  // id
+    int32_t left() const { return static_cast<int32_t>(order); }
   };
   struct Workspace {
     std::vector<Symbol> symbols;

@@ -1,6 +1,7 @@
 // What a Tokenizer holds: filled by tokenizer_load.cc, read by tokenizer.cc.
 #pragma once
 
+#include <deque>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -24,15 +25,16 @@ inline constexpr size_t kMaxSteps = 16;  // of a normalizer, pre-tokenizer, deco
 
 struct Tokenizer::Impl {
   struct Token {
-    std::string content;  // as in tokenizer.json
-    std::string piece;    // its bytes in decoded text
+    std::string content;      // as in tokenizer.json
+    std::string piece;        // its bytes in decoded text
     std::string first_piece;  // the same at the text's beginning, where Decoder::strip_first_token
-    bool known = false;   // false: a hole among the ids
+    bool known = false;       // false: a hole among the ids
     bool special = false;
     bool is_byte = false;  // "<0x41>", and the decoder has byte fallback
   };
   std::vector<Token> tokens;  // by id; does not grow once by_content and bpe.ids look into it
   std::unordered_map<std::string_view, int32_t> by_content;
+  std::deque<std::string> keys;  // of bpe.ids, where it is no token's piece or content
 
   AddedTokens added;             // looked for in the text as it is
   AddedTokens added_normalized;  // and between those in normalized text

@@ -40,6 +40,20 @@ struct ByteCharacters {
   }
 };
 
+// "Ġa" -> " a"; nothing where a character stands for no byte.
+std::optional<std::string> raw_bytes(std::string_view text) {
+  static const ByteCharacters bytes;
+  std::string raw;
+  while (!text.empty()) {
+    CodePoint c = next_code_point(text);
+    int byte = c.value < std::size(bytes.byte_of) ? bytes.byte_of[c.value] : -1;
+    if (byte < 0) return std::nullopt;
+    raw.push_back(static_cast<char>(byte));
+    text.remove_prefix(c.bytes);
+  }
+  return raw;
+}
+
 // "<0x41>" -> 0x41, else -1. Two characters as Rust's from_str_radix takes them: "+A" is 10.
 int byte_token(std::string_view content) {
   if (content.size() != 6 || !content.starts_with("<0x") || content[5] != '>') return -1;
@@ -158,8 +172,8 @@ class Loader {
       std::string pattern =
           added.normalized ? normalize(out_.normalizer, added.content) : added.content;
       if (pattern.empty()) return bad(field + ".content", "normalizes to nothing");
-      // Hugging Face's tokenizers decodes the token to what was looked for, from version 0.23 on. (With
-      // skip_special_tokens it then no longer knows it for a special one; we do.)
+      // Hugging Face's tokenizers decodes the token to what was looked for, from version 0.23 on.
+      // (With skip_special_tokens it then no longer knows it for a special one; we do.)
       if (pattern != added.content) decoded_as_[added.id] = pattern;
       (added.normalized ? out_.added_normalized : out_.added).add(added, pattern);
     }
@@ -378,7 +392,6 @@ class Loader {
 
   // Fills in each token's piece and the look-up tables; from here on out_.tokens keeps its size.
   Status index_tokens() {
-    static const ByteCharacters bytes;
     Bpe& bpe = out_.bpe;
     bpe.byte_level = byte_level_;
     bpe.ids.reserve(vocab_ids_.size());
@@ -393,22 +406,18 @@ class Loader {
       auto other = decoded_as_.find(static_cast<int32_t>(id));
       const std::string& text = other == decoded_as_.end() ? token.content : other->second;
       if (byte_level_) {
-        bool all_bytes = true;
-        std::string raw;
-        for (std::string_view rest = text; !rest.empty() && all_bytes;) {
-          CodePoint c = next_code_point(rest);
-          int byte = c.value < std::size(bytes.byte_of) ? bytes.byte_of[c.value] : -1;
-          all_bytes = byte >= 0;
-          raw.push_back(static_cast<char>(byte));
-          rest.remove_prefix(c.bytes);
-        }
-        // A token that is not all byte characters stands for itself, and no text leads to it.
-        token.piece = all_bytes ? raw : text;
-        if (in_vocab && all_bytes && other == decoded_as_.end())
-          bpe.ids.emplace(token.piece, static_cast<int32_t>(id));
+        // A token that is not all byte characters decodes to itself, and no word is it.
+        token.piece = raw_bytes(text).value_or(text);
+        auto raw = raw_bytes(token.content);
+        if (!in_vocab || !raw) continue;
+        const std::string& key = *raw == token.piece ? token.piece : out_.keys.emplace_back(*raw);
+        bpe.ids.emplace(key, static_cast<int32_t>(id));
       } else {
-        token.piece = token.first_piece = text;
-        replace_all(token.first_piece, out_.decoder.replacement, "");
+        token.piece = text;
+        if (out_.decoder.strip_first_token) {
+          token.first_piece = text;
+          replace_all(token.first_piece, out_.decoder.replacement, "");
+        }
         for (auto& [pattern, content] : replaces_) replace_all(token.piece, pattern, content);
         int byte = out_.decoder.byte_fallback ? byte_token(token.piece) : -1;
         if (byte >= 0) {
@@ -561,7 +570,7 @@ class Loader {
   std::string file_;
   Tokenizer::Impl& out_;
   bool byte_level_ = false;
-  std::unordered_map<std::string, int32_t> vocab_ids_;  // model.vocab alone
+  std::unordered_map<std::string, int32_t> vocab_ids_;         // model.vocab alone
   std::vector<std::pair<std::string, std::string>> replaces_;  // the decoder's
   std::unordered_map<int32_t, std::string> decoded_as_;        // where not the content
 };

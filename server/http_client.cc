@@ -4,6 +4,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -311,8 +312,11 @@ struct HttpClient::Impl {
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
       if (n < 0) return end(id, std::strerror(errno));
-      Status status = n == 0 ? connection.parser.finish()
-                             : connection.parser.feed({buffer, size_t(n)}, connection.on_body);
+      auto body = [&](std::string_view bytes) {
+        connection.on_body(connection.parser.status(), bytes);
+      };
+      Status status =
+          n == 0 ? connection.parser.finish() : connection.parser.feed({buffer, size_t(n)}, body);
       if (!status) return end(id, status.error().message);
       if (connection.parser.complete()) return end(id, "");
     }
@@ -382,8 +386,10 @@ void HttpClient::start(const HttpCall& call, OnBody on_body, OnDone on_done) {
 void HttpClient::poll(double seconds) {
   epoll_event events[256];
   double wait_s = std::clamp(seconds, 0.0, 0.1);  // timeouts are looked at ten times a second
-  // Whole milliseconds, rounded down: rather a turn too many than an arrival too late.
-  int n = epoll_wait(impl_->epoll, events, 256, int(wait_s * 1000));
+  // ppoll, because epoll_wait counts in whole milliseconds: an arrival would be that much late.
+  timespec wait{0, long(wait_s * 1e9)};
+  pollfd ready{impl_->epoll, POLLIN, 0};
+  int n = ppoll(&ready, 1, &wait, nullptr) > 0 ? epoll_wait(impl_->epoll, events, 256, 0) : 0;
   for (int i = 0; i < n; ++i) {
     uint64_t id = events[i].data.u64;
     auto connection_of = [&] {
@@ -425,7 +431,7 @@ Result<std::string> HttpClient::fetch(const HttpCall& call) {
   HttpOutcome outcome;
   start(
       call,
-      [&](std::string_view bytes) {
+      [&](int, std::string_view bytes) {
         too_long = too_long || body.size() + bytes.size() > kMaxFetchBytes;
         if (!too_long) body += bytes;
       },

@@ -88,7 +88,7 @@ struct HttpOutcome {
 
 class HttpClient {
  public:
-  using OnBody = std::function<void(std::string_view bytes)>;
+  using OnBody = std::function<void(int status, std::string_view bytes)>;  // decoded
   using OnDone = std::function<void(const HttpOutcome& outcome)>;
 
   // Resolves the name now. `headers` go with every request.
@@ -98,7 +98,8 @@ class HttpClient {
 
   // on_done is called exactly once unless the client is destroyed or abort_all is called first.
   void start(const HttpCall& call, OnBody on_body, OnDone on_done);
-  // Waits at most `seconds` for the network and runs what is due. Returns early on a signal.
+  // Waits at most `seconds` (and 0.1) for the network and runs what is due. Returns early on a
+  // signal.
   void poll(double seconds);
   int in_flight() const;
   void abort_all();

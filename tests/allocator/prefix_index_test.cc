@@ -13,6 +13,13 @@ using namespace xpyd;
 
 namespace {
 
+struct TestIndex : std::vector<PrefixIndex::Node>, PrefixIndex {
+  TestIndex(int n_blocks, int block_tokens, uint64_t hash_mask)
+      : std::vector<Node>(size_t(n_blocks)),
+        PrefixIndex(n_blocks, block_tokens, hash_mask, data(), sizeof(Node)) {}
+  using PrefixIndex::insert, PrefixIndex::erase, PrefixIndex::size;
+};
+
 uint64_t seq_hash(const PrefixIndex& index, const PrefixChain& chain, const int32_t* tokens) {
   uint64_t hash;
   index.hash_batch(chain, tokens, 1, &hash);
@@ -24,7 +31,7 @@ uint64_t seq_hash(const PrefixIndex& index, const PrefixChain& chain, const int3
 TEST_CASE("PrefixIndex: the chained hash is the published one", "[allocator]") {
   std::vector<int32_t> tokens;
   for (int i = 0; i < 48; ++i) tokens.push_back(1000 + 7 * i);
-  PrefixIndex index(4, 16, ~uint64_t{0});
+  TestIndex index(4, 16, ~uint64_t{0});
   uint64_t seq[3];
   index.hash_batch(PrefixChain{}, tokens.data(), 3, seq);
   CHECK(seq[0] == XXH3_64bits(tokens.data(), 64));
@@ -46,7 +53,7 @@ TEST_CASE("PrefixIndex: the chained hash is the published one", "[allocator]") {
   // A value computed once and written down: the hash of a build must not drift from that of
   // another.
   int32_t one[1] = {0};
-  PrefixIndex tiny(1, 1, ~uint64_t{0});
+  TestIndex tiny(1, 1, ~uint64_t{0});
   CHECK(seq_hash(tiny, {}, one) == XXH3_64bits("\0\0\0\0", 4));
 }
 
@@ -54,7 +61,7 @@ TEST_CASE("PrefixIndex: random inserts and erases against a map", "[allocator]")
   // Blocks of one token chained in trees of depth <= 3 under few keys: long clusters, wrap-around.
   for (uint64_t mask : {~uint64_t{0}, uint64_t{0xff}, uint64_t{1}}) {
     constexpr int kBlocks = 37;
-    PrefixIndex index(kBlocks, 1, mask);
+    TestIndex index(kBlocks, 1, mask);
     Random random(mask);
     std::map<std::vector<int32_t>, int32_t> model;  // {salt, tokens...} -> block
     std::vector<std::vector<int32_t>> path_of(kBlocks);
@@ -99,7 +106,7 @@ TEST_CASE("PrefixIndex: random inserts and erases against a map", "[allocator]")
 }
 
 TEST_CASE("PrefixIndex: equal tokens after another prefix are another block", "[allocator]") {
-  PrefixIndex index(8, 2, 0);  // every key collides
+  TestIndex index(8, 2, 0);  // every key collides
   int32_t a[2] = {1, 2}, b[2] = {3, 4}, c[2] = {5, 6};
   PrefixChain root, salted{.hash = 7}, after_a, after_b;
   index.insert(root, seq_hash(index, root, a), a, 0);

@@ -206,7 +206,7 @@ def llama2():
     out["decoder"] = SPM_DECODER
     n = len(out["model"]["vocab"])
     flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=True, special=False)
-    out["added_tokens"] += [{"id": n, "content": "ab cd", **flags}, {"id": n + 1, "content": "<both>", **flags, "special": True}]
+    out["added_tokens"] += [{"id": n, "content": "ab cd", **flags}, {"id": n + 1, "content": "<both>", **flags}]
     return out
 
 

@@ -205,11 +205,11 @@ TEST_CASE("detokenizer: a stream says what it knows and no more", "[model][token
   CHECK(later.flush().empty());
 
   auto llama3 = open_named("llama3");
-  auto ids = llama3->encode("\U0001f30d!", {.add_special_tokens = false});
+  auto ids = llama3->encode("\U00010348!", {.add_special_tokens = false});
   REQUIRE(ids.size() == 5);
   Detokenizer emoji(*llama3, true);
   for (int i = 0; i < 3; ++i) CHECK(emoji.feed(ids[i]).empty());
-  CHECK(emoji.feed(ids[3]) == "\U0001f30d");
+  CHECK(emoji.feed(ids[3]) == "\U00010348");
   CHECK(emoji.feed(ids[0]).empty());
   CHECK(emoji.feed(ids[4]) == "\ufffd!");
   CHECK(emoji.feed(ids[0]).empty());
@@ -254,9 +254,10 @@ TEST_CASE("tokenizer: special tokens in parts that do not allow them are text",
   for (const char* name : {"llama3", "qwen2", "gpt2", "llama2", "mistral", "metaspace"}) {
     auto tokenizer = open_named(name);
     std::vector<std::string> specials;
-    for (int32_t id = 0; id < tokenizer->vocab_size(); ++id)
-      if (tokenizer->is_special(id) && tokenizer->piece(id) != "<unk>")
-        specials.push_back(tokenizer->piece(id));
+    auto source = parse_json_file(fixture(std::string(name) + ".json"));
+    REQUIRE(source.ok());
+    for (auto& token : source.value()["added_tokens"])
+      if (token["special"] && token["content"] != "<unk>") specials.push_back(token["content"]);
     REQUIRE(specials.size() >= 2);
     auto count = [&](const std::vector<int32_t>& ids) {
       return std::count_if(ids.begin(), ids.end(), [&](int32_t id) {

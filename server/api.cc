@@ -1,0 +1,426 @@
+#include "server/api.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+#include <random>
+
+#include "server/api_format.h"
+#include "server/generation.h"
+#include "server/json_text.h"
+#include "server/page.h"
+
+namespace xpyd {
+namespace {
+
+// Up to this a body is parsed and tokenized at once: about a millisecond. Beyond, on a thread of
+// its own.
+constexpr size_t kInlineBodyBytes = 16u << 10;
+constexpr size_t kMaxWaitingBodies = 64;
+constexpr int kLogLinesPerSecond = 500;
+constexpr size_t kMaxClientIdBytes = 128;
+
+uint64_t random_word() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
+
+// Takes as long for a wrong key as for a right one of the same length.
+bool equal_keys(std::string_view a, std::string_view b) {
+  unsigned different = a.size() != b.size();
+  for (size_t i = 0; i < a.size(); ++i)
+    different |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i % b.size()]);
+  return different == 0;
+}
+
+// "application/json; charset=utf-8", in any case. No other type: a page of another origin could
+// send text/plain without asking.
+bool is_json_type(std::string_view type) {
+  constexpr std::string_view kJson = "application/json";
+  if (type.size() < kJson.size()) return false;
+  for (size_t i = 0; i < kJson.size(); ++i)
+    if ((type[i] | (std::isalpha(static_cast<unsigned char>(type[i])) ? 0x20 : 0)) != kJson[i])
+      return false;
+  type.remove_prefix(kJson.size());
+  return type.empty() || type[0] == ';' || type[0] == ' ';
+}
+
+std::string client_id(const HttpRequest& request) {
+  std::string id(request.header("x-request-id"));
+  bool good = id.size() <= kMaxClientIdBytes && std::all_of(id.begin(), id.end(), [](char c) {
+                return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' ||
+                       c == '.' || c == ':';
+              });
+  return good ? id : "";
+}
+
+HttpResponse json_response(std::string body, int status = 200) {
+  HttpResponse response;
+  response.status = status;
+  response.body = std::move(body);
+  return response;
+}
+
+constexpr const char* kModelPrefix = "/v1/models/";
+
+}  // namespace
+
+struct Api::Row : Api::Route {
+  void (Api::*handler)(const std::shared_ptr<Incoming>&);
+};
+
+struct Api::Incoming {
+  HttpRequest request;
+  std::shared_ptr<HttpExchange> exchange;
+  const Row* row;
+  double arrival_s;
+};
+
+std::span<const Api::Row> Api::table() {
+  static constexpr Row kRows[] = {
+      {{"/", "GET", true, false}, &Api::page},
+      {{"/health", "GET", true, false}, &Api::health},
+      {{"/ping", "GET POST", true, false}, &Api::health},
+      {{"/ready", "GET", true, false}, &Api::ready},
+      {{"/health/ready", "GET", true, false}, &Api::ready},
+      {{"/version", "GET", false, false}, &Api::version},
+      {{"/metrics", "GET", false, false}, &Api::metrics},
+      {{"/stats", "GET", false, false}, &Api::stats},
+      {{"/v1/models", "GET", false, false}, &Api::models},
+      {{kModelPrefix, "GET", false, false}, &Api::model_by_id},
+      {{"/v1/completions", "POST", false, false}, &Api::completions},
+      {{"/v1/chat/completions", "POST", false, false}, &Api::chat_completions},
+      {{"/tokenize", "POST", false, false}, &Api::tokenize_text},
+      {{"/detokenize", "POST", false, false}, &Api::detokenize_ids},
+      {{"/reset_prefix_cache", "POST", false, true}, &Api::reset_prefix_cache},
+      {{"/server_info", "GET", false, true}, &Api::server_info},
+  };
+  return kRows;
+}
+
+std::vector<Api::Route> Api::routes() { return {table().begin(), table().end()}; }
+
+Api::Api(const ServerOptions& options, Service& service, const Tokenizer* tokenizer,
+         const ChatTemplate* chat_template, Clock& clock, HttpPost post)
+    : options_(options),
+      service_(service),
+      clock_(clock),
+      post_(std::move(post)),
+      metrics_(options.metrics_prefix, options.model_name, options.max_model_len),
+      random_(options.seed),
+      id_random_(random_word()),
+      created_unix_s_(std::time(nullptr)) {
+  model_.name = options.model_name;
+  model_.tokenizer = tokenizer;
+  model_.chat_template = chat_template;
+  model_.max_model_len = options.max_model_len;
+  model_.vocab_size = options.vocab_size;
+  if (tokenizer != nullptr) {
+    if (model_.vocab_size == 0 || model_.vocab_size > tokenizer->vocab_size())
+      model_.vocab_size = tokenizer->vocab_size();
+    model_.max_prompt_bytes = longest_prompt_bytes(*tokenizer, options.max_model_len);
+  }
+  model_.salt_key = {random_word(), random_word()};
+}
+
+Api::~Api() = default;
+
+// ---- every request
+// --------------------------------------------------------------------------------
+
+void Api::handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
+  const Row* row = nullptr;
+  for (const Row& candidate : table()) {
+    bool hit = candidate.path == kModelPrefix ? request.path.starts_with(kModelPrefix)
+                                              : request.path == candidate.path;
+    if (hit) row = &candidate;
+  }
+  if (row != nullptr && row->dev && !(options_.dev_endpoints && request.from_loopback))
+    row = nullptr;
+  auto in = std::make_shared<Incoming>(
+      Incoming{std::move(request), std::move(exchange), row, clock_.now()});
+  if (auto refusal = turn_away(in->request, row)) return answer(*in, std::move(*refusal));
+  (this->*row->handler)(in);
+}
+
+std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row* row) {
+  ApiError error;
+  if (!options_.api_key.empty() && (row == nullptr || !row->open)) {
+    std::string_view given = request.header("authorization");
+    bool bearer = given.starts_with("Bearer ");
+    if (!bearer || !equal_keys(given.substr(7), options_.api_key)) {
+      metrics_.rejected(RejectReason::unauthorized);
+      error.status = 401;
+      error.code = "invalid_api_key";
+      error.message = bearer ? "incorrect API key" : "this server needs Authorization: Bearer KEY";
+      HttpResponse response = error_response(error);
+      response.headers.emplace_back("WWW-Authenticate", "Bearer");
+      return response;
+    }
+  }
+  if (row == nullptr) {
+    error.status = 404;
+    error.message = "there is no such path";
+    return error_response(error);
+  }
+  std::string_view methods = row->methods;
+  std::string_view method = request.method == "HEAD" ? "GET" : std::string_view(request.method);
+  if ((method != "GET" && method != "POST") || methods.find(method) == methods.npos) {
+    error.status = 405;
+    error.message = std::string("this path takes ") + row->methods;
+    HttpResponse response = error_response(error);
+    std::string allow = methods == "POST" ? "POST" : "GET, HEAD";
+    if (methods == "GET POST") allow += ", POST";
+    response.headers.emplace_back("Allow", allow);
+    return response;
+  }
+  if (methods != "POST") return {};
+  if (draining_) {
+    metrics_.rejected(RejectReason::draining);
+    error.status = 503;
+    error.message = "the server is shutting down";
+    HttpResponse response = error_response(error);
+    response.close = true;
+    return response;
+  }
+  if (!row->dev && !is_json_type(request.header("content-type"))) {
+    error.status = 415;
+    error.message = "send the body as Content-Type: application/json";
+    return error_response(error);
+  }
+  return {};
+}
+
+HttpResponse Api::error_response(const ApiError& error) const {
+  HttpResponse response = json_response(error_body(error), error.status);
+  // Benchmark clients record the reason phrase and nothing else.
+  response.reason = std::string(http_reason(error.status)) + ": " + error.message.substr(0, 80);
+  if (error.status == 503) response.headers.emplace_back("Retry-After", "1");
+  if (error.status >= 500 && error.status != 503)
+    response.headers.emplace_back("X-Should-Retry", "false");
+  return response;
+}
+
+HttpResponse Api::refuse(int status, const std::string& why) {
+  metrics_.http_request("none", "other", status);
+  ApiError error;
+  error.status = status;
+  error.message = why;
+  return error_response(error);
+}
+
+void Api::answer(const Incoming& in, HttpResponse response) {
+  metrics_.http_request(in.row == nullptr ? "none" : in.row->path, in.request.method,
+                        response.status);
+  response.headers.emplace_back("X-Content-Type-Options", "nosniff");
+  if (std::string id = client_id(in.request); !id.empty())
+    response.headers.emplace_back("X-Request-Id", id);
+  if (response.status >= 400)
+    log_line("refused route=" + std::string(in.row == nullptr ? "none" : in.row->path) +
+             " status=" + std::to_string(response.status));
+  in.exchange->respond(std::move(response));
+}
+
+void Api::fail(const Incoming& in, const ApiError& error) {
+  metrics_.rejected(error.reason);
+  answer(in, error_response(error));
+}
+
+void Api::on_body(const std::shared_ptr<Incoming>& in,
+                  std::function<std::function<void()>()> work) {
+  if (in->request.body.size() <= kInlineBodyBytes) return work()();
+  bool taken = worker_.run([post = post_, work = std::move(work)] { post(work()); });
+  if (taken) return;
+  ApiError error;
+  error.status = 503;
+  error.message = "too many large requests are waiting to be read";
+  error.reason = RejectReason::overloaded;
+  fail(*in, error);
+}
+
+void Api::tick() {
+  double now = clock_.now();
+  std::vector<std::shared_ptr<Generation>> all;
+  for (auto& [key, generation] : live_) all.push_back(generation);
+  for (auto& generation : all) generation->check_deadline(now);
+}
+
+void Api::log_line(const std::string& line) {
+  double now = clock_.now();
+  auto write = [&](const std::string& text) {
+    if (options_.log)
+      options_.log(text);
+    else
+      std::fprintf(stderr, "%s\n", text.c_str());
+  };
+  if (now - log_window_s_ >= 1) {
+    if (log_dropped_ > 0) write("log dropped_lines=" + std::to_string(log_dropped_));
+    log_window_s_ = now;
+    log_lines_ = log_dropped_ = 0;
+  }
+  if (++log_lines_ <= kLogLinesPerSecond)
+    write(line);
+  else
+    ++log_dropped_;
+}
+
+// ---- the routes
+// -----------------------------------------------------------------------------------
+
+void Api::page(const std::shared_ptr<Incoming>& in) {
+  HttpResponse response;
+  response.content_type = "text/html; charset=utf-8";
+  response.headers.emplace_back("Content-Security-Policy",
+                                "default-src 'none'; style-src 'unsafe-inline'; script-src "
+                                "'unsafe-inline'; connect-src 'self'; base-uri 'none'; "
+                                "form-action 'none'; frame-ancestors 'none'");
+  response.headers.emplace_back("Cache-Control", "no-cache");
+  response.body = std::string(page_html());
+  answer(*in, std::move(response));
+}
+
+void Api::health(const std::shared_ptr<Incoming>& in) {
+  bool good = service_.healthy() && !draining_;
+  const char* state = draining_ ? "draining" : good ? "ok" : "unhealthy";
+  answer(*in, json_response("{\"status\":" + json_quote(state) + "}", good ? 200 : 503));
+}
+
+// Ready: someone can prefill and someone can decode.
+void Api::ready(const std::shared_ptr<Incoming>& in) {
+  bool prefill = false, decode = false;
+  for (const auto& instance : service_.stats().instances) {
+    char role = instance.name.empty() ? '?' : instance.name[0];
+    prefill = prefill || role == 'P' || role == 'C';
+    decode = decode || role == 'D' || role == 'C';
+  }
+  bool good = prefill && decode && service_.healthy() && !draining_;
+  JsonText json;
+  json.open('{').key("status").text(good ? "ready" : "not ready");
+  json.key("prefill").boolean(prefill).key("decode").boolean(decode).close('}');
+  answer(*in, json_response(json.take(), good ? 200 : 503));
+}
+
+void Api::version(const std::shared_ptr<Incoming>& in) {
+  answer(*in, json_response("{\"version\":" + json_quote(options_.version) + "}"));
+}
+
+void Api::metrics(const std::shared_ptr<Incoming>& in) {
+  HttpResponse response;
+  response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+  response.body = metrics_.render(service_.stats());
+  answer(*in, std::move(response));
+}
+
+void Api::stats(const std::shared_ptr<Incoming>& in) {
+  HttpResponse response = json_response(stats_body(model_, service_.stats()));
+  response.headers.emplace_back("Cache-Control", "no-store");
+  answer(*in, std::move(response));
+}
+
+void Api::models(const std::shared_ptr<Incoming>& in) {
+  answer(*in, json_response(models_body(model_, options_.model_root, created_unix_s_)));
+}
+
+void Api::model_by_id(const std::shared_ptr<Incoming>& in) {
+  if (in->request.path.substr(std::string_view(kModelPrefix).size()) == model_.name)
+    return answer(*in, json_response(model_card(model_, options_.model_root, created_unix_s_)));
+  ApiError error;
+  error.status = 404;
+  error.message = "there is no such model; this server serves `" + model_.name + "`";
+  error.param = "model";
+  error.code = "model_not_found";
+  error.reason = RejectReason::unknown_model;
+  fail(*in, error);
+}
+
+void Api::completions(const std::shared_ptr<Incoming>& in) { generate(in, false); }
+void Api::chat_completions(const std::shared_ptr<Incoming>& in) { generate(in, true); }
+
+void Api::generate(const std::shared_ptr<Incoming>& in, bool chat) {
+  on_body(in, [this, in, chat]() -> std::function<void()> {
+    auto call = std::make_shared<GenerationCall>();
+    auto error = parse_generation(in->request.body, chat, model_, *call);
+    in->request.body = std::string();
+    if (error) return [this, in, error = std::move(*error)] { fail(*in, error); };
+    return [this, in, chat, call] {
+      char id[40];
+      std::snprintf(id, sizeof id, "%s-%016llx%08llx", chat ? "chatcmpl" : "cmpl",
+                    static_cast<unsigned long long>(id_random_.next()),
+                    static_cast<unsigned long long>(id_random_.next() >> 32));
+      auto generation = std::make_shared<Generation>(*this, std::move(*call), in->exchange, id,
+                                                     client_id(in->request), in->arrival_s);
+      live_[generation.get()] = generation;
+      generation->start();
+    };
+  });
+}
+
+void Api::tokenize_text(const std::shared_ptr<Incoming>& in) {
+  on_body(in, [this, in]() -> std::function<void()> {
+    std::string body;
+    auto error = tokenize(in->request.body, model_, body);
+    if (error) return [this, in, error = std::move(*error)] { fail(*in, error); };
+    return [this, in, body = std::move(body)] { answer(*in, json_response(body)); };
+  });
+}
+
+void Api::detokenize_ids(const std::shared_ptr<Incoming>& in) {
+  on_body(in, [this, in]() -> std::function<void()> {
+    std::string body;
+    auto error = detokenize(in->request.body, model_, body);
+    if (error) return [this, in, error = std::move(*error)] { fail(*in, error); };
+    return [this, in, body = std::move(body)] { answer(*in, json_response(body)); };
+  });
+}
+
+void Api::reset_prefix_cache(const std::shared_ptr<Incoming>& in) {
+  if (options_.reset_prefix_cache) {
+    options_.reset_prefix_cache();
+    return answer(*in, json_response("{}"));
+  }
+  ApiError error;
+  error.status = 501;
+  error.message = "this memory scheme has no prefix cache";
+  fail(*in, error);
+}
+
+void Api::server_info(const std::shared_ptr<Incoming>& in) {
+  answer(*in, json_response("{\"options\":" + json_quote(options_.server_info) + "}"));
+}
+
+// ---- large bodies
+// ---------------------------------------------------------------------------------
+
+Api::Worker::~Worker() {
+  {
+    std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  changed_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+bool Api::Worker::run(std::function<void()> work) {
+  std::lock_guard lock(mutex_);
+  if (waiting_.size() >= kMaxWaitingBodies) return false;
+  waiting_.push_back(std::move(work));
+  if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+  changed_.notify_one();
+  return true;
+}
+
+void Api::Worker::loop() {
+  for (;;) {
+    std::function<void()> work;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return stopped_ || !waiting_.empty(); });
+      if (stopped_) return;
+      work = std::move(waiting_.front());
+      waiting_.pop_front();
+    }
+    work();
+  }
+}
+
+}  // namespace xpyd

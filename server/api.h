@@ -1,0 +1,129 @@
+// The routes: what each (method, path) means. HTTP request in; JSON answer or event stream out.
+//
+// Thread safety: the I/O thread owns it; large bodies are parsed and tokenized on a thread of its
+// own.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "disagg/service.h"
+#include "server/api_parse.h"
+#include "server/http.h"
+#include "server/metrics.h"
+
+namespace xpyd {
+
+struct ServerOptions : HttpListenOptions {
+  std::string model_name = "model";
+  std::string model_root;          // in /v1/models; clients load a tokenizer from there
+  std::string version;             // in /version
+  int max_model_len = 0;           // tokens
+  int vocab_size = 0;              // the model's; ids beyond the tokenizer's are refused too
+  double request_timeout_s = 600;  // of a request as a whole; 0: none
+  std::string api_key;             // empty: open
+  std::string metrics_prefix = "vllm";
+  uint64_t seed = 0;  // of the seeds of requests that bring none
+  bool dev_endpoints =
+      false;  // POST /reset_prefix_cache, GET /server_info, for clients on this machine
+  std::function<void()> reset_prefix_cache;     // any thread; empty: that route answers 501
+  std::string server_info;                      // the option table, for GET /server_info
+  std::function<void(const std::string&)> log;  // one line without its end; empty: stderr
+};
+
+class Generation;
+
+class Api final : public HttpHandler {
+ public:
+  Api(const ServerOptions& options, Service& service, const Tokenizer* tokenizer,
+      const ChatTemplate* chat_template, Clock& clock, HttpPost post);
+  ~Api() override;
+
+  void handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
+  HttpResponse refuse(int status, const std::string& why) override;
+  void tick() override;
+  void begin_drain() { draining_ = true; }
+
+  // For the test that walks all routes.
+  struct Route {
+    const char* path;
+    const char* methods;  // "GET", "POST" or "GET POST"; GET answers HEAD too
+    bool open;            // needs no key
+    bool dev;             // only with dev_endpoints, only for clients on this machine
+  };
+  static std::vector<Route> routes();
+
+ private:
+  friend class Generation;
+  struct Incoming;
+  struct Row;
+  static std::span<const Row> table();
+
+  // Null: the request may go to its route.
+  std::optional<HttpResponse> turn_away(const HttpRequest& request, const Row* row);
+  HttpResponse error_response(const ApiError& error) const;
+  void answer(const Incoming& in, HttpResponse response);
+  void fail(const Incoming& in, const ApiError& error);
+  // Runs `work`, which may take long for a large body, off the I/O thread if so; then what it
+  // returned, on the I/O thread.
+  void on_body(const std::shared_ptr<Incoming>& in, std::function<std::function<void()>()> work);
+
+  void page(const std::shared_ptr<Incoming>& in);
+  void health(const std::shared_ptr<Incoming>& in);
+  void ready(const std::shared_ptr<Incoming>& in);
+  void version(const std::shared_ptr<Incoming>& in);
+  void metrics(const std::shared_ptr<Incoming>& in);
+  void stats(const std::shared_ptr<Incoming>& in);
+  void models(const std::shared_ptr<Incoming>& in);
+  void model_by_id(const std::shared_ptr<Incoming>& in);
+  void completions(const std::shared_ptr<Incoming>& in);
+  void chat_completions(const std::shared_ptr<Incoming>& in);
+  void generate(const std::shared_ptr<Incoming>& in, bool chat);
+  void tokenize_text(const std::shared_ptr<Incoming>& in);
+  void detokenize_ids(const std::shared_ptr<Incoming>& in);
+  void reset_prefix_cache(const std::shared_ptr<Incoming>& in);
+  void server_info(const std::shared_ptr<Incoming>& in);
+
+  void log_line(const std::string& line);
+
+  ServerOptions options_;
+  Service& service_;
+  Clock& clock_;
+  HttpPost post_;
+  ServedModel model_;
+  Metrics metrics_;
+  Random random_, id_random_;
+  int64_t created_unix_s_;
+  bool draining_ = false;
+  uint64_t last_request_id_ = 0;
+  std::unordered_map<Generation*, std::shared_ptr<Generation>> live_;  // not yet answered
+  double log_window_s_ = 0;  // start of the second in which lines are counted
+  int log_lines_ = 0, log_dropped_ = 0;
+
+  // Parses bodies too large for the I/O thread, in order.
+  class Worker {
+   public:
+    ~Worker();
+    bool run(std::function<void()> work);  // false: too much is waiting
+
+   private:
+    void loop();
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<std::function<void()>> waiting_;
+    bool stopped_ = false;
+    std::thread thread_;  // started with the first large body
+  };
+  Worker worker_;  // last: joined before the rest goes
+};
+
+}  // namespace xpyd

@@ -1,0 +1,195 @@
+#include "server/bench_client.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/json.h"
+
+namespace xpyd {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kMaxErrorBody = 4096;
+
+int integer_or_0(const json& object, const char* name) {
+  auto value = get_int(object, name, 0, INT32_MAX);
+  return value ? int(value.value()) : 0;
+}
+
+// "message" of OpenAI's envelope, or of the flat form that some servers have.
+std::string error_message(const json& body) {
+  if (!body.is_object()) return "";
+  const json* error = find_field(body, "error");
+  if (error && error->is_string()) return error->get<std::string>();
+  auto message = get_string(error && error->is_object() ? *error : body, "message");
+  return message ? message.value() : "";
+}
+
+}  // namespace
+
+Result<ServerCard> read_server_card(HttpClient& client, const std::string& model) {
+  auto body = client.fetch({.method = "GET", .target = "/v1/models", .body = ""});
+  if (!body) return body.error();
+  auto parsed = parse_json(body.value(), "/v1/models");
+  if (!parsed) return parsed.error();
+  auto cards = get_array(parsed.value(), "data", "/v1/models");
+  if (!cards) return cards.error();
+  std::string names;
+  for (const json& entry : *cards.value()) {
+    auto id = get_string(entry, "id", "/v1/models");
+    if (!id) return id.error();
+    names += (names.empty() ? "" : ", ") + id.value();
+    if (!model.empty() && id.value() != model) continue;
+    ServerCard card;
+    card.model = id.value();
+    auto root = get_string(entry, "root");
+    card.root = root ? root.value() : card.model;
+    card.max_model_len = integer_or_0(entry, "max_model_len");
+    card.vocab = integer_or_0(entry, "vocab_size");
+    return card;
+  }
+  return invalid("--model: the server has no '" + model + "', it has: " + names);
+}
+
+Result<int> count_tokens(HttpClient& client, const std::string& model, const std::string& text) {
+  json request = {{"model", model}, {"prompt", text}, {"add_special_tokens", false}};
+  auto body = client.fetch({.target = "/tokenize", .body = request.dump()});
+  if (!body) return body.error();
+  auto parsed = parse_json(body.value(), "/tokenize");
+  if (!parsed) return parsed.error();
+  auto tokens = get_array(parsed.value(), "tokens", "/tokenize");
+  if (!tokens) return tokens.error();
+  return int(tokens.value()->size());
+}
+
+std::string completion_body(const BenchRequest& request, int i, const SendOptions& options) {
+  json head = {{"model", options.model},
+               {"max_tokens", request.output_tokens},
+               {"temperature", options.temperature},
+               {"stream", true},
+               {"stream_options", {{"include_usage", true}}}};
+  if (options.ignore_eos) head["ignore_eos"] = true;
+  if (options.temperature > 0) head["seed"] = options.seed + uint64_t(i);
+  if (!request.text.empty()) head["prompt"] = request.text;
+  std::string body = head.dump(-1, ' ', false, json::error_handler_t::replace);
+  if (request.text.empty()) {  // ids are appended by hand: a prompt may have 100,000 of them
+    body.back() = ',';
+    body += "\"prompt\":[";
+    for (int32_t id : prompt_tokens(request, options.vocab)) body += std::to_string(id) + ",";
+    body.back() = ']';
+    body += '}';
+  }
+  return body;
+}
+
+void AnswerReader::feed(int status, std::string_view bytes, double now_s) {
+  if (status != 200) {
+    error_body_.append(
+        bytes.substr(0, kMaxErrorBody - std::min(kMaxErrorBody, error_body_.size())));
+    return;
+  }
+  if (!sse_.feed(bytes, [&](const std::string& data) { event(data, now_s); }))
+    record_.error = "an event of more than 16 MiB";
+}
+
+void AnswerReader::event(const std::string& data, double now_s) {
+  if (data == "[DONE]") {
+    done_ = true;
+    return;
+  }
+  if (!record_.error.empty()) return;
+  auto parsed = parse_json(data, "event");
+  if (!parsed) {
+    record_.error = parsed.error().message;
+    return;
+  }
+  const json& event = parsed.value();
+  const json* error = event.is_object() ? find_field(event, "error") : nullptr;
+  if (!event.is_object() || error) {
+    std::string message = error_message(event);
+    record_.error = "in the stream: " + (message.empty() ? data.substr(0, 200) : message);
+    return;
+  }
+  const json* choices = find_field(event, "choices");
+  if (choices && choices->is_array() && !choices->empty()) {
+    record_.chunk_s.push_back(now_s);
+    auto text = get_string((*choices)[0], "text");
+    if (keep_text_ && text) record_.text += text.value();
+  }
+  const json* usage = find_field(event, "usage");
+  if (usage && usage->is_object()) {
+    record_.has_usage = true;
+    record_.output_tokens = integer_or_0(*usage, "completion_tokens");
+    if (int prompt = integer_or_0(*usage, "prompt_tokens")) record_.input_tokens = prompt;
+  }
+}
+
+void AnswerReader::finish(const HttpOutcome& outcome, double now_s) {
+  record_.end_s = now_s;
+  if (!record_.has_usage) record_.output_tokens = int(record_.chunk_s.size());
+  if (outcome.status != 0 && outcome.status != 200) {
+    record_.error = "HTTP " + std::to_string(outcome.status) + " " + outcome.reason;
+    auto parsed = parse_json(error_body_, "error");
+    std::string message = parsed ? error_message(parsed.value()) : "";
+    if (!message.empty()) record_.error += ": " + message.substr(0, 300);
+  } else if (!outcome.error.empty()) {
+    record_.error = outcome.error;
+  } else if (record_.error.empty() && record_.chunk_s.empty()) {
+    record_.error = "an answer without any chunk";
+  } else if (record_.error.empty() && !done_) {
+    record_.error = "the stream ended without [DONE]";
+  }
+}
+
+LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests,
+                  const std::vector<double>& due, const SendOptions& options, Clock& clock,
+                  const std::function<void(int done, int in_flight)>& on_progress,
+                  const volatile std::sig_atomic_t* stop) {
+  XPYD_CHECK(requests.size() == due.size());
+  int n = int(requests.size()), next = 0, done = 0;
+  LoadRun run;
+  std::vector<RequestRecord> records(requests.size());
+  std::vector<bool> answered(requests.size(), false);
+  std::vector<std::unique_ptr<AnswerReader>> readers(requests.size());
+  HttpCall call{
+      .method = "POST", .target = options.endpoint, .body = "", .timeout_s = options.timeout_s};
+  // The next body is made before it is due: a long prompt takes a millisecond.
+  if (n > 0) call.body = completion_body(requests[0], 0, options);
+  run.start_s = clock.now();
+  while (done < n && !*stop) {
+    bool room = options.max_concurrency == 0 || next - done < options.max_concurrency;
+    double wait_s = next < n && room ? run.start_s + due[size_t(next)] - clock.now() : 0.1;
+    if (next < n && room && wait_s <= 0) {
+      auto i = size_t(next++);
+      RequestRecord& record = records[i];
+      record.input_tokens = requests[i].input_tokens;
+      record.due_s = run.start_s + due[i];
+      readers[i] = std::make_unique<AnswerReader>(record, options.keep_text);
+      record.sent_s = clock.now();
+      client.start(
+          call,
+          [&, i](int status, std::string_view bytes) {
+            readers[i]->feed(status, bytes, clock.now());
+          },
+          [&, i](const HttpOutcome& outcome) {
+            readers[i]->finish(outcome, clock.now());
+            readers[i].reset();
+            answered[i] = true;
+            ++done;
+          });
+      if (next < n) call.body = completion_body(requests[size_t(next)], next, options);
+      wait_s = 0;
+    }
+    client.poll(wait_s);
+    on_progress(done, next - done);
+  }
+  client.abort_all();
+  run.duration_s = clock.now() - run.start_s;
+  run.unanswered = n - done;
+  for (size_t i = 0; i < records.size(); ++i)
+    if (answered[i]) run.records.push_back(std::move(records[i]));
+  return run;
+}
+
+}  // namespace xpyd

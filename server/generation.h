@@ -1,0 +1,75 @@
+// One /v1/completions or /v1/chat/completions call on its way: its prompts are submitted, their
+// events come back as stream events or are gathered into one answer, and its end is counted and
+// logged.
+//
+// Thread safety: the I/O thread's, but for the sinks, which engine threads call.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/api.h"
+#include "server/api_format.h"
+
+namespace xpyd {
+
+class Generation : public std::enable_shared_from_this<Generation> {
+ public:
+  Generation(Api& api, GenerationCall call, std::shared_ptr<HttpExchange> exchange, std::string id,
+             std::string client_id, double arrival_s);
+  void start();
+  // Ends the call when the cluster has not done so well after its deadline.
+  void check_deadline(double now);
+  // The HTTP status it was answered with; 499: the client left first. 0: not yet.
+  int status() const { return status_; }
+
+ private:
+  class Sink;
+  struct Choice {
+    std::string text;         // whole answers only
+    int32_t text_length = 0;  // code points so far
+    int tokens = 0;
+    bool began = false;  // a stream event of it went out
+    FinishReason finish = FinishReason::none;
+    std::string stop_text;
+    int32_t stop_token = -1;
+    std::vector<Sampled> logprobs;  // whole answers only
+    std::vector<int32_t> offsets, token_ids;
+    double last_token_s = 0;
+  };
+  struct Prompt {
+    std::shared_ptr<const Request> request;
+    int prompt_tokens = 0, cached_tokens = 0, ended = 0;
+    double queued_s = 0, scheduled_s = 0, first_token_s = 0, last_token_s = 0;
+  };
+
+  void on_event(size_t prompt, TokenEvent event, double received_s);
+  void count(Prompt& prompt, Choice& choice, const TokenEvent& event, double received_s);
+  void gather(Choice& choice, TokenEvent event);
+  void stream(size_t prompt, int index, const TokenEvent& event);
+  void complete();
+  void fail(const ApiError& error);
+  void on_gone();
+  void abort_all();
+  void end();
+  void send_event(const std::string& json);
+  Usage usage() const;
+  HttpHeaders headers() const;
+  std::string log_text(double now) const;
+
+  Api& api_;
+  GenerationCall call_;
+  std::shared_ptr<HttpExchange> exchange_;
+  std::string id_, client_id_;
+  double arrival_s_;
+  AnswerFormat format_;
+  std::vector<Prompt> prompts_;
+  std::vector<Choice> choices_;      // [prompt][n]
+  size_t expected_ = 0, ended_ = 0;  // choices
+  bool streaming_ = false;           // the stream's head is sent
+  bool over_ = false;                // answered, failed or gone: nothing more to send
+  int status_ = 0;
+};
+
+}  // namespace xpyd
