@@ -66,6 +66,14 @@ asan:  ## the test suite under AddressSanitizer and UBSan
 tsan:  ## the test suite under ThreadSanitizer
 	@$(MAKE) --no-print-directory test MODE=tsan
 
+FUZZ_BUILD   ?= build/fuzz
+FUZZ_SECONDS ?= 60
+FUZZ         ?= $(patsubst tests/fuzz/fuzz_%.cc,%,$(wildcard tests/fuzz/fuzz_*.cc))
+fuzz: deps  ## run every libFuzzer target (FUZZ='tokenizer' narrows, FUZZ_SECONDS=60)
+	@tools/install-packages clang
+	@$(MAKE) --no-print-directory -j$$(nproc) MODE=fuzz CXX=clang++ BUILD=$(FUZZ_BUILD) $(FUZZ:%=$(FUZZ_BUILD)/fuzz_%)
+	@tools/run-fuzzers $(FUZZ_BUILD) $(FUZZ_SECONDS) $(FUZZ)
+
 layers:  ## check that no room includes a room above it
 	@tools/check-layers
 
@@ -88,7 +96,10 @@ $(BIN): $(BUILD)/server/main.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -o $@
 $(BUILD)/xpyd_tests: $(call object,$(TEST_SRC)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) -o $@
+$(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(LIB)
+	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) -fsanitize=fuzzer $(LDLIBS) -o $@
 $(BUILD)/xpyd_bench: $(call object,$(BENCH_SRC)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -o $@
 
--include $(patsubst %.o,%.d,$(call object,$(LIB_SRC) $(TEST_SRC) $(BENCH_SRC) server/main.cc))
+-include $(patsubst %.o,%.d,$(call object,$(LIB_SRC) $(TEST_SRC) $(BENCH_SRC) server/main.cc \
+            $(wildcard tests/fuzz/*.cc)))

@@ -74,18 +74,52 @@ void BlockPool::lru_remove(int32_t block) {
   (b.newer < 0 ? newest_ : at(b.newer).older) = b.older;
 }
 
-void BlockPool::change(int32_t block, int references, int holds) {
+void BlockPool::add_reference(int32_t block) {
   Block& b = at(block);
-  State before = state(block);
-  b.references += references;
-  b.holds += holds;
-  XPYD_CHECK(b.references >= 0 && b.holds >= 0, "block " + std::to_string(block));
-  State after = state(block);
-  if (before == after) return;
-  --count_[before], ++count_[after];
-  if (before == kCached) lru_remove(block);
-  if (after == kCached) lru_append(block);
-  if (after == kFree) b.newer = free_head_, free_head_ = block;
+  if (b.references++ > 0 || b.holds > 0) return;
+  if (b.node.uid != 0) {
+    --count_[kCached];
+    lru_remove(block);
+  } else {
+    --count_[kFree];  // allocate() took it from the list
+  }
+  ++count_[kActive];
+}
+
+void BlockPool::drop_reference(int32_t block) {
+  Block& b = at(block);
+  XPYD_CHECK(b.references > 0, "block " + std::to_string(block));
+  if (--b.references > 0 || b.holds > 0) return;
+  --count_[kActive];
+  retire(block);
+}
+
+void BlockPool::add_hold(int32_t block) {
+  Block& b = at(block);
+  if (b.holds++ > 0) return;
+  XPYD_CHECK(b.references > 0, "block " + std::to_string(block));
+  --count_[kActive], ++count_[kInTransfer];
+}
+
+void BlockPool::drop_hold(int32_t block) {
+  Block& b = at(block);
+  XPYD_CHECK(b.holds > 0, "block " + std::to_string(block));
+  if (--b.holds > 0) return;
+  --count_[kInTransfer];
+  if (b.references > 0)
+    ++count_[kActive];
+  else
+    retire(block);
+}
+
+void BlockPool::retire(int32_t block) {
+  if (at(block).node.uid != 0) {
+    ++count_[kCached];
+    lru_append(block);
+  } else {
+    ++count_[kFree];
+    at(block).newer = free_head_, free_head_ = block;
+  }
 }
 
 void BlockPool::evict(int32_t block) {
@@ -115,7 +149,7 @@ bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions) {
       }
       int32_t block = free_head_;
       free_head_ = at(block).newer;
-      change(block, 1, 0);
+      add_reference(block);
       out.push_back(block);
     }
   }
@@ -128,14 +162,14 @@ void BlockPool::add_references(std::span<const int32_t> blocks) {
   Lock lock(mutex_);
   for (int32_t block : blocks) {
     XPYD_CHECK(state(block) != kFree, "block " + std::to_string(block));
-    change(block, 1, 0);
+    add_reference(block);
   }
 }
 
 void BlockPool::release(std::span<const int32_t> blocks) {
   if (blocks.empty()) return;
   Lock lock(mutex_);
-  for (size_t i = blocks.size(); i-- > 0;) change(blocks[i], -1, 0);
+  for (size_t i = blocks.size(); i-- > 0;) drop_reference(blocks[i]);
 }
 
 int BlockPool::users(int32_t block) const {
@@ -150,18 +184,19 @@ bool BlockPool::indexed(int32_t block) const {
 
 void BlockPool::hold(std::span<const int32_t> blocks) {
   Lock lock(mutex_);
-  for (int32_t block : blocks) change(block, 0, 1);
+  for (int32_t block : blocks) add_hold(block);
 }
 
 void BlockPool::unhold(std::span<const int32_t> blocks) {
   Lock lock(mutex_);
-  for (size_t i = blocks.size(); i-- > 0;) change(blocks[i], 0, -1);
+  for (size_t i = blocks.size(); i-- > 0;) drop_hold(blocks[i]);
 }
 
 void BlockPool::begin_handover(std::span<const int32_t> blocks) {
   Lock lock(mutex_);
   for (int32_t block : blocks) {
-    change(block, -1, 1);
+    add_hold(block);
+    drop_reference(block);
     ++handovers_[size_t(block)];
   }
 }
@@ -171,45 +206,55 @@ void BlockPool::end_handover(std::span<const int32_t> blocks, bool adopted) {
   for (size_t i = blocks.size(); i-- > 0;) {
     int32_t& count = handovers_[size_t(blocks[i])];
     XPYD_CHECK(count-- > 0, "block " + std::to_string(blocks[i]) + " was not handed over");
-    change(blocks[i], adopted ? 1 : 0, -1);
+    if (adopted) add_reference(blocks[i]);
+    drop_hold(blocks[i]);
   }
+}
+
+template <class F>
+int BlockPool::walk(std::span<const int32_t> tokens, int max_blocks, PrefixChain& chain,
+                    F&& found_some) const {
+  // Software pipeline: while the blocks of one batch are fetched, the next batch is hashed.
+  constexpr int kBatch = PrefixIndex::kBatch;
+  if (!index_ || max_blocks <= 0) return 0;
+  size_t stride = size_t(layout_.block_tokens);
+  uint64_t hashes[2][kBatch];
+  int32_t blocks[kBatch];
+  int n = std::min(kBatch, max_blocks), done = 0;
+  index_->hash_batch(chain.hash, true, tokens.data(), n, hashes[0]);
+  for (int turn = 0; n > 0; turn ^= 1) {
+    int candidates;
+    {
+      Lock lock(mutex_);
+      candidates = index_->candidates(hashes[turn], n, blocks);
+    }
+    int n_next = candidates < n ? 0 : std::min(kBatch, max_blocks - done - n);
+    if (n_next > 0)
+      index_->hash_batch(hashes[turn][n - 1], false, tokens.data() + size_t(done + n) * stride,
+                         n_next, hashes[turn ^ 1]);
+    Lock lock(mutex_);
+    int found = index_->match(chain, tokens.data() + size_t(done) * stride, candidates,
+                              hashes[turn], blocks);
+    found_some(std::span<const int32_t>(blocks, size_t(found)));
+    done += found;
+    if (found < n) break;
+    n = n_next;
+  }
+  return done;
 }
 
 int BlockPool::match(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const {
   PrefixChain chain{.hash = salt};
-  uint64_t hashes[PrefixIndex::kBatch];
-  int32_t blocks[PrefixIndex::kBatch];
-  int done = 0;
-  while (index_ && done < max_blocks) {
-    const int32_t* next = tokens.data() + size_t(done) * size_t(layout_.block_tokens);
-    int n = std::min(PrefixIndex::kBatch, max_blocks - done);
-    index_->hash_batch(chain, next, n, hashes);
-    Lock lock(mutex_);
-    int found = index_->match(chain, next, n, hashes, blocks);
-    done += found;
-    if (found < n) break;
-  }
-  return done;
+  return walk(tokens, max_blocks, chain, [](std::span<const int32_t>) {});
 }
 
 int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_blocks,
                        std::vector<int32_t>& out, PrefixChain& chain) {
   chain = PrefixChain{.hash = salt};
-  uint64_t hashes[PrefixIndex::kBatch];
-  int32_t blocks[PrefixIndex::kBatch];
-  int done = 0;
-  while (index_ && done < max_blocks) {
-    const int32_t* next = tokens.data() + size_t(done) * size_t(layout_.block_tokens);
-    int n = std::min(PrefixIndex::kBatch, max_blocks - done);
-    index_->hash_batch(chain, next, n, hashes);
-    Lock lock(mutex_);
-    int found = index_->match(chain, next, n, hashes, blocks);
-    for (int i = 0; i < found; ++i) change(blocks[i], 1, 0);  // pinned: the next batch follows it
-    out.insert(out.end(), blocks, blocks + found);
-    done += found;
-    if (found < n) break;
-  }
-  return done;
+  return walk(tokens, max_blocks, chain, [&](std::span<const int32_t> blocks) {
+    for (int32_t block : blocks) add_reference(block);  // so the next batch's chain stays intact
+    out.insert(out.end(), blocks.begin(), blocks.end());
+  });
 }
 
 void BlockPool::index(std::span<const int32_t> tokens, std::span<const int32_t> blocks,
@@ -219,7 +264,7 @@ void BlockPool::index(std::span<const int32_t> tokens, std::span<const int32_t> 
   for (size_t done = 0; done < blocks.size() && !chain.broken;) {
     const int32_t* next = tokens.data() + done * size_t(layout_.block_tokens);
     int n = int(std::min<size_t>(PrefixIndex::kBatch, blocks.size() - done));
-    index_->hash_batch(chain, next, n, hashes);
+    index_->hash_batch(chain.hash, chain.first(), next, n, hashes);
     Lock lock(mutex_);
     for (int i = 0; i < n; ++i, next += layout_.block_tokens) {
       if (!index_->intact(chain)) {

@@ -95,8 +95,16 @@ class BlockPool {
   };
   class Lock;
 
+  // Calls found_some(blocks), locked, for each batch of the longest indexed prefix.
+  template <class F>
+  int walk(std::span<const int32_t> tokens, int max_blocks, PrefixChain& chain,
+           F&& found_some) const;
   State state(int32_t block) const;
-  void change(int32_t block, int references, int holds);  // and moves it between states
+  void add_reference(int32_t block);
+  void drop_reference(int32_t block);
+  void add_hold(int32_t block);  // before: referenced or held
+  void drop_hold(int32_t block);
+  void retire(int32_t block);  // nobody's any more: to the LRU or the free list
   void lru_append(int32_t block);
   void lru_remove(int32_t block);
   void evict(int32_t block);

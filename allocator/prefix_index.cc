@@ -31,8 +31,8 @@ uint64_t chained_hash(uint64_t before, uint64_t local) {
 }
 
 // The first block without a salt stands under its local hash (the RFC's seq[0]).
-uint64_t sequence_hash(const PrefixChain& chain, uint64_t local) {
-  return chain.first() && chain.hash == 0 ? local : chained_hash(chain.hash, local);
+uint64_t sequence_hash(uint64_t before, bool first, uint64_t local) {
+  return first && before == 0 ? local : chained_hash(before, local);
 }
 
 }  // namespace
@@ -54,14 +54,12 @@ size_t PrefixIndex::metadata_bytes(int n_blocks, int block_tokens) {
          size_t(n_blocks) * (sizeof(uint64_t) + size_t(block_tokens) * sizeof(int32_t));
 }
 
-void PrefixIndex::hash_batch(const PrefixChain& chain, const int32_t* tokens, int n,
+void PrefixIndex::hash_batch(uint64_t before, bool first, const int32_t* tokens, int n,
                              uint64_t* hashes) const {
-  // Local hashes do not depend on each other and overlap; the chain behind them is latency.
-  for (int i = 0; i < n; ++i)
-    hashes[i] = local_hash(tokens + size_t(i) * size_t(block_tokens_), block_tokens_);
-  uint64_t before = chain.hash;
-  for (int i = 0; i < n; ++i) {
-    before = i == 0 ? sequence_hash(chain, hashes[0]) : chained_hash(before, hashes[i]);
+  // One loop: the chain is latency, and the local hashes of the next blocks, which do not depend on
+  // it, fill its gaps.
+  for (int i = 0; i < n; ++i, tokens += block_tokens_, first = false) {
+    before = sequence_hash(before, first, local_hash(tokens, block_tokens_));
     hashes[i] = before;
     __builtin_prefetch(&table()[home(key(before))]);
   }
@@ -106,27 +104,30 @@ int32_t PrefixIndex::find(const PrefixChain& chain, uint64_t hash, const int32_t
   }
 }
 
-int PrefixIndex::match(PrefixChain& chain, const int32_t* tokens, int n, const uint64_t* hashes,
-                       int32_t* blocks) const {
-  int found = 0;
-  for (; found < n; ++found) {
-    int32_t block = slot_block(hashes[found]);
-    if (block < 0) break;
-    blocks[found] = block;
+int PrefixIndex::candidates(const uint64_t* hashes, int n, int32_t* blocks) const {
+  for (int i = 0; i < n; ++i) {
+    int32_t block = slot_block(hashes[i]);
+    if (block < 0) return i;
+    blocks[i] = block;
     __builtin_prefetch(&node(block));
     __builtin_prefetch(tokens_of(block));
   }
-  for (int i = 0; i < found; ++i) {
-    const int32_t* wanted = tokens + size_t(i) * size_t(block_tokens_);
+  return n;
+}
+
+int PrefixIndex::match(PrefixChain& chain, const int32_t* tokens, int n, const uint64_t* hashes,
+                       int32_t* blocks) const {
+  for (int i = 0; i < n; ++i, tokens += block_tokens_) {
     int32_t block = blocks[i];
-    if (!is_after(block, chain) || !same_tokens(block, wanted)) [[unlikely]] {
-      block = find(chain, hashes[i], wanted);  // another block stands first under the same key
+    if (!is_after(block, chain) || !same_tokens(block, tokens)) [[unlikely]] {
+      block =
+          find(chain, hashes[i], tokens);  // another stands first under this key, or it has gone
       if (block < 0) return i;
       blocks[i] = block;
     }
     advance(chain, hashes[i], block);
   }
-  return found;
+  return n;
 }
 
 void PrefixIndex::insert(const PrefixChain& chain, uint64_t hash, const int32_t* tokens,
@@ -165,7 +166,7 @@ void PrefixIndex::erase(int32_t block) {
     hole = s;
   }
   table()[hole].block_plus_1 = 0;
-  node(block).uid = 0;
+  node(block) = {};
   --size_;
 }
 
@@ -201,8 +202,9 @@ void PrefixIndex::check_invariants() const {
       if (parent == by_uid.end()) continue;  // evicted before its child: unreachable, ages out
       advance(chain, keys_.as<uint64_t>()[parent->second], parent->second);
     }
-    XPYD_CHECK(keys_.as<uint64_t>()[block] ==
-               sequence_hash(chain, local_hash(tokens_of(block), block_tokens_)));
+    XPYD_CHECK(
+        keys_.as<uint64_t>()[block] ==
+        sequence_hash(chain.hash, chain.first(), local_hash(tokens_of(block), block_tokens_)));
   }
 }
 

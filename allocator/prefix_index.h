@@ -49,11 +49,17 @@ class PrefixIndex {
   // force collisions.
   PrefixIndex(int n_blocks, int block_tokens, uint64_t hash_mask, Node* nodes, size_t node_stride);
 
-  // seq[] of n <= kBatch blocks that follow `chain`; starts fetching their slots. Any thread.
-  void hash_batch(const PrefixChain& chain, const int32_t* tokens, int n, uint64_t* hashes) const;
+  // seq[] of n <= kBatch blocks that follow `before` (the salt, if they are the first); starts
+  // fetching their slots. Any thread.
+  void hash_batch(uint64_t before, bool first, const int32_t* tokens, int n,
+                  uint64_t* hashes) const;
 
-  // The longest run of indexed blocks among the n <= kBatch that follow `chain`: returns its
-  // length, writes their ids, and advances `chain` over them.
+  // Blocks that stand under the n <= kBatch hashes, up to the first that has none: returns how
+  // many. Starts fetching what match() will look at.
+  int candidates(const uint64_t* hashes, int n, int32_t* blocks) const;
+
+  // The longest run of indexed blocks that follow `chain`, at most n: returns its length, corrects
+  // `blocks` (the candidates; things may have happened since), and advances `chain` over them.
   int match(PrefixChain& chain, const int32_t* tokens, int n, const uint64_t* hashes,
             int32_t* blocks) const;
 

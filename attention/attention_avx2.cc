@@ -10,16 +10,21 @@
 namespace xpyd {
 namespace {
 
+#ifndef HINT
+#define HINT _MM_HINT_T0
+#endif
 using Rows = const std::byte* const*;
 
-// Hands out one prefetch at a time, so that requests spread over the arithmetic.
+// Hands out prefetches four at a time, so that requests spread over the arithmetic.
 class Stream {
  public:
   explicit Stream(const Prefetch& p) : p_(p) {}
   void step() {
     if (row_ == p_.n_rows) return;
-    _mm_prefetch(reinterpret_cast<const char*>(p_.rows[row_]) + 64 * line_, _MM_HINT_T0);
-    if (++line_ == p_.lines) line_ = 0, ++row_;
+    const char* line = reinterpret_cast<const char*>(p_.rows[row_]) + 64 * line_;
+    for (int i = 0; i < 4; ++i) _mm_prefetch(line + 64 * i, HINT);
+    line_ += 4;
+    if (line_ >= p_.lines) line_ = 0, ++row_;
   }
 
  private:
@@ -27,22 +32,16 @@ class Stream {
   int row_ = 0, line_ = 0;
 };
 
-// B as dense rows of 16 floats.
-struct Dense {
+// B: vector j of 8 columns of row k.
+struct Dense {  // rows of 16 floats, packed
   const float* b;
-  void load(int k, __m256& lo, __m256& hi) const {
-    lo = _mm256_loadu_ps(b + k * 16);
-    hi = _mm256_loadu_ps(b + k * 16 + 8);
-  }
+  __m256 load(int k, int j) const { return _mm256_loadu_ps(b + k * 16 + 8 * j); }
 };
-// B as 16 elements of each cache row.
-struct RowsF32 {
+struct RowsF32 {  // elements of each cache row, from byte `offset`
   Rows rows;
   size_t offset;
-  void load(int k, __m256& lo, __m256& hi) const {
-    const float* row = reinterpret_cast<const float*>(rows[k] + offset);
-    lo = _mm256_loadu_ps(row);
-    hi = _mm256_loadu_ps(row + 8);
+  __m256 load(int k, int j) const {
+    return _mm256_loadu_ps(reinterpret_cast<const float*>(rows[k] + offset) + 8 * j);
   }
 };
 __m256 widen(__m128i x) {
@@ -51,67 +50,66 @@ __m256 widen(__m128i x) {
 struct RowsBf16 {
   Rows rows;
   size_t offset;
-  void load(int k, __m256& lo, __m256& hi) const {
-    const __m128i* row = reinterpret_cast<const __m128i*>(rows[k] + offset);
-    lo = widen(_mm_loadu_si128(row));
-    hi = widen(_mm_loadu_si128(row + 1));
+  __m256 load(int k, int j) const {
+    return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[k] + offset) + j));
   }
 };
 
-// c[r * c_stride + 0..16) (+)= sum over k in [begin, end), ascending, of a[r * a_stride + k] b(k).
-template <int R, bool kAdd, class B>
+// c[r * c_stride + 0..8 V) (+)= sum over k in [begin, end), ascending, of a[r * a_stride + k] b(k).
+template <int R, int V, bool kAdd, class B>
 void tile(const float* a, size_t a_stride, int begin, int end, const B& b, float* c,
           size_t c_stride, Stream& given_stream) {
   Stream stream = given_stream;  // in registers: stores to c cannot alias it
-  __m256 sum[R][2];
+  __m256 sum[R][V];
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    sum[r][0] = kAdd ? _mm256_loadu_ps(c + size_t(r) * c_stride) : _mm256_setzero_ps();
-    sum[r][1] = kAdd ? _mm256_loadu_ps(c + size_t(r) * c_stride + 8) : _mm256_setzero_ps();
-  }
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int j = 0; j < V; ++j)
+      sum[r][j] = kAdd ? _mm256_loadu_ps(c + size_t(r) * c_stride + 8 * j) : _mm256_setzero_ps();
   for (int k = begin; k < end; ++k) {
-    __m256 lo, hi;
-    b.load(k, lo, hi);
+    if (k % 4 == 0) stream.step();
+    __m256 row[V];
+#pragma GCC unroll 8
+    for (int j = 0; j < V; ++j) row[j] = b.load(k, j);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       __m256 x = _mm256_broadcast_ss(a + size_t(r) * a_stride + k);
-      sum[r][0] = _mm256_fmadd_ps(x, lo, sum[r][0]);
-      sum[r][1] = _mm256_fmadd_ps(x, hi, sum[r][1]);
+#pragma GCC unroll 8
+      for (int j = 0; j < V; ++j) sum[r][j] = _mm256_fmadd_ps(x, row[j], sum[r][j]);
     }
-    stream.step();
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    _mm256_storeu_ps(c + size_t(r) * c_stride, sum[r][0]);
-    _mm256_storeu_ps(c + size_t(r) * c_stride + 8, sum[r][1]);
-  }
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int j = 0; j < V; ++j) _mm256_storeu_ps(c + size_t(r) * c_stride + 8 * j, sum[r][j]);
   given_stream = stream;
 }
 
+// The same for n_rows rows: tiles of 6, or of 3 to 5, where one or two rows would not hide the
+// latency.
 template <bool kAdd, class B>
 void tiles(const float* a, size_t a_stride, int n_rows, int begin, int end, const B& b, float* c,
            size_t c_stride, Stream& stream) {
   while (n_rows > 0) {
-    // 7 = 4 + 3, 8 = 4 + 4: no tile of one or two rows, which cannot hide the latency.
     int n = n_rows == 7 || n_rows == 8 ? 4 : n_rows < 6 ? n_rows : 6;
     switch (n) {
       case 1:
-        tile<1, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        tile<1, 2, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
         break;
       case 2:
-        tile<2, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        tile<2, 2, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
         break;
       case 3:
-        tile<3, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        tile<3, 2, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
         break;
       case 4:
-        tile<4, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        tile<4, 2, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
         break;
       case 5:
-        tile<5, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        tile<5, 2, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
         break;
       default:
-        tile<6, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        tile<6, 2, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
         break;
     }
     n_rows -= n, a += size_t(n) * a_stride, c += size_t(n) * c_stride;
@@ -151,12 +149,12 @@ void pack_k(Dtype dtype, Rows given, size_t offset, int head_dim, float* panel) 
   for (int t = 0; t < kPanelTokens; ++t)
     if (given[t]) some = given[t];
   for (int t = 0; t < kPanelTokens; ++t) rows[t] = (given[t] ? given[t] : some) + offset;
-  // Tokens are often a multiple of 4 KiB apart, so 16 rows do not fit the 8 ways of their L1 set: finish
-  // with a cache line of 8 rows before touching the next.
+  // Tokens are often a multiple of 4 KiB apart, so 16 rows do not fit the 8 ways of their L1 set:
+  // finish with a cache line of 8 rows before touching the next.
   constexpr int kStep = 4, kPairs = 8, kLine = 64;
   int done = 0, step = dtype == Dtype::f32 ? kStep : kPairs, line = kLine / int(dtype_bytes(dtype));
-  for (; done + step <= head_dim; done += line)
-    for (int half = 0; half < 2; ++half)
+  for (int half = 0; half < 2; ++half)
+    for (done = 0; done + step <= head_dim; done += line) {
       for (int d = done; d < done + line && d + step <= head_dim; d += step) {
         __m256 x[4];
         transpose_8x4(rows + 8 * half, size_t(d) * dtype_bytes(dtype), x);
@@ -172,6 +170,7 @@ void pack_k(Dtype dtype, Rows given, size_t offset, int head_dim, float* panel) 
           }
         }
       }
+    }
   done = head_dim / step * step;
   for (; done < head_dim; ++done)
     for (int t = 0; t < kPanelTokens; ++t) panel[done * 16 + t] = element(dtype, rows[t], done);
@@ -272,17 +271,57 @@ void values(const float* p, int n_rows, int begin, int end, const float* panels,
                 size_t(d_pad), stream);
 }
 
+// R query rows x all dims straight from the cache rows, in tiles as wide as 16 registers allow: V
+// vectors, then 2. head_dim is a multiple of 16.
+template <int R, int V, class B>
+void in_place(const float* p, int begin, int end, Rows rows, size_t offset, float* acc,
+              int head_dim, size_t element_bytes, Stream& stream) {
+  constexpr int kWide = V == 3 ? 48 : 8 * V;  // two tiles of 24 leave a multiple of 16
+  int d = 0, wide = head_dim / kWide * kWide;
+  for (; d < wide; d += 8 * V)
+    tile<R, V, true>(p, kTileTokens, begin, end, B{rows, offset + size_t(d) * element_bytes},
+                     acc + d, size_t(head_dim), stream);
+  for (; d < head_dim; d += 16)
+    tile<R, 2, true>(p, kTileTokens, begin, end, B{rows, offset + size_t(d) * element_bytes},
+                     acc + d, size_t(head_dim), stream);
+}
+
+template <class B>
+void in_place_rows(const float* p, int n_rows, int begin, int end, Rows rows, size_t offset,
+                   float* acc, int head_dim, size_t bytes, Stream& stream) {
+  while (n_rows > 0) {
+    int n = n_rows == 7 || n_rows == 8 ? 4 : n_rows < 6 ? n_rows : 6;
+    switch (n) {
+      case 1:
+        in_place<1, 8, B>(p, begin, end, rows, offset, acc, head_dim, bytes, stream);
+        break;
+      case 2:
+        in_place<2, 4, B>(p, begin, end, rows, offset, acc, head_dim, bytes, stream);
+        break;
+      case 3:
+        in_place<3, 4, B>(p, begin, end, rows, offset, acc, head_dim, bytes, stream);
+        break;
+      case 4:
+        in_place<4, 3, B>(p, begin, end, rows, offset, acc, head_dim, bytes, stream);
+        break;
+      case 5:
+        in_place<5, 2, B>(p, begin, end, rows, offset, acc, head_dim, bytes, stream);
+        break;
+      default:
+        in_place<6, 2, B>(p, begin, end, rows, offset, acc, head_dim, bytes, stream);
+        break;
+    }
+    n_rows -= n, p += n * kTileTokens, acc += size_t(n) * size_t(head_dim);
+  }
+}
+
 void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end, Rows rows,
                      size_t offset, float* acc, int head_dim, Prefetch prefetch) {
   Stream stream(prefetch);
-  for (int d = 0; d < head_dim; d += kPanelDims) {
-    if (dtype == Dtype::f32) {
-      tiles<true>(p, kTileTokens, n_rows, begin, end, RowsF32{rows, offset + size_t(d) * 4},
-                  acc + d, size_t(head_dim), stream);
-    } else {
-      tiles<true>(p, kTileTokens, n_rows, begin, end, RowsBf16{rows, offset + size_t(d) * 2},
-                  acc + d, size_t(head_dim), stream);
-    }
+  if (dtype == Dtype::f32) {
+    in_place_rows<RowsF32>(p, n_rows, begin, end, rows, offset, acc, head_dim, 4, stream);
+  } else {
+    in_place_rows<RowsBf16>(p, n_rows, begin, end, rows, offset, acc, head_dim, 2, stream);
   }
 }
 

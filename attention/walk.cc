@@ -25,8 +25,14 @@ namespace {
 
 constexpr int kBlockRows = 192;  // of one kv head: q, accumulators and weights stay in L2
 constexpr int kStreamRows = 8;   // at most this many rows per kv head are streamed
-constexpr int kRowGroup = 6;     // rows that a register tile of the fast kernels takes at once
-constexpr int kStatePad = 16;    // floats behind an accumulator in `partials`: max, sum, padding
+#ifndef KP
+#define KP 32
+#define KA 32
+#endif
+constexpr int kPartTokens = KP;   // of V that a stream computes head after head
+constexpr int kAheadTokens = KA;  // how far ahead a stream asks for memory
+constexpr int kRowGroup = 6;      // rows that a register tile of the fast kernels takes at once
+constexpr int kStatePad = 16;     // floats behind an accumulator in `partials`: max, sum, padding
 
 int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
@@ -81,7 +87,8 @@ void fold(SoftmaxState& into, float* into_acc, const SoftmaxState& next, const f
 }
 
 void finish(float* out, const SoftmaxState& state, const float* acc, int head_dim) {
-  for (int d = 0; d < head_dim; ++d) out[d] = acc[d] / state.sum;
+  float scale = 1.0f / state.sum;
+  for (int d = 0; d < head_dim; ++d) out[d] = acc[d] * scale;
 }
 
 // Row pointers of one tile, at the unit's first kv head; null where not readable.
@@ -201,20 +208,22 @@ class UnitRun {
 
   size_t head_offset(int h) const { return size_t(h) * p_.shape.row_bytes(); }
 
-  // What memory to ask for while head `h` of panel `t` of K (kv = 0) or V (kv = 1) is computed.
-  // Stream: its share of the panel that comes next in the order K panels, V panels, K panels of the
-  // next tile. Block: V of this tile during scores, K of the next tile during values.
-  Prefetch ahead(int kv, int t, int h) const {
-    const Tile* tile =
-        kv == 1 && (!u_.stream || t + kPanelTokens >= tile_->readable.end) ? next_ : tile_;
-    Range part = {0, kTileTokens};
+  // What memory to ask for while head `h` of tokens [t, t + n) of K (kv = 0) or V (kv = 1) is
+  // computed. Stream: its share of what comes kAheadTokens later in the order K, V, K of the next
+  // tile, ... Block: V of this tile during scores, K of the next tile during values.
+  Prefetch ahead(int kv, int t, int n, int h) const {
+    const Tile* tile = tile_;
+    Range part = {0, n};
     if (u_.stream) {
-      t += kPanelTokens;
-      if (t >= tile_->readable.end)
-        t = tile->readable.begin / kPanelTokens * kPanelTokens, kv = 1 - kv;
-      part = share(kPanelTokens, h, u_.n_heads);
+      t += kAheadTokens;
+      part = share(n, h, u_.n_heads);
+      if (t >= kTileTokens) {
+        t -= kTileTokens;
+        if (kv == 1) tile = next_;
+        kv = 1 - kv;
+      }
     } else {
-      if (kv == 0) part = {0, kPanelTokens};
+      if (kv == 1) tile = next_;
       kv = 1 - kv;
     }
     int begin = std::max(t + part.begin, tile->readable.begin);
@@ -235,7 +244,7 @@ class UnitRun {
         size_t row = size_t(h * head_rows_ + begin * p_.group);
         p_.kernels.pack_k(p_.shape.dtype, tile_->rows[0] + t, head_offset(h), dim_, panel_);
         p_.kernels.scores(q_ + row * size_t(dim_), (end - begin) * p_.group, dim_, panel_,
-                          s_ + row * kTileTokens + size_t(t), ahead(0, t, h));
+                          s_ + row * kTileTokens + size_t(t), ahead(0, t, kPanelTokens, h));
       }
     }
   }
@@ -287,18 +296,20 @@ class UnitRun {
                         head_offset(h), dim_, v_panels_);
       for_seen(h, tile_->readable, [&](int row, int n, Tokens t) {
         p_.kernels.values(s_ + size_t(row) * kTileTokens, n, t.begin, t.end, v_panels_,
-                          acc_ + size_t(row) * size_t(p_.d_pad), p_.d_pad, ahead(1, 0, h));
+                          acc_ + size_t(row) * size_t(p_.d_pad), p_.d_pad,
+                          ahead(1, 0, kTileTokens, h));
       });
     }
   }
 
   void values_in_place() {
-    for (int part = 0; part < kTileTokens; part += kPanelTokens)
+    for (int part = 0; part < kTileTokens; part += kPartTokens)
       for (int h = 0; h < u_.n_heads; ++h)
-        for_seen(h, {part, part + kPanelTokens}, [&](int row, int n, Tokens t) {
-          p_.kernels.values_in_place(
-              p_.shape.dtype, s_ + size_t(row) * kTileTokens, n, t.begin, t.end, tile_->rows[1],
-              head_offset(h), acc_ + size_t(row) * size_t(p_.d_pad), dim_, ahead(1, part, h));
+        for_seen(h, {part, part + kPartTokens}, [&](int row, int n, Tokens t) {
+          p_.kernels.values_in_place(p_.shape.dtype, s_ + size_t(row) * kTileTokens, n, t.begin,
+                                     t.end, tile_->rows[1], head_offset(h),
+                                     acc_ + size_t(row) * size_t(p_.d_pad), dim_,
+                                     ahead(1, part, kPartTokens, h));
         });
   }
 

@@ -60,11 +60,16 @@ std::string measure_name(const BenchCase& c) {
     return text;
   }
   switch (c.limit) {
-    case Limit::fma: return "of FMA peak";
-    case Limit::read: return "of read bandwidth";
-    case Limit::copy: return "of copy bandwidth";
-    case Limit::roofline: return "of roofline";
-    case Limit::none: return "";
+    case Limit::fma:
+      return "of FMA peak";
+    case Limit::read:
+      return "of read bandwidth";
+    case Limit::copy:
+      return "of copy bandwidth";
+    case Limit::roofline:
+      return "of roofline";
+    case Limit::none:
+      return "";
   }
   return "";
 }
@@ -73,18 +78,23 @@ std::string measure_name(const BenchCase& c) {
 double bound_seconds(const BenchCase& c, const PeakRow& peak) {
   double fma = c.work.flops / (peak.fma_gflops * 1e9), read = c.work.bytes / (peak.read_gbps * 1e9);
   switch (c.limit) {
-    case Limit::fma: return fma;
-    case Limit::read: return read;
-    case Limit::copy: return c.work.bytes / (peak.copy_gbps * 1e9);
-    case Limit::roofline: return std::max(fma, read);
-    case Limit::none: return 0;
+    case Limit::fma:
+      return fma;
+    case Limit::read:
+      return read;
+    case Limit::copy:
+      return c.work.bytes / (peak.copy_gbps * 1e9);
+    case Limit::roofline:
+      return std::max(fma, read);
+    case Limit::none:
+      return 0;
   }
   return 0;
 }
 
 bool built_with_checks() {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(_GLIBCXX_ASSERTIONS) || \
-    !defined(__OPTIMIZE__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || \
+    defined(_GLIBCXX_ASSERTIONS) || !defined(__OPTIMIZE__)
   return true;
 #else
   return false;
@@ -99,7 +109,8 @@ struct Bench::State {
   std::unique_ptr<PeakProbe> probe;
 };
 
-Bench::Bench(BenchOptions options) : options_(std::move(options)), state_(std::make_unique<State>()) {
+Bench::Bench(BenchOptions options)
+    : options_(std::move(options)), state_(std::make_unique<State>()) {
   if (options_.n_threads <= 0) options_.n_threads = int(state_->cpus.size());
 }
 Bench::~Bench() = default;
@@ -116,12 +127,13 @@ ThreadTeam& Bench::team(int n_threads) {
 }
 
 void Bench::print_conditions() const {
-  std::printf("%s | xpyd %s, commit %s, %s build, %s | load %s | %s\n", machine().c_str(), version(),
-              commit(), build_mode(), PeakProbe::isa(), first_line("/proc/loadavg").c_str(),
-              utc_date().c_str());
+  std::printf("%s | xpyd %s, commit %s, %s build, %s | load %s | %s\n", machine().c_str(),
+              version(), commit(), build_mode(), PeakProbe::isa(),
+              first_line("/proc/loadavg").c_str(), utc_date().c_str());
   std::printf("cpu pressure: %s\n", first_line("/proc/pressure/cpu").c_str());
   if (built_with_checks())
-    std::printf("WARNING: built with assertions, sanitizers or without optimisation: not a speed.\n");
+    std::printf(
+        "WARNING: built with assertions, sanitizers or without optimisation: not a speed.\n");
 }
 
 void Bench::measure(const std::vector<BenchCase>& cases) {
@@ -149,7 +161,8 @@ void Bench::measure(const std::vector<BenchCase>& cases) {
   std::map<std::pair<std::string, int>, size_t> index;
   for (size_t i = 0; i < n; ++i) {  // the warm-up round sets the repetitions
     double once = sample(*good[i], 1);
-    repetitions[i] = std::clamp(int(options_.sample_ms * 1e-3 / std::max(once, 1e-9)), 1, 1'000'000);
+    repetitions[i] =
+        std::clamp(int(options_.sample_ms * 1e-3 / std::max(once, 1e-9)), 1, 1'000'000);
     index[{good[i]->name, good[i]->n_threads}] = i;
   }
   std::vector<std::vector<double>> seconds(n), shares(n);
@@ -182,8 +195,7 @@ void Bench::measure(const std::vector<BenchCase>& cases) {
   for (size_t i = 0; i < n; ++i) {
     const BenchCase& c = *good[i];
     double typical = at(seconds[i], 50);
-    BenchRow row{.group = group_,
-                 .name = c.name,
+    BenchRow row{.name = c.name,
                  .n_threads = c.n_threads,
                  .rounds = options_.rounds,
                  .seconds = typical,
@@ -194,19 +206,28 @@ void Bench::measure(const std::vector<BenchCase>& cases) {
                  .share_p10 = at(shares[i], 10),
                  .share_p90 = at(shares[i], 90),
                  .target = c.target};
-    row.met = row.target <= 0 || row.share >= row.target;
-    std::printf("%-44s %dT %10.1f us %8.1f GFLOP/s %7.1f GB/s  ", row.name.c_str(), row.n_threads,
-                row.seconds * 1e6, row.gflops, row.gbps);
-    if (!row.measure.empty() && !shares[i].empty())
-      std::printf("%.3f [%.3f %.3f] %s", row.share, row.share_p10, row.share_p90, row.measure.c_str());
-    if (row.target > 0) std::printf("  target %.2f %s", row.target, row.met ? "met" : "MISSED");
-    std::printf("\n");
-    rows_.push_back(row);
+    report(row);
   }
   if (double spread = at(reads, 90) / at(reads, 10); spread > 1.4)
-    std::printf("WARNING: read bandwidth moved by %.2fx (p90/p10) within these rounds: do not quote.\n",
-                spread);
+    std::printf(
+        "WARNING: read bandwidth moved by %.2fx (p90/p10) within these rounds: do not quote.\n",
+        spread);
   std::fflush(stdout);
+}
+
+void Bench::report(BenchRow row) {
+  row.group = group_;
+  row.met = row.target <= 0 || row.share >= row.target;
+  std::printf("%-44s %dT %10.1f us ", row.name.c_str(), row.n_threads, row.seconds * 1e6);
+  if (row.gflops > 0 || row.gbps > 0)
+    std::printf("%8.1f GFLOP/s %7.1f GB/s  ", row.gflops, row.gbps);
+  if (!row.measure.empty() && row.share > 0)
+    std::printf("%.3f [%.3f %.3f] %s", row.share, row.share_p10, row.share_p90,
+                row.measure.c_str());
+  if (row.target > 0) std::printf("  target %.2f %s", row.target, row.met ? "met" : "MISSED");
+  std::printf("\n");
+  std::fflush(stdout);
+  rows_.push_back(std::move(row));
 }
 
 void Bench::write_files() const {
@@ -218,30 +239,39 @@ void Bench::write_files() const {
     out["checks_on"] = built_with_checks();
     out["rows"] = nlohmann::json::array();
     for (const BenchRow& r : rows_)
-      out["rows"].push_back({{"group", r.group},         {"name", r.name},
-                             {"n_threads", r.n_threads}, {"rounds", r.rounds},
-                             {"seconds", r.seconds},     {"gflops", r.gflops},
-                             {"gbps", r.gbps},           {"measure", r.measure},
-                             {"share", r.share},         {"share_p10", r.share_p10},
-                             {"share_p90", r.share_p90}, {"target", r.target},
+      out["rows"].push_back({{"group", r.group},
+                             {"name", r.name},
+                             {"n_threads", r.n_threads},
+                             {"rounds", r.rounds},
+                             {"seconds", r.seconds},
+                             {"gflops", r.gflops},
+                             {"gbps", r.gbps},
+                             {"measure", r.measure},
+                             {"share", r.share},
+                             {"share_p10", r.share_p10},
+                             {"share_p90", r.share_p90},
+                             {"target", r.target},
                              {"met", r.met}});
     std::ofstream(options_.json) << out.dump(1) << "\n";
   }
   if (!options_.csv.empty()) {
     std::ofstream out(options_.csv);
     for (auto& [key, value] : provenance()) out << "# " << key << ": " << value << "\n";
-    out << "group,name,n_threads,rounds,seconds,gflops,gbps,measure,share,share_p10,share_p90,target,met\n";
+    out << "group,name,n_threads,rounds,seconds,gflops,gbps,measure,share,share_p10,share_p90,"
+           "target,met\n";
     for (const BenchRow& r : rows_)
-      out << r.group << ",\"" << r.name << "\"," << r.n_threads << "," << r.rounds << "," << r.seconds
-          << "," << r.gflops << "," << r.gbps << ",\"" << r.measure << "\"," << r.share << ","
-          << r.share_p10 << "," << r.share_p90 << "," << r.target << "," << (r.met ? 1 : 0) << "\n";
+      out << r.group << ",\"" << r.name << "\"," << r.n_threads << "," << r.rounds << ","
+          << r.seconds << "," << r.gflops << "," << r.gbps << ",\"" << r.measure << "\"," << r.share
+          << "," << r.share_p10 << "," << r.share_p90 << "," << r.target << "," << (r.met ? 1 : 0)
+          << "\n";
   }
 }
 
 int Bench::run_registered() {
   print_conditions();
   for (auto& [name, group] : registry()) {
-    if (!options_.groups.empty() && std::count(options_.groups.begin(), options_.groups.end(), name) == 0)
+    if (!options_.groups.empty() &&
+        std::count(options_.groups.begin(), options_.groups.end(), name) == 0)
       continue;
     std::printf("\n%s\n", name.c_str());
     group_ = name;
@@ -285,9 +315,10 @@ Result<BenchOptions> parse_bench_options(int argc, char** argv) {
     else if (arg == "--sample-ms" && in(0.001, 60000))
       options.sample_ms = number;
     else
-      return invalid(arg + " " + value +
-                     ": expected [names...] [--rounds N] [--threads N] [--sample-ms X] [--json FILE] "
-                     "[--csv FILE]");
+      return invalid(
+          arg + " " + value +
+          ": expected [names...] [--rounds N] [--threads N] [--sample-ms X] [--json FILE] "
+          "[--csv FILE]");
   }
   return options;
 }

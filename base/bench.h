@@ -1,6 +1,7 @@
-// A bench that can be believed: it checks a result before it times it, interleaves the contestants with
-// the machine's own limits in rounds of rotating order, and reports the median of per-round ratios (on a
-// shared machine the medians of separate runs differ by more than the things compared).
+// A bench that can be believed: it checks a result before it times it, interleaves the contestants
+// with the machine's own limits in rounds of rotating order, and reports the median of per-round
+// ratios (on a shared machine the medians of separate runs differ by more than the things
+// compared).
 //
 // Thread safety: one thread, the owner of the teams.
 #pragma once
@@ -33,8 +34,8 @@ struct BenchCase {
   Work work;                           // of one repetition
   Limit limit = Limit::roofline;
   double target = 0;                // share (or ratio) to reach; 0 reports only
-  std::vector<std::string> versus;  // cases of the same call and thread count: the ratio of speeds to the fastest of them
-                                    // is then what `target` means
+  std::vector<std::string> versus;  // cases of the same call and thread count: the ratio of speeds
+                                    // to the fastest of them is then what `target` means
 };
 
 struct BenchRow {
@@ -50,9 +51,9 @@ struct BenchRow {
 
 struct BenchOptions {
   int rounds = 15;
-  int n_threads = 0;       // most threads of a case; 0 = all cpus this process may use
-  double sample_ms = 20;   // a case is repeated within a round until it took this long
-  std::string json, csv;   // files to write, or ""
+  int n_threads = 0;                // most threads of a case; 0 = all cpus this process may use
+  double sample_ms = 20;            // a case is repeated within a round until it took this long
+  std::string json, csv;            // files to write, or ""
   std::vector<std::string> groups;  // empty = all
 };
 
@@ -61,15 +62,21 @@ class Bench {
   explicit Bench(BenchOptions options);
   ~Bench();
 
-  // Checks every case, then times them all together and prints one row each. A case whose check fails is
-  // not timed and makes exit_code() 1.
+  // Checks every case, then times them all together and prints one row each. A case whose check
+  // fails is not timed and makes exit_code() 1.
   void measure(const std::vector<BenchCase>& cases);
+
+  // Prints and keeps a row that was measured some other way; fills in its group and `met`.
+  void report(BenchRow row);
 
   // Pinned to cpus 0..n-1 of those allowed. The same object for the same n.
   ThreadTeam& team(int n_threads);
   int max_threads() const;  // of BenchOptions
+  const BenchOptions& options() const { return options_; }
   const std::vector<BenchRow>& rows() const { return rows_; }
-  int exit_code() const { return wrong_results_ > 0 ? 1 : 0; }  // a missed target is a row, not a failure
+  int exit_code() const {
+    return wrong_results_ > 0 ? 1 : 0;
+  }  // a missed target is a row, not a failure
 
   // Runs the registered groups that options.groups names, in the order of their names.
   int run_registered();
@@ -95,7 +102,7 @@ std::vector<std::string> registered_benches();
 #define XPYD_BENCH_CONCAT2(a, b) a##b
 #define XPYD_BENCH_CONCAT(a, b) XPYD_BENCH_CONCAT2(a, b)
 // REGISTER_BENCH("gemm", bench_gemm) at namespace scope in experiments/bench/gemm_bench.cc.
-#define REGISTER_BENCH(name, function)                                             \
+#define REGISTER_BENCH(name, function)                                                \
   [[maybe_unused]] static const bool XPYD_BENCH_CONCAT(registered_bench_, __LINE__) = \
       ::xpyd::register_bench(name, function)
 

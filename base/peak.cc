@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -38,10 +40,13 @@ void portable_read(const std::byte* p, size_t bytes, float* sink) {
     for (size_t i = 0; i < kPeakRowBytes; i += sizeof(uint64_t))
       for (int r = 0; r < kPeakRows; ++r)
         sums[r] ^= *reinterpret_cast<const uint64_t*>(p + size_t(r) * kPeakRowBytes + i);
-  *sink = float(sums[0] ^ sums[1] ^ sums[2] ^ sums[3]);
+  for (int r = 1; r < kPeakRows; ++r) sums[0] ^= sums[r];
+  *sink = float(sums[0]);
 }
 
-void portable_copy(std::byte* to, const std::byte* from, size_t bytes) { std::memcpy(to, from, bytes); }
+void portable_copy(std::byte* to, const std::byte* from, size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
 
 const PeakKernels& kernels() {
 #if defined(__x86_64__)
@@ -159,7 +164,8 @@ Peak measure_peak(ThreadTeam& team) {
   auto row = [&](size_t i, int n) {
     return PeakRow{n, median(seen[i][0]), median(seen[i][1]), median(seen[i][2])};
   };
-  Peak peak{.machine = machine(), .isa = PeakProbe::isa(), .one = row(0, 1), .all = row(1, team.size())};
+  Peak peak{
+      .machine = machine(), .isa = PeakProbe::isa(), .one = row(0, 1), .all = row(1, team.size())};
   if (team.size() > 1) {
     peak.wake_spin_us = wake_us(team, false, 2000);
     peak.wake_parked_us = wake_us(team, true, 100);
@@ -176,8 +182,8 @@ Peak cached_peak(ThreadTeam& team) {
   const std::string path = peak_cache_path();
   if (auto text = read_small_file(path, 1 << 16); text.ok())
     if (auto kept = peak_from_json(text.value()); kept.ok())
-      if (const Peak& p = kept.value(); p.machine == machine() && p.all.n_threads == team.size() &&
-                                        p.isa == PeakProbe::isa())
+      if (const Peak& p = kept.value();
+          p.machine == machine() && p.all.n_threads == team.size() && p.isa == PeakProbe::isa())
         return p;
   Peak peak = measure_peak(team);
   std::error_code error;
@@ -205,20 +211,18 @@ std::string to_text(const Peak& peak) {
     text += line;
   }
   if (peak.all.n_threads > 1) {
-    std::snprintf(line, sizeof line, "wake-up  %.2f us spinning, %.1f us parked\n", peak.wake_spin_us,
-                  peak.wake_parked_us);
+    std::snprintf(line, sizeof line, "wake-up  %.2f us spinning, %.1f us parked\n",
+                  peak.wake_spin_us, peak.wake_parked_us);
     text += line;
   }
   return text;
 }
 
 std::string to_json(const Peak& peak) {
-  nlohmann::json json = {{"machine", peak.machine},
-                         {"isa", peak.isa},
-                         {"one", row_json(peak.one)},
-                         {"all", row_json(peak.all)},
-                         {"wake_spin_us", peak.wake_spin_us},
-                         {"wake_parked_us", peak.wake_parked_us}};
+  nlohmann::json json = {
+      {"machine", peak.machine},           {"isa", peak.isa},
+      {"one", row_json(peak.one)},         {"all", row_json(peak.all)},
+      {"wake_spin_us", peak.wake_spin_us}, {"wake_parked_us", peak.wake_parked_us}};
   return json.dump();
 }
 
@@ -236,7 +240,9 @@ Result<Peak> peak_from_json(const std::string& text) {
   peak.all = read_row(json.value(), "all");
   if (!fields.status().ok()) return fields.status().error();
   if (peak.one.n_threads != 1 || peak.all.n_threads < 1)
-    return invalid("peak: rows `one` and `all` must hold positive n_threads, fma_gflops, read_gbps, copy_gbps");
+    return invalid(
+        "peak: rows `one` and `all` must hold positive n_threads, fma_gflops, read_gbps, "
+        "copy_gbps");
   return peak;
 }
 

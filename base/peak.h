@@ -1,5 +1,6 @@
-// What this machine can do: the denominators of every printed share (DESIGN D9). Measured, never looked
-// up: a shared machine moves by 10-25 % between runs, so a bench measures them again beside its contestants.
+// What this machine can do: the denominators of every printed share (DESIGN D9). Measured, never
+// looked up: a shared machine moves by 10-25 % between runs, so a bench measures them again beside
+// its contestants.
 //
 // Thread safety: each function is called by the owner of the team it is given.
 #pragma once
@@ -15,19 +16,20 @@ namespace xpyd {
 struct PeakRow {
   int n_threads = 0;
   double fma_gflops = 0;  // f32 multiply-adds in registers only, two operations each
-  double read_gbps = 0;   // streaming read of memory far larger than any cache, several rows at once
-  double copy_gbps = 0;   // non-temporal copy, each byte counted once
+  double read_gbps = 0;  // streaming read of memory far larger than any cache, several rows at once
+  double copy_gbps = 0;  // non-temporal copy, each byte counted once
 };
 
 struct Peak {
-  std::string machine;         // base/version.h
-  std::string isa;             // of the loops measured: "avx2" or "portable"
-  PeakRow one, all;            // on one thread, on every thread of the team
-  double wake_spin_us = 0;     // from the owner's run() to a member that spins; 0 with one thread
-  double wake_parked_us = 0;   // to a member that sleeps in the kernel
+  std::string machine;        // base/version.h
+  std::string isa;            // of the loops measured: "avx2" or "portable"
+  PeakRow one, all;           // on one thread, on every thread of the team
+  double wake_spin_us = 0;    // from the owner's run() to a member that spins; 0 with one thread
+  double wake_parked_us = 0;  // to a member that sleeps in the kernel
 };
 
-// The single measurements, for benches that interleave them. Holds the memory that is read and copied.
+// The single measurements, for benches that interleave them. Holds the memory that is read and
+// copied.
 class PeakProbe {
  public:
   explicit PeakProbe(size_t bytes = size_t(256) << 20);
@@ -43,8 +45,8 @@ class PeakProbe {
 // Medians of interleaved rounds on one thread and on the whole team; about 2 s.
 Peak measure_peak(ThreadTeam& team);
 
-// The peak kept from an earlier run on this machine with as many threads, else measured now and kept in
-// peak_cache_path(). For step lines; results that are published measure their own.
+// The peak kept from an earlier run on this machine with as many threads, else measured now and
+// kept in peak_cache_path(). For step lines; results that are published measure their own.
 Peak cached_peak(ThreadTeam& team);
 std::string peak_cache_path();  // $XDG_CACHE_HOME/xpyd/peak.json, else build/peak.json
 

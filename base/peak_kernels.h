@@ -5,14 +5,16 @@
 
 namespace xpyd {
 
-inline constexpr size_t kPeakRowBytes = 16 << 10;  // of each row that is read beside the others
-inline constexpr int kPeakRows = 4;
+inline constexpr size_t kPeakRowBytes = 128 << 10;  // of each row that is read beside the others
+inline constexpr int kPeakRows = 8;
 
 struct PeakKernels {
   const char* isa;
-  double (*fma)(long iterations, float* sink);          // returns the operations done
-  void (*read)(const std::byte* p, size_t bytes, float* sink);  // bytes: a multiple of rows x row bytes
-  void (*copy)(std::byte* to, const std::byte* from, size_t bytes);  // multiples of 128, 64-byte aligned
+  double (*fma)(long iterations, float* sink);  // returns the operations done
+  void (*read)(const std::byte* p, size_t bytes,
+               float* sink);  // bytes: a multiple of rows x row bytes
+  void (*copy)(std::byte* to, const std::byte* from,
+               size_t bytes);  // multiples of 128, 64-byte aligned
 };
 
 extern const PeakKernels kPortablePeak;

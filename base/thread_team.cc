@@ -16,7 +16,8 @@
 namespace xpyd {
 namespace {
 
-constexpr double kSpinSeconds = 100e-6;  // about three times what a wake-up of a parked thread costs
+constexpr double kSpinSeconds =
+    100e-6;  // about three times what a wake-up of a parked thread costs
 constexpr size_t kCacheLine = 64;
 
 double seconds_now() {
@@ -33,10 +34,10 @@ void relax() {
 #endif
 }
 
-// A 32-bit word that threads wait on, with a count of those that sleep in the kernel. A writer pays a
-// system call only when somebody sleeps: it stores the word, then reads `sleepers`; a waiter adds itself to
-// `sleepers`, then has the kernel compare the word. All four are sequentially consistent, so at least one
-// of the two sees the other.
+// A 32-bit word that threads wait on, with a count of those that sleep in the kernel. A writer pays
+// a system call only when somebody sleeps: it stores the word, then reads `sleepers`; a waiter adds
+// itself to `sleepers`, then has the kernel compare the word. All four are sequentially consistent,
+// so at least one of the two sees the other.
 struct alignas(kCacheLine) WaitWord {
   std::atomic<uint32_t> value{0};
   std::atomic<uint32_t> sleepers{0};
@@ -85,15 +86,16 @@ void pin_to(int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
   if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
-  XPYD_CHECK(sched_setaffinity(0, sizeof set, &set) == 0, "cannot pin to cpu " + std::to_string(cpu));
+  XPYD_CHECK(sched_setaffinity(0, sizeof set, &set) == 0,
+             "cannot pin to cpu " + std::to_string(cpu));
 }
 
 }  // namespace
 
 struct ThreadTeam::State {
-  WaitWord epoch;      // one more for every run
-  WaitWord unfinished; // members, the owner aside, that have not finished this run
-  WaitWord barrier;    // one more each time that all have arrived
+  WaitWord epoch;       // one more for every run
+  WaitWord unfinished;  // members, the owner aside, that have not finished this run
+  WaitWord barrier;     // one more each time that all have arrived
   alignas(kCacheLine) std::atomic<int> arrived{0};
   // Written by the owner before `epoch`, read by members after it.
   alignas(kCacheLine) Call call = nullptr;

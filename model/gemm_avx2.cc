@@ -19,8 +19,8 @@ struct F32 {
   }
 };
 
-// One 32-byte load holds 16 bf16; lane i of 32 bits holds column i below column i + 8. A shift and a mask
-// make two f32 operands.
+// One 32-byte load holds 16 bf16; lane i of 32 bits holds column i below column i + 8. A shift and
+// a mask make two f32 operands.
 struct Bf16 {
   static constexpr size_t kRowBytes = kPanel * 2;
   static inline __attribute__((always_inline)) Pair load(const std::byte* w) {
@@ -31,19 +31,27 @@ struct Bf16 {
   }
 };
 
+// sum += x * w in place. From the intrinsic g++ 12 makes the forms that overwrite a factor, moves
+// the chains through other registers and, with 12 of them, through the stack.
+inline __attribute__((always_inline)) void fma_into(__m256& sum, __m256 x, __m256 w) {
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(x), "x"(w));
+}
+
 template <int kRows, int kPanels, class Weight>
-inline __attribute__((always_inline)) void step(const float* x, const std::byte* w, size_t panel_bytes,
+inline __attribute__((always_inline)) void step(const float* x, const std::byte* w,
+                                                size_t panel_bytes,
                                                 __m256 (&sums)[kPanels][kRows][2]) {
-#pragma GCC unroll 4
+  const __m256 first = _mm256_broadcast_ss(x);
+#pragma GCC unroll 6
   for (int p = 0; p < kPanels; ++p) {
-    // Keeps the compiler from gathering the loads of several panels or k, for which there are no registers.
+    // Keeps the loads of several panels or k apart: there are no registers for them.
     asm volatile("" ::: "memory");
     Pair pair = Weight::load(w + size_t(p) * panel_bytes);
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
-      __m256 b = _mm256_broadcast_ss(x + r);
-      sums[p][r][0] = _mm256_fmadd_ps(b, pair.low, sums[p][r][0]);
-      sums[p][r][1] = _mm256_fmadd_ps(b, pair.high, sums[p][r][1]);
+      __m256 b = kRows == 1 ? first : _mm256_broadcast_ss(x + r);
+      fma_into(sums[p][r][0], b, pair.low);
+      fma_into(sums[p][r][1], b, pair.high);
     }
   }
 }
@@ -51,14 +59,14 @@ inline __attribute__((always_inline)) void step(const float* x, const std::byte*
 template <int kRows, int kPanels, class Weight>
 void tile(const GemmTile& t) {
   __m256 sums[kPanels][kRows][2];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int p = 0; p < kPanels; ++p)
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h)
-        sums[p][r][h] = t.resume ? _mm256_load_ps(t.sums + ((p * kRows + r) * 2 + h) * 8)
-                                 : _mm256_setzero_ps();
+        sums[p][r][h] =
+            t.resume ? _mm256_load_ps(t.sums + ((p * kRows + r) * 2 + h) * 8) : _mm256_setzero_ps();
   const float* x = t.x;
   const std::byte* w = t.w;
   const std::byte* prefetch = t.prefetch;
@@ -66,11 +74,19 @@ void tile(const GemmTile& t) {
   const size_t prefetch_step = size_t(t.prefetch_step);
   int k = 0;
   for (; k + 4 <= t.k; k += 4) {
-    if (prefetch_step) _mm_prefetch(reinterpret_cast<const char*>(prefetch), _MM_HINT_T0);
-    prefetch += prefetch_step;
+    if (prefetch_step) {
+#pragma GCC unroll 6
+      for (int p = 0; p < kPanels; ++p) {
+        auto* line = reinterpret_cast<const char*>(prefetch + size_t(p) * panel_bytes);
+        _mm_prefetch(line, _MM_HINT_T0);
+        if (prefetch_step > 64) _mm_prefetch(line + 64, _MM_HINT_T0);
+      }
+      prefetch += prefetch_step;
+    }
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i)
-      step<kRows, kPanels, Weight>(x + i * kRows, w + size_t(i) * Weight::kRowBytes, panel_bytes, sums);
+      step<kRows, kPanels, Weight>(x + i * kRows, w + size_t(i) * Weight::kRowBytes, panel_bytes,
+                                   sums);
     x += 4 * kRows;
     w += 4 * Weight::kRowBytes;
   }
@@ -79,7 +95,7 @@ void tile(const GemmTile& t) {
     x += kRows;
     w += Weight::kRowBytes;
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int p = 0; p < kPanels; ++p)
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r)
@@ -88,31 +104,30 @@ void tile(const GemmTile& t) {
         _mm256_store_ps(t.sums + ((p * kRows + r) * 2 + h) * 8, sums[p][r][h]);
 }
 
-void widen(const std::byte* w, float* out, int k) {
-  for (int i = 0; i < k; ++i) {
-    Pair pair = Bf16::load(w + size_t(i) * Bf16::kRowBytes);
-    _mm256_store_ps(out + size_t(i) * kPanel, pair.low);
-    _mm256_store_ps(out + size_t(i) * kPanel + 8, pair.high);
-  }
-}
-
 void add(float* into, const float* from, int n) {
   for (int i = 0; i < n; i += 8)
     _mm256_store_ps(into + i, _mm256_add_ps(_mm256_load_ps(into + i), _mm256_load_ps(from + i)));
 }
 
-#define XPYD_TILES(Weight)                                                                      \
-  {                                                                                             \
-    {}, {nullptr, tile<1, 1, Weight>, tile<1, 2, Weight>, tile<1, 3, Weight>, tile<1, 4, Weight>}, \
-        {nullptr, tile<2, 1, Weight>, tile<2, 2, Weight>, tile<2, 3, Weight>},                  \
-        {nullptr, tile<3, 1, Weight>, tile<3, 2, Weight>}, {nullptr, tile<4, 1, Weight>},       \
-        {nullptr, tile<5, 1, Weight>}, {nullptr, tile<6, 1, Weight>},                           \
+#define XPYD_TILES(Weight)                                                                \
+  {                                                                                       \
+    {},                                                                                   \
+        {nullptr,                                                                         \
+         tile<1, 1, Weight>,                                                              \
+         tile<1, 2, Weight>,                                                              \
+         tile<1, 3, Weight>,                                                              \
+         tile<1, 4, Weight>,                                                              \
+         tile<1, 5, Weight>,                                                              \
+         tile<1, 6, Weight>},                                                             \
+        {nullptr, tile<2, 1, Weight>, tile<2, 2, Weight>, tile<2, 3, Weight>},            \
+        {nullptr, tile<3, 1, Weight>, tile<3, 2, Weight>}, {nullptr, tile<4, 1, Weight>}, \
+        {nullptr, tile<5, 1, Weight>}, {nullptr, tile<6, 1, Weight>},                     \
   }
 
 }  // namespace
 
 extern const GemmKernels kAvx2Kernels;
-const GemmKernels kAvx2Kernels = {XPYD_TILES(F32), XPYD_TILES(Bf16), widen, add};
+const GemmKernels kAvx2Kernels = {XPYD_TILES(F32), XPYD_TILES(Bf16), add};
 
 }  // namespace xpyd
 #endif

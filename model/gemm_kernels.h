@@ -1,5 +1,5 @@
-// What gemm.cc asks of an instruction set: the innermost loops. Blocking, packing, threads and the group
-// tree are in gemm.cc once, for every instruction set.
+// What gemm.cc asks of an instruction set: the innermost loops. Blocking, packing, threads and the
+// group tree are in gemm.cc once, for every instruction set.
 #pragma once
 
 #include <cstddef>
@@ -7,19 +7,19 @@
 
 namespace xpyd {
 
-inline constexpr int kPanel = 16;        // output columns of a panel
-inline constexpr int kMaxTileRows = 6;   // 12 accumulators of 8 floats: with two weights, one broadcast and
-                                         // one mask these are the 16 registers of AVX2
-inline constexpr int kMaxTilePanels = 4;
+inline constexpr int kPanel = 16;       // output columns of a panel
+inline constexpr int kMaxTileRows = 6;  // 12 accumulators of 8 floats: with two weights, one
+                                        // broadcast and one mask these are the 16 registers of AVX2
+inline constexpr int kMaxTilePanels = 6;
 
-// One register tile: sums[p][r][c] (+)= sum over k of x[k][r] * w_p[k][c], each element one chain over
-// ascending k that starts from zero, or from `sums` when `resume`.
+// One register tile: sums[p][r][c] (+)= sum over k of x[k][r] * w_p[k][c], each element one chain
+// over ascending k that starts from zero, or from `sums` when `resume`.
 struct GemmTile {
-  const float* x;       // [k, rows]
-  const std::byte* w;   // panel p at w + p * panel_bytes: [k, 16], f32 or bf16
+  const float* x;      // [k, rows]
+  const std::byte* w;  // panel p at w + p * panel_bytes: [k, 16], f32 or bf16
   size_t panel_bytes;
   int k;
-  float* sums;          // [panels, rows, 16], 32-byte aligned
+  float* sums;  // [panels, rows, 16], 32-byte aligned
   bool resume;
   // Lines that the next tiles will need: `prefetch` onwards, `prefetch_step` bytes for every 4 k.
   const std::byte* prefetch;
@@ -29,10 +29,9 @@ struct GemmTile {
 using GemmTileFn = void (*)(const GemmTile& tile);
 
 struct GemmKernels {
-  GemmTileFn f32[kMaxTileRows + 1][kMaxTilePanels + 1];   // [rows][panels]; null where there is none
+  GemmTileFn f32[kMaxTileRows + 1][kMaxTilePanels + 1];  // [rows][panels]; null where there is none
   GemmTileFn bf16[kMaxTileRows + 1][kMaxTilePanels + 1];
-  void (*widen)(const std::byte* w, float* out, int k);   // one bf16 panel piece [k, 16] to f32
-  void (*add)(float* into, const float* from, int n);     // n % 16 == 0, 32-byte aligned
+  void (*add)(float* into, const float* from, int n);  // n % 16 == 0, 32-byte aligned
 };
 
 extern const GemmKernels kPortableKernels;

@@ -1,5 +1,5 @@
-// Tiles in plain C++: multiply, then add. Slower than AVX2 and with other bits, under the same rule of
-// one chain per element.
+// Tiles in plain C++: multiply, then add. Slower than AVX2 and with other bits, under the same rule
+// of one chain per element.
 #include <bit>
 
 #include "base/dtype.h"
@@ -38,25 +38,27 @@ void tile(const GemmTile& t) {
   for (int i = 0; i < kPanels * kRows * kPanel; ++i) t.sums[i] = (&sums[0][0][0])[i];
 }
 
-void widen(const std::byte* w, float* out, int k) {
-  auto* from = reinterpret_cast<const bf16*>(w);
-  for (int i = 0; i < k; ++i) load_row(from + size_t(i) * kPanel, out + size_t(i) * kPanel);
-}
-
 void add(float* into, const float* from, int n) {
   for (int i = 0; i < n; ++i) into[i] += from[i];
 }
 
-#define XPYD_TILES(Weight)                                                                      \
-  {                                                                                             \
-    {}, {nullptr, tile<1, 1, Weight>, tile<1, 2, Weight>, tile<1, 3, Weight>, tile<1, 4, Weight>}, \
-        {nullptr, tile<2, 1, Weight>, tile<2, 2, Weight>, tile<2, 3, Weight>},                  \
-        {nullptr, tile<3, 1, Weight>, tile<3, 2, Weight>}, {nullptr, tile<4, 1, Weight>},       \
-        {nullptr, tile<5, 1, Weight>}, {nullptr, tile<6, 1, Weight>},                           \
+#define XPYD_TILES(Weight)                                                                \
+  {                                                                                       \
+    {},                                                                                   \
+        {nullptr,                                                                         \
+         tile<1, 1, Weight>,                                                              \
+         tile<1, 2, Weight>,                                                              \
+         tile<1, 3, Weight>,                                                              \
+         tile<1, 4, Weight>,                                                              \
+         tile<1, 5, Weight>,                                                              \
+         tile<1, 6, Weight>},                                                             \
+        {nullptr, tile<2, 1, Weight>, tile<2, 2, Weight>, tile<2, 3, Weight>},            \
+        {nullptr, tile<3, 1, Weight>, tile<3, 2, Weight>}, {nullptr, tile<4, 1, Weight>}, \
+        {nullptr, tile<5, 1, Weight>}, {nullptr, tile<6, 1, Weight>},                     \
   }
 
 }  // namespace
 
-const GemmKernels kPortableKernels = {XPYD_TILES(float), XPYD_TILES(bf16), widen, add};
+const GemmKernels kPortableKernels = {XPYD_TILES(float), XPYD_TILES(bf16), add};
 
 }  // namespace xpyd

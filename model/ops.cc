@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 namespace xpyd {
 
@@ -62,6 +63,21 @@ void rope(const float* x, const float* cos, const float* sin, int head_dim, floa
   }
 }
 
+Peak peak(const float* x, int n) {
+  Peak peak{-std::numeric_limits<float>::infinity(), 0};
+  for (int i = 0; i < n; ++i) {
+    if (x[i] > peak.value) peak.value = x[i];
+    peak.nans += x[i] != x[i];
+  }
+  return peak;
+}
+
+double sum(const float* x, int n) {
+  double lane[4] = {};
+  for (int i = 0; i < n; ++i) lane[i & 3] += double(x[i]);
+  return (lane[0] + lane[2]) + (lane[1] + lane[3]);
+}
+
 bool always() { return true; }
 
 }  // namespace
@@ -71,7 +87,8 @@ std::span<const Ops> ops_variants() {
 #if defined(__x86_64__)
     kAvx2Ops,
 #endif
-    {"portable", rms_norm, add, rope, swiglu, exp_row, always, "plain loops; multiply, then add"},
+    {"portable", rms_norm, add, rope, swiglu, exp_row, peak, sum, always,
+     "plain loops; multiply, then add"},
   };
   return variants;
 }

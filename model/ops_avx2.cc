@@ -134,19 +134,63 @@ void rope(const float* x, const float* cos, const float* sin, int head_dim, floa
   }
 }
 
+// The first operand of max is x: where it is NaN, max gives the second one.
+Peak peak(const float* x, int n) {
+  constexpr float kLowest = -__builtin_inff();
+  __m256 best[4];
+  __m256i nans[4] = {};
+  for (__m256& b : best) b = _mm256_set1_ps(kLowest);
+  auto take = [&](__m256 v, int j) {
+    best[j] = _mm256_max_ps(v, best[j]);
+    nans[j] = _mm256_sub_epi32(nans[j], _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
+  };
+  int i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes)
+    for (int j = 0; j < 4; ++j) take(_mm256_loadu_ps(x + i + j * kLanes), j);
+  for (; i + kLanes <= n; i += kLanes) take(_mm256_loadu_ps(x + i), 0);
+  alignas(32) float values[kLanes];
+  alignas(32) int counts[kLanes];
+  _mm256_store_ps(values,
+                  _mm256_max_ps(_mm256_max_ps(best[0], best[1]), _mm256_max_ps(best[2], best[3])));
+  _mm256_store_si256(
+      reinterpret_cast<__m256i*>(counts),
+      _mm256_add_epi32(_mm256_add_epi32(nans[0], nans[1]), _mm256_add_epi32(nans[2], nans[3])));
+  Peak peak{kLowest, 0};
+  for (int j = 0; j < kLanes; ++j) {
+    peak.value = values[j] > peak.value ? values[j] : peak.value;
+    peak.nans += counts[j];
+  }
+  for (; i < n; ++i) {
+    peak.value = x[i] > peak.value ? x[i] : peak.value;
+    peak.nans += x[i] != x[i];
+  }
+  return peak;
+}
+
+double sum(const float* x, int n) {
+  __m256d sums[4] = {};
+  int i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (int j = 0; j < 4; ++j)
+      sums[j] = _mm256_add_pd(sums[j], _mm256_cvtps_pd(_mm_loadu_ps(x + i + 4 * j)));
+  const __m256d all =
+      _mm256_add_pd(_mm256_add_pd(sums[0], sums[1]), _mm256_add_pd(sums[2], sums[3]));
+  const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(all), _mm256_extractf128_pd(all, 1));
+  double total = _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
+  for (; i < n; ++i) total += double(x[i]);
+  return total;
+}
+
 bool cpu_has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 }  // namespace
 
 extern const Ops kAvx2Ops;
-const Ops kAvx2Ops = {"avx2",
-                      rms_norm,
-                      add,
-                      rope,
-                      swiglu,
-                      exp_row,
-                      cpu_has_avx2,
-                      "8 lanes; fused multiply-adds in exp and "
-                      "in the sum of squares"};
+const Ops kAvx2Ops = {
+    "avx2",       rms_norm,
+    add,          rope,
+    swiglu,       exp_row,
+    peak,         sum,
+    cpu_has_avx2, "8 lanes; fused multiply-adds in exp and in the sum of squares"};
 
 }  // namespace xpyd

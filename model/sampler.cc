@@ -20,47 +20,30 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-struct Peak {
+// Every logit finite or -infinity.
+float made_finite(float x) { return x != x ? kLowest : std::min(x, FLT_MAX); }
+
+// The highest logit and the lowest id that has it.
+struct Top {
   float value = kLowest;
+  int id = 0;
   int nans = 0;
-  bool infinite = false;
 };
 
-// Four chains, as one would wait for each comparison in turn.
-Peak find_peak(const float* x, int n) {
-  float best[4] = {kLowest, kLowest, kLowest, kLowest};
-  int nans[4] = {};
-  int i = 0;
-  for (; i + 4 <= n; i += 4)
-    for (int j = 0; j < 4; ++j) {
-      const float v = x[i + j];
-      best[j] = v > best[j] ? v : best[j];
-      nans[j] += v != v;
+Top find_top(const float* x, int n) {
+  constexpr int kBlock = 1024;
+  Top top;
+  int block = 0;
+  for (int begin = 0; begin < n; begin += kBlock) {
+    const Peak peak = default_ops().peak(x + begin, std::min(kBlock, n - begin));
+    top.nans += peak.nans;
+    if (peak.value > top.value) {
+      top.value = peak.value;
+      block = begin;
     }
-  for (; i < n; ++i) {
-    best[0] = x[i] > best[0] ? x[i] : best[0];
-    nans[0] += x[i] != x[i];
   }
-  Peak peak;
-  for (int j = 0; j < 4; ++j) {
-    peak.value = std::max(peak.value, best[j]);
-    peak.nans += nans[j];
-  }
-  peak.infinite = peak.value > FLT_MAX;
-  return peak;
-}
-
-void make_finite(float* x, int n) {
-  for (int i = 0; i < n; ++i) x[i] = x[i] != x[i] ? kLowest : std::min(x[i], FLT_MAX);
-}
-
-double sum(const float* x, int n) {
-  double lane[4] = {};
-  int i = 0;
-  for (; i + 4 <= n; i += 4)
-    for (int j = 0; j < 4; ++j) lane[j] += double(x[i + j]);
-  for (; i < n; ++i) lane[0] += double(x[i]);
-  return (lane[0] + lane[2]) + (lane[1] + lane[3]);
+  if (top.value > kLowest) top.id = int(std::find(x + block, x + n, top.value) - x);
+  return top;
 }
 
 // Unsigned order of these keys = order of the floats; no NaN.
@@ -80,19 +63,19 @@ struct Cut {
 // digit, and only its members count in the next pass.
 template <class Key, class Weight>
 Cut find_cut(int n, Key key, Weight weight, double target) {
-  double bucket[2048];
+  constexpr uint32_t kDigits = 256;
+  double bucket[kDigits];
   uint32_t prefix = 0, prefix_mask = 0;
   double above = 0, tie_weight = 1;
-  for (const auto& [shift, bits] : {std::pair{21, 11}, {10, 11}, {0, 10}}) {
-    const uint32_t digits = 1u << bits;
-    std::fill(bucket, bucket + digits, 0.0);
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    std::fill(bucket, bucket + kDigits, 0.0);
     for (int i = 0; i < n; ++i) {
       const uint32_t k = key(i);
-      if ((k & prefix_mask) == prefix) bucket[k >> shift & (digits - 1)] += weight(i);
+      if ((k & prefix_mask) == prefix) bucket[k >> shift & (kDigits - 1)] += weight(i);
     }
     uint32_t chosen = 0;  // where rounding keeps the sum short of the target: everything is kept
     double before = above;
-    for (uint32_t d = digits; d-- > 0;) {
+    for (uint32_t d = kDigits; d-- > 0;) {
       if (bucket[d] == 0) continue;
       chosen = d;
       before = above;
@@ -101,7 +84,7 @@ Cut find_cut(int n, Key key, Weight weight, double target) {
     }
     above = before;
     prefix |= chosen << shift;
-    prefix_mask |= (digits - 1) << shift;
+    prefix_mask |= (kDigits - 1) << shift;
     tie_weight = bucket[chosen];
   }
   // All ties weigh the same; they were summed, so their count comes from a last look.
@@ -117,13 +100,32 @@ Cut find_cut(int n, Key key, Weight weight, double target) {
   return {prefix, ties};
 }
 
-// Penalties on the logits of tokens that were seen. Counts are few beside the vocabulary.
+// The k-th highest logit. Few are kept in a sorted list, which most tokens do not enter.
+Cut find_top_k(const float* x, int n, int k) {
+  constexpr int kList = 128;
+  if (k > kList)
+    return find_cut(
+        n, [x](int i) { return order_key(x[i]); }, [](int) { return 1.0; }, k);
+  float list[kList];  // descending
+  int size = 0;
+  for (int i = 0; i < n; ++i) {
+    if (size == k && !(x[i] > list[k - 1])) continue;
+    int at = size < k ? size++ : k - 1;
+    for (; at > 0 && x[i] > list[at - 1]; --at) list[at] = list[at - 1];
+    list[at] = x[i];
+  }
+  const float last = list[k - 1];
+  return {order_key(last), int(std::count(list, list + k, last))};
+}
+
+// Penalties on the logits of tokens that were seen.
 void penalise(const SamplingParams& params, const SamplerState& state, float* x, int n) {
+  auto repeat = [&](int32_t id) {
+    if (id < 0 || id >= n) return;
+    const float penalty = params.repetition_penalty;
+    x[id] = made_finite(x[id] > 0 ? x[id] / penalty : x[id] * penalty);
+  };
   if (params.repetition_penalty != 1) {
-    auto repeat = [&](int32_t id) {
-      if (id < 0 || id >= n) return;
-      x[id] = x[id] > 0 ? x[id] / params.repetition_penalty : x[id] * params.repetition_penalty;
-    };
     for (int32_t id : state.prompt_tokens) repeat(id);
     for (const auto& [id, count] : state.output_counts)
       if (!std::binary_search(state.prompt_tokens.begin(), state.prompt_tokens.end(), id))
@@ -132,7 +134,8 @@ void penalise(const SamplingParams& params, const SamplerState& state, float* x,
   if (params.presence_penalty != 0 || params.frequency_penalty != 0)
     for (const auto& [id, count] : state.output_counts)
       if (id >= 0 && id < n)
-        x[id] -= params.presence_penalty + params.frequency_penalty * float(count);
+        x[id] =
+            made_finite(x[id] - params.presence_penalty - params.frequency_penalty * float(count));
 }
 
 bool has_penalties(const SamplingParams& params) {
@@ -140,111 +143,122 @@ bool has_penalties(const SamplingParams& params) {
          params.frequency_penalty != 0;
 }
 
-int32_t first_of(const float* x, int n, float value) {
-  for (int i = 0; i < n; ++i)
-    if (x[i] == value) return i;
-  return 0;
-}
+// Tokens that may still be drawn: ids ascending, weights relative to the most likely token's 1.
+// Lives in the scratch: shrinking moves entries down and never up.
+struct Candidates {
+  int32_t id(int j) const { return all ? j : ids[j]; }
+  template <class Keep>
+  void shrink(Keep keep) {
+    int kept = 0;
+    for (int j = 0; j < n; ++j) {
+      const int32_t token = id(j);
+      const float weight = weights[j];
+      ids[kept] = token;
+      weights[kept] = weight;
+      kept += keep(weight) ? 1 : 0;
+    }
+    n = kept;
+    all = false;
+  }
+  int n;
+  int32_t* ids;  // not set while `all`
+  float* weights;
+  bool all;
+};
 
-// Draws from softmax(x / temperature) after the filters. `weights` [n] is scratch and may be x.
+// Draws from softmax(x / temperature) after the filters. x may be scratch.logits.
 int32_t draw(const float* x, int n, float peak, const SamplingParams& params, Random& random,
              SamplerScratch& scratch) {
-  // The candidates: ids[0..m), ascending, or all tokens when top-k is off.
-  const int32_t* ids = nullptr;
-  int m = n;
-  if (params.top_k > 0 && params.top_k < n) {
-    auto key = [&](int i) { return order_key(x[i]); };
-    Cut cut = find_cut(
-        n, key, [](int) { return 1.0; }, params.top_k);
-    scratch.order.resize(size_t(n));
-    m = 0;
-    for (int i = 0; i < n; ++i) {
-      const uint32_t k = key(i);
-      if (k > cut.key || (k == cut.key && cut.ties-- > 0)) scratch.order[size_t(m++)] = i;
-    }
-    ids = scratch.order.data();
-  }
-
-  // Weights relative to the most likely token, whose weight is 1. At x == weights this goes upwards
-  // through ascending ids, so that nothing is overwritten before it is read.
+  const Ops& ops = default_ops();
   scratch.logits.resize(size_t(n));
-  float* weights = scratch.logits.data();
-  if (ids)
-    for (int j = 0; j < m; ++j) weights[j] = x[ids[j]];
-  else if (weights != x)
-    std::copy(x, x + n, weights);
+  scratch.order.resize(size_t(n));
+  Candidates left{n, scratch.order.data(), scratch.logits.data(), true};
+  if (params.top_k > 0 && params.top_k < n) {
+    Cut cut = find_top_k(x, n, params.top_k);
+    left.n = 0;
+    left.all = false;
+    for (int i = 0; i < n; ++i) {
+      const uint32_t key = order_key(x[i]);
+      if (key < cut.key || (key == cut.key && cut.ties-- <= 0)) continue;
+      left.ids[left.n] = i;
+      left.weights[left.n++] = x[i];
+    }
+  } else if (left.weights != x) {
+    std::copy(x, x + n, left.weights);
+  }
   // A temperature below 1e-6 is greedy but for ties, and its inverse stays finite.
-  default_ops().exp(weights, peak, 1 / std::max(params.temperature, 1e-6f), m, weights);
+  ops.exp(left.weights, peak, 1 / std::max(params.temperature, 1e-6f), left.n, left.weights);
 
   if (params.top_p < 1) {
-    auto key = [&](int j) { return std::bit_cast<uint32_t>(weights[j]); };
-    auto weight = [&](int j) { return double(weights[j]); };
-    Cut cut = find_cut(m, key, weight, params.top_p * sum(weights, m));
-    for (int j = 0; j < m; ++j) {
-      const uint32_t k = key(j);
-      if (!(k > cut.key || (k == cut.key && cut.ties-- > 0))) weights[j] = 0;
-    }
+    const double total = ops.sum(left.weights, left.n);
+    // Tokens below the mean of what may be lost weigh less than that together: never needed.
+    const float floor = float((1 - double(params.top_p)) * total / left.n * 0.999);
+    left.shrink([&](float weight) { return weight >= floor; });
+    auto key = [&](int j) { return std::bit_cast<uint32_t>(left.weights[j]); };
+    auto weight = [&](int j) { return double(left.weights[j]); };
+    Cut cut = find_cut(left.n, key, weight, params.top_p * total);
+    left.shrink([&](float w) {
+      const uint32_t k = std::bit_cast<uint32_t>(w);
+      return k > cut.key || (k == cut.key && cut.ties-- > 0);
+    });
   }
-  if (params.min_p > 0)
-    for (int j = 0; j < m; ++j)
-      if (weights[j] < params.min_p) weights[j] = 0;
+  if (params.min_p > 0) left.shrink([&](float weight) { return weight >= params.min_p; });
 
-  // The first token at which the running sum passes u; whole blocks are stepped over.
-  const double u = random.uniform() * sum(weights, m);
+  // The first token at which the running sum passes u; whole blocks are stepped over. Where u lies
+  // in the rounding error of the sum, the last token that weighs anything.
+  const double u = random.uniform() * ops.sum(left.weights, left.n);
   constexpr int kBlock = 256;
   double passed = 0;
   int last = 0;
-  for (int begin = 0; begin < m; begin += kBlock) {
-    const int size = std::min(kBlock, m - begin);
-    const double block = sum(weights + begin, size);
-    if (block == 0) continue;
-    if (passed + block <= u) {
-      passed += block;
+  for (int begin = 0; begin < left.n; begin += kBlock) {
+    const int size = std::min(kBlock, left.n - begin);
+    const double block = ops.sum(left.weights + begin, size);
+    if (passed + block > u) {
+      double running = passed;
+      for (int j = begin; j < begin + size; ++j) {
+        running += double(left.weights[j]);
+        if (left.weights[j] > 0) last = j;
+        if (left.weights[j] > 0 && running > u) return left.id(j);
+      }
+    } else if (block > 0) {
       last = begin + size - 1;
-      continue;
-    }
-    double running = passed;
-    for (int j = begin; j < begin + size; ++j) {
-      if (weights[j] == 0) continue;
-      running += double(weights[j]);
-      last = j;
-      if (running > u) return ids ? ids[j] : j;
     }
     passed += block;
   }
-  while (last > 0 && weights[last] == 0) --last;  // u lies in the rounding error of the last sum
-  return ids ? ids[last] : last;
+  while (last > 0 && left.weights[last] == 0) --last;
+  return left.id(last);
 }
 
 // Log-softmax of the raw logits for the chosen token and the most likely ones.
-void add_logprobs(std::span<const float> logits, const Peak& peak, int n_top, Sampled& sampled,
+void add_logprobs(std::span<const float> logits, const Top& top, int n_top, Sampled& sampled,
                   SamplerScratch& scratch) {
+  const Ops& ops = default_ops();
   const int n = int(logits.size());
   scratch.logits.assign(logits.begin(), logits.end());
   float* x = scratch.logits.data();
-  if (peak.nans || peak.infinite) make_finite(x, n);
-  const float top = std::min(peak.value, FLT_MAX);
+  if (top.nans || top.value > FLT_MAX) std::transform(x, x + n, x, made_finite);
+  const float peak = std::min(top.value, FLT_MAX);
 
   // The n_top best so far, best first: a token enters only above the last one, so that the lower id
   // of equals stands first.
   n_top = std::min(n_top, n);
-  sampled.top.clear();
   sampled.top.reserve(size_t(n_top) + 1);
   for (int i = 0; n_top > 0 && i < n; ++i) {
-    if (int(sampled.top.size()) == n_top && !(x[i] > sampled.top.back().logprob)) continue;
+    const float value = x[i];
+    if (int(sampled.top.size()) == n_top && !(value > sampled.top.back().logprob)) continue;
     auto place = std::find_if(sampled.top.begin(), sampled.top.end(),
-                              [&](const TokenLogprob& t) { return x[i] > t.logprob; });
-    sampled.top.insert(place, {i, x[i]});
+                              [value](const TokenLogprob& t) { return value > t.logprob; });
+    sampled.top.insert(place, {i, value});
     if (int(sampled.top.size()) > n_top) sampled.top.pop_back();
   }
   const float chosen = x[sampled.chosen.token];
   double log_sum = 0;
-  if (top > kLowest) {
-    default_ops().exp(x, top, 1, n, x);
-    log_sum = std::log(sum(x, n));
+  if (peak > kLowest) {
+    ops.exp(x, peak, 1, n, x);
+    log_sum = std::log(ops.sum(x, n));
   }
   auto logprob = [&](float logit) {
-    return logit > kLowest ? float(double(logit) - double(top) - log_sum) : kLowest;
+    return logit > kLowest ? float(double(logit) - double(peak) - log_sum) : kLowest;
   };
   sampled.chosen.logprob = logprob(chosen);
   for (TokenLogprob& t : sampled.top) t.logprob = logprob(t.logprob);
@@ -265,32 +279,26 @@ Sampled sample(std::span<const float> logits, const SamplingParams& params, Samp
                SamplerScratch& scratch) {
   XPYD_CHECK(!logits.empty());
   const int n = int(logits.size());
-  const Peak raw = find_peak(logits.data(), n);
+  const Top raw = find_top(logits.data(), n);
+  const bool penalties = has_penalties(params);
+  const float* x = logits.data();
+  Top top = raw;
+  if (penalties || raw.nans || raw.value > FLT_MAX) {
+    scratch.logits.resize(size_t(n));
+    float* copy = scratch.logits.data();
+    std::transform(x, x + n, copy, made_finite);
+    if (penalties) penalise(params, state, copy, n);
+    x = copy;
+    top = find_top(x, n);
+  }
+
   Sampled sampled;
   sampled.nan_logits = raw.nans;
-
-  const float* x = logits.data();
-  float peak = raw.value;
-  if (has_penalties(params) || raw.nans || raw.infinite) {
-    scratch.logits.assign(logits.begin(), logits.end());
-    float* copy = scratch.logits.data();
-    make_finite(copy, n);
-    if (has_penalties(params)) {
-      penalise(params, state, copy, n);
-      make_finite(copy, n);  // 0 * infinity, or beyond the largest float
-    }
-    x = copy;
-    peak = find_peak(x, n).value;
-  }
-
-  if (peak > kLowest) {
-    // Equal bits in the greedy case and in the draw: one argmax, the lowest id of equals.
-    sampled.chosen.token = params.temperature <= 0 || params.top_k == 1
-                               ? first_of(x, n, peak)
-                               : draw(x, n, peak, params, state.random, scratch);
-  }
+  sampled.chosen.token = top.id;
+  const bool greedy = params.temperature <= 0 || params.top_k == 1 || top.value == kLowest;
+  if (!greedy) sampled.chosen.token = draw(x, n, top.value, params, state.random, scratch);
   if (params.top_logprobs >= 0) add_logprobs(logits, raw, params.top_logprobs, sampled, scratch);
-  if (has_penalties(params)) ++state.output_counts[sampled.chosen.token];
+  if (penalties) ++state.output_counts[sampled.chosen.token];
   return sampled;
 }
 

@@ -75,7 +75,8 @@ void Bpe::symbols_of(std::string_view word, std::vector<Symbol>& symbols) const 
 }
 
 void Bpe::merge_all(bool allow_special, Workspace& space) const {
-  auto& [symbols, heap] = space;
+  std::vector<Symbol>& symbols = space.symbols;
+  std::vector<Candidate>& heap = space.heap;
   heap.clear();
   auto candidate = [&](int32_t left) {
     if (left < 0 || symbols[left].next < 0) return false;

@@ -24,6 +24,7 @@ using Wait = tcp::socket::wait_type;
 
 constexpr size_t kReadBytes = 64u << 10;
 constexpr size_t kPipelineBytes = 64u << 10;  // of later requests, kept while one is being answered
+constexpr size_t kPacketBytes = 16u << 10;    // small writes that wait are joined up to this
 constexpr double kLingerSeconds = 2;          // to let a refused client read why before the reset
 
 std::chrono::nanoseconds seconds(double s) {
@@ -162,6 +163,7 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   void advance();
   void dispatch();
   void refuse(int status, const std::string& why);
+  void append(std::string bytes);
   void queue(std::string bytes);
   void flush();
   void answered();
@@ -341,7 +343,8 @@ void HttpListener::Connection::begin_stream(uint64_t id, HttpResponse head) {
   if (!current(id)) return;
   chunked_ = version_ >= 11;
   close_after_ = close_after_ || head.close || loop_.draining || !chunked_;
-  queue(head_text(head, chunked_ ? "Transfer-Encoding: chunked\r\n" : "", close_after_, version_));
+  // Not flushed: it goes out with the first event, in one packet.
+  append(head_text(head, chunked_ ? "Transfer-Encoding: chunked\r\n" : "", close_after_, version_));
 }
 
 void HttpListener::Connection::write(uint64_t id, std::string bytes) {
@@ -366,9 +369,17 @@ void HttpListener::Connection::end_stream(uint64_t id) {
     flush();
 }
 
-void HttpListener::Connection::queue(std::string bytes) {
+void HttpListener::Connection::append(std::string bytes) {
   output_bytes_ += bytes.size();
-  output_.push_back(std::move(bytes));
+  bool back_is_whole = output_.size() > 1 || (output_.size() == 1 && output_at_ == 0);
+  if (back_is_whole && output_.back().size() + bytes.size() <= kPacketBytes)
+    output_.back() += bytes;
+  else
+    output_.push_back(std::move(bytes));
+}
+
+void HttpListener::Connection::queue(std::string bytes) {
+  append(std::move(bytes));
   flush();
 }
 

@@ -42,6 +42,13 @@ bool has_word(std::string_view list, std::string_view word) {
   return false;
 }
 
+// "GET / HTTP/9.9": HTTP, of a version that is not ours. "GET /a b HTTP/1.1" is no HTTP at all.
+bool third_word_is_http(std::string_view line) {
+  size_t first = line.find(' ');
+  size_t second = first == line.npos ? first : line.find(' ', first + 1);
+  return second != line.npos && line.substr(second + 1).starts_with("HTTP/");
+}
+
 }  // namespace
 
 const char* http_reason(int status) {
@@ -177,7 +184,7 @@ size_t HttpParser::feed_header(std::string_view input) {
                              " bytes"),
                0;
       if (failed && failed != http::error::need_more) {
-        bool version = failed == http::error::bad_version && input.find("HTTP/") != input.npos;
+        bool version = failed == http::error::bad_version && third_word_is_http(input);
         return fail(version ? 505 : 400, version ? std::string("HTTP version must be 1.0 or 1.1")
                                                  : "malformed request: " + failed.message()),
                0;
@@ -200,7 +207,7 @@ bool HttpParser::header_block_ok(std::string_view block) {
   size_t line_end = block.find("\r\n");
   size_t space = block.find(' ');
   size_t second = space < line_end ? block.find(' ', space + 1) : space;
-  if (std::min(second, line_end) - std::min(space, line_end) > limits_.max_target_bytes)
+  if (std::min(second, line_end) - std::min(space, line_end) > limits_.max_target_bytes + 1)
     return fail(
         414, "request target longer than " + std::to_string(limits_.max_target_bytes) + " bytes");
   int lines = -1;  // headers: without the request line and the empty one

@@ -103,7 +103,7 @@ std::vector<OptionRow> make_rows() {
 
       // The machine.
       {"threads", integer, "0", "threads", "", 0, 1024,
-       "of each instance; 0: the cores of this machine divided by the instances", kEngine},
+       "of each instance; 0: the cores of this machine divided by the instances", kShape},
       {"pin", choice, "off", "", "on|off", 0, 0, "bind each thread to a core of its own", kEngine},
       {"gemm", choice, "auto", "", gemms.c_str(), 0, 0,
        "matrix product variant, of those that this CPU can run", kShape},
@@ -187,13 +187,11 @@ std::vector<OptionRow> make_rows() {
        "bench"},
 
       // info.
-      {"tokens", integer, "2048", "tokens", "", 1, kMaxTokens,
+      {"tokens", integer, "2048", "tokens", "", 1, 1 << 17,
        "prompt length for which a transfer is worked out", "info"},
 
       // peak.
       {"threads", integer, "0", "threads", "", 0, 1024, "0: all cores of this machine", "peak"},
-      {"refresh", flag, "off", "", "", 0, 0, "measure again although a cached result is there",
-       "peak"},
 
       // Everybody.
       {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random", "serve generate bench"},
@@ -219,6 +217,10 @@ Status check_options(const Options& options, std::string_view group) {
       return invalid("--dataset-path: expected the file of data set " + dataset);
     if (!needs_file && options.given("dataset-path"))
       return invalid("--dataset-path: data set " + dataset + " has no file");
+    const std::string& endpoint = options.text("endpoint");
+    if (endpoint.empty() || endpoint[0] != '/' || endpoint.ends_with("/chat/completions"))
+      return invalid(
+          "--endpoint: expected the path of a completions endpoint such as /v1/completions");
     if (dataset == "mooncake" && options.given("rate"))
       return invalid("--rate: the mooncake trace brings its own times; use --time-scale");
   }

@@ -60,13 +60,12 @@ struct FullCache {
 
 // What no look-up can do without: the hashes, and one slot per key.
 int bare_probe(const PrefixIndex& index, std::span<const int32_t> tokens, int32_t* blocks) {
-  PrefixChain chain;
-  uint64_t hashes[PrefixIndex::kBatch];
+  uint64_t hashes[PrefixIndex::kBatch], before = 0;
   for (int at = 0; at < kPromptBlocks; at += PrefixIndex::kBatch) {
-    index.hash_batch(chain, tokens.data() + at * kBlockTokens, PrefixIndex::kBatch, hashes);
+    index.hash_batch(before, at == 0, tokens.data() + at * kBlockTokens, PrefixIndex::kBatch,
+                     hashes);
     for (int i = 0; i < PrefixIndex::kBatch; ++i) blocks[at + i] = index.slot_block(hashes[i]);
-    chain.hash = hashes[PrefixIndex::kBatch - 1];
-    chain.block = blocks[at + PrefixIndex::kBatch - 1];
+    before = hashes[PrefixIndex::kBatch - 1];
   }
   return kPromptBlocks;
 }

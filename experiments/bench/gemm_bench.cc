@@ -1,5 +1,5 @@
-// GEMM and GEMV as shares of the FMA peak and of the read bandwidth. Weights rotate through more than
-// 256 MiB for few rows, so that they come from memory as they do in a decode step.
+// GEMM and GEMV as shares of the FMA peak and of the read bandwidth. Weights rotate through more
+// than 256 MiB for few rows, so that they come from memory as they do in a decode step.
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -15,7 +15,8 @@ namespace {
 struct GemmCase {
   GemmCase(int m_, int n_, int k_, int groups_, Dtype dtype, size_t footprint, ThreadTeam& team)
       : m(m_), n(n_), k(k_), scratch(m_, k_, team.size()) {
-    size_t copies = std::max<size_t>(1, footprint / (size_t(n) * size_t(k) * dtype_bytes(dtype)) + 1);
+    size_t copies =
+        std::max<size_t>(1, footprint / (size_t(n) * size_t(k) * dtype_bytes(dtype)) + 1);
     for (size_t c = 0; c < copies; ++c)
       weights.push_back(pack_matrix(
           n, k, groups_, dtype, [&](int row, float* out) { weight_row(int(c), row, out); }, team));
@@ -37,7 +38,13 @@ struct GemmCase {
   }
 
   GemmArgs args(size_t copy) {
-    return {.x = x.data(), .y = y0, .w = &weights[copy], .bias = nullptr, .m = m, .x_stride = k, .y_stride = n};
+    return {.x = x.data(),
+            .y = y0,
+            .w = &weights[copy],
+            .bias = nullptr,
+            .m = m,
+            .x_stride = k,
+            .y_stride = n};
   }
   void run(ThreadTeam& team) {
     default_gemm().run(args(turn), scratch, team);
@@ -52,7 +59,7 @@ struct GemmCase {
     std::vector<float> w(static_cast<size_t>(k));
     for (int column = 0; column < n; column += column < 32 || column > n - 18 ? 1 : 61) {
       weight_row(0, column, w.data());
-      for (int r = 0; r < m; r += m > 64 && r % 6 == 5 ? 7 : 1) {
+      for (int r = 0; r<m; r += m> 64 && r % 6 == 5 ? 7 : 1) {
         double sum = 0, magnitude = 0;
         for (int i = 0; i < k; ++i) {
           double product = double(x[size_t(r) * size_t(k) + size_t(i)]) * double(w[size_t(i)]);

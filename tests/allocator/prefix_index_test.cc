@@ -22,7 +22,7 @@ struct TestIndex : std::vector<PrefixIndex::Node>, PrefixIndex {
 
 uint64_t seq_hash(const PrefixIndex& index, const PrefixChain& chain, const int32_t* tokens) {
   uint64_t hash;
-  index.hash_batch(chain, tokens, 1, &hash);
+  index.hash_batch(chain.hash, chain.first(), tokens, 1, &hash);
   return hash;
 }
 
@@ -33,7 +33,7 @@ TEST_CASE("PrefixIndex: the chained hash is the published one", "[allocator]") {
   for (int i = 0; i < 48; ++i) tokens.push_back(1000 + 7 * i);
   TestIndex index(4, 16, ~uint64_t{0});
   uint64_t seq[3];
-  index.hash_batch(PrefixChain{}, tokens.data(), 3, seq);
+  index.hash_batch(0, true, tokens.data(), 3, seq);
   CHECK(seq[0] == XXH3_64bits(tokens.data(), 64));
   for (int i = 1; i < 3; ++i) {
     uint64_t pair[2] = {seq[i - 1], XXH3_64bits(tokens.data() + 16 * i, 64)};
@@ -41,14 +41,14 @@ TEST_CASE("PrefixIndex: the chained hash is the published one", "[allocator]") {
   }
   // With a salt; and in two batches.
   uint64_t salted[3], later[2];
-  index.hash_batch(PrefixChain{.hash = 99}, tokens.data(), 3, salted);
+  index.hash_batch(99, true, tokens.data(), 3, salted);
   uint64_t pair[2] = {99, seq[0]};
   CHECK(salted[0] == XXH3_64bits(pair, 16));
   CHECK(salted[1] != seq[1]);
   PrefixChain chain;
   index.insert(chain, seq[0], tokens.data(), 2);
   index.advance(chain, seq[0], 2);
-  index.hash_batch(chain, tokens.data() + 16, 2, later);
+  index.hash_batch(chain.hash, chain.first(), tokens.data() + 16, 2, later);
   CHECK((later[0] == seq[1] && later[1] == seq[2]));
   // A value computed once and written down: the hash of a build must not drift from that of
   // another.

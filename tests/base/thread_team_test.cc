@@ -16,7 +16,8 @@ TEST_CASE("run calls the body once for each rank and waits for all", "[base][thr
   for (int n : {1, 2, 3, 8}) {
     ThreadTeam team(n);
     REQUIRE(team.size() == n);
-    std::vector<int> calls(static_cast<size_t>(n), 0);  // plain ints: run() itself must order the accesses
+    std::vector<int> calls(static_cast<size_t>(n),
+                           0);  // plain ints: run() itself must order the accesses
     for (int round = 0; round < 500; ++round) {
       team.run([&](int rank) { ++calls[size_t(rank)]; });
       for (int c : calls) REQUIRE(c == round + 1);
@@ -51,7 +52,8 @@ TEST_CASE("barrier separates phases, with more threads than cores too", "[base][
   }
 }
 
-TEST_CASE("members that parked wake up, and so does an owner that waited long", "[base][thread_team]") {
+TEST_CASE("members that parked wake up, and so does an owner that waited long",
+          "[base][thread_team]") {
   ThreadTeam team(3);
   int sum = 0;
   for (int round = 0; round < 20; ++round) {
@@ -89,7 +91,8 @@ TEST_CASE("a team pins its threads to the cpus asked for", "[base][thread_team]"
   std::thread([&] {  // a thread of its own, so that the test runner's is not pinned
     ThreadTeam team(2, cpus);
     team.run([&](int rank) { ran_on[size_t(rank)] = sched_getcpu(); });
-  }).join();
+  })
+      .join();
   REQUIRE(ran_on == cpus);
 }
 

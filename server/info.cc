@@ -1,0 +1,264 @@
+// xpyd info: a model's shape, the memory that it takes, and what one KV transfer is made of. Reads
+// only config.json.
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "allocator/kv_memory.h"
+#include "allocator/kv_plan.h"
+#include "attention/attention.h"
+#include "disagg/transfer_plan.h"
+#include "model/gemm.h"
+#include "model/weights.h"
+#include "server/commands.h"
+#include "server/result_file.h"
+
+namespace xpyd {
+namespace {
+
+using nlohmann::json;
+
+int fail(const Error& error, int code) {
+  std::fprintf(stderr, "xpyd: info: %s\n", error.message.c_str());
+  return code;
+}
+
+std::string mib(double bytes) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.0f bytes (%.2f MiB)", bytes, bytes / (1 << 20));
+  return text;
+}
+
+Dtype dtype_of(const std::string& name) { return name == "bf16" ? Dtype::bf16 : Dtype::f32; }
+
+// Bytes of the loaded weights, as Weights::bytes() counts them: matrices in `dtype`, norms and
+// biases in f32, and a tied embedding twice, as table and as packed lm_head.
+double weight_bytes(const ModelConfig& c, Dtype dtype) {
+  double q = double(c.n_heads) * c.head_dim, kv = double(c.n_kv_heads) * c.head_dim, h = c.hidden;
+  double layer = 2 * h;
+  if (c.qkv_bias) layer += q + 2 * kv;
+  if (c.o_bias) layer += h;
+  if (c.mlp_bias) layer += 2.0 * c.intermediate + h;
+  if (c.qk_norm) layer += 2.0 * c.head_dim;
+  double vectors = c.n_layers * layer + h;
+  double matrices = double(c.parameters()) - vectors + (c.tied_embeddings ? c.vocab * h : 0);
+  return matrices * double(dtype_bytes(dtype)) + vectors * 4;
+}
+
+// Descriptors of one transfer of `tokens` tokens between two pools of this kind. Blocks are taken
+// two apart, as in a pool in use: neighbours in the sequence are not neighbours in memory.
+size_t descriptors(const KvShape& shape, KvOrder order, int block_tokens, int tokens) {
+  int blocks = (tokens + block_tokens - 1) / block_tokens;
+  KvLayout layout{shape, order, block_tokens, 2 * blocks};
+  std::vector<int32_t> table;
+  for (int i = 0; i < blocks; ++i) table.push_back(2 * i);
+  // Only addresses are computed: nothing is read there.
+  auto* from = reinterpret_cast<std::byte*>(uintptr_t{1} << 44);
+  auto* to = reinterpret_cast<std::byte*>(uintptr_t{1} << 45);
+  KvView source{from, &layout, table.data(), 0}, destination{to, &layout, table.data(), 0};
+  // Layers of layer_major memory never touch, so one layer tells of all.
+  int layers = order == KvOrder::layer_major ? 1 : shape.n_layers;
+  TransferPlan plan;
+  plan_transfer(source, destination, {0, tokens, 0, layers}, plan);
+  return plan.copies.size() * size_t(shape.n_layers / layers);
+}
+
+int usable_cores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
+template <class Variants, class Default>
+json variant_list(const Variants& variants, const std::string& wanted, const Default& chosen) {
+  json list = json::array();
+  for (const auto& variant : variants)
+    list.push_back({{"name", variant.name},
+                    {"available", variant.available()},
+                    {"chosen", wanted == "auto" ? variant.name == std::string(chosen.name)
+                                                : wanted == variant.name},
+                    {"source", variant.source}});
+  return list;
+}
+
+void print_variants(const char* title, const json& list) {
+  std::printf("%s\n", title);
+  for (const json& v : list)
+    std::printf("  %c %-12s %-14s %s\n", v["chosen"].get<bool>() ? '*' : ' ',
+                v["name"].get<std::string>().c_str(),
+                v["available"].get<bool>() ? "available" : "not on this CPU",
+                v["source"].get<std::string>().c_str());
+}
+
+// What info_main's parts look at.
+struct Subject {
+  ModelConfig config;
+  const Options& options;
+  int max_len = 0;  // tokens of the longest sequence
+  int tokens = 0;   // of the transfer that is worked out
+};
+
+json describe_model(const ModelConfig& c) {
+  std::printf("model %s (%s)\n", c.name.c_str(), c.family.c_str());
+  std::printf("  layers %d, hidden %d, intermediate %d, heads %d, KV heads %d, head dim %d\n",
+              c.n_layers, c.hidden, c.intermediate, c.n_heads, c.n_kv_heads, c.head_dim);
+  std::printf("  vocabulary %d, context %d tokens, sliding window %d%s\n", c.vocab, c.max_position,
+              c.sliding_window, c.tied_embeddings ? ", tied embeddings" : "");
+  std::printf("  parameters %ld\n\n", c.parameters());
+  return {{"n_layers", c.n_layers},
+          {"hidden", c.hidden},
+          {"intermediate", c.intermediate},
+          {"n_heads", c.n_heads},
+          {"n_kv_heads", c.n_kv_heads},
+          {"head_dim", c.head_dim},
+          {"vocab", c.vocab},
+          {"max_position", c.max_position},
+          {"sliding_window", c.sliding_window},
+          {"tied_embeddings", c.tied_embeddings}};
+}
+
+json describe_weights(const Subject& subject) {
+  json out;
+  std::printf("weights in memory\n");
+  for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    double bytes = weight_bytes(subject.config, dtype);
+    bool chosen = dtype == dtype_of(subject.options.text("dtype"));
+    std::printf("  %c %-5s %s\n", chosen ? '*' : ' ', dtype_name(dtype), mib(bytes).c_str());
+    out[dtype_name(dtype)] = bytes;
+  }
+  return out;
+}
+
+json describe_scratch(const Subject& subject) {
+  const Options& options = subject.options;
+  int threads = int(options.integer("threads")), max_batch = int(options.integer("max-batch"));
+  if (threads == 0) threads = usable_cores();
+  json out;
+  std::printf("scratch of one instance (%d threads, --max-batch %d)\n", threads, max_batch);
+  for (auto [batching, option] :
+       {std::pair{"chunked", "chunk-tokens"}, {"static, prefill_first", "max-step-tokens"}}) {
+    int step_tokens = std::max(int(options.integer(option)), max_batch);
+    // The model itself knows; its weights are not needed for that.
+    auto weights = std::make_shared<Weights>();
+    weights->config = subject.config;
+    ThreadTeam team(threads);
+    size_t model = make_llama(weights, team, step_tokens, max_batch)->scratch_bytes();
+    size_t logits = size_t(max_batch) * size_t(subject.config.vocab) * sizeof(float);
+    std::printf("  %-24s activations %s, logits %s\n", batching, mib(double(model)).c_str(),
+                mib(double(logits)).c_str());
+    out.push_back({{"batching", batching},
+                   {"step_tokens", step_tokens},
+                   {"activation_bytes", model},
+                   {"logits_bytes", logits}});
+  }
+  return out;
+}
+
+json describe_kv_tokens(const Subject& subject) {
+  const ModelConfig& c = subject.config;
+  json out;
+  std::printf("\nKV of one token\n");
+  for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    KvShape shape{c.n_layers, c.n_kv_heads, c.head_dim, dtype};
+    bool chosen = dtype == dtype_of(subject.options.text("kv-dtype"));
+    std::printf("  %c %-5s %zu bytes, %zu per layer\n", chosen ? '*' : ' ', dtype_name(dtype),
+                shape.token_bytes(), shape.token_bytes() / size_t(c.n_layers));
+    out[dtype_name(dtype)] = shape.token_bytes();
+  }
+  return out;
+}
+
+json describe_pool(const Subject& subject, const KvScheme& scheme) {
+  const ModelConfig& c = subject.config;
+  auto kv_bytes = size_t(subject.options.integer("kv-bytes"));
+  KvShape shape{c.n_layers, c.n_kv_heads, c.head_dim, dtype_of(subject.options.text("kv-dtype"))};
+  KvOptions kv{.shape = shape,
+               .pool_bytes = kv_bytes,
+               .block_tokens = int(subject.options.integer("block-tokens")),
+               .max_sequence_tokens = subject.max_len};
+  auto plan = plan_pool(scheme.name, kv);
+  if (!plan) {
+    std::printf("  %-11s none: %s\n", scheme.name, plan.error().message.c_str());
+    return {{"scheme", scheme.name}, {"error", plan.error().message}};
+  }
+  const KvLayout& layout = plan.value();
+  int64_t tokens = int64_t(layout.n_blocks) * layout.block_tokens;
+  size_t unused = kv_bytes - layout.pool_bytes();
+  size_t tables = pool_metadata_bytes(layout, kv.prefix_cache);
+  std::printf(
+      "  %-11s %d blocks of %d tokens, %zu bytes each: %ld tokens, %zu bytes unused; "
+      "tables %zu bytes\n",
+      scheme.name, layout.n_blocks, layout.block_tokens, layout.block_bytes(), long(tokens), unused,
+      tables);
+  json out = {{"scheme", scheme.name},
+              {"blocks", layout.n_blocks},
+              {"block_tokens", layout.block_tokens},
+              {"block_bytes", layout.block_bytes()},
+              {"tokens", tokens},
+              {"unused_bytes", unused},
+              {"table_bytes", tables}};
+  for (auto [order, name] :
+       {std::pair{KvOrder::layer_major, "layer_major"}, {KvOrder::token_major, "token_major"}}) {
+    size_t copies = descriptors(shape, order, layout.block_tokens, subject.tokens);
+    size_t bytes = size_t(subject.tokens) * shape.token_bytes();
+    std::printf("    %-11s %zu descriptors for %d tokens, %zu bytes each on average\n", name,
+                copies, subject.tokens, bytes / copies);
+    out["transfer"][name] = {{"tokens", subject.tokens}, {"descriptors", copies}, {"bytes", bytes}};
+  }
+  return out;
+}
+
+}  // namespace
+
+int info_main(const Options& options) {
+  if (options.positional().empty())
+    return fail(invalid("expected MODEL_DIR, a folder with config.json: the embedded demo model is "
+                        "not part of this build yet"),
+                2);
+  const std::string& dir = options.positional()[0];
+  const std::string& json_path = options.text("json");
+  if (Status status = check_writable(json_path); !status) return fail(status.error(), 2);
+  if (!std::filesystem::is_directory(dir))
+    return fail(invalid("MODEL_DIR " + dir + " is not a folder"), 2);
+  auto loaded = load_model_config(dir);
+  if (!loaded) return fail(loaded.error(), 2);
+  Subject subject{loaded.value(), options};
+  subject.max_len = int(options.integer("max-model-len"));
+  if (subject.max_len > subject.config.max_position)
+    return fail(invalid("--max-model-len: the model's context is " +
+                        std::to_string(subject.config.max_position) + " tokens"),
+                2);
+  if (subject.max_len == 0) subject.max_len = subject.config.max_position;
+  subject.tokens = std::min(int(options.integer("tokens")), subject.max_len);
+  if (options.given("tokens") && options.integer("tokens") > subject.max_len)
+    return fail(
+        invalid("--tokens: the longest sequence is " + std::to_string(subject.max_len) + " tokens"),
+        2);
+
+  json out = {{"model", subject.config.name},
+              {"family", subject.config.family},
+              {"parameters", subject.config.parameters()}};
+  out["config"] = describe_model(subject.config);
+  out["weight_bytes"] = describe_weights(subject);
+  out["scratch"] = describe_scratch(subject);
+  out["kv_bytes_per_token"] = describe_kv_tokens(subject);
+  std::printf("pool of --kv-bytes %s\n", mib(double(options.integer("kv-bytes"))).c_str());
+  for (const KvScheme& scheme : kv_schemes())
+    out["pools"].push_back(describe_pool(subject, scheme));
+  out["gemm"] = variant_list(gemm_variants(), options.text("gemm"), default_gemm());
+  out["attention"] =
+      variant_list(attention_variants(), options.text("attention"), default_attention());
+  std::printf("\n");
+  print_variants("gemm (* chosen)", out["gemm"]);
+  print_variants("attention (* chosen)", out["attention"]);
+  std::fflush(stdout);
+  if (json_path.empty()) return 0;
+  out["run"] = run_header(options);
+  Status status = write_json(json_path, out);
+  return status ? 0 : fail(status.error(), 1);
+}
+
+}  // namespace xpyd

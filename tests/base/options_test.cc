@@ -1,0 +1,268 @@
+#include "base/options.h"
+
+#include <fstream>
+#include <limits>
+
+#include "tests/catch.h"
+
+namespace xpyd {
+namespace {
+
+using enum OptionKind;
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+constexpr OptionRow kRows[] = {
+    {"name", text, "", "", "NAME", 0, 0, "a name", "serve bench"},
+    {"port", integer, "8000", "", "", 0, 65535, "a port", "serve"},
+    {"offset", integer, "-1", "", "", -5, 5, "may be negative", "serve"},
+    {"rate", number, "inf", "1/s", "", 0.5, kInf, "a rate", "serve"},
+    {"top-p", number, "1", "", "", 0, 1, "a share", "serve"},
+    {"kv-bytes", bytes, "512MiB", "bytes", "", 1, 1 << 30, "a size", "serve"},
+    {"allocator", choice, "paged", "", "contiguous|paged", 0, 0, "a scheme", "serve"},
+    {"prefix-cache", choice, "on", "", "on|off", 0, 0, "a switch", "serve"},
+    {"chat", flag, "off", "", "", 0, 0, "a flag", "serve"},
+    {"key", text, "", "secret", "", 0, 0, "a secret", "serve"},
+    {"limit", integer, "3", "", "", 0, 9, "of bench", "bench"},
+    {"limit", integer, "4", "", "", 0, 9, "of serve", "serve"},
+    {"config", text, "", "", "FILE", 0, 0, "a file", "serve"},
+};
+
+Result<Options> parse(const std::vector<std::string>& words, int max_positional = 1) {
+  return Options::parse(kRows, "serve", words, max_positional);
+}
+
+Options good(const std::vector<std::string>& words) {
+  auto options = parse(words);
+  INFO((options ? "" : options.error().message));
+  REQUIRE(options);
+  return options.value();
+}
+
+std::string error(const std::vector<std::string>& words) {
+  auto options = parse(words);
+  REQUIRE_FALSE(options);
+  CHECK(options.error().code != ErrorCode::unavailable);
+  return options.error().message;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  INFO(text << " should contain " << part);
+  bool found = text.find(part) != text.npos;
+  CHECK(found);
+  return found;
+}
+
+std::string write_file(const testing::TempDir& dir, const std::string& content) {
+  std::string path = dir.path + "/options.ini";
+  std::ofstream(path) << content;
+  return path;
+}
+
+TEST_CASE("options: defaults of the group alone", "[options]") {
+  Options options = good({});
+  CHECK(options.integer("port") == 8000);
+  CHECK(options.integer("offset") == -1);
+  CHECK(options.number("rate") == kInf);
+  CHECK(options.integer("kv-bytes") == 512 << 20);
+  CHECK(options.text("allocator") == "paged");
+  CHECK(options.flag("prefix-cache"));
+  CHECK_FALSE(options.flag("chat"));
+  CHECK(options.integer("limit") == 4);
+  CHECK_FALSE(options.given("port"));
+  CHECK(options.positional().empty());
+  auto bench = Options::parse(kRows, "bench", {}, 0);
+  REQUIRE(bench);
+  CHECK(bench.value().integer("limit") == 3);
+  CHECK(bench.value().values().size() == 2);
+}
+
+TEST_CASE("options: each kind, and each way of writing it", "[options]") {
+  Options options =
+      good({"--port=1", "--name", "a b", "--offset", "-3", "--rate", "2.5", "--kv-bytes", "1.5MiB",
+            "--allocator=contiguous", "--prefix-cache", "off", "--chat", "MODEL", "--top-p", "0"});
+  CHECK(options.integer("port") == 1);
+  CHECK(options.text("name") == "a b");
+  CHECK(options.integer("offset") == -3);
+  CHECK(options.number("rate") == 2.5);
+  CHECK(options.number("top-p") == 0);
+  CHECK(options.integer("kv-bytes") == 3 << 19);
+  CHECK(options.text("allocator") == "contiguous");
+  CHECK_FALSE(options.flag("prefix-cache"));
+  CHECK(options.flag("chat"));
+  CHECK(options.given("port"));
+  CHECK(options.positional() == std::vector<std::string>{"MODEL"});  // not the flag's value
+
+  CHECK(good({"--chat=yes"}).flag("chat"));
+  CHECK_FALSE(good({"--chat=0"}).flag("chat"));
+  CHECK(good({"--name="}).text("name") == "");
+  CHECK(good({"--name", ""}).text("name") == "");
+  CHECK(good({"--name", "-x"}).text("name") == "-x");
+  CHECK(good({"--name=--port"}).text("name") == "--port");
+  CHECK(good({"--name", "--other"}).text("name") == "--other");
+  CHECK(good({"--name=a=b"}).text("name") == "a=b");
+  CHECK(good({"--port", "1", "--port", "2"}).integer("port") == 2);  // the last one wins
+  CHECK(good({"--", "--port"}).positional() == std::vector<std::string>{"--port"});
+  CHECK(good({"-"}).positional() == std::vector<std::string>{"-"});
+}
+
+TEST_CASE("options: a bad value names the option and what was expected", "[options]") {
+  for (const char* bad : {"abc", "", "65536", "-1", "1.5", "0x10", "1 ", "99999999999999999999"}) {
+    std::string message = error({"--port", bad});
+    contains(message, "--port");
+    contains(message, "from 0 to 65535");
+  }
+  for (const char* bad : {"nan", "x", "0.4", "-inf", ""})
+    contains(error({"--rate", bad}), "expected a number at least 0.5 1/s");
+  for (const char* bad : {"inf", "1.01", "-0.1"})
+    contains(error({"--top-p", bad}), "expected a number from 0 to 1");
+  contains(error({"--kv-bytes", "12XB"}), "unknown unit");
+  contains(error({"--kv-bytes", "2GiB"}), "from 1 to 1073741824 bytes");
+  contains(error({"--allocator", "pagd"}), "expected contiguous|paged; nearest: 'paged'");
+  contains(error({"--chat=maybe"}), "expected on|off");
+  contains(error({"--port"}), "--port: expected a value");
+  contains(error({"--name", "--port", "3"}), "--name: expected a value");
+  contains(error({"a", "b"}), "unexpected argument 'b'");
+  std::string secret = error({"--key", "hunter2", "--port", "x"});
+  CHECK(secret.find("hunter2") == secret.npos);
+}
+
+TEST_CASE("options: an unknown name is answered with the nearest one", "[options]") {
+  contains(error({"--prot", "3"}), "unknown option '--prot'; nearest: '--port'");
+  contains(error({"--prot=3"}), "unknown option '--prot'; nearest: '--port'");
+  contains(error({"--kv_bytes", "3"}), "nearest: '--kv-bytes'");
+  contains(error({"--alloc", "paged"}), "nearest: '--allocator'");  // no guessing of beginnings
+  contains(error({"-p", "3"}), "nearest: '--port'");
+  contains(error({"---port", "3"}), "nearest: '--port'");
+  contains(error({"--=3"}), "unknown option");
+  contains(error({"--no\nsense"}), "unknown option");
+  auto bench = Options::parse(kRows, "bench", {"--port", "3"}, 0);
+  REQUIRE_FALSE(bench);
+  contains(bench.error().message, "unknown option '--port' of bench (it is one of: serve)");
+}
+
+TEST_CASE("options: a file gives values, the command line wins", "[options]") {
+  testing::TempDir dir;
+  std::string path = write_file(dir,
+                                "# a comment\nport = 9000\n  kv-bytes=1GiB  # another\n"
+                                "chat = true\nname = two words\n\n");
+  Options options = good({"--config", path});
+  CHECK(options.integer("port") == 9000);
+  CHECK(options.integer("kv-bytes") == 1 << 30);
+  CHECK(options.flag("chat"));
+  CHECK(options.text("name") == "two words");
+  CHECK(options.given("port"));
+  CHECK_FALSE(options.given("rate"));
+  options = good({"--port", "1", "--config", path, "--chat=off"});
+  CHECK(options.integer("port") == 1);
+  CHECK_FALSE(options.flag("chat"));
+  CHECK(options.integer("kv-bytes") == 1 << 30);
+}
+
+TEST_CASE("options: a bad file names itself", "[options]") {
+  testing::TempDir dir;
+  struct {
+    const char* content;
+    const char* expected;
+  } cases[] = {
+      {"prot = 3\n", "unknown option '--prot'; nearest: '--port'"},
+      {"port = 70000\n", "port: '70000' does not fit: expected a whole number from 0 to 65535"},
+      {"port = 1\nport = 2\n", "port is given twice"},
+      {"port\n", "expected lines `name = value`"},
+      {"[serve]\nport = 1\n", "options stand without a [section]"},
+      {"config = other.ini\n", "cannot name another one"},
+      {"= 3\n", "options.ini"},
+      {"allocator = pagd\n", "nearest: 'paged'"},
+  };
+  for (auto [content, expected] : cases) {
+    std::string path = write_file(dir, content), message = error({"--config", path});
+    contains(message, path);
+    contains(message, expected);
+  }
+  contains(error({"--config", dir.path + "/none"}), "no such file");
+  contains(error({"--config", dir.path}), "--config");
+  contains(error({"--config", write_file(dir, std::string(2 << 20, 'x'))}), "at most");
+}
+
+TEST_CASE("options: the table can be read and pasted back", "[options]") {
+  Options options = good({"--name", "it's # 1", "--key", "hunter2"});
+  std::string table = options.table();
+  contains(table, "--name 'it'\\''s # 1'\n");
+  contains(table, "--kv-bytes 512MiB  # bytes\n");
+  contains(table, "--key '***'  # secret\n");
+  contains(table, "--limit 4\n");
+  CHECK(table.find("hunter2") == table.npos);
+  CHECK(options.text("key") == "hunter2");
+  CHECK(options.shown_values().at("key") == "***");
+  CHECK(options.shown_values().at("port") == "8000");
+  CHECK(table.find("--name") < table.find("--port"));  // the table's order, not the alphabet's
+}
+
+TEST_CASE("options: the manual has every option of the group, within 100 columns", "[options]") {
+  std::string manual = options_manual(kRows, "serve");
+  for (const OptionRow& row : kRows) contains(manual, "  --" + std::string(row.name));
+  contains(manual, "--allocator contiguous|paged");
+  contains(manual, "from 0 to 65535");
+  contains(manual, "default 512MiB");
+  size_t begin = 0;
+  while (begin < manual.size()) {
+    size_t end = manual.find('\n', begin);
+    CHECK(end - begin <= 100);
+    begin = end + 1;
+  }
+}
+
+TEST_CASE("options: sizes in bytes", "[options]") {
+  struct {
+    const char* text;
+    int64_t bytes;
+  } cases[] = {{"0", 0},
+               {"1", 1},
+               {"65536", 65536},
+               {"7B", 7},
+               {"1kB", 1000},
+               {"1KB", 1000},
+               {"1KiB", 1024},
+               {"512MiB", 512ll << 20},
+               {"3MB", 3000000},
+               {"1.5GB", 1500000000},
+               {"0.1GB", 100000000},
+               {"2GiB", 2ll << 30},
+               {".5KiB", 512},
+               {"1.25TiB", 5ll << 38},
+               {"1TB", 1000000000000},
+               {"9223372036854775807", INT64_MAX}};
+  for (auto [text, bytes] : cases) {
+    auto parsed = parse_bytes(text);
+    INFO(text);
+    REQUIRE(parsed);
+    CHECK(parsed.value() == bytes);
+  }
+  for (const char* bad : {"",           "x",
+                          "-1",         "+1",
+                          " 1",         "1 ",
+                          "1 MiB",      "1M",
+                          "1mib",       "1.",
+                          ".",          "1..5KB",
+                          "1e6",        "0.3B",
+                          "1.0001KiB",  "9223372036854775808",
+                          "8388608TiB", "99999999999999999999",
+                          "MiB",        "1\n"}) {
+    INFO(bad);
+    CHECK_FALSE(parse_bytes(bad));
+  }
+}
+
+TEST_CASE("options: the nearest name", "[options]") {
+  std::vector<std::string> names = {"port", "prompt", "prefix-cache", "placement", "pin"};
+  CHECK(nearest_name("prot", names) == "port");
+  CHECK(nearest_name("propmt", names) == "prompt");
+  CHECK(nearest_name("prefix", names) == "prefix-cache");  // a beginning
+  CHECK(nearest_name("p", names) == "pin");                // the shortest that begins so
+  CHECK(nearest_name("zzz", names) != "");
+  CHECK(nearest_name("", names) == "pin");
+  CHECK(nearest_name("x", {}) == "");
+  CHECK(nearest_name(std::string(100000, 'p'), names) != "");
+}
+
+}  // namespace
+}  // namespace xpyd

@@ -1,0 +1,83 @@
+#include "base/stats.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/progress.h"
+#include "tests/catch.h"
+
+namespace xpyd {
+namespace {
+
+TEST_CASE("stats: percentiles are numpy's", "[stats]") {
+  // Expected values: numpy.percentile([...], p) of numpy 2.4, default method.
+  std::vector<double> five = {1, 2, 4, 8, 16};
+  struct {
+    double p, expected;
+  } cases[] = {{0, 1},  {10, 1.4},  {25, 2},     {37.5, 3},      {50, 4},
+               {75, 8}, {90, 12.8}, {99, 15.68}, {99.9, 15.968}, {100, 16}};
+  for (auto [p, expected] : cases) CHECK(percentile(five, p) == Approx(expected).epsilon(1e-14));
+  std::vector<double> two = {0.1, 0.7};
+  CHECK(percentile(two, 30) == Approx(0.28).epsilon(1e-14));
+  CHECK(percentile(std::vector<double>{3}, 99) == 3);
+  CHECK(percentile({}, 50) == 0);
+}
+
+TEST_CASE("stats: summary", "[stats]") {
+  Summary s = summarize({8, 1, 16, 2, 4});
+  CHECK(s.count == 5);
+  CHECK(s.mean == Approx(6.2));
+  CHECK(s.std == Approx(5.4552726787943415));  // numpy.std, ddof = 0
+  CHECK(s.min == 1);
+  CHECK(s.median == 4);
+  CHECK(s.p90 == Approx(12.8));
+  CHECK(s.p95 == Approx(14.4));
+  CHECK(s.p99 == Approx(15.68));
+  CHECK(s.max == 16);
+  Summary none = summarize({});
+  CHECK(none.count == 0);
+  CHECK(none.mean == 0);
+  CHECK(none.p99 == 0);
+}
+
+TEST_CASE("stats: histogram and its picture", "[stats]") {
+  std::vector<double> values = {-1, 0, 0.5, 1, 1.9, 2, 9, 10, 11};
+  std::vector<int64_t> counts = histogram(values, 0, 10, 5);
+  CHECK(counts == std::vector<int64_t>{5, 1, 0, 0, 3});
+  CHECK(sparkline(counts) == "█▂  ▅");
+  CHECK(sparkline(std::vector<int64_t>{1000000, 1}) == "█▁");
+  CHECK(sparkline(std::vector<int64_t>{0, 0}) == "  ");
+}
+
+TEST_CASE("progress: the line fits and says how far it is", "[stats]") {
+  CHECK(Progress::line("bench", 30, 120, 60, "2 in flight", 80) ==
+        "bench 25% |#######                       | 30/120 [01:00<03:00] 2 in flight");
+  CHECK(Progress::line("bench", 0, 10, 0, "", 40) == "bench 0% |          | 0/10 [00:00<--:--]");
+  CHECK(Progress::line("x", 10, 10, 7200, "", 60).find("[2:00:00<00:00]") != std::string::npos);
+  for (int columns : {-1, 0, 1, 10, 20, 40, 79, 200}) {
+    std::string line = Progress::line("bench", 7, 13, 3.5, "note", columns);
+    CHECK(int(line.size()) <= std::max(columns, 0));
+  }
+  CHECK(Progress::line("x", 20, 10, 1, "", 60).find("10/10") != std::string::npos);
+  CHECK(Progress::line("x", 0, 0, 1, "", 60).find("0/0") != std::string::npos);
+}
+
+TEST_CASE("progress: silent where there is no terminal", "[stats]") {
+  int pipe_fds[2];
+  REQUIRE(pipe(pipe_fds) == 0);
+  VirtualClock clock;
+  {
+    Progress progress("bench", 10, clock, true, pipe_fds[1]);
+    progress.update(5);
+    clock.seconds = 1;
+    progress.update(10, "done");
+  }
+  close(pipe_fds[1]);
+  char byte;
+  CHECK(read(pipe_fds[0], &byte, 1) == 0);  // closed and empty
+  close(pipe_fds[0]);
+}
+
+}  // namespace
+}  // namespace xpyd

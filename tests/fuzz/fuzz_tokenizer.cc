@@ -1,0 +1,44 @@
+// libFuzzer: the input up to its first NUL byte is a tokenizer.json; the rest is a text for it.
+// What loads must encode any text and decode its ids the same at once and as a stream.
+#include <cstdint>
+#include <string_view>
+
+#include "base/utf8.h"
+#include "model/chat_template.h"
+#include "model/tokenizer.h"
+
+using namespace xpyd;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  std::string_view input(reinterpret_cast<const char*>(data), size);
+  size_t json_bytes = std::min(input.find('\0'), size);
+  std::string_view text = input.substr(std::min(json_bytes + 1, size));
+  auto loaded = Tokenizer::parse(input.substr(0, json_bytes), "fuzz.json");
+  if (!loaded.ok()) {
+    XPYD_CHECK(loaded.error().message.starts_with("fuzz.json: "));
+    return 0;
+  }
+  const Tokenizer& tokenizer = *loaded.value();
+  if (text.empty()) text = input.substr(0, 200);
+  for (bool parse_special : {true, false}) {
+    std::vector<int32_t> ids = tokenizer.encode(text, {.parse_special_tokens = parse_special});
+    for (int32_t id : ids) XPYD_CHECK(id >= 0 && id < tokenizer.vocab_size());
+    ids.push_back(static_cast<int32_t>(size) - 100);  // perhaps no token
+    for (uint8_t byte : text.substr(0, 50)) ids.push_back(byte);
+    for (bool skip : {true, false}) {
+      Detokenizer detokenizer(tokenizer, skip);
+      std::string streamed;
+      for (int32_t id : ids) {
+        std::string piece = detokenizer.feed(id);
+        XPYD_CHECK(is_utf8(piece));
+        streamed += piece;
+      }
+      streamed += detokenizer.flush();
+      XPYD_CHECK(is_utf8(streamed) && streamed == tokenizer.decode(ids, skip));
+    }
+  }
+  size_t cut = text.size() / 2;
+  Tokenizer::Part parts[] = {{text.substr(0, cut), true}, {text.substr(cut), false}};
+  tokenizer.encode(parts, true);
+  return 0;
+}

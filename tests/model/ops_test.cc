@@ -1,0 +1,159 @@
+// Every variant of the row operations against double precision, at every length around the vectors.
+#include "model/ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "base/random.h"
+#include "tests/catch.h"
+
+namespace xpyd {
+namespace {
+
+std::vector<float> random_row(int n, Random& random, double scale = 1) {
+  std::vector<float> row(static_cast<size_t>(n));
+  for (float& x : row) x = float((random.uniform() * 2 - 1) * scale);
+  return row;
+}
+
+std::vector<const Ops*> runnable() {
+  std::vector<const Ops*> list;
+  for (const Ops& ops : ops_variants())
+    if (ops.available()) list.push_back(&ops);
+  REQUIRE_FALSE(list.empty());
+  CHECK(&default_ops() == list[0]);
+  return list;
+}
+
+const std::vector<int> kLengths = {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 172, 1000};
+
+TEST_CASE("ops: exp within two units in the last place, over its whole range", "[model][ops]") {
+  for (const Ops* ops : runnable()) {
+    CAPTURE(ops->name);
+    std::vector<float> x;
+    for (double v = -87.3; v <= 88.0; v += 0.0037) x.push_back(float(v));
+    std::vector<float> y(x.size());
+    ops->exp(x.data(), 0, 1, int(x.size()), y.data());
+    double worst = 0;
+    for (size_t i = 0; i < x.size(); ++i)
+      worst = std::max(worst, std::fabs(double(y[i]) / std::exp(double(x[i])) - 1));
+    CHECK(worst < 2 * 0x1p-23);
+
+    const float inf = std::numeric_limits<float>::infinity();
+    const float edges[] = {0, -inf, -1e30f, -87.4f, 1000, inf, NAN};
+    float out[7];
+    ops->exp(edges, 0, 1, 7, out);
+    CHECK(out[0] == 1);
+    CHECK((out[1] == 0 && out[2] == 0 && out[3] == 0));
+    CHECK(out[4] == out[5]);
+    CHECK(out[4] == Approx(std::exp(88.0)).epsilon(1e-6));
+    CHECK(std::isnan(out[6]));
+  }
+}
+
+TEST_CASE("ops: against double precision at every length", "[model][ops]") {
+  Random random(3);
+  for (const Ops* ops : runnable())
+    for (int n : kLengths) {
+      CAPTURE(ops->name, n);
+      const size_t size = size_t(n);
+      auto x = random_row(n, random, 3), w = random_row(n, random), up = random_row(n, random, 2);
+      std::vector<float> out(size + 1, -7);
+      double squares = 0;
+      for (float v : x) squares += double(v) * v;
+      const double scale = 1 / std::sqrt(squares / n + 1e-5);
+      ops->rms_norm(x.data(), w.data(), 1e-5, n, out.data());
+      for (size_t i = 0; i < size; ++i)
+        REQUIRE(out[i] ==
+                Approx(x[i] * scale * w[i]).epsilon((4 + std::sqrt(n)) * 0x1p-24).margin(1e-30));
+      CHECK(out[size] == -7);
+
+      ops->swiglu(x.data(), up.data(), n, out.data());
+      for (size_t i = 0; i < size; ++i)
+        REQUIRE(out[i] == Approx(x[i] / (1 + std::exp(-double(x[i]))) * up[i])
+                              .epsilon(6 * 0x1p-24)
+                              .margin(1e-30));
+      CHECK(out[size] == -7);
+
+      double total = 0, size_of_total = 0;
+      float highest = x[0];
+      for (float v : x) {
+        total += v;
+        size_of_total += std::fabs(v);
+        highest = std::max(highest, v);
+      }
+      CHECK(ops->sum(x.data(), n) == Approx(total).margin(size_of_total * n * 0x1p-53));
+      CHECK(ops->peak(x.data(), n).value == highest);
+      CHECK(ops->peak(x.data(), n).nans == 0);
+      for (int at : {0, n / 2, n - 1}) {
+        auto spoiled = x;
+        spoiled[size_t(at)] = NAN;
+        CHECK(ops->peak(spoiled.data(), n).nans == 1);
+        CHECK((ops->peak(spoiled.data(), n).value <= highest));
+        spoiled[size_t(at)] = 1e30f;
+        CHECK(ops->peak(spoiled.data(), n).value == 1e30f);
+      }
+
+      auto sum = x;
+      ops->add(up.data(), n, sum.data());
+      for (size_t i = 0; i < size; ++i) REQUIRE(sum[i] == x[i] + up[i]);
+
+      if (n % 2 == 0) {
+        auto angles = random_row(n / 2, random, 3);
+        std::vector<float> cos(size / 2), sin(size / 2);
+        for (size_t i = 0; i < size / 2; ++i) {
+          cos[i] = std::cos(angles[i]);
+          sin[i] = std::sin(angles[i]);
+        }
+        ops->rope(x.data(), cos.data(), sin.data(), n, out.data());
+        for (size_t i = 0; i < size / 2; ++i) {
+          const double a = x[i], b = x[i + size / 2], c = cos[i], s = sin[i];
+          REQUIRE(out[i] == Approx(a * c - b * s).margin(3 * 0x1p-23));
+          REQUIRE(out[i + size / 2] == Approx(b * c + a * s).margin(3 * 0x1p-23));
+        }
+        CHECK(out[size] == -7);
+        auto in_place = x;
+        ops->rope(in_place.data(), cos.data(), sin.data(), n, in_place.data());
+        CHECK(std::memcmp(in_place.data(), out.data(), size * 4) == 0);
+      }
+    }
+}
+
+TEST_CASE("ops: an element's bits do not depend on its place in the row", "[model][ops]") {
+  Random random(4);
+  const int n = 67;
+  auto gate = random_row(n, random, 9), up = random_row(n, random);
+  for (const Ops* ops : runnable()) {
+    CAPTURE(ops->name);
+    std::vector<float> whole(size_t{n}), pieces(size_t{n}), exps(size_t{n}), exp_pieces(size_t{n});
+    ops->swiglu(gate.data(), up.data(), n, whole.data());
+    ops->exp(gate.data(), 1.5f, 0.7f, n, exps.data());
+    for (int piece : {1, 3, 8, 13}) {
+      for (int at = 0; at < n; at += piece) {
+        const int m = std::min(piece, n - at);
+        ops->swiglu(gate.data() + at, up.data() + at, m, pieces.data() + at);
+        ops->exp(gate.data() + at, 1.5f, 0.7f, m, exp_pieces.data() + at);
+      }
+      CHECK(whole == pieces);
+      CHECK(exps == exp_pieces);
+    }
+  }
+}
+
+TEST_CASE("ops: NaN is not hidden", "[model][ops]") {
+  for (const Ops* ops : runnable()) {
+    CAPTURE(ops->name);
+    std::vector<float> x(20, 1), w(20, 1), out(20);
+    x[13] = NAN;
+    ops->rms_norm(x.data(), w.data(), 1e-5, 20, out.data());
+    for (float v : out) CHECK(std::isnan(v));
+    ops->swiglu(x.data(), w.data(), 20, out.data());
+    CHECK((std::isnan(out[13]) && !std::isnan(out[12])));
+  }
+}
+
+}  // namespace
+}  // namespace xpyd

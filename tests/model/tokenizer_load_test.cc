@@ -1,0 +1,249 @@
+// Bad tokenizer.json: a clear error that names the file and the field, within bounded memory.
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "base/json.h"
+#include "model/tokenizer.h"
+#include "tests/catch.h"
+
+using namespace xpyd;
+using nlohmann::json;
+using testing::data_path;
+
+namespace {
+
+json fixture(const std::string& name) {
+  auto source = parse_json_file(data_path("tokenizers/" + name + ".json"));
+  if (!source.ok()) FAIL(source.error().message);
+  return source.value();
+}
+
+std::string error_of(const std::string& text) {
+  auto tokenizer = Tokenizer::parse(text, "T.json");
+  return tokenizer.ok() ? "loaded" : tokenizer.error().message;
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
+
+}  // namespace
+
+TEST_CASE("tokenizer.json: one thing wrong at a time", "[model][tokenizer]") {
+  const json llama2 = fixture("llama2"), qwen2 = fixture("qwen2");
+  struct Case {
+    const json& base;
+    std::function<void(json&)> spoil;
+    std::string says;
+  };
+  auto step = [](const char* type) { return json{{"type", type}}; };
+  const Case cases[] = {
+      {llama2, [](json& j) { j = json::array(); }, "T.json: expected an object"},
+      {llama2, [](json& j) { j.erase("model"); }, "field \"model\": expected an object"},
+      {llama2, [](json& j) { j["model"] = 3; }, "field \"model\": expected an object, got 3"},
+      {llama2, [](json& j) { j["model"]["type"] = "Unigram"; },
+       "field \"model.type\": \"Unigram\" is not supported"},
+      {llama2, [](json& j) { j["model"]["vocab"] = json::array(); }, "field \"vocab\": expected"},
+      {llama2, [](json& j) { j["model"]["vocab"] = json::object(); }, "model.vocab\": is empty"},
+      {llama2, [](json& j) { j["model"]["vocab"]["x\ty"] = "7"; }, "id of \"x\\ty\": expected"},
+      {llama2, [](json& j) { j["model"]["vocab"]["xy"] = -1; }, "got -1"},
+      {llama2, [](json& j) { j["model"]["vocab"]["xy"] = 1.5; }, "got 1.5"},
+      {llama2, [](json& j) { j["model"]["vocab"]["xy"] = 4294967296; }, "got 4294967296"},
+      {llama2, [](json& j) { j["model"]["vocab"]["xy"] = 1 << 20; }, "got 1048576"},
+      {llama2, [](json& j) { j["model"]["vocab"]["xy"] = UINT64_MAX; }, "got 18446744073709551615"},
+      {llama2, [](json& j) { j["model"]["vocab"]["xy"] = 7; }, "id 7 is both "},
+      {llama2, [](json& j) { j["model"]["vocab"].erase("<0x0A>"); },
+       "the token of byte 10 is missing"},
+      {qwen2, [](json& j) { j["model"]["vocab"].erase("\u0120"); },
+       "the token of byte 32 is missing"},
+      {llama2, [](json& j) { j["model"]["unk_token"] = "nope"; }, "\"nope\" is not in model.vocab"},
+      {llama2, [](json& j) { j["model"]["unk_token"] = 3; },
+       "field \"unk_token\": expected a string"},
+      {llama2,
+       [](json& j) { j["model"]["unk_token"] = nullptr, j["model"]["byte_fallback"] = false; },
+       "some text has no tokens"},
+      {llama2, [](json& j) { j["model"]["dropout"] = 0.1; }, "model.dropout\": is not supported"},
+      {llama2, [](json& j) { j["model"]["fuse_unk"] = "yes"; },
+       "expected true or false, got \"yes\""},
+      {llama2, [](json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }, "end_of_word_suffix"},
+      {llama2, [](json& j) { j["model"]["continuing_subword_prefix"] = "#"; }, "subword_prefix"},
+      {llama2, [](json& j) { j["model"].erase("merges"); }, "field \"merges\": expected an array"},
+      {llama2, [](json& j) { j["model"]["merges"][3] = "ab"; },
+       "model.merges[3]\": expected \"left"},
+      {llama2, [](json& j) { j["model"]["merges"][3] = "a b c"; }, "model.merges[3]\": expected"},
+      {llama2, [](json& j) { j["model"]["merges"][3] = json{"a"}; }, "model.merges[3]\": expected"},
+      {llama2,
+       [](json& j) {
+         j["model"]["merges"][3] = json{1, 2};
+       },
+       "model.merges[3]\": expected"},
+      {llama2, [](json& j) { j["model"]["merges"][3] = "q7 t"; }, "\"q7\" is not in model.vocab"},
+      {llama2, [](json& j) { j["model"]["merges"][3] = "t q7"; }, "\"q7\" is not in model.vocab"},
+      {llama2, [](json& j) { j["model"]["merges"][3] = "the \u2581the"; }, "is not in model.vocab"},
+      {llama2, [](json& j) { j["added_tokens"] = 3; }, "\"added_tokens\": expected an array"},
+      {llama2, [](json& j) { j["added_tokens"][2] = 3; }, "added_tokens[2]: expected an object"},
+      {llama2, [](json& j) { j["added_tokens"][2]["content"] = ""; },
+       "field \"added_tokens[2].content\": is empty"},
+      {llama2, [](json& j) { j["added_tokens"][2]["content"] = std::string(1025, 'x'); }, "1024"},
+      {llama2, [](json& j) { j["added_tokens"][2].erase("content"); }, "but it is missing"},
+      {llama2, [](json& j) { j["added_tokens"][2]["id"] = 4294967296; },
+       "added_tokens[2]: field \"id\": expected an integer from 0 to 1048575, got 4294967296"},
+      {llama2, [](json& j) { j["added_tokens"][2]["id"] = 9; }, "is 9 here and 2 in model.vocab"},
+      {llama2, [](json& j) { j["added_tokens"][3]["id"] = 9; }, "id 9 is both "},
+      {llama2, [](json& j) { j["added_tokens"][3] = j["added_tokens"][4]; }, "was added before"},
+      {llama2, [](json& j) { j["added_tokens"][3]["lstrip"] = 1; }, "\"lstrip\": expected true or"},
+      {llama2, [](json& j) { j["normalizer"] = 3; }, "normalizer: field \"type\""},
+      {llama2, [&](json& j) { j["normalizer"] = step("Lowercase"); }, "\"Lowercase\" is not supp"},
+      {llama2, [](json& j) { j["normalizer"]["normalizers"] = 3; }, "field \"normalizers\""},
+      {llama2, [](json& j) { j["normalizer"]["normalizers"][1]["pattern"]["String"] = ""; },
+       "normalizer.normalizers[1].pattern\": is empty"},
+      {llama2, [](json& j) { j["normalizer"]["normalizers"][1]["content"] = std::string(17, 'x'); },
+       "more than 16 times longer"},
+      {llama2,
+       [](json& j) {
+         j["normalizer"]["normalizers"][1]["pattern"] = json{{"Regex", " +"}};
+       },
+       "field \"String\": expected a string, but it is missing"},
+      {qwen2, [&](json& j) { j["pre_tokenizer"] = step("Whitespace"); },
+       "\"Whitespace\" is not supp"},
+      {qwen2, [](json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\d"; },
+       "this regex is not one of those supported (GPT-2, Llama 3, Qwen 2): \"\\\\d\""},
+      {qwen2, [](json& j) { j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed"; },
+       "only behavior \"Isolated\""},
+      {qwen2,
+       [](json& j) {
+         auto& steps = j["pre_tokenizer"]["pretokenizers"];
+         std::swap(steps[0], steps[1]);
+       },
+       "a step after ByteLevel"},
+      {qwen2, [](json& j) { j["pre_tokenizer"] = nullptr; },
+       "both a pre-tokenizer and the decoder"},
+      {llama2, [](json& j) { j["decoder"] = nullptr; }, "field \"decoder\": is missing"},
+      {llama2, [&](json& j) { j["decoder"] = step("WordPiece"); },
+       "\"WordPiece\" is not supported"},
+      {llama2, [&](json& j) { j["decoder"] = step("ByteLevel"); }, "both a pre-tokenizer and the"},
+      {llama2, [](json& j) { std::swap(j["decoder"]["decoders"][1], j["decoder"]["decoders"][2]); },
+       "order is not supported"},
+      {llama2, [](json& j) { j["decoder"]["decoders"].erase(2); }, "Strip is supported only after"},
+      {llama2, [](json& j) { j["decoder"]["decoders"][3]["start"] = 2; }, "from 0 to 1, got 2"},
+      {llama2, [](json& j) { j["decoder"]["decoders"][3]["content"] = "x"; }, "expected \" \""},
+      {llama2, [&](json& j) { j["post_processor"] = step("BertProcessing"); },
+       "\"BertProcessing\""},
+      {llama2, [](json& j) { j["post_processor"]["special_tokens"].erase("<s>"); },
+       "field \"<s>\""},
+      {llama2, [](json& j) { j["post_processor"]["special_tokens"]["<s>"]["ids"][0] = 99999; },
+       "expected ids of tokens"},
+      {llama2, [](json& j) { j["post_processor"]["single"].erase(1); }, "there is no Sequence"},
+      {llama2, [](json& j) { j["post_processor"]["single"][0] = 3; }, "\"SpecialToken\""},
+  };
+  CHECK(error_of(llama2.dump()) == "loaded");
+  CHECK(error_of(qwen2.dump()) == "loaded");
+  for (const Case& one : cases) {
+    json spoilt = one.base;
+    one.spoil(spoilt);
+    std::string error = error_of(spoilt.dump());
+    INFO(one.says);
+    INFO(error);
+    CHECK(error.starts_with("T.json: "));
+    CHECK(has(error, one.says));
+    CHECK(error.size() < 500);
+  }
+}
+
+TEST_CASE("tokenizer.json: truncated anywhere, or not JSON", "[model][tokenizer]") {
+  std::string text = fixture("llama2").dump();
+  for (size_t n = 0; n < text.size(); n += 1 + n / 20) {
+    std::string error = error_of(text.substr(0, n));
+    if (!has(error, "T.json: byte ")) FAIL(error);
+  }
+  CHECK(has(error_of(std::string(100000, '[')), "nested deeper"));
+  CHECK(has(error_of("{\"model\":{},\"model\":{}}"), "duplicate key \"model\""));
+  CHECK(has(error_of("{\"model\":\"\xff\"}"), "T.json: byte 11"));
+}
+
+TEST_CASE("tokenizer.json: absurd sizes are refused", "[model][tokenizer]") {
+  json source = fixture("llama2");
+  std::string many = source.dump();
+  many.pop_back();
+  many += ",\"many\":[";
+  std::string one = "{\"id\":1,\"content\":\"x\"},";
+  for (int i = 0; i < 1'400'000; ++i) many += one;  // 4.2 million values
+  many += "0]}";
+  CHECK(has(error_of(many), "more than 4194304 values"));
+  many = "";
+
+  json added = source;
+  int32_t n = 2000;
+  for (int i = 0; i < (1 << 17) + 1; ++i)
+    added["added_tokens"].push_back({{"id", n + i}, {"content", "t" + std::to_string(i)}});
+  CHECK(has(error_of(added.dump()), "131078 tokens, at most 131072 are supported"));
+
+  json deep = source;
+  for (int i = 0; i < 25; ++i)
+    deep["normalizer"] = {{"type", "Sequence"}, {"normalizers", json::array({deep["normalizer"]})}};
+  CHECK(error_of(deep.dump()) == "loaded");
+  for (int i = 0; i < 20; ++i) deep["normalizer"]["normalizers"].push_back({{"type", "NFC"}});
+  CHECK(has(error_of(deep.dump()), "more than 16 steps"));
+
+  // A hole among the ids is nothing; it decodes to nothing.
+  json hole = source;
+  hole["model"]["vocab"]["far away"] = (1 << 20) - 1;
+  auto tokenizer = Tokenizer::parse(hole.dump(), "T.json");
+  REQUIRE(tokenizer.ok());
+  CHECK(tokenizer.value()->vocab_size() == 1 << 20);
+  CHECK(tokenizer.value()->decode({5000, (1 << 20) - 1}) == "far away");
+}
+
+TEST_CASE("tokenizer.json: the folder and the file", "[model][tokenizer]") {
+  auto none = Tokenizer::load("no/such/folder");
+  REQUIRE(!none.ok());
+  CHECK(none.error().code == ErrorCode::not_found);
+  CHECK(has(none.error().message, "no/such/folder/tokenizer.json"));
+  testing::TempDir dir;
+  std::ofstream(dir.path + "/tokenizer.json") << fixture("gpt2").dump();
+  CHECK(Tokenizer::load(dir.path).ok());
+}
+
+TEST_CASE("tokenizer: special tokens that are normalized obey the parts", "[model][tokenizer]") {
+  // Looked for as "▁<x>", in text where Prepend and Replace have moved every position.
+  json source = fixture("llama2");
+  int32_t id = 5000;
+  source["added_tokens"].push_back(
+      {{"id", id}, {"content", "<x>"}, {"special", true}, {"normalized", true}});
+  auto loaded = Tokenizer::parse(source.dump(), "T.json");
+  REQUIRE(loaded.ok());
+  auto& tokenizer = *loaded.value();
+  auto count = [&](std::vector<Tokenizer::Part> parts) {
+    auto ids = tokenizer.encode(parts, false);
+    return std::count(ids.begin(), ids.end(), id);
+  };
+  CHECK(count({{"<x> a <x>", true}}) == 2);
+  CHECK(count({{"<x> a <x>", false}}) == 0);
+  CHECK(count({{"<x> a", true}, {" <x>", false}}) == 1);
+  CHECK(count({{"a a ", true}, {"a <x> b", false}, {" <x>", true}, {" <x>", false}}) == 1);
+  CHECK(count({{" <", true}, {"x>", false}}) == 0);
+  CHECK(tokenizer.decode({id, id}).empty());
+}
+
+TEST_CASE("tokenizer: merges make no special token in text that may have none",
+          "[model][tokenizer]") {
+  // "the" as a special token that merges make, too; and by ignore_merges.
+  for (const char* name : {"llama2", "llama3"}) {
+    json source = fixture(name);
+    int32_t id = source["model"]["vocab"]["the"];
+    source["added_tokens"].push_back(
+        {{"id", id}, {"content", "the"}, {"special", true}, {"normalized", false}});
+    auto loaded = Tokenizer::parse(source.dump(), "T.json");
+    REQUIRE(loaded.ok());
+    auto& tokenizer = *loaded.value();
+    for (std::string text : {"the", "othe", "a the the", "bathe"}) {
+      auto ids =
+          tokenizer.encode(text, {.add_special_tokens = false, .parse_special_tokens = false});
+      INFO(name << " " << text);
+      CHECK(std::count(ids.begin(), ids.end(), id) == 0);
+      CHECK(tokenizer.decode(ids) == text);
+      auto parsed = tokenizer.encode(text, {.add_special_tokens = false});
+      CHECK(std::count(parsed.begin(), parsed.end(), id) >= 1);
+    }
+  }
+}

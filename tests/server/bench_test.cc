@@ -1,0 +1,440 @@
+#include <atomic>
+#include <cmath>
+#include <csignal>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
+
+#include "base/json.h"
+#include "server/bench_client.h"
+#include "server/bench_result.h"
+#include "server/commands.h"
+#include "server/options.h"
+#include "tests/catch.h"
+#include "tests/server/fake_server.h"
+
+namespace xpyd {
+namespace {
+
+using nlohmann::json;
+using testing::FakeRequest;
+using testing::FakeServer;
+
+RequestRecord record(double sent_s, std::vector<double> chunks, int input, int output) {
+  RequestRecord r;
+  r.due_s = sent_s;
+  r.sent_s = sent_s;
+  r.end_s = chunks.empty() ? sent_s + 1 : chunks.back() + 0.001;
+  r.chunk_s = std::move(chunks);
+  r.input_tokens = input;
+  r.output_tokens = output;
+  r.has_usage = true;
+  return r;
+}
+
+// Three answers and a failure on a clock that begins at 100 s.
+std::vector<RequestRecord> synthetic() {
+  std::vector<RequestRecord> records = {
+      record(100.0, {100.1, 100.2, 100.4}, 10, 3),                // TTFT 100, TPOT 150, E2EL 400
+      record(100.5, {100.7}, 20, 1),                              // TTFT 200, no TPOT, E2EL 200
+      record(101.0, {101.3, 101.4, 101.5, 101.6, 102.3}, 30, 5),  // TTFT 300, TPOT 250, E2EL 1300
+      record(100.2, {100.9}, 1000, 1000)};
+  records[2].due_s = 100.96;  // 40 ms late
+  records[3].error = "HTTP 503";
+  return records;
+}
+
+TEST_CASE("bench: figures from time stamps", "[bench]") {
+  auto goodput = parse_goodput("ttft:200 tpot:200");
+  REQUIRE(goodput);
+  BenchResult r = summarize_bench(synthetic(), 100, 4, goodput.value());
+  CHECK(r.completed == 3);
+  CHECK(r.failed == 1);
+  CHECK(r.without_usage == 0);
+  CHECK(r.input_tokens == 60);  // the failed one is in no sum and no sample
+  CHECK(r.output_tokens == 9);
+  CHECK(r.request_throughput == Approx(0.75));
+  CHECK(r.output_throughput == Approx(2.25));
+  CHECK(r.total_token_throughput == Approx(69 / 4.0));
+  CHECK(r.request_goodput == Approx(0.5));  // two of them; the one-token answer meets any TPOT
+  CHECK(r.slo_attainment == Approx(0.5));   // of four
+  CHECK(r.max_output_tokens_per_s == 4);    // [100, 101): 4, [101, 102): 4, [102, 103): 1
+  CHECK(r.max_concurrent_requests == 2);
+  CHECK(r.ttft_ms.mean == Approx(200));
+  CHECK(r.ttft_ms.median == Approx(200));
+  CHECK(r.ttft_ms.p99 == Approx(298));
+  CHECK(r.ttft_ms.std == Approx(std::sqrt(20000 / 3.0)));
+  CHECK(r.tpot_ms.count == 2);
+  CHECK(r.tpot_ms.mean == Approx(200));
+  CHECK(r.itl_ms.count == 6);  // pooled gaps: 100 200 100 100 100 700
+  CHECK(r.itl_ms.mean == Approx(1300 / 6.0));
+  CHECK(r.itl_ms.median == Approx(100));
+  CHECK(r.itl_ms.p99 == Approx(675));
+  CHECK(r.e2el_ms.mean == Approx(1900 / 3.0));
+  CHECK(r.lateness_ms.count == 4);
+  CHECK(r.lateness_ms.max == Approx(40));
+
+  Goodput none;
+  CHECK(summarize_bench(synthetic(), 100, 4, none).request_goodput == Approx(0.75));
+  BenchResult empty = summarize_bench({}, 0, 0, none);
+  CHECK(empty.completed == 0);
+  CHECK(empty.request_throughput == 0);
+}
+
+TEST_CASE("bench: concurrency by sweep", "[bench]") {
+  // b is sent at the moment when a ends: never two at once.
+  std::vector<RequestRecord> records = {record(0, {1}, 1, 1), record(1.5, {2}, 1, 1)};
+  records[0].end_s = 1.5;
+  CHECK(summarize_bench(records, 0, 2, Goodput()).max_concurrent_requests == 1);
+  records[0].end_s = 1.6;
+  CHECK(summarize_bench(records, 0, 2, Goodput()).max_concurrent_requests == 2);
+}
+
+TEST_CASE("bench: goodput limits", "[bench]") {
+  auto g = parse_goodput(" ttft:200   e2el:1.5 ");
+  REQUIRE(g);
+  CHECK(g.value().given);
+  CHECK(g.value().ttft_ms == 200);
+  CHECK(g.value().e2el_ms == 1.5);
+  CHECK(std::isinf(g.value().tpot_ms));
+  g = parse_goodput("");
+  REQUIRE(g);
+  CHECK_FALSE(g.value().given);
+  for (const char* bad : {"ttft", "ttft:", "ttft:x", "ttft:-1", "ttft:0", "ttft:inf", "ttft:nan",
+                          "itl:5", "ttft=5", "ttft:1 ttft:2", ":5", "ttft:5ms"}) {
+    INFO(bad);
+    CHECK_FALSE(parse_goodput(bad));
+  }
+}
+
+TEST_CASE("bench: the table is vLLM's, 50 columns", "[bench]") {
+  BenchResult r = summarize_bench(synthetic(), 100, 4, Goodput());
+  CHECK(bench_table(r, {2.5, 8, true}) ==
+        "============ Serving Benchmark Result ============\n"
+        "Successful requests:                     3         \n"
+        "Failed requests:                         1         \n"
+        "Maximum request concurrency:             8         \n"
+        "Request rate configured (RPS):           2.50      \n"
+        "Benchmark duration (s):                  4.00      \n"
+        "Total input tokens:                      60        \n"
+        "Total generated tokens:                  9         \n"
+        "Request throughput (req/s):              0.75      \n"
+        "Request goodput (req/s):                 0.75      \n"
+        "SLO attainment (%):                      75.00     \n"
+        "Output token throughput (tok/s):         2.25      \n"
+        "Peak output token throughput (tok/s):    4.00      \n"
+        "Peak concurrent requests:                2         \n"
+        "Total token throughput (tok/s):          17.25     \n"
+        "---------------Time to First Token----------------\n"
+        "Mean TTFT (ms):                          200.00    \n"
+        "Median TTFT (ms):                        200.00    \n"
+        "P99 TTFT (ms):                           298.00    \n"
+        "-----Time per Output Token (excl. 1st token)------\n"
+        "Mean TPOT (ms):                          200.00    \n"
+        "Median TPOT (ms):                        200.00    \n"
+        "P99 TPOT (ms):                           249.00    \n"
+        "---------------Inter-token Latency----------------\n"
+        "Mean ITL (ms):                           216.67    \n"
+        "Median ITL (ms):                         100.00    \n"
+        "P99 ITL (ms):                            675.00    \n"
+        "----------------End-to-end Latency----------------\n"
+        "Mean E2EL (ms):                          633.33    \n"
+        "Median E2EL (ms):                        400.00    \n"
+        "P99 E2EL (ms):                           1282.00   \n"
+        "==================================================\n");
+  std::string plain = bench_table(r, {std::numeric_limits<double>::infinity(), 0, false});
+  CHECK(plain.find("configured") == plain.npos);
+  CHECK(plain.find("concurrency:") == plain.npos);
+  CHECK(plain.find("goodput") == plain.npos);
+}
+
+TEST_CASE("bench: JSON keys are vLLM's", "[bench]") {
+  json out = bench_json(summarize_bench(synthetic(), 100, 4, Goodput()));
+  for (const char* key :
+       {"duration", "completed", "failed", "total_input_tokens", "total_output_tokens",
+        "request_throughput", "request_goodput", "output_throughput", "total_token_throughput",
+        "max_output_tokens_per_s", "max_concurrent_requests"})
+    CHECK(out.contains(key));
+  for (const char* metric : {"ttft", "tpot", "itl", "e2el"})
+    for (const char* figure : {"mean", "median", "std", "p99"})
+      CHECK(out.contains(std::string(figure) + "_" + metric + "_ms"));
+  json details = bench_details(synthetic(), 100);
+  CHECK(details["input_lens"] == json({10, 20, 30, 1000}));
+  CHECK(details["ttfts"][2].get<double>() == Approx(0.3));
+  CHECK(details["itls"][0].size() == 2);
+  CHECK(details["itls"][1].empty());
+  CHECK(details["start_times"][1].get<double>() == Approx(0.5));
+  CHECK(details["queue_times"][2].get<double>() == Approx(0.04));
+  CHECK(details["errors"][3] == "HTTP 503");
+}
+
+// One answer fed as bytes with time stamps.
+RequestRecord answer(const std::vector<std::pair<double, std::string>>& pieces, int status = 200,
+                     const std::string& error = "") {
+  RequestRecord r;
+  r.input_tokens = 7;
+  AnswerReader reader(r, true);
+  for (const auto& [time, bytes] : pieces) reader.feed(status, bytes, time);
+  reader.finish({status, "Reason", error}, 9);
+  return r;
+}
+
+TEST_CASE("bench: what counts as a chunk, and what fails", "[bench]") {
+  std::string
+      a = "data: {\"choices\":[{\"text\":\"a\"}]}\n\n",
+      usage_chunk =
+          "data: {\"choices\":[],\"usage\":{\"completion_tokens\":5,\"prompt_tokens\":11}}\n\n";
+  std::string empty = "data: {\"choices\":[{\"text\":\"\"}],\"usage\":null}\n\n",
+              done = "data: [DONE]\n\n";
+  RequestRecord r = answer({{1, empty}, {2, a}, {2.5, usage_chunk}, {3, done}});
+  CHECK(r.ok());
+  CHECK(r.chunk_s == std::vector<double>{1, 2});  // an empty text counts, the usage event does not
+  CHECK(r.output_tokens == 5);
+  CHECK(r.input_tokens == 11);
+  CHECK(r.has_usage);
+  CHECK(r.text == "a");
+  CHECK(r.end_s == 9);
+  r = answer({{1, a + a}, {2, done}});
+  CHECK(r.ok());
+  CHECK(r.output_tokens == 2);  // no usage: chunks
+  CHECK_FALSE(r.has_usage);
+  CHECK(r.input_tokens == 7);
+  r = answer({{1, a.substr(0, 9)}, {4, a.substr(9) + done}});
+  CHECK(r.chunk_s == std::vector<double>{4});  // when its last byte was there
+
+  CHECK(answer({{1, a}}).error == "the stream ended without [DONE]");
+  CHECK(answer({{1, done}}).error == "an answer without any chunk");
+  CHECK(answer({{1, a}, {2, done}}, 200, "cut").error == "cut");
+  CHECK(answer({}, 0, "connect: refused").error == "connect: refused");
+  CHECK(answer({{1, "{\"error\":{\"message\":\"full\"}}"}}, 503).error == "HTTP 503 Reason: full");
+  CHECK(answer({{1, "{\"object\":\"error\",\"message\":\"flat\"}"}}, 400).error ==
+        "HTTP 400 Reason: flat");
+  CHECK(answer({{1, "<html>"}}, 502).error == "HTTP 502 Reason");
+  CHECK(answer({{1, std::string(100000, 'x')}}, 500).error == "HTTP 500 Reason");
+  CHECK(answer({{1, a + "data: {\"error\":{\"message\":\"died\"}}\n\n" + done}}).error ==
+        "in the stream: died");
+  CHECK_FALSE(answer({{1, "data: {bad\n\n" + done}}).ok());
+  CHECK_FALSE(answer({{1, "data: [1]\n\n" + done}}).ok());
+}
+
+// --- against a scripted server ---
+
+struct Script {
+  std::atomic<int> answered{0}, in_flight{0}, most_in_flight{0};
+  int fail_every = 0;         // every n-th completion is a 503
+  int delay_ms = 0;           // between chunks
+  int tokens_per_answer = 0;  // 0: as asked for
+  std::mutex mutex;
+  std::vector<json> bodies;  // of completions, guarded by mutex
+
+  // And forgets them.
+  std::vector<json> take_bodies() {
+    std::lock_guard lock(mutex);
+    return std::exchange(bodies, {});
+  }
+
+  void operator()(int fd, const FakeRequest& request) {
+    if (request.target == "/v1/models")
+      return FakeServer::send_json(
+          fd,
+          R"({"data":[{"id":"other"},{"id":"tiny","root":"/m","max_model_len":256,"vocab_size":99}]})");
+    json body = json::parse(request.body);
+    if (request.target == "/tokenize") {
+      json tokens = json::array();
+      for (size_t i = 0; i < body["prompt"].get<std::string>().size(); ++i) tokens.push_back(1);
+      return FakeServer::send_json(fd, json{{"tokens", tokens}}.dump());
+    }
+    bool warm_up = body["prompt"] == "warm up";
+    if (!warm_up) {
+      std::lock_guard lock(mutex);
+      bodies.push_back(body);
+    }
+    if (int n = warm_up ? 0 : ++answered; fail_every && n && n % fail_every == 0)
+      return FakeServer::send_json(fd, R"({"error":{"message":"queue full"}})",
+                                   "503 Service Unavailable");
+    int now = ++in_flight, most = most_in_flight;
+    while (now > most && !most_in_flight.compare_exchange_weak(most, now)) {
+    }
+    auto chunk = [&](const std::string& data) {
+      std::ostringstream out;
+      std::string event = "data: " + data + "\n\n";
+      out << std::hex << event.size() << "\r\n" << event << "\r\n";
+      FakeServer::send_all(fd, out.str());
+    };
+    FakeServer::send_all(fd, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+    int n = tokens_per_answer ? tokens_per_answer : body["max_tokens"].get<int>();
+    for (int i = 0; i < n; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+      chunk(R"({"choices":[{"text":"t"}]})");
+    }
+    --in_flight;  // the client may send the next one once it has seen the end
+    chunk(json{{"choices", json::array()}, {"usage", {{"completion_tokens", n}}}}.dump());
+    chunk("[DONE]");
+    FakeServer::send_all(fd, "0\r\n\r\n");
+  }
+};
+
+struct BenchRun {
+  int code;
+  json out;
+};
+
+BenchRun run_bench(const FakeServer& server, std::vector<std::string> words) {
+  testing::TempDir dir;
+  std::string path = dir.path + "/bench.json";
+  for (const char* word :
+       {"--url", server.url().c_str(), "--json", path.c_str(), "--model", "tiny"})
+    words.push_back(word);
+  auto options = Options::parse(option_table(), "bench", words, 0);
+  INFO((options ? "" : options.error().message));
+  REQUIRE(options);
+  BenchRun run{bench_main(options.value()), {}};
+  if (auto text = read_small_file(path, 1 << 20)) run.out = json::parse(text.value());
+  return run;
+}
+
+TEST_CASE("bench: random prompts against a server", "[bench]") {
+  Script script;
+  FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
+  BenchRun run = run_bench(server, {"--requests", "20", "--input-len", "30", "--output-len", "4",
+                                    "--seed", "5", "--detailed", "--goodput", "ttft:60000"});
+  CHECK(run.code == 0);
+  CHECK(run.out["completed"] == 20);
+  CHECK(run.out["failed"] == 0);
+  CHECK(run.out["total_input_tokens"] == 600);
+  CHECK(run.out["total_output_tokens"] == 80);
+  CHECK(run.out["model_id"] == "tiny");
+  CHECK(run.out["tokenizer_id"] == "/m");
+  CHECK(run.out["request_rate"] == "inf");
+  CHECK(run.out["slo_attainment"] == 1.0);
+  CHECK(run.out["seed"] == 5);
+  CHECK(run.out["run"]["options"]["input-len"] == "30");
+  CHECK(run.out["run"]["machine"].get<std::string>().size() > 5);
+  CHECK(run.out["generated_texts"][0] == "tttt");
+  CHECK(run.out["itls"][0].size() == 3);
+  std::vector<json> bodies = script.take_bodies();
+  REQUIRE(bodies.size() == 20);
+  for (const json& body : bodies) {
+    CHECK(body["model"] == "tiny");
+    CHECK(body["stream"] == true);
+    CHECK(body["stream_options"]["include_usage"] == true);
+    CHECK(body["ignore_eos"] == true);
+    CHECK(body["max_tokens"] == 4);
+    CHECK(body["prompt"].size() == 30);
+    for (const json& id : body["prompt"]) CHECK((id >= 0 && id < 99));
+  }
+}
+
+TEST_CASE("bench: failures are counted, and the exit code says so", "[bench]") {
+  Script script;
+  script.fail_every = 4;
+  FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
+  BenchRun run = run_bench(
+      server, {"--requests", "12", "--input-len", "3", "--output-len", "2", "--detailed"});
+  CHECK(run.code == 1);
+  CHECK(run.out["completed"] == 9);
+  CHECK(run.out["failed"] == 3);
+  CHECK(run.out["total_output_tokens"] == 18);
+  int errors = 0;
+  for (const json& error : run.out["errors"])
+    errors += error == "HTTP 503 Service Unavailable: queue full";
+  CHECK(errors == 3);
+}
+
+TEST_CASE("bench: max-concurrency is a limit, the rate an arrival process", "[bench]") {
+  Script script;
+  script.delay_ms = 5;
+  FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
+  BenchRun run = run_bench(server, {"--requests", "12", "--input-len", "3", "--output-len", "3",
+                                    "--max-concurrency", "3"});
+  CHECK(run.code == 0);
+  CHECK(script.most_in_flight <= 3);
+  CHECK(run.out["max_concurrent_requests"] == 3);
+  CHECK(run.out["max_concurrency"] == 3);
+  run = run_bench(server, {"--requests", "20", "--input-len", "3", "--output-len", "1", "--rate",
+                           "100", "--arrival", "fixed", "--detailed"});
+  CHECK(run.out["request_rate"] == 100.0);
+  for (size_t i = 0; i < 20; ++i)  // never before it is due
+    CHECK(run.out["start_times"][i].get<double>() >= double(i) / 100);
+  CHECK(run.out["duration"].get<double>() >= 0.19);
+}
+
+TEST_CASE("bench: ShareGPT and Mooncake files", "[bench]") {
+  Script script;
+  FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
+  testing::TempDir dir;
+  std::string share = dir.path + "/share.json", trace = dir.path + "/trace.jsonl";
+  std::ofstream(share) << R"([{"conversations":[{"from":"human","value":"how are you"},
+                                                {"from":"gpt","value":"fine, and you?"}]},
+                              {"conversations":[{"from":"human","value":"no"},
+                                                {"from":"gpt","value":"too short to be used"}]}])";
+  BenchRun run = run_bench(server, {"--dataset", "sharegpt", "--dataset-path", share});
+  CHECK(run.code == 0);
+  CHECK(run.out["completed"] == 1);
+  std::vector<json> bodies = script.take_bodies();
+  REQUIRE(bodies.size() == 1);
+  CHECK(bodies[0]["prompt"] == "how are you");
+  CHECK(bodies[0]["max_tokens"] == 14);
+
+  std::ofstream(trace) << R"({"timestamp":0,"input_length":600,"output_length":3,"hash_ids":[1,2]})"
+                       << "\n"
+                       << R"({"timestamp":3000,"input_length":10,"output_length":2,"hash_ids":[1]})"
+                       << "\n";
+  run = run_bench(server, {"--dataset", "mooncake", "--dataset-path", trace, "--time-scale", "100",
+                           "--detailed"});
+  CHECK(run.code == 0);
+  bodies = script.take_bodies();
+  REQUIRE(bodies.size() == 2);
+  CHECK(bodies[0]["prompt"].size() == 253);  // of a context of 256, 3 are output
+  CHECK(bodies[1]["prompt"].size() == 10);
+  CHECK(std::equal(bodies[1]["prompt"].begin(), bodies[1]["prompt"].end(),
+                   bodies[0]["prompt"].begin()));
+  CHECK(run.out["start_times"][1].get<double>() >= 0.03);
+  CHECK(run.out["notes"][0].get<std::string>().find("1 prompts and 0 outputs") !=
+        std::string::npos);
+}
+
+TEST_CASE("bench: what cannot be asked of a server ends before the load", "[bench]") {
+  Script script;
+  FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
+  CHECK(run_bench(server, {"--input-len", "250", "--output-len", "7"}).code == 2);  // of 256
+  CHECK(run_bench(server, {"--goodput", "nonsense"}).code == 2);
+  CHECK(run_bench(server, {"--dataset", "mooncake", "--dataset-path", "/none"}).code == 1);
+  CHECK(script.take_bodies().empty());
+  testing::TempDir dir;
+  for (std::vector<std::string> words :
+       {std::vector<std::string>{"--url", "http://127.0.0.1:1"},
+        {"--url", server.url(), "--model", "absent"},
+        {"--url", server.url(), "--json", dir.path + "/no/such/folder"},
+        {"--url", server.url()}}) {  // the first model says no vocab_size
+    auto options = Options::parse(option_table(), "bench", words, 0);
+    REQUIRE(options);
+    CHECK(bench_main(options.value()) != 0);
+  }
+  CHECK(script.take_bodies().empty());
+}
+
+TEST_CASE("bench: an interrupt gives partial results", "[bench]") {
+  Script script;
+  script.delay_ms = 1;
+  FakeServer server([&](int fd, const FakeRequest& request) {
+    if (request.target == "/v1/completions" && script.answered == 5) {
+      raise(SIGINT);
+      char byte;
+      if (recv(fd, &byte, 1, 0) <= 0) return;  // no answer: the client goes away
+    }
+    script(fd, request);
+  });
+  BenchRun run = run_bench(server, {"--requests", "500", "--input-len", "3", "--output-len", "2",
+                                    "--max-concurrency", "1"});
+  CHECK(run.code == 130);
+  CHECK(run.out["completed"] == 5);
+  CHECK(run.out["failed"] == 0);
+  CHECK(run.out["unanswered"] == 495);
+}
+
+}  // namespace
+}  // namespace xpyd

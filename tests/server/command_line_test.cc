@@ -1,0 +1,145 @@
+// The program itself: exit codes and messages. XPYD_BIN names it; `make test` sets that.
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include "server/options.h"
+#include "tests/catch.h"
+
+namespace xpyd {
+namespace {
+
+struct Ran {
+  int code;  // 128 + signal when killed
+  std::string out, err;
+};
+
+std::string read_all(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+Ran run(const std::string& program, std::vector<std::string> words) {
+  testing::TempDir dir;
+  std::string out = dir.path + "/out", err = dir.path + "/err";
+  words.insert(words.begin(), program);
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    dup2(open(out.c_str(), O_CREAT | O_WRONLY, 0600), 1);
+    dup2(open(err.c_str(), O_CREAT | O_WRONLY, 0600), 2);
+    execv(program.c_str(), argv.data());
+    _exit(127);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return {code, read_all(out), read_all(err)};
+}
+
+std::string program() {
+  const char* path = std::getenv("XPYD_BIN");
+  return path ? path : "";
+}
+
+TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]") {
+  std::string xpyd = program();
+  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  testing::TempDir dir;
+  std::string ini = dir.path + "/bad.ini";
+  std::ofstream(ini) << "topolgy = 1C\n";
+  struct {
+    std::vector<std::string> words;
+    const char* expected;
+  } cases[] = {
+      {{}, "usage: xpyd SUBCOMMAND"},
+      {{"sevre"}, "unknown subcommand 'sevre'; nearest: 'serve'"},
+      {{"--verbose"}, "unknown subcommand"},
+      {{"help", "sevre"}, "nearest: 'serve'"},
+      {{"help", "serve", "x"}, "unexpected argument 'x'"},
+      {{"--version", "x"}, "unexpected argument 'x'"},
+      {{"serve", "--prot", "1"}, "unknown option '--prot'; nearest: '--port'"},
+      {{"serve", "--port", "x"}, "expected a whole number from 0 to 65535"},
+      {{"serve", "--device", "cuda"}, "this build has no CUDA"},
+      {{"serve", "--allocator", "pagd"}, "nearest: 'paged'"},
+      {{"serve", "--transport", "rdma"}, "expected local|handoff"},
+      {{"serve", "--config", ini}, "unknown option '--topolgy'; nearest: '--topology'"},
+      {{"serve", "a", "b"}, "unexpected argument 'b'"},
+      {{"serve"}, "embedded demo model"},
+      {{"generate", "model"}, "--prompt: expected a text"},
+      {{"bench", "x"}, "unexpected argument 'x'"},
+      {{"bench", "--dataset", "mooncake"}, "--dataset-path"},
+      {{"bench", "--dataset-path", "x"}, "has no file"},
+      {{"bench", "--url", "https://x"}, "https is not supported"},
+      {{"bench", "--endpoint", "/v1/chat/completions"}, "--endpoint"},
+      {{"info"}, "embedded demo model"},
+      {{"info", "/no/such/folder"}, "is not a folder"},
+      {{"peak", "--threads", "1024"}, "usable cores"},
+  };
+  for (const auto& [words, expected] : cases) {
+    Ran ran = run(xpyd, words);
+    INFO("xpyd " << (words.empty() ? "" : words[0]) << " " << (words.size() > 1 ? words[1] : ""));
+    INFO(ran.err);
+    CHECK(ran.code == 2);
+    CHECK(ran.out.empty());
+    CHECK(ran.err.find(expected) != std::string::npos);
+  }
+}
+
+TEST_CASE("command line: help and version", "[command_line]") {
+  std::string xpyd = program();
+  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  Ran ran = run(xpyd, {"--version"});
+  CHECK(ran.code == 0);
+  CHECK(ran.out.rfind("xpyd 0.", 0) == 0);
+  for (const char* word : {"help", "--help", "-h"}) {
+    ran = run(xpyd, {word});
+    CHECK(ran.code == 0);
+    for (const char* name : {"serve", "generate", "bench", "peak", "info"})
+      CHECK(ran.out.find(std::string("  ") + name) != std::string::npos);
+  }
+  for (const char* name : {"serve", "generate", "bench", "peak", "info"}) {
+    ran = run(xpyd, {"help", name});
+    CHECK(ran.code == 0);
+    CHECK(ran.out == run(xpyd, {name, "--help"}).out);
+    CHECK(ran.out.find("  --config FILE") != std::string::npos);
+  }
+}
+
+TEST_CASE("command line: a run begins with its table of options", "[command_line]") {
+  std::string xpyd = program();
+  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  // No server there: the run itself fails, with exit code 1.
+  Ran ran = run(xpyd, {"bench", "--url", "http://127.0.0.1:1", "--api-key", "hunter2"});
+  CHECK(ran.code == 1);
+  CHECK(ran.err.find("--url http://127.0.0.1:1\n") != std::string::npos);
+  CHECK(ran.err.find("--input-len 512  # tokens\n") != std::string::npos);
+  CHECK(ran.err.find("Connection refused") != std::string::npos);
+  CHECK(ran.err.find("hunter2") == std::string::npos);
+}
+
+TEST_CASE("command line: every row of the table is well formed", "[command_line]") {
+  for (const OptionRow& row : option_table()) {
+    INFO(row.name);
+    CHECK(std::string(row.help).size() > 3);
+    CHECK(std::string(row.help).find('\n') == std::string::npos);
+    if (row.kind == OptionKind::choice) CHECK(std::string(row.choices).size() > 0);
+    if (row.kind == OptionKind::integer || row.kind == OptionKind::number) CHECK(row.min < row.max);
+  }
+  // Defaults fit their own rows, and no name stands twice in a group: parse checks both.
+  for (const char* group : {"serve", "generate", "bench", "peak", "info"})
+    CHECK(Options::parse(option_table(), group, {}, 0));
+}
+
+}  // namespace
+}  // namespace xpyd

@@ -1,0 +1,211 @@
+#include "server/http_client.h"
+
+#include "tests/catch.h"
+#include "tests/server/fake_server.h"
+
+namespace xpyd {
+namespace {
+
+using testing::FakeRequest;
+using testing::FakeServer;
+
+struct Parsed {
+  HttpResponseParser parser;
+  std::string body;
+  Status status = ok();
+};
+
+// The response cut into pieces of `step` bytes, which must not matter.
+Parsed parse(const std::string& bytes, size_t step, bool closed = false) {
+  Parsed p;
+  for (size_t i = 0; i < bytes.size() && p.status; i += step)
+    p.status = p.parser.feed(std::string_view(bytes).substr(i, step),
+                             [&](std::string_view part) { p.body += part; });
+  if (closed && p.status) p.status = p.parser.finish();
+  return p;
+}
+
+TEST_CASE("http client: URLs", "[http_client]") {
+  auto url = parse_http_url("http://127.0.0.1:8000");
+  REQUIRE(url);
+  CHECK(url.value().host == "127.0.0.1");
+  CHECK(url.value().port == 8000);
+  CHECK(url.value().prefix == "");
+  CHECK(url.value().authority() == "127.0.0.1:8000");
+  url = parse_http_url("http://[::1]:9/base//");
+  REQUIRE(url);
+  CHECK(url.value().host == "::1");
+  CHECK(url.value().authority() == "[::1]:9");
+  CHECK(url.value().prefix == "/base");
+  url = parse_http_url("http://host");
+  REQUIRE(url);
+  CHECK(url.value().port == 80);
+  for (const char* bad :
+       {"", "127.0.0.1:8000", "https://x", "http://", "http://:80", "http://x:", "http://x:0",
+        "http://x:65536", "http://x:8a", "http://[::1", "http://[::1]8", "http://a b",
+        "http://x/?q", "http://me@x", "http://x\r\nEvil: 1"}) {
+    INFO(bad);
+    CHECK_FALSE(parse_http_url(bad));
+  }
+}
+
+TEST_CASE("http client: responses, however they are cut", "[http_client]") {
+  std::string chunked =
+      "\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\nX-A:  b \r\n\r\n"
+      "5\r\nhello\r\n1;ext=1\r\n \r\nA\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\n";
+  std::string length = "HTTP/1.0 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nbusy";
+  std::string until_close = "HTTP/1.1 200 OK\n\nall of it";
+  std::string continued = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n";
+  for (size_t step : {1, 2, 3, 7, 1000}) {
+    INFO("pieces of " << step);
+    Parsed p = parse(chunked, step);
+    REQUIRE(p.status);
+    CHECK(p.parser.complete());
+    CHECK(p.body == "hello 0123456789");
+    CHECK(p.parser.status() == 200);
+    CHECK(p.parser.reason() == "OK");
+    CHECK(p.parser.header("x-a") == "b");
+    p = parse(length, step);
+    REQUIRE(p.status);
+    CHECK(p.parser.complete());
+    CHECK(p.body == "busy");
+    CHECK(p.parser.status() == 503);
+    CHECK(p.parser.reason() == "Service Unavailable");
+    p = parse(until_close, step);
+    CHECK_FALSE(p.parser.complete());
+    p = parse(until_close, step, true);
+    REQUIRE(p.status);
+    CHECK(p.parser.complete());
+    CHECK(p.body == "all of it");
+    p = parse(continued, step);
+    REQUIRE(p.status);
+    CHECK(p.parser.complete());
+    CHECK(p.parser.status() == 204);
+  }
+}
+
+TEST_CASE("http client: malformed responses are errors", "[http_client]") {
+  std::string ok_head = "HTTP/1.1 200 OK\r\n";
+  for (const std::string& bad :
+       {std::string("SSH-2.0-x\r\n\r\n"), std::string("HTTP/2 200 OK\r\n\r\n"),
+        std::string("HTTP/1.1 abc OK\r\n\r\n"), std::string("HTTP/1.1 999 OK\r\n\r\n"),
+        ok_head + "no colon\r\n\r\n", ok_head + ": x\r\n\r\n",
+        ok_head + "Content-Length: -1\r\n\r\n", ok_head + "Content-Length: 1x\r\n\r\n",
+        ok_head + "Content-Length: 99999999999999999999\r\n\r\n",
+        ok_head + "Transfer-Encoding: chunked\r\n\r\nxyz\r\n",
+        ok_head + "Transfer-Encoding: chunked\r\n\r\n\r\n",
+        ok_head + "Transfer-Encoding: chunked\r\n\r\n-1\r\n",
+        ok_head + "Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n",
+        ok_head + "Transfer-Encoding: chunked\r\n\r\n1\r\nab\r\n",
+        ok_head + "Transfer-Encoding: chunked\r\n\r\n" + std::string(300, '0'),
+        ok_head + "Content-Length: 1\r\n\r\nab", ok_head + std::string(70000, 'x')}) {
+    for (size_t step : {1, 1000000}) {
+      INFO(bad.substr(0, 100));
+      CHECK_FALSE(parse(bad, step).status);
+    }
+  }
+  CHECK_FALSE(parse("", 1, true).status);
+  CHECK_FALSE(parse(ok_head + "Content-Length: 5\r\n\r\nabc", 1, true).status);
+  CHECK_FALSE(parse(ok_head + "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", 1, true).status);
+}
+
+TEST_CASE("http client: server-sent events", "[http_client]") {
+  std::string bytes =
+      ": ping\n\ndata: one\n\ndata:two\r\n\r\nevent: x\ndata: a\ndata: b\n\ndata\rid: 3\rdata:  "
+      "c\r\r"
+      "data: unfinished";
+  for (size_t step : {1, 2, 5, 1000}) {
+    SseParser parser;
+    std::vector<std::string> events;
+    for (size_t i = 0; i < bytes.size(); i += step)
+      CHECK(parser.feed(std::string_view(bytes).substr(i, step),
+                        [&](const std::string& data) { events.push_back(data); }));
+    CHECK(events == std::vector<std::string>{"one", "two", "a\nb", " c"});
+  }
+  SseParser parser;
+  CHECK_FALSE(parser.feed("data: " + std::string(17 << 20, 'x'), [](const std::string&) {}));
+}
+
+TEST_CASE("http client: calls against a server", "[http_client]") {
+  std::mutex mutex;
+  std::string last_head, last_body;
+  FakeServer server([&](int fd, const FakeRequest& request) {
+    {
+      std::lock_guard lock(mutex);
+      last_head = request.head;
+      last_body = request.body;
+    }
+    if (request.target == "/base/ok") FakeServer::send_json(fd, "{\"a\":1}");
+    if (request.target == "/base/none") FakeServer::send_json(fd, "{}", "404 Not Found");
+    if (request.target == "/base/cut")
+      FakeServer::send_all(fd, "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc");
+    if (request.target == "/base/slow") std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  });
+  RealClock clock;
+  auto url = parse_http_url(server.url() + "/base");
+  REQUIRE(url);
+  auto client = HttpClient::create(url.value(), {{"Authorization", "Bearer k"}}, clock);
+  REQUIRE(client);
+  auto body = client.value()->fetch({.method = "GET", .target = "/ok", .body = ""});
+  REQUIRE(body);
+  CHECK(body.value() == "{\"a\":1}");
+  {
+    std::lock_guard lock(mutex);
+    CHECK(last_head.find("GET /base/ok HTTP/1.1\r\n") == 0);
+    CHECK(last_head.find("Authorization: Bearer k") != std::string::npos);
+    CHECK(last_head.find("Host: 127.0.0.1:" + std::to_string(server.port)) != std::string::npos);
+  }
+  std::string big(3 << 20, 'x');  // more than a socket's buffer takes at once
+  CHECK(client.value()->fetch({.target = "/ok", .body = big}));
+  {
+    std::lock_guard lock(mutex);
+    CHECK(last_body == big);
+  }
+  auto none = client.value()->fetch({.target = "/none", .body = "{}"});
+  REQUIRE_FALSE(none);
+  CHECK(none.error().code == ErrorCode::not_found);
+  CHECK(none.error().message.find("/base/none: 404 Not Found") != std::string::npos);
+  auto cut = client.value()->fetch({.target = "/cut", .body = "{}"});
+  REQUIRE_FALSE(cut);
+  CHECK(cut.error().message.find("in the middle") != std::string::npos);
+  auto silent = client.value()->fetch({.target = "/silent", .body = "{}"});
+  REQUIRE_FALSE(silent);
+  auto slow = client.value()->fetch({.target = "/slow", .body = "{}", .timeout_s = 0.05});
+  REQUIRE_FALSE(slow);
+  CHECK(slow.error().message.find("no complete answer in time (50 ms)") != std::string::npos);
+  CHECK(client.value()->in_flight() == 0);
+
+  // Many at once; callbacks may start further calls.
+  int done = 0, started = 0;
+  std::function<void()> start_one = [&] {
+    ++started;
+    client.value()->start(
+        {.target = "/ok", .body = "{}"}, [](int, std::string_view) {},
+        [&](const HttpOutcome& outcome) {
+          done += outcome.error.empty() && outcome.status == 200;
+          if (started < 60) start_one();
+        });
+  };
+  for (int i = 0; i < 30; ++i) start_one();
+  for (int i = 0; i < 1000 && done < 60; ++i) client.value()->poll(0.1);
+  CHECK(done == 60);
+}
+
+TEST_CASE("http client: nobody listens", "[http_client]") {
+  int port = 0;
+  {
+    port = FakeServer([](int, const FakeRequest&) {}).port;
+  }
+  RealClock clock;
+  HttpUrl url{"127.0.0.1", port, ""};
+  auto client = HttpClient::create(url, {}, clock);
+  REQUIRE(client);
+  auto body = client.value()->fetch({.method = "GET", .target = "/", .body = ""});
+  REQUIRE_FALSE(body);
+  CHECK(body.error().message.find("Connection refused") != std::string::npos);
+  CHECK_FALSE(HttpClient::create(url, {{"A", "b\r\nEvil: 1"}}, clock));
+  CHECK_FALSE(HttpClient::create({"no.such.host.invalid", 1, ""}, {}, clock));
+}
+
+}  // namespace
+}  // namespace xpyd

@@ -1,0 +1,512 @@
+// HTTP itself: the parser byte by byte, and the listener over real sockets.
+#include "server/http.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+
+#include "server/http_parser.h"
+#include "tests/catch.h"
+#include "tests/server/server_fixture.h"
+
+using namespace xpyd;
+using namespace xpyd::testing;
+
+namespace {
+
+const std::string kGet = "GET /health HTTP/1.1\r\nHost: a\r\n\r\n";
+
+// Feeds `text` in pieces of `step` bytes and says how it ended: "done METHOD PATH BODY" or
+// "STATUS".
+std::string parse(const std::string& text, size_t step = 1 << 20, HttpLimits limits = {}) {
+  HttpParser parser(limits);
+  std::string waiting;
+  for (size_t at = 0; at < text.size(); at += step) {
+    waiting += text.substr(at, step);
+    for (;;) {
+      size_t used = parser.feed(waiting);
+      waiting.erase(0, used);
+      if (parser.state() == HttpParser::State::failed) return std::to_string(parser.error_status());
+      if (parser.state() == HttpParser::State::done) {
+        HttpRequest r = parser.take();
+        return "done " + r.method + " " + r.path + " " + r.body;
+      }
+      if (used == 0 || waiting.empty()) break;
+    }
+  }
+  return "waits";
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+TEST_CASE("http parser: requests, in pieces of any size", "[server][http]") {
+  struct {
+    std::string text, expected;
+  } const cases[] = {
+      {kGet, "done GET /health "},
+      {"\r\n" + kGet, "done GET /health "},
+      {"GET /a?b=c HTTP/1.0\r\n\r\n", "done GET /a "},
+      {"GET http://host:80/x?y HTTP/1.1\r\nHost: host\r\n\r\n", "done GET /x "},
+      {"POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello", "done POST /p hello"},
+      {"POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n", "done POST /p "},
+      {"POST /p HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+       "done POST /p "},
+      {"POST /p HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\n"
+       "3\r\nabc\r\n2;ext=1\r\nde\r\n0\r\nTrailer: x\r\n\r\n",
+       "done POST /p abcde"},
+      {"POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhel", "waits"},
+  };
+  for (const auto& c : cases)
+    for (size_t step : {size_t{1}, size_t{2}, size_t{3}, size_t{7}, size_t{1} << 20}) {
+      INFO("step " << step << ": " << c.text);
+      CHECK(parse(c.text, step) == c.expected);
+    }
+}
+
+TEST_CASE("http parser: a trailer is not a header", "[server][http]") {
+  HttpParser parser({});
+  std::string text =
+      "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+      "0\r\nAuthorization: Bearer x\r\n\r\n";
+  size_t used = 0;
+  while (used < text.size()) used += parser.feed(std::string_view(text).substr(used));
+  REQUIRE(parser.state() == HttpParser::State::done);
+  CHECK(parser.take().header("authorization").empty());
+}
+
+TEST_CASE("http parser: what two servers could read differently is refused", "[server][http]") {
+  auto post = [](const std::string& headers, const std::string& body = "hello") {
+    return "POST / HTTP/1.1\r\nHost: a\r\n" + headers + "\r\n" + body;
+  };
+  struct {
+    std::string text, expected;
+  } const cases[] = {
+      {post("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n"), "400"},
+      {post("Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", "0\r\n\r\n"), "400"},
+      {post("Content-Length: 5\r\nContent-Length: 5\r\n"), "400"},
+      {post("Content-Length: 5\r\nContent-Length: 6\r\n"), "400"},
+      {post("Content-Length: 5, 5\r\n"), "400"},
+      {post("Content-Length: -1\r\n"), "400"},
+      {post("Content-Length: +5\r\n"), "400"},
+      {post("Content-Length: 0x10\r\n"), "400"},
+      {post("Content-Length: 5 5\r\n"), "400"},
+      {post("Content-Length:\r\n"), "400"},
+      {post("Content-Length: 99999999999999999999999\r\n"), "400"},
+      {post("Content-Length : 5\r\n"), "400"},
+      {post("Transfer-Encoding: gzip, chunked\r\n"), "501"},
+      {post("Transfer-Encoding: chunked, identity\r\n"), "501"},
+      {post("Transfer-Encoding: xchunked\r\n"), "501"},
+      {post("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"), "400"},
+      {"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "400"},
+      {post("X: a\r\n folded\r\n"), "400"},
+      {post("X: a\r\n\tfolded\r\n"), "400"},
+      {"GET / HTTP/1.1\nHost: a\n\n", "400"},
+      {"GET / HTTP/1.1\r\nHost: a\n\r\n", "400"},
+      {"GET / HTTP/1.1\r\nHost: a\rb\r\n\r\n", "400"},
+      {std::string("GET / HTTP/1.1\r\nHost: a\r\nX: \0b\r\n\r\n", 36), "400"},
+      {"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", "400"},
+      {"GET / HTTP/1.1\r\n\r\n", "400"},
+      {"GET /a b HTTP/1.1\r\nHost: a\r\n\r\n", "400"},
+      {"GET a HTTP/1.1\r\nHost: a\r\n\r\n", "400"},
+      {"GET /\r\n\r\n", "400"},
+      {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "505"},
+      {"GET / HTTP/3.0\r\nHost: a\r\n\r\n", "505"},
+      {"\x16\x03\x01\x02", "400"},
+      {"GET / HTTP/1.1\r\nHost: a\r\nExpect: a-miracle\r\n\r\n", "417"},
+      {post("Transfer-Encoding: chunked\r\n", "zz\r\n"), "400"},
+      {post("Transfer-Encoding: chunked\r\n", "-1\r\n"), "400"},
+      {post("Transfer-Encoding: chunked\r\n", "3\r\nabcXYZ\r\n"), "400"},
+      {post("Transfer-Encoding: chunked\r\n", "1;" + std::string(20000, 'x')), "400"},
+      {post("Transfer-Encoding: chunked\r\n", "fffffffffffffffff\r\n"), "400"},
+  };
+  for (const auto& c : cases)
+    for (size_t step : {size_t{1}, size_t{5}, size_t{1} << 20}) {
+      INFO("step " << step << ": " << c.text.substr(0, 200));
+      CHECK(parse(c.text, step) == c.expected);
+    }
+}
+
+TEST_CASE("http parser: limits", "[server][http]") {
+  HttpLimits limits;
+  auto headers = [](int n) {
+    std::string text = "GET / HTTP/1.1\r\nHost: a\r\n";
+    for (int i = 1; i < n; ++i) text += "X" + std::to_string(i) + ": y\r\n";
+    return text + "\r\n";
+  };
+  CHECK(parse(headers(limits.max_headers)) == "done GET / ");
+  CHECK(parse(headers(limits.max_headers + 1)) == "431");
+  auto sized = [](size_t bytes) {
+    std::string text = "GET / HTTP/1.1\r\nHost: a\r\nX: ";
+    return text + std::string(bytes - text.size() - 4, 'x') + "\r\n\r\n";
+  };
+  CHECK(parse(sized(limits.max_header_bytes)) == "done GET / ");
+  CHECK(parse(sized(limits.max_header_bytes + 1)) == "431");
+  CHECK(parse("GET / HTTP/1.1\r\nX: " + std::string(64 << 10, 'x'), 1000) == "431");
+  auto target = [](size_t bytes) {
+    return "GET /" + std::string(bytes - 1, 'a') + " HTTP/1.1\r\nHost: a\r\n\r\n";
+  };
+  CHECK(parse(target(limits.max_target_bytes)).starts_with("done"));
+  CHECK(parse(target(limits.max_target_bytes + 1)) == "414");
+
+  limits.max_body_bytes = 10;
+  auto body = [](size_t n) {
+    return "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: " + std::to_string(n) + "\r\n\r\n" +
+           std::string(n, 'x');
+  };
+  CHECK(parse(body(10), 1 << 20, limits) == "done POST / xxxxxxxxxx");
+  CHECK(parse(body(11), 1 << 20, limits) == "413");
+  std::string chunked = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+  CHECK(parse(chunked + "5\r\nabcde\r\n5\r\nabcde\r\n0\r\n\r\n", 1, limits) ==
+        "done POST / abcdeabcde");
+  CHECK(parse(chunked + "5\r\nabcde\r\n6\r\n", 1, limits) == "413");
+  CHECK(parse(chunked + "7fffffffffffffff\r\n", 1, limits) == "413");
+}
+
+TEST_CASE("http: keep-alive, pipelining, HEAD, HTTP/1.0 and Connection: close", "[server][http]") {
+  TestServer server;
+  Client client(server.port());
+  std::string many;
+  for (int i = 0; i < 3000; ++i) many += kGet;
+  client.send(many);
+  for (int i = 0; i < 3000; ++i) REQUIRE(client.read().status == 200);
+
+  client.send("HEAD /health HTTP/1.1\r\nHost: a\r\n\r\n" + kGet);
+  Reply head = client.read(true);
+  CHECK(head.status == 200);
+  CHECK(head.header("content-length") != "0");
+  CHECK(client.read().body == "{\"status\":\"ok\"}");
+
+  client.send("GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n" + kGet);
+  Reply last = client.read();
+  CHECK(last.status == 200);
+  CHECK(last.header("connection") == "close");
+  CHECK(client.at_end());
+
+  Client old(server.port());
+  old.send("GET /health HTTP/1.0\r\n\r\n");
+  CHECK(old.read().status == 200);
+  CHECK(old.at_end());
+  Client old_kept(server.port());
+  old_kept.send("GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\n");
+  CHECK(old_kept.read().header("connection") == "keep-alive");
+  old_kept.send(kGet);
+  CHECK(old_kept.read().status == 200);
+}
+
+TEST_CASE("http: a pipelined request waits for a stream, and both are whole", "[server][http]") {
+  TestServer server;
+  Client client(server.port());
+  client.send(
+      request_text("POST", "/v1/completions", R"({"prompt":"a","max_tokens":40,"stream":true})") +
+      kGet);
+  Reply stream = client.read();
+  CHECK(stream.chunked);
+  CHECK(stream.events().size() == 41);
+  CHECK(client.read().body == "{\"status\":\"ok\"}");
+}
+
+TEST_CASE("http: a stream to an HTTP/1.0 client ends with the connection", "[server][http]") {
+  TestServer server;
+  Client client(server.port());
+  std::string body = R"({"prompt":"a","max_tokens":3,"stream":true})";
+  client.send(
+      "POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: " +
+      std::to_string(body.size()) + "\r\n\r\n" + body);
+  Reply reply = client.read();
+  CHECK_FALSE(reply.chunked);
+  CHECK(reply.header("connection") == "close");
+  REQUIRE(reply.events().size() == 4);
+  CHECK(reply.events().back() == "[DONE]");
+}
+
+TEST_CASE("http: Expect: 100-continue", "[server][http]") {
+  TestServer server([](ServerOptions& o) { o.limits.max_body_bytes = 1000; });
+  std::string body = R"({"prompt":"a","max_tokens":1})";
+  std::string head =
+      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+      "Expect: 100-continue\r\nContent-Length: ";
+  Client client(server.port());
+  client.send(head + std::to_string(body.size()) + "\r\n\r\n");
+  CHECK(client.read_some().starts_with("HTTP/1.1 100 Continue\r\n\r\n"));
+  client.send(body);
+  CHECK(client.read().status == 200);
+  Client large(server.port());  // the refusal comes instead of the invitation
+  large.send(head + "1001\r\n\r\n");
+  Reply refused = large.read();
+  CHECK(refused.status == 413);
+  CHECK(large.continues == 0);
+}
+
+TEST_CASE("http: a refused request says why, then the connection closes", "[server][http]") {
+  TestServer server([](ServerOptions& o) { o.limits.max_body_bytes = 100000; });
+  struct {
+    std::string text;
+    int status;
+  } const cases[] = {
+      {"nonsense\r\n\r\n", 400},
+      {"GET / HTTP/1.1\r\nHost: a\r\nX: " + std::string(64 << 10, 'x'), 431},
+      {"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+       400},
+      // The client keeps sending; the answer must survive.
+      {request_text("POST", "/v1/completions", std::string(4 << 20, 'x')), 413},
+      {"PRI * HTTP/2.0\r\n\r\n", 505},
+  };
+  for (const auto& c : cases) {
+    INFO(c.text.substr(0, 80));
+    Client client(server.port());
+    client.send(c.text);
+    Reply reply = client.read();
+    CHECK(reply.status == c.status);
+    CHECK(reply.header("connection") == "close");
+    CHECK(reply.body.find("{\"error\":{\"message\":") == 0);
+    CHECK(client.at_end());
+  }
+  CHECK(server.get("/health").status == 200);
+}
+
+TEST_CASE("http: half a request, then silence", "[server][http]") {
+  TestServer server([](ServerOptions& o) {
+    o.header_timeout_s = 0.2;
+    o.body_timeout_s = 0.3;
+    o.idle_timeout_s = 0.2;
+  });
+  Client header(server.port()), body(server.port()), silent(server.port()), idle(server.port());
+  header.send("GET /health HT");
+  body.send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nabc");
+  idle.send(kGet);
+  CHECK(idle.read().status == 200);
+  CHECK(header.read().status == 408);
+  CHECK(header.at_end());
+  CHECK(body.read().status == 408);
+  CHECK(body.at_end());
+  CHECK(silent.at_end());
+  CHECK(idle.at_end());
+}
+
+TEST_CASE("http: a header or body that trickles in is cut off at its deadline", "[server][http]") {
+  TestServer server([](ServerOptions& o) {
+    o.header_timeout_s = 0.3;
+    o.body_timeout_s = 0.3;
+  });
+  for (std::string start : {"GET /health HTTP/1.1\r\nX: ",
+                            "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"}) {
+    Client client(server.port());
+    client.send(start);
+    std::atomic<bool> stop{false};
+    std::thread trickle([&] {
+      while (!stop) {
+        client.send("x");
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      }
+    });
+    CHECK(client.read().status == 408);
+    stop = true;
+    trickle.join();
+  }
+}
+
+TEST_CASE("http: 500 connections that say nothing", "[server][http]") {
+  TestServer server([](ServerOptions& o) { o.header_timeout_s = 1.5; });
+  std::vector<std::unique_ptr<Client>> silent;
+  for (int i = 0; i < 500; ++i) silent.push_back(std::make_unique<Client>(server.port()));
+  CHECK(server.get("/health").status == 200);
+  CHECK(server.post("/v1/completions", R"({"prompt":"a","max_tokens":5})").status == 200);
+  for (auto& client : silent) REQUIRE(client->at_end());
+  CHECK(server.get("/health").status == 200);
+}
+
+TEST_CASE("http: connections beyond the cap wait and are served later", "[server][http]") {
+  TestServer server([](ServerOptions& o) { o.max_connections = 4; });
+  std::vector<std::unique_ptr<Client>> held;
+  for (int i = 0; i < 4; ++i) {
+    held.push_back(std::make_unique<Client>(server.port()));
+    held.back()->send(kGet);
+    CHECK(held.back()->read().status == 200);
+  }
+  Client fifth(server.port());
+  fifth.send(kGet);
+  held[0]->close();
+  CHECK(fifth.read().status == 200);
+}
+
+TEST_CASE("http: without file descriptors the server waits, and does not spin", "[server][http]") {
+  TestServer server;
+  CHECK(server.get("/health").status == 200);
+  Client later(server.port());  // its descriptor exists; the server's side of it will not
+  std::vector<int> taken;
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  rlimit low = before;
+  low.rlim_cur = 256;
+  setrlimit(RLIMIT_NOFILE, &low);
+  // Of two clients that connect now, the second or both find no descriptor on the server's side.
+  std::vector<std::unique_ptr<Client>> clients;
+  clients.push_back(std::make_unique<Client>(server.port()));
+  for (int fd; (fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) taken.push_back(fd);
+  ::close(taken.back());
+  taken.pop_back();
+  clients.push_back(std::make_unique<Client>(server.port()));
+  timespec cpu_before{}, cpu_after{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu_before);
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu_after);
+  for (int fd : taken) ::close(fd);
+  setrlimit(RLIMIT_NOFILE, &before);
+  double busy = double(cpu_after.tv_sec - cpu_before.tv_sec) +
+                1e-9 * double(cpu_after.tv_nsec - cpu_before.tv_nsec);
+  CHECK(busy < 0.2);  // a spinning accept loop burns all of the 0.4 s
+  for (auto& client : clients) {
+    client->send(kGet);
+    CHECK(client->read().status == 200);
+  }
+}
+
+TEST_CASE("http: a port in use is an error that names it", "[server][http]") {
+  TestServer server;
+  ServerOptions options;
+  options.port = server.port();
+  options.max_model_len = 16;
+  auto second = HttpServer::listen(options, server.service, nullptr, nullptr, server.clock);
+  REQUIRE_FALSE(second.ok());
+  CHECK(second.error().message ==
+        "cannot bind 127.0.0.1:" + std::to_string(server.port()) + ": Address already in use");
+  options.port = 0;
+  options.host = "256.1.1.1";
+  auto third = HttpServer::listen(options, server.service, nullptr, nullptr, server.clock);
+  REQUIRE_FALSE(third.ok());
+  CHECK(third.error().message.find("256.1.1.1:0") != std::string::npos);
+  options.host = "127.0.0.1";
+  options.metrics_prefix = "a-b";
+  CHECK_FALSE(HttpServer::listen(options, server.service, nullptr, nullptr, server.clock).ok());
+}
+
+TEST_CASE("http: a client that goes away, or does not read, aborts its request", "[server][http]") {
+  SECTION("while it waits for a whole answer") {
+    TestServer server;
+    server.service.hold(true);
+    Client client(server.port());
+    client.send(request_text("POST", "/v1/completions", R"({"prompt":["a","b"],"n":2})"));
+    REQUIRE(server.service.wait([](auto& s) { return s.in_flight() == 2; }));
+    client.close();
+    CHECK(
+        server.service.wait([](auto& s) { return s.aborted().size() == 2 && s.in_flight() == 0; }));
+  }
+  SECTION("in the middle of a stream") {
+    TestServer server;
+    server.service.step_delay_s = 0.01;
+    Client client(server.port());
+    client.send(request_text("POST", "/v1/completions",
+                             R"({"prompt":"a","max_tokens":200,"stream":true})"));
+    CHECK(client.read_some().find("data: ") != std::string::npos);
+    client.close();
+    CHECK(server.service.wait([](auto& s) { return s.aborted().size() == 1; }));
+    CHECK(server.service.wait([](auto& s) { return s.in_flight() == 0; }));
+    Reply metrics = server.get("/metrics");
+    CHECK(metrics.body.find("finished_reason=\"abort\"} 1\n") != std::string::npos);
+  }
+  SECTION("when its stream has filled the bounded buffer") {
+    TestServer server([](ServerOptions& o) { o.max_stream_buffer_bytes = 100000; });
+    server.service.script = [](const Request&, int) {
+      std::vector<TokenEvent> events(400, FakeService::token('x', std::string(100000, 'x')));
+      events.back().finish = FinishReason::length;
+      return events;
+    };
+    Client client(server.port(), 4096);
+    client.send(request_text("POST", "/v1/completions",
+                             R"({"prompt":"a","max_tokens":200,"stream":true})"));
+    CHECK(server.service.wait([](auto& s) { return s.aborted().size() == 1; }));
+    CHECK(server.get("/health").status == 200);
+  }
+  SECTION("when it takes nothing of its answer for too long") {
+    TestServer server([](ServerOptions& o) { o.write_timeout_s = 0.2; });
+    server.service.script = [](const Request&, int) {
+      return std::vector{FakeService::token('x', std::string(32 << 20, 'x'), FinishReason::length)};
+    };
+    Client client(server.port(), 4096);
+    client.send(request_text("POST", "/v1/completions", R"({"prompt":"a"})"));
+    // The server gives up with most of it unsent.
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    CHECK_FALSE(client.read().complete);
+  }
+}
+
+TEST_CASE("http: bodies in all are bounded", "[server][http]") {
+  TestServer server([](ServerOptions& o) { o.max_body_bytes_in_all = 300000; });
+  std::vector<std::unique_ptr<Client>> clients;
+  int refused = 0;
+  for (int i = 0; i < 4; ++i) {
+    clients.push_back(std::make_unique<Client>(server.port()));
+    clients.back()->send(
+        "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 200000\r\n\r\n" +
+        std::string(100000, 'x'));
+    CHECK(server.get("/health").status == 200);  // the bytes above have arrived
+  }
+  // The fourth, at the latest, made it too much; it was told so.
+  for (auto& client : clients) {
+    client->half_close();
+    Reply reply = client->read();
+    if (reply.status == 503) {
+      ++refused;
+      CHECK(reply.header("retry-after") == "1");
+    }
+  }
+  CHECK(refused >= 1);
+  CHECK(server.get("/health").status == 200);
+}
+
+TEST_CASE("http: a drain refuses new work, finishes what runs, and ends", "[server][http]") {
+  TestServer server;
+  server.service.hold(true);
+  Client idle(server.port()), streaming(server.port()), half(server.port());
+  idle.send(kGet);
+  CHECK(idle.read().status == 200);
+  std::string call =
+      request_text("POST", "/v1/completions", R"({"prompt":"a","max_tokens":20,"stream":true})");
+  half.send(call.substr(0, 30));
+  CHECK(server.get("/health").status == 200);
+  streaming.send(call);
+  REQUIRE(server.service.wait([](auto& s) { return s.in_flight() == 1; }));
+  int port = server.port();
+  server.server->begin_drain();
+  CHECK(idle.at_end());
+  half.send(call.substr(30));
+  Reply refused = half.read();
+  CHECK(refused.status == 503);
+  CHECK(refused.header("connection") == "close");
+  CHECK(refused.header("retry-after") == "1");
+  CHECK(half.at_end());
+  half.close();
+  server.service.hold(false);
+  Reply whole = streaming.read();
+  CHECK(whole.complete);
+  CHECK(whole.events().size() == 21);
+  CHECK(streaming.at_end());
+  streaming.close();
+  server.join();  // run() has returned by itself
+  ServerOptions options;
+  options.port = port;
+  options.max_model_len = 16;
+  CHECK(HttpServer::listen(options, server.service, nullptr, nullptr, server.clock).ok());
+}
+
+TEST_CASE("http: stop drops every connection", "[server][http]") {
+  auto start = std::chrono::steady_clock::now();
+  TestServer server;
+  server.service.hold(true);
+  Client client(server.port());
+  client.send(request_text("POST", "/v1/completions", R"({"prompt":"a"})"));
+  REQUIRE(server.service.wait([](auto& s) { return s.in_flight() == 1; }));
+  server.server->stop();
+  server.join();
+  server.server.reset();
+  CHECK(client.at_end());
+  CHECK(server.service.aborted().size() == 1);
+  CHECK(seconds_since(start) < 20);
+}

@@ -1,0 +1,135 @@
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/json.h"
+#include "model/weights.h"
+#include "server/commands.h"
+#include "server/options.h"
+#include "tests/catch.h"
+
+namespace xpyd {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kConfig =
+    R"({"model_type": "llama", "num_hidden_layers": 3, "hidden_size": 64,
+  "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+  "vocab_size": 128, "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "rope_theta": 10000,
+  "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": false, "hidden_act": "silu"})";
+
+struct Info {
+  int code;
+  json out;
+};
+
+Info run_info(const std::string& dir, std::vector<std::string> words) {
+  testing::TempDir results;
+  std::string path = results.path + "/info.json";
+  for (const std::string& word : {dir, std::string("--json"), path}) words.push_back(word);
+  auto options = Options::parse(option_table(), "info", words, 1);
+  INFO((options ? "" : options.error().message));
+  REQUIRE(options);
+  Info info{info_main(options.value()), {}};
+  if (auto text = read_small_file(path, 1 << 20)) info.out = json::parse(text.value());
+  return info;
+}
+
+struct ModelDir {
+  testing::TempDir dir;
+  explicit ModelDir(const std::string& config = kConfig) {
+    std::ofstream(dir.path + "/config.json") << config;
+  }
+};
+
+TEST_CASE("info: KV arithmetic", "[info]") {
+  ModelDir model;
+  Info info = run_info(model.dir.path, {"--kv-bytes", "1MB", "--tokens", "100"});
+  REQUIRE(info.code == 0);
+  // 2 (K, V) x 3 layers x 2 heads x 16 dims x 4 or 2 bytes.
+  CHECK(info.out["kv_bytes_per_token"]["f32"] == 768);
+  CHECK(info.out["kv_bytes_per_token"]["bf16"] == 384);
+  REQUIRE(info.out["pools"].size() == 2);
+  for (const json& pool : info.out["pools"]) {
+    bool paged = pool["scheme"] == "paged";
+    int block_tokens = paged ? 16 : 256;
+    CHECK(pool["block_tokens"] == block_tokens);
+    CHECK(pool["block_bytes"] == 768 * block_tokens);
+    CHECK(pool["blocks"] == 1000000 / (768 * block_tokens));
+    CHECK(pool["unused_bytes"] == 1000000 % (768 * block_tokens));
+    int blocks = paged ? 7 : 1;  // of 100 tokens
+    CHECK(pool["transfer"]["layer_major"]["descriptors"] == 2 * 3 * blocks);
+    CHECK(pool["transfer"]["token_major"]["descriptors"] == blocks);
+    CHECK(pool["transfer"]["layer_major"]["bytes"] == 100 * 768);
+  }
+  info = run_info(model.dir.path, {"--kv-dtype", "bf16", "--block-tokens", "1", "--tokens", "5"});
+  REQUIRE(info.code == 0);
+  for (const json& pool : info.out["pools"])
+    if (pool["scheme"] == "paged") {
+      CHECK(pool["block_bytes"] == 384);
+      CHECK(pool["transfer"]["token_major"]["descriptors"] == 5);
+    }
+  // A pool too small for one slot says so, and the other scheme still has its row.
+  info = run_info(model.dir.path, {"--kv-bytes", "20000"});
+  REQUIRE(info.code == 0);
+  int errors = 0;
+  for (const json& pool : info.out["pools"]) errors += pool.contains("error");
+  CHECK(errors == 1);
+}
+
+TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {
+  for (bool tied : {false, true})
+    for (const char* family : {"llama", "qwen2", "qwen3"}) {
+      json config = json::parse(kConfig);
+      config["model_type"] = family;
+      config["tie_word_embeddings"] = tied;
+      ModelDir model(config.dump());
+      Info info =
+          run_info(model.dir.path, {"--threads", "1", "--chunk-tokens", "32", "--max-batch", "4"});
+      REQUIRE(info.code == 0);
+      auto parsed = load_model_config(model.dir.path);
+      REQUIRE(parsed);
+      ThreadTeam team(1);
+      for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+        auto weights = load_weights(model.dir.path, parsed.value(), {dtype, true, 0}, team);
+        REQUIRE(weights);
+        CHECK(info.out["weight_bytes"][dtype_name(dtype)] == weights.value()->bytes());
+        CHECK(info.out["scratch"][0]["activation_bytes"] ==
+              make_llama(weights.value(), team, 32, 4)->scratch_bytes());
+      }
+      CHECK(info.out["scratch"][0]["logits_bytes"] == 4 * 128 * 4);
+      CHECK(info.out["parameters"] == parsed.value().parameters());
+    }
+}
+
+TEST_CASE("info: variants, one of each chosen", "[info]") {
+  ModelDir model;
+  Info info = run_info(model.dir.path, {});
+  for (const char* op : {"gemm", "attention"}) {
+    int chosen = 0;
+    for (const json& variant : info.out[op]) {
+      chosen += variant["chosen"].get<bool>();
+      if (variant["chosen"].get<bool>()) CHECK(variant["available"] == true);
+    }
+    CHECK(chosen == 1);
+  }
+  std::string name = info.out["gemm"][0]["name"];
+  info = run_info(model.dir.path, {"--gemm", name});
+  CHECK(info.out["gemm"][0]["chosen"] == true);
+}
+
+TEST_CASE("info: bad input", "[info]") {
+  ModelDir model;
+  CHECK(run_info(model.dir.path, {"--tokens", "257"}).code == 2);
+  CHECK(run_info(model.dir.path, {"--max-model-len", "257"}).code == 2);
+  CHECK(run_info("/no/such/folder", {}).code == 2);
+  CHECK(run_info(ModelDir("{bad").dir.path, {}).code == 2);
+  testing::TempDir empty;
+  CHECK(run_info(empty.path, {}).code == 2);
+  auto options = Options::parse(option_table(), "info", {}, 1);
+  REQUIRE(options);
+  CHECK(info_main(options.value()) == 2);
+}
+
+}  // namespace
+}  // namespace xpyd

@@ -1,0 +1,330 @@
+// /metrics: the text format by its rules, and numbers that add up.
+#include "server/metrics.h"
+
+#include <cmath>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "tests/catch.h"
+#include "tests/server/server_fixture.h"
+
+using namespace xpyd;
+using namespace xpyd::testing;
+
+namespace {
+
+struct Parsed {
+  std::string error;  // "" = conforms
+  std::map<std::string, std::string> types;
+  std::map<std::string, double> samples;  // "name{labels}" -> value
+};
+
+bool is_name(const std::string& text, bool colon) {
+  if (text.empty() || (text[0] >= '0' && text[0] <= '9')) return false;
+  for (char c : text)
+    if (!(std::isalnum(static_cast<unsigned char>(c)) || c == '_' || (colon && c == ':')))
+      return false;
+  return true;
+}
+
+// A strict reader of the text format 0.0.4: HELP then TYPE then samples of one family, in one
+// block; counters end in _total; a histogram's buckets rise in both `le` and count and end with
+// +Inf = _count.
+class Reader {
+ public:
+  Parsed read(const std::string& text) {
+    if (text.empty() || text.back() != '\n') fail("does not end with a line feed");
+    std::istringstream lines(text);
+    for (std::string line; out_.error.empty() && std::getline(lines, line);) {
+      line_ = line;
+      if (line.starts_with("# HELP "))
+        help(line.substr(7));
+      else if (line.starts_with("# TYPE "))
+        type(line.substr(7));
+      else if (line.starts_with("#") || line.empty())
+        fail("comment or empty line");
+      else
+        sample(line);
+    }
+    end_family();
+    return out_;
+  }
+
+ private:
+  void fail(const std::string& why) {
+    if (out_.error.empty()) out_.error = why + ": " + line_;
+  }
+  void help(const std::string& rest) {
+    end_family();
+    family_ = rest.substr(0, rest.find(' '));
+    if (!is_name(family_, true)) fail("bad name");
+    if (rest.find(' ') == rest.npos) fail("HELP without a text");
+    if (!families_.insert(family_).second) fail("family told twice");
+    type_.clear();
+  }
+  void type(const std::string& rest) {
+    std::string name = rest.substr(0, rest.find(' '));
+    if (name != family_ || !type_.empty()) fail("TYPE out of place");
+    type_ = rest.substr(rest.find(' ') + 1);
+    static const std::set<std::string> kTypes = {"gauge", "counter", "histogram"};
+    if (!kTypes.count(type_)) fail("unknown type");
+    if (type_ == "counter" && !family_.ends_with("_total")) fail("counter without _total");
+    if (type_ != "counter" && family_.ends_with("_total")) fail("_total without counter");
+    out_.types[family_] = type_;
+  }
+  void sample(const std::string& line) {
+    size_t name_end = line.find_first_of("{ ");
+    std::string name = line.substr(0, name_end), suffix;
+    if (type_ == "histogram")
+      for (const char* s : {"_bucket", "_sum", "_count"})
+        if (name == family_ + s) suffix = s;
+    if (type_.empty() || name != family_ + suffix || (type_ == "histogram" && suffix.empty()))
+      return fail("sample outside its family");
+    std::map<std::string, std::string> labels;
+    size_t at = name_end;
+    if (line[at] == '{' && !read_labels(line, at, labels)) return;
+    if (at >= line.size() || line[at] != ' ') return fail("no space before the value");
+    char* end = nullptr;
+    double value = std::strtod(line.c_str() + at + 1, &end);
+    if (*end != '\0' || end == line.c_str() + at + 1) return fail("bad value");
+    if (type_ != "gauge" && (!(value >= 0) || std::isinf(value))) return fail("negative count");
+    std::string key = line.substr(0, at);
+    if (!out_.samples.emplace(key, value).second) return fail("sample told twice");
+    if (type_ == "histogram") histogram(suffix, labels, value);
+  }
+  bool read_labels(const std::string& line, size_t& at,
+                   std::map<std::string, std::string>& labels) {
+    ++at;
+    while (at < line.size() && line[at] != '}') {
+      size_t equals = line.find('=', at);
+      std::string name = line.substr(at, equals - at);
+      if (equals == line.npos || !is_name(name, false) || line[equals + 1] != '"')
+        return fail("bad label"), false;
+      std::string value;
+      for (at = equals + 2; at < line.size() && line[at] != '"'; ++at) {
+        if (line[at] == '\\' &&
+            (line[at + 1] == '\\' || line[at + 1] == '"' || line[at + 1] == 'n'))
+          ++at;
+        else if (line[at] == '\\')
+          return fail("bad escape"), false;
+        value += line[at];
+      }
+      if (!labels.emplace(name, value).second) return fail("label told twice"), false;
+      if (line[++at] == ',') ++at;
+    }
+    return ++at <= line.size();
+  }
+  void histogram(const std::string& suffix, std::map<std::string, std::string> labels,
+                 double value) {
+    if (suffix == "_bucket") {
+      std::string le = labels.count("le") ? labels["le"] : "";
+      double bound = le == "+Inf" ? INFINITY : std::strtod(le.c_str(), nullptr);
+      if (le.empty() || bound <= last_bound_) fail("buckets do not rise");
+      if (value < last_count_) fail("bucket counts fall");
+      last_bound_ = bound, last_count_ = value;
+    } else if (suffix == "_count") {
+      if (!std::isinf(last_bound_) || value != last_count_) fail("count differs from +Inf bucket");
+      complete_ = true;
+    }
+  }
+  void end_family() {
+    if (type_ == "histogram" && !complete_) fail("incomplete histogram " + family_);
+    last_bound_ = -INFINITY, last_count_ = 0, complete_ = false;
+  }
+
+  Parsed out_;
+  std::string line_, family_, type_;
+  std::set<std::string> families_;
+  double last_bound_ = -INFINITY, last_count_ = 0;
+  bool complete_ = false;
+};
+
+bool near(double a, double b) { return std::abs(a - b) < 1e-9; }
+
+Parsed parse(const std::string& text) { return Reader().read(text); }
+
+FinishedRequest one_request() {
+  FinishedRequest r;
+  r.n = 2;
+  r.prompt_tokens = 100;
+  r.cached_tokens = 64;
+  r.max_tokens = 50;
+  r.max_generated = 20;
+  r.finishes = {FinishReason::stop, FinishReason::length};
+  r.arrival_s = 10;
+  r.queued_s = 10.1;
+  r.scheduled_s = 10.4;
+  r.first_token_s = 11;
+  r.last_token_s = 13;
+  return r;
+}
+
+}  // namespace
+
+TEST_CASE("metrics: the strict reader refuses what it should", "[server][metrics]") {
+  CHECK(parse("# HELP a_total x\n# TYPE a_total counter\na_total 1\n").error.empty());
+  for (const char* bad : {
+           "a 1\n",
+           "# HELP a x\n# TYPE a counter\na 1\n",
+           "# HELP a x\n# TYPE a gauge\nb 1\n",
+           "# HELP a x\n# TYPE a gauge\na 1",
+           "# HELP a x\n# TYPE a gauge\na 1\na 2\n",
+           "# HELP a x\n# TYPE a gauge\na{b=\"\\x\"} 1\n",
+           "# HELP a x\n# TYPE a histogram\na_bucket{le=\"1\"} 2\na_bucket{le=\"+Inf\"} 1\n"
+           "a_sum 1\na_count 1\n",
+           "# HELP a x\n# TYPE a histogram\na_bucket{le=\"1\"} 1\na_sum 1\na_count 1\n",
+       }) {
+    INFO(bad);
+    CHECK_FALSE(parse(bad).error.empty());
+  }
+}
+
+TEST_CASE("metrics: conform, whatever the names hold", "[server][metrics]") {
+  FakeService service;
+  for (std::string model : {"tiny", "a \"quoted\" \\ name\nwith a line"}) {
+    Metrics metrics("vllm", model, 4096);
+    Parsed empty = parse(metrics.render(service.stats()));
+    CHECK(empty.error == "");
+    metrics.first_token(1.0, 100);
+    metrics.finished(one_request());
+    metrics.inter_token(0.02);
+    metrics.http_request("/v1/completions", "POST", 200);
+    metrics.http_request("none", "BREW", 405);
+    CHECK(parse(metrics.render(service.stats())).error == "");
+    CHECK(parse(metrics.render(ServiceStats{})).error == "");
+  }
+  CHECK(Metrics::valid_prefix("vllm"));
+  for (const char* bad : {"", "1a", "a-b", "a:b", "a b"}) CHECK_FALSE(Metrics::valid_prefix(bad));
+}
+
+TEST_CASE("metrics: vLLM's names, and numbers that add up", "[server][metrics]") {
+  FakeService service;
+  Metrics metrics("vllm", "tiny", 4096);
+  metrics.first_token(1.0, 100);
+  for (int i = 0; i < 40; ++i) metrics.generated_token();
+  for (int i = 0; i < 38; ++i) metrics.inter_token(0.05);
+  metrics.finished(one_request());
+  metrics.rejected(RejectReason::queue_full);
+  Parsed p = parse(metrics.render(service.stats()));
+  REQUIRE(p.error == "");
+  for (auto [name, type] : std::map<std::string, std::string>{
+           {"num_requests_running", "gauge"},
+           {"num_requests_waiting", "gauge"},
+           {"kv_cache_usage_perc", "gauge"},
+           {"gpu_cache_usage_perc", "gauge"},
+           {"cache_config_info", "gauge"},
+           {"prefix_cache_queries_total", "counter"},
+           {"prefix_cache_hits_total", "counter"},
+           {"num_preemptions_total", "counter"},
+           {"prompt_tokens_total", "counter"},
+           {"generation_tokens_total", "counter"},
+           {"request_success_total", "counter"},
+           {"time_to_first_token_seconds", "histogram"},
+           {"inter_token_latency_seconds", "histogram"},
+           {"time_per_output_token_seconds", "histogram"},
+           {"e2e_request_latency_seconds", "histogram"},
+           {"request_queue_time_seconds", "histogram"},
+           {"request_prefill_time_seconds", "histogram"},
+           {"request_decode_time_seconds", "histogram"},
+           {"request_inference_time_seconds", "histogram"},
+           {"request_prompt_tokens", "histogram"},
+           {"request_generation_tokens", "histogram"},
+           {"request_params_n", "histogram"},
+           {"request_params_max_tokens", "histogram"},
+       }) {
+    INFO(name);
+    CHECK(p.types["vllm:" + name] == type);
+  }
+  auto value = [&](const std::string& name, const std::string& engine,
+                   const std::string& more = "") {
+    std::string key =
+        "vllm:" + name + "{model_name=\"tiny\",engine=\"" + engine + "\"" + more + "}";
+    INFO(key);
+    REQUIRE(p.samples.count(key) == 1);
+    return p.samples[key];
+  };
+  for (std::string engine : {"P0", "D0"}) {
+    double sum = 0;
+    for (const char* state : {"free", "active", "cached", "in_transfer"})
+      sum += value("kv_blocks", engine, ",state=\"" + std::string(state) + "\"");
+    CHECK(sum == value("kv_blocks_capacity", engine));
+    CHECK(sum == 100);
+    CHECK(value("kv_cache_usage_perc", engine) == 0.32);
+    CHECK(value("prefix_cache_hits_total", engine) == 250);
+    CHECK(value("kv_transfer_bytes_total", engine) == 4096);
+    CHECK(value("kv_transfer_seconds_total", engine) == 0.5);
+  }
+  CHECK(value("prompt_tokens_total", "all") == 100);
+  CHECK(value("generation_tokens_total", "all") == 40);
+  CHECK(value("prompt_tokens_cached_total", "all") == 64);
+  CHECK(value("inter_token_latency_seconds_count", "all") == 38);
+  CHECK(value("inter_token_latency_seconds_bucket", "all", ",le=\"0.025\"") == 0);
+  CHECK(value("inter_token_latency_seconds_bucket", "all", ",le=\"0.05\"") == 38);  // inclusive
+  CHECK(value("request_success_total", "all", ",finished_reason=\"stop\"") == 1);
+  CHECK(value("request_success_total", "all", ",finished_reason=\"length\"") == 1);
+  CHECK(value("request_success_total", "all", ",finished_reason=\"abort\"") == 0);
+  CHECK(value("requests_rejected_total", "all", ",reason=\"queue_full\"") == 1);
+  CHECK(near(value("e2e_request_latency_seconds_sum", "all"), 3));
+  CHECK(near(value("request_queue_time_seconds_sum", "all"), 0.3));
+  CHECK(near(value("request_prefill_time_seconds_sum", "all"), 0.6));
+  CHECK(near(value("request_decode_time_seconds_sum", "all"), 2));
+  CHECK(near(value("request_inference_time_seconds_sum", "all"), 2.6));
+}
+
+TEST_CASE("metrics: blocks of a shared pool are told once", "[server][metrics]") {
+  FakeService service;
+  ServiceStats stats = service.stats();
+  stats.shared_pool = true;
+  Parsed p = parse(Metrics("x", "tiny", 16).render(stats));
+  REQUIRE(p.error == "");
+  int capacities = 0;
+  for (const auto& [key, value] : p.samples) capacities += key.starts_with("x:kv_blocks_capacity");
+  CHECK(capacities == 1);
+  CHECK(p.samples.count("x:kv_blocks_capacity{model_name=\"tiny\",engine=\"pool\"}") == 1);
+}
+
+TEST_CASE("metrics: a client cannot make labels", "[server][metrics]") {
+  TestServer server;
+  for (int i = 0; i < 50; ++i) {
+    server.get("/no/such/path/" + std::to_string(i));
+    Client client(server.port());
+    client.send("M" + std::to_string(i) + " / HTTP/1.1\r\nHost: a\r\n\r\n");
+    CHECK(client.read().status == 405);
+  }
+  Parsed p = parse(server.get("/metrics").body);
+  REQUIRE(p.error == "");
+  int series = 0;
+  for (const auto& [key, value] : p.samples) series += key.starts_with("http_requests_total");
+  CHECK(series == 2);
+  CHECK(p.samples["http_requests_total{handler=\"none\",method=\"GET\",status=\"4xx\"}"] == 50);
+  CHECK(p.samples["http_requests_total{handler=\"/\",method=\"other\",status=\"4xx\"}"] == 50);
+}
+
+TEST_CASE("metrics: of requests that were served", "[server][metrics]") {
+  TestServer server;
+  for (int i = 0; i < 3; ++i)
+    CHECK(server.post("/v1/completions", R"({"prompt":"abcd","max_tokens":5,"n":2})").status ==
+          200);
+  CHECK(server.post("/v1/completions", R"({"prompt":"abcd","max_tokens":0})").status == 400);
+  CHECK(server.post("/v1/completions", R"({"prompt":"abcd","max_tokens":999})").status == 400);
+  Parsed p = parse(server.get("/metrics").body);
+  REQUIRE(p.error == "");
+  auto value = [&](const std::string& name, const std::string& more = "") {
+    return p.samples["vllm:" + name + "{model_name=\"tiny\",engine=\"all\"" + more + "}"];
+  };
+  CHECK(value("prompt_tokens_total") == 12);
+  CHECK(value("generation_tokens_total") == 30);
+  CHECK(value("request_success_total", ",finished_reason=\"length\"") == 6);
+  CHECK(value("time_to_first_token_seconds_count") == 3);
+  CHECK(value("inter_token_latency_seconds_count") == 24);
+  CHECK(value("e2e_request_latency_seconds_count") == 3);
+  CHECK(value("requests_rejected_total", ",reason=\"invalid\"") == 1);
+  CHECK(value("requests_rejected_total", ",reason=\"too_long\"") == 1);
+  CHECK(p.samples
+            ["http_requests_total{handler=\"/v1/completions\",method=\"POST\",status=\"2xx\"}"] ==
+        3);
+  CHECK(p.samples
+            ["http_requests_total{handler=\"/v1/completions\",method=\"POST\",status=\"4xx\"}"] ==
+        2);
+}

@@ -1,0 +1,118 @@
+// A server with a scripted cluster behind it, and a client that sends exactly the bytes it is told
+// to.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "disagg/service.h"
+#include "server/http_server.h"
+
+namespace xpyd::testing {
+
+// Byte-level, without merges: token id = byte; 256 is the special token <|end|>. vocab_size 257.
+const Tokenizer& byte_tokenizer();
+// "role: content\n" per message, then "assistant: ".
+const ChatTemplate& line_template();
+
+// Steps all its requests in turn on a thread of its own, one event per choice and step.
+class FakeService final : public Service {
+ public:
+  FakeService();
+  ~FakeService() override;
+
+  // Set these before the first request.
+  std::function<Status(const Request&)> admit;  // empty: takes everything
+  // Events of one choice, the last with a finish; empty function: `max_tokens` letters of "hello ".
+  std::function<std::vector<TokenEvent>(const Request&, int choice)> script;
+  double step_delay_s = 0;
+  bool alive = true;
+
+  void hold(bool held);  // no events but aborts while held
+  std::vector<Request> seen() const;
+  std::vector<uint64_t> aborted() const;
+  int in_flight() const;
+  // Waits until `done`, at most 30 s.
+  bool wait(std::function<bool(const FakeService&)> done) const;
+
+  Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
+  void abort(uint64_t request_id) override;
+  ServiceStats stats() const override;
+  bool healthy() const override { return alive; }
+
+  static TokenEvent token(int32_t id, const std::string& text,
+                          FinishReason finish = FinishReason::none);
+  static std::vector<TokenEvent> hello(const Request& request, int choice);
+
+ private:
+  struct Running;
+  void loop();
+  void step(Running& running);
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  std::vector<std::shared_ptr<Running>> running_;
+  std::vector<Request> seen_;
+  std::vector<uint64_t> aborted_;
+  bool held_ = false, stopped_ = false;
+  std::thread thread_;
+};
+
+struct Reply {
+  int status = 0;  // 0: the connection ended before a whole header came
+  std::string reason, head, body;
+  bool complete = false;  // the body came to its declared end
+  bool chunked = false;
+  std::string header(const std::string& lower_name) const;
+  std::vector<std::string> events() const;  // SSE data lines
+};
+
+// A blocking TCP client; every wait ends after 30 s.
+class Client {
+ public:
+  explicit Client(int port, int receive_buffer_bytes = 0);
+  ~Client();
+  Client(const Client&) = delete;
+  void send(const std::string& bytes);
+  void half_close();
+  void close();
+  Reply read(bool head_request = false);  // one response; 1xx are skipped and counted
+  std::string read_some();                // "" at the end of the connection
+  bool at_end();                          // true when the server has closed and nothing is left
+  int continues = 0;
+
+ private:
+  bool fill();
+  int fd_ = -1;
+  std::string buffer_;
+};
+
+class TestServer {
+ public:
+  explicit TestServer(std::function<void(ServerOptions&)> change = {}, bool with_tokenizer = true);
+  ~TestServer();
+
+  RealClock clock;
+  FakeService service;
+  std::unique_ptr<HttpServer> server;
+  int port() const { return server->port(); }
+  Reply get(const std::string& path, const std::string& headers = "");
+  Reply post(const std::string& path, const std::string& body, const std::string& headers = "");
+  std::vector<std::string> log() const;
+  void join();  // waits for run() to return
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::string> log_;
+  std::thread thread_;
+};
+
+std::string request_text(const std::string& method, const std::string& path,
+                         const std::string& body, const std::string& headers = "");
+
+}  // namespace xpyd::testing
