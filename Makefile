@@ -60,6 +60,11 @@ bench: build  ## speed as shares of this machine's measured peaks (ARGS='gemm at
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_bench
 	@$(BUILD)/xpyd_bench $(ARGS)
 
+bench-peers: build  ## our GEMM beside OpenBLAS, BLIS and oneDNN (installs them; ARGS='--rounds 15')
+	@tools/install-packages libopenblas-dev libblis-openmp-dev libdnnl-dev
+	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_bench_peers
+	@$(BUILD)/xpyd_bench_peers $(ARGS)
+
 asan:  ## the test suite under AddressSanitizer and UBSan
 	@$(MAKE) --no-print-directory test MODE=asan
 
@@ -83,6 +88,12 @@ format:  ## clang-format every source in place
 clean:  ## remove build/
 	rm -rf build
 
+# The commit is compiled into one object, again whenever it changes.
+COMMIT := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+$(shell mkdir -p $(BUILD) && { [ "$$(cat $(BUILD)/commit 2>/dev/null)" = "$(COMMIT)" ] || echo "$(COMMIT)" >$(BUILD)/commit; })
+$(BUILD)/base/version.o: DEFINES += -DXPYD_COMMIT='"$(COMMIT)"'
+$(BUILD)/base/version.o: $(BUILD)/commit
+
 # Kernels that need AVX2 live in *_avx2.cc and are reached only after a run-time check.
 $(BUILD)/%_avx2.o: CXXFLAGS += -O3 -mavx2 -mfma -mf16c
 $(BUILD)/%.o: %.cc
@@ -100,6 +111,9 @@ $(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) -fsanitize=fuzzer $(LDLIBS) -o $@
 $(BUILD)/xpyd_bench: $(call object,$(BENCH_SRC)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -o $@
+$(BUILD)/xpyd_bench_peers: $(BUILD)/experiments/bench/peers/gemm_peers.o $(LIB)
+	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -ldnnl -ldl -o $@
 
+.SECONDARY: $(call object,$(wildcard tests/fuzz/*.cc))
 -include $(patsubst %.o,%.d,$(call object,$(LIB_SRC) $(TEST_SRC) $(BENCH_SRC) server/main.cc \
             $(wildcard tests/fuzz/*.cc)))

@@ -1,6 +1,7 @@
 #include "base/bench.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -167,8 +168,10 @@ void Bench::measure(const std::vector<BenchCase>& cases) {
   }
   std::vector<std::vector<double>> seconds(n), shares(n);
   std::vector<double> reads;
+  auto settle = [this] { usleep(useconds_t(options_.settle_ms * 1e3)); };
   for (int round = 0; round < options_.rounds; ++round) {
     std::map<int, PeakRow> peaks;
+    settle();
     for (int t : thread_counts) {
       PeakProbe& probe = *state_->probe;
       peaks[t] = {t, probe.fma_gflops(team(t)), probe.read_gbps(team(t)),
@@ -177,6 +180,7 @@ void Bench::measure(const std::vector<BenchCase>& cases) {
     reads.push_back(peaks.rbegin()->second.read_gbps);
     for (size_t step = 0; step < n; ++step) {
       size_t i = (step + size_t(round)) % n;
+      settle();
       seconds[i].push_back(sample(*good[i], repetitions[i]));
     }
     for (size_t i = 0; i < n; ++i) {

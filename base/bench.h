@@ -51,9 +51,10 @@ struct BenchRow {
 
 struct BenchOptions {
   int rounds = 15;
-  int n_threads = 0;                // most threads of a case; 0 = all cpus this process may use
-  double sample_ms = 20;            // a case is repeated within a round until it took this long
-  std::string json, csv;            // files to write, or ""
+  int n_threads = 0;      // most threads of a case; 0 = all cpus this process may use
+  double sample_ms = 20;  // a case is repeated within a round until it took this long
+  double settle_ms = 0;   // pause before each sample: until other libraries' threads stop spinning
+  std::string json, csv;  // files to write, or ""
   std::vector<std::string> groups;  // empty = all
 };
 
@@ -81,10 +82,10 @@ class Bench {
   // Runs the registered groups that options.groups names, in the order of their names.
   int run_registered();
   void print_conditions() const;
+  void write_files() const;  // options.json, options.csv; run_registered() does it itself
 
  private:
   struct State;
-  void write_files() const;
   BenchOptions options_;
   std::string group_;
   std::vector<BenchRow> rows_;

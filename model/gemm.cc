@@ -22,39 +22,35 @@ constexpr int kMaxPassRows = 264;  // rows that share a block of weights while i
 constexpr int kMaxSumRows = 384;   // rows x panels whose sums a thread keeps at a time
 static_assert(kMaxSumRows >= kMaxPassRows && kMaxSumRows >= kMaxTileRows * kMaxTilePanels);
 
-// How rows are cut into register tiles of at most `most` rows: full tiles first, then at most two
-// smaller ones, as even as can be (a tile of few rows has too few chains to hide the latency of an
-// FMA).
+// How rows are cut into register tiles: full ones first, then at most two smaller ones, as even as
+// can be (a tile of few rows has too few chains to hide the latency of an FMA).
 struct TilePlan {
-  TilePlan(int m, int most) : full_rows(most) {
-    int rest = m % most;
-    n_full = m / most;
-    if (rest > 0 && rest <= most / 2 && n_full > 0) {
+  explicit TilePlan(int m) {
+    int rest = m % kMaxTileRows;
+    n_full = m / kMaxTileRows;
+    tail[0] = rest;
+    if (rest > 0 && rest <= kMaxTileRows / 2 && n_full > 0) {
       --n_full;
-      tail[0] = (rest + most + 1) / 2;
-      tail[1] = rest + most - tail[0];
-    } else {
-      tail[0] = rest;
+      tail[0] = (rest + kMaxTileRows + 1) / 2;
+      tail[1] = rest + kMaxTileRows - tail[0];
     }
     n_tiles = n_full + (tail[0] > 0) + (tail[1] > 0);
   }
   int first_row(int tile) const {
-    int past = std::min(tile, n_full) * full_rows;
+    int past = std::min(tile, n_full) * kMaxTileRows;
     if (tile > n_full) past += tail[0];
     if (tile > n_full + 1) past += tail[1];
     return past;
   }
-  int rows(int tile) const { return tile < n_full ? full_rows : tail[tile - n_full]; }
-  int full_rows, n_full, n_tiles, tail[2] = {0, 0};
+  int rows(int tile) const { return tile < n_full ? kMaxTileRows : tail[tile - n_full]; }
+  int n_full, n_tiles, tail[2] = {0, 0};
 };
 
 // Block sizes, by M alone; they move work around in time and cannot change a bit of the result.
 struct Blocking {
-  int tile_rows;    // most rows of a register tile
-  int tile_panels;  // panels of one register tile: few rows need several to have enough chains
-  int run_panels;   // panels that share one pass over K, so that x is read from L1
-  int block_k;      // longest piece of K
-  bool prefetch;    // ask for the next block's weights while this one is in use
+  int panels;     // of one register tile: few rows need several to have enough chains
+  int block_k;    // longest piece of K
+  bool prefetch;  // ask for the next block's weights while this one is in use
 };
 
 Blocking choose_blocking(int m, Dtype dtype) {
@@ -64,10 +60,10 @@ Blocking choose_blocking(int m, Dtype dtype) {
     // themselves; one or two leave memory idle unless it is asked early: +29 % at M = 4 on one
     // thread.
     int panels = kPanelsForRows[m];
-    return {kMaxTileRows, panels, panels, m <= 2 ? 1 << 30 : 512, m > 2};
+    return {panels, m <= 2 ? 1 << 30 : 512, m > 2};
   }
   // 12 KiB of bf16 or 16 KiB of f32 weights, and 9 or 6 KiB of x, in 32 KiB of L1.
-  return {kMaxTileRows, 1, 1, dtype == Dtype::bf16 ? 384 : 256, true};
+  return {1, dtype == Dtype::bf16 ? 384 : 256, true};
 }
 
 // K cut into groups (the contract), and groups into equal pieces of at most block_k.
@@ -113,7 +109,7 @@ class Gemm {
         kernels_(kernels),
         scratch_(scratch),
         blocking_(choose_blocking(args.m, args.w->dtype)),
-        tiles_(args.m, blocking_.tile_rows),
+        tiles_(args.m),
         blocks_(w_.k, w_.k_groups, blocking_.block_k),
         n_panels_((w_.n + kPanel - 1) / kPanel),
         row_bytes_(kPanel * dtype_bytes(w_.dtype)),
@@ -155,7 +151,7 @@ class Gemm {
   // ones last, so that a member whose core was taken away for a while does not keep the others
   // waiting.
   Range take(int size) {
-    const int unit = blocking_.run_panels;
+    const int unit = blocking_.panels;
     int begin = next_panel_.load(std::memory_order_relaxed);
     for (;;) {
       int left = n_panels_ - begin;
@@ -172,8 +168,8 @@ class Gemm {
     for (int pass = 0; pass < n_passes; ++pass) {
       Range piece = share(n_tiles, pass, n_passes);
       piece = {tiles.begin + piece.begin, tiles.begin + piece.end};
-      for (int p = panels.begin; p < panels.end; p += blocking_.run_panels)
-        run(piece, {p, std::min(p + blocking_.run_panels, panels.end)}, sums);
+      for (int p = panels.begin; p < panels.end; p += blocking_.panels)
+        run(piece, {p, std::min(p + blocking_.panels, panels.end)}, sums);
     }
   }
 
@@ -182,37 +178,32 @@ class Gemm {
     const float* packed = a_.m == 1 ? a_.x : scratch_.buffer.as<float>();
     const int row0 = tiles_.first_row(tiles.begin), rows = tiles_.first_row(tiles.end) - row0;
     const int n_panels = panels.end - panels.begin, n_tiles = tiles.end - tiles.begin;
-    const size_t level =
-        size_t(n_panels) * size_t(rows) * kPanel;  // floats of one buffer of the tree
+    const size_t level = size_t(n_panels) * size_t(rows) * kPanel;  // floats of one tree buffer
     auto& table = w_.dtype == Dtype::bf16 ? kernels_.bf16 : kernels_.f32;
-    const std::byte* first_panel = w_.panels.data() + size_t(panels.begin) * panel_bytes_;
+    const std::byte* first = w_.panels.data() + size_t(panels.begin) * panel_bytes_;
     for (int i = 0; i < blocks_.count(); ++i) {
       const int g = i / blocks_.per_group;
       const Range ks = blocks_[i];
+      const int k = ks.end - ks.begin;
       float* leaf = sums + level * size_t(TreeStack::slot(g));
-      for (int p = panels.begin; p < panels.end; p += blocking_.tile_panels) {
-        const int tile_panels = std::min(blocking_.tile_panels, panels.end - p);
-        const std::byte* w =
-            w_.panels.data() + size_t(p) * panel_bytes_ + size_t(ks.begin) * row_bytes_;
-        const std::byte* next = p + blocking_.tile_panels < panels.end
-                                    ? w + size_t(blocking_.tile_panels) * panel_bytes_
-                                    : first_panel + size_t(ks.end) * row_bytes_;
-        float* panel_sums = leaf + size_t(p - panels.begin) * size_t(rows) * kPanel;
-        int step = blocking_.prefetch ? int(4 * row_bytes_) / n_tiles : 0;
-        if (step > 128) step = 0;  // a tile asks for two lines per 4 k at most; half of them harms
-        for (int t = tiles.begin; t < tiles.end; ++t) {
-          int row = tiles_.first_row(t);
-          GemmTile tile{
-              .x = packed + packed_offset(ks, row),
-              .w = w,
-              .panel_bytes = panel_bytes_,
-              .k = ks.end - ks.begin,
-              .sums = panel_sums + size_t(row - row0) * size_t(tile_panels) * kPanel,
-              .resume = i % blocks_.per_group != 0,
-              .prefetch = next + size_t(t - tiles.begin) * size_t((ks.end - ks.begin) / 4 * step),
-              .prefetch_step = step};
-          table[tiles_.rows(t)][tile_panels](tile);
-        }
+      // The tiles share the lines of the next block among them. One tile asks for two lines per 4 k
+      // at most: half of the lines asked for and half left to the hardware is slower than none
+      // asked for.
+      const std::byte* next = i + 1 < blocks_.count() ? first + size_t(ks.end) * row_bytes_
+                                                      : first + size_t(n_panels) * panel_bytes_;
+      int step = blocking_.prefetch ? int(4 * row_bytes_) / n_tiles : 0;
+      if (step > 128) step = 0;
+      for (int t = tiles.begin; t < tiles.end; ++t) {
+        int row = tiles_.first_row(t);
+        GemmTile tile{.x = packed + packed_offset(ks, row),
+                      .w = first + size_t(ks.begin) * row_bytes_,
+                      .panel_bytes = panel_bytes_,
+                      .k = k,
+                      .sums = leaf + size_t(row - row0) * size_t(n_panels) * kPanel,
+                      .resume = i % blocks_.per_group != 0,
+                      .prefetch = next + size_t(t - tiles.begin) * size_t(k / 4 * step),
+                      .prefetch_step = step};
+        table[tiles_.rows(t)][n_panels](tile);
       }
       if ((i + 1) % blocks_.per_group == 0) {
         int top = TreeStack::slot(g), merges = TreeStack::merges(g, g + 1 == w_.k_groups);
@@ -220,13 +211,10 @@ class Gemm {
           kernels_.add(sums + level * size_t(top - 1), sums + level * size_t(top), int(level));
       }
     }
-    // Sums lie as the tiles wrote them: [panels / tile_panels][tile][tile_panels][tile rows][16].
-    for (int p = panels.begin; p < panels.end; p += blocking_.tile_panels)
-      for (int t = tiles.begin; t < tiles.end; ++t)
-        for (int q = p; q < std::min(p + blocking_.tile_panels, panels.end); ++q) {
-          store(q, tiles_.first_row(t), tiles_.rows(t), sums);
-          sums += tiles_.rows(t) * kPanel;
-        }
+    // Sums lie as the tiles wrote them: [tile][panel][row of the tile][16].
+    for (int t = tiles.begin; t < tiles.end; ++t)
+      for (int p = panels.begin; p < panels.end; ++p, sums += tiles_.rows(t) * kPanel)
+        store(p, tiles_.first_row(t), tiles_.rows(t), sums);
   }
 
   void store(int panel, int row0, int rows, const float* sums) const {

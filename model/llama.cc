@@ -69,7 +69,7 @@ struct WantedRows {
 class Llama final : public Model {
  public:
   Llama(std::shared_ptr<const Weights> weights, ThreadTeam& team, int max_step_tokens,
-        int max_logits)
+        int max_logits, const Kernels& kernels)
       : weights_(std::move(weights)),
         c_(weights_->config),
         team_(team),
@@ -77,6 +77,8 @@ class Llama final : public Model {
         max_logits_(max_logits),
         q_width_(c_.n_heads * c_.head_dim),
         kv_width_(c_.n_kv_heads * c_.head_dim),
+        gemm_(kernels.gemm ? *kernels.gemm : default_gemm()),
+        attention_(kernels.attention ? *kernels.attention : default_attention()),
         gemm_scratch_(max_step_tokens, std::max({c_.hidden, q_width_, c_.intermediate}),
                       team.size()),
         positions_(size_t(max_step_tokens)) {
@@ -172,8 +174,8 @@ class Llama final : public Model {
   const int max_step_tokens_, max_logits_;
   const int q_width_, kv_width_;  // floats of one token's q, and of its k or v
   const Ops& ops_ = default_ops();
-  const GemmVariant& gemm_ = default_gemm();
-  const AttentionVariant& attention_ = default_attention();
+  const GemmVariant& gemm_;
+  const AttentionVariant& attention_;
   GemmScratch gemm_scratch_;
   std::vector<int> positions_;
   WantedRows wanted_;
@@ -383,8 +385,8 @@ Work Llama::work(const StepInput& step) const {
 }  // namespace
 
 std::unique_ptr<Model> make_llama(std::shared_ptr<const Weights> weights, ThreadTeam& team,
-                                  int max_step_tokens, int max_logits) {
-  return std::make_unique<Llama>(std::move(weights), team, max_step_tokens, max_logits);
+                                  int max_step_tokens, int max_logits, const Kernels& kernels) {
+  return std::make_unique<Llama>(std::move(weights), team, max_step_tokens, max_logits, kernels);
 }
 
 }  // namespace xpyd

@@ -58,9 +58,19 @@ struct LoadOptions {
 Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, const ModelConfig& config,
                                                     const LoadOptions& options, ThreadTeam& team);
 
+struct GemmVariant;       // model/gemm.h
+struct AttentionVariant;  // attention/attention.h
+
+// Which rows of the variant tables a model runs; null: this machine's default.
+struct Kernels {
+  const GemmVariant* gemm = nullptr;
+  const AttentionVariant* attention = nullptr;
+};
+
 // A Llama-family model over shared weights. `max_step_tokens` bounds n_tokens of one forward() and, with
 // max_logits, fixes the scratch. `team` runs the kernels and is used by this model alone.
 std::unique_ptr<Model> make_llama(std::shared_ptr<const Weights> weights, ThreadTeam& team,
-                                  int max_step_tokens, int max_logits);
+                                  int max_step_tokens, int max_logits,
+                                  const Kernels& kernels = {});
 
 }  // namespace xpyd

@@ -4,6 +4,9 @@
 #include <filesystem>
 #include <thread>
 
+#include "attention/attention.h"
+#include "model/gemm.h"
+
 namespace xpyd {
 namespace {
 
@@ -18,6 +21,16 @@ StreamKv stream_kv(const std::string& name) {
 }
 
 Dtype dtype(const std::string& name) { return name == "bf16" ? Dtype::bf16 : Dtype::f32; }
+
+// The row of that name; null for "auto", which is the machine's default. The options table holds names of
+// available rows only.
+template <class Variant>
+const Variant* variant(std::span<const Variant> rows, const std::string& name) {
+  for (const Variant& row : rows) {
+    if (name == row.name) return &row;
+  }
+  return nullptr;
+}
 
 }  // namespace
 
@@ -99,8 +112,10 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
     for (int t = 0; pin && t < threads; ++t) cpus.push_back(i * threads + t);
     stack->teams.push_back(std::make_unique<ThreadTeam>(threads, cpus));
   }
-  cluster.make_model = [&stack = *stack, max_step, batch = cluster.max_batch](int i) {
-    return make_llama(stack.weights, *stack.teams[size_t(i)], max_step, batch);
+  Kernels kernels{variant(gemm_variants(), options.text("gemm")),
+                  variant(attention_variants(), options.text("attention"))};
+  cluster.make_model = [&stack = *stack, max_step, batch = cluster.max_batch, kernels](int i) {
+    return make_llama(stack.weights, *stack.teams[size_t(i)], max_step, batch, kernels);
   };
   auto model = cluster.make_model(0);
   cluster.kv.shape = model->kv_shape(dtype(options.text("kv-dtype")));

@@ -1,9 +1,10 @@
 // P and D side by side, one core each, against both phases taking turns on both cores.
 //
-// Arithmetic: prefill is bound by FMA, decode by reading weights. Taking turns, each phase has both cores and
-// leaves the other resource idle. Side by side each has one core; decode alone on one core reaches 0.75-0.8 of
-// the two-core bandwidth (25 of 33 GB/s), prefill alone one half of the two-core FMA rate. So the sum of the
-// two fractions is about 0.5 + 0.75 less what they take from each other: 1.07 to 1.18.
+// Arithmetic: prefill is bound by FMA, decode by reading weights. Taking turns, each phase has both
+// cores and leaves the other resource idle. Side by side each has one core; decode alone on one
+// core reaches 0.75-0.8 of the two-core bandwidth (25 of 33 GB/s), prefill alone one half of the
+// two-core FMA rate. So the sum of the two fractions is about 0.5 + 0.75 less what they take from
+// each other: 1.07 to 1.18.
 #include <algorithm>
 #include <atomic>
 #include <thread>
@@ -26,7 +27,8 @@ class Phase {
   Phase(std::shared_ptr<const Weights> weights, ThreadTeam& team, bool prefill)
       : model_(make_llama(std::move(weights), team, kPromptTokens, kBatch)), prefill_(prefill) {
     int n = prefill ? 1 : kBatch;
-    layout_ = {model_->kv_shape(Dtype::bf16), KvOrder::layer_major, prefill ? kPromptTokens : kContext, n};
+    layout_ = {model_->kv_shape(Dtype::bf16), KvOrder::layer_major,
+               prefill ? kPromptTokens : kContext, n};
     pool_ = Buffer(layout_.pool_bytes());
     logits_.resize(size_t(model_->config().vocab) * size_t(n));
     for (int i = 0; i < n; ++i) {
@@ -44,7 +46,8 @@ class Phase {
     }
   }
   void step() {
-    model_->forward({tokens_, q_offsets_, kv_lengths_, views_, logit_rows_, nullptr}, logits_.data());
+    model_->forward({tokens_, q_offsets_, kv_lengths_, views_, logit_rows_, nullptr},
+                    logits_.data());
   }
   int tokens() const { return int(tokens_.size()); }
 
@@ -78,7 +81,8 @@ void bench_pd(Bench& bench) {
     return;
   }
   ThreadTeam& both = bench.team(2);
-  auto weights = load_weights(dir, config.value(), {.dtype = Dtype::bf16, .dummy = true}, both).value();
+  auto weights =
+      load_weights(dir, config.value(), {.dtype = Dtype::bf16, .dummy = true}, both).value();
   ThreadTeam first(1, {0}), second(1, {1});
   Phase prefill_both(weights, both, true), decode_both(weights, both, false);
   Phase prefill_one(weights, first, true), decode_one(weights, second, false);
@@ -109,8 +113,8 @@ void bench_pd(Bench& bench) {
     sums.push_back(prefill_shares.back() + decode_shares.back());
   }
   Summary prefill = summarize(prefill_shares), decode = summarize(decode_shares);
-  std::printf("side by side: prefill keeps %.3f and decode %.3f of its speed on both cores\n", prefill.median,
-              decode.median);
+  std::printf("side by side: prefill keeps %.3f and decode %.3f of its speed on both cores\n",
+              prefill.median, decode.median);
   std::sort(sums.begin(), sums.end());
   bench.report({.name = "1P1D on two cores, llama-1b bf16",
                 .n_threads = 2,

@@ -1,0 +1,89 @@
+// One product to time: weights rotated through enough copies to come from memory, and a check that
+// any contestant's result must pass. Shared by gemm_bench.cc and the peers.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "model/gemm.h"
+
+namespace xpyd {
+
+struct GemmCase {
+  GemmCase(int m_, int n_, int k_, int groups_, Dtype dtype, size_t footprint, ThreadTeam& team)
+      : m(m_), n(n_), k(k_), scratch(m_, k_, team.size()) {
+    size_t copies =
+        std::max<size_t>(1, footprint / (size_t(n) * size_t(k) * dtype_bytes(dtype)) + 1);
+    for (size_t c = 0; c < copies; ++c)
+      weights.push_back(pack_matrix(
+          n, k, groups_, dtype, [&](int row, float* out) { weight_row(int(c), row, out); }, team));
+    Random random(7);
+    x.resize(size_t(m) * size_t(k));
+    for (float& v : x) v = float(random.uniform() * 2 - 1);
+    y.resize(size_t(m) * size_t(n) + 16);
+    y0 = y.data();
+    while (reinterpret_cast<uintptr_t>(y0) % 64) ++y0;
+  }
+
+  // Exact in bf16, so that one oracle serves both dtypes; cheap, as a row is made several times.
+  void weight_row(int copy, int row, float* out) const {
+    uint32_t state = uint32_t(row) * 2654435761u + uint32_t(copy) * 40503u + 1;
+    for (int i = 0; i < k; ++i) {
+      state = state * 1664525u + 1013904223u;
+      out[i] = float(int(state >> 24) - 128) / 128;
+    }
+  }
+
+  GemmArgs args(size_t copy) {
+    return {.x = x.data(),
+            .y = y0,
+            .w = &weights[copy],
+            .bias = nullptr,
+            .m = m,
+            .x_stride = k,
+            .y_stride = n};
+  }
+  void run(ThreadTeam& team) {
+    default_gemm().run(args(turn), scratch, team);
+    turn = (turn + 1) % weights.size();
+  }
+  // Some columns of most rows of what `contestant` makes of weights[0], against double, within the
+  // bound of a chain of k roundings (twice: a library may round products and sums).
+  template <class Contestant>
+  std::string check(Contestant contestant) {
+    std::fill(y.begin(), y.end(), NAN);
+    turn = 0;
+    contestant();
+    turn = 0;
+    const int row_step = m > 64 ? 7 : 1;
+    std::vector<float> w(static_cast<size_t>(k));
+    for (int column = 0; column < n; column += column < 32 || column > n - 18 ? 1 : 61) {
+      weight_row(0, column, w.data());
+      for (int r = column % row_step; r < m; r += row_step) {
+        double sum = 0, magnitude = 0;
+        for (int i = 0; i < k; ++i) {
+          double product = double(x[size_t(r) * size_t(k) + size_t(i)]) * double(w[size_t(i)]);
+          sum += product, magnitude += std::abs(product);
+        }
+        double got = y0[size_t(r) * size_t(n) + size_t(column)];
+        if (!(std::abs(got - sum) <= 2 * (k + 8) * 0x1p-24 * magnitude))
+          return "row " + std::to_string(r) + " column " + std::to_string(column) + " is " +
+                 std::to_string(got) + ", expected " + std::to_string(sum);
+      }
+    }
+    return "";
+  }
+
+  int m, n, k;
+  std::vector<PackedMatrix> weights;
+  std::vector<float> x, y;
+  float* y0;
+  GemmScratch scratch;
+  size_t turn = 0;
+};
+
+}  // namespace xpyd
