@@ -10,26 +10,24 @@
 namespace xpyd {
 namespace {
 
-#ifndef HINT
-#define HINT _MM_HINT_T0
-#endif
 using Rows = const std::byte* const*;
 
-// Hands out prefetches four at a time, so that requests spread over the arithmetic.
+// Hands out prefetches little by little, so that requests spread over the arithmetic.
 class Stream {
  public:
-  explicit Stream(const Prefetch& p) : p_(p) {}
+  // About `n_steps` calls of step() will follow.
+  Stream(const Prefetch& p, int n_steps) : p_(p), burst_((p.n_rows * p.lines - 1) / n_steps + 1) {}
   void step() {
     if (row_ == p_.n_rows) return;
     const char* line = reinterpret_cast<const char*>(p_.rows[row_]) + 64 * line_;
-    for (int i = 0; i < 4; ++i) _mm_prefetch(line + 64 * i, HINT);
-    line_ += 4;
+    for (int i = 0; i < burst_; ++i) _mm_prefetch(line + 64 * i, _MM_HINT_T0);
+    line_ += burst_;
     if (line_ >= p_.lines) line_ = 0, ++row_;
   }
 
  private:
   Prefetch p_;
-  int row_ = 0, line_ = 0;
+  int burst_, row_ = 0, line_ = 0;
 };
 
 // B: vector j of 8 columns of row k.
@@ -178,7 +176,7 @@ void pack_k(Dtype dtype, Rows given, size_t offset, int head_dim, float* panel) 
 
 void scores(const float* q, int n_rows, int head_dim, const float* panel, float* s,
             Prefetch prefetch) {
-  Stream stream(prefetch);
+  Stream stream(prefetch, (n_rows + 5) / 6 * (head_dim + 3) / 4);
   tiles<false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream);
 }
 
@@ -265,7 +263,7 @@ void pack_v(Dtype dtype, Rows rows, int begin, int end, size_t offset, int head_
 
 void values(const float* p, int n_rows, int begin, int end, const float* panels, float* acc,
             int d_pad, Prefetch prefetch) {
-  Stream stream(prefetch);
+  Stream stream(prefetch, (n_rows + 5) / 6 * (d_pad / 16) * ((end - begin + 3) / 4));
   for (int d = 0; d < d_pad; d += kPanelDims)
     tiles<true>(p, kTileTokens, n_rows, begin, end, Dense{panels + d * kTileTokens}, acc + d,
                 size_t(d_pad), stream);
@@ -317,7 +315,7 @@ void in_place_rows(const float* p, int n_rows, int begin, int end, Rows rows, si
 
 void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end, Rows rows,
                      size_t offset, float* acc, int head_dim, Prefetch prefetch) {
-  Stream stream(prefetch);
+  Stream stream(prefetch, (n_rows + 5) / 6 * ((head_dim + 23) / 24) * ((end - begin + 3) / 4));
   if (dtype == Dtype::f32) {
     in_place_rows<RowsF32>(p, n_rows, begin, end, rows, offset, acc, head_dim, 4, stream);
   } else {

@@ -23,14 +23,10 @@
 namespace xpyd {
 namespace {
 
-constexpr int kBlockRows = 192;  // of one kv head: q, accumulators and weights stay in L2
-constexpr int kStreamRows = 8;   // at most this many rows per kv head are streamed
-#ifndef KP
-#define KP 32
-#define KA 32
-#endif
-constexpr int kPartTokens = KP;   // of V that a stream computes head after head
-constexpr int kAheadTokens = KA;  // how far ahead a stream asks for memory
+constexpr int kBlockRows = 192;   // of one kv head: q, accumulators and weights stay in L2
+constexpr int kStreamRows = 8;    // at most this many rows per kv head are streamed
+constexpr int kPartTokens = 32;   // of V that a stream computes head after head
+constexpr int kAheadTokens = 32;  // how far ahead a stream asks for memory: parts of K and V in L2
 constexpr int kRowGroup = 6;      // rows that a register tile of the fast kernels takes at once
 constexpr int kStatePad = 16;     // floats behind an accumulator in `partials`: max, sum, padding
 

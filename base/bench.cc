@@ -56,8 +56,9 @@ double sample(const BenchCase& c, int repetitions) {
 
 std::string measure_name(const BenchCase& c) {
   if (!c.versus.empty()) {
-    std::string text = c.versus.size() == 1 ? "x " : "x best of ";
-    for (size_t i = 0; i < c.versus.size(); ++i) text += (i ? ", " : "") + c.versus[i];
+    if (c.versus.size() > 2) return "x best of " + std::to_string(c.versus.size()) + " others";
+    std::string text = "x " + c.versus[0];
+    if (c.versus.size() == 2) text = "x best of " + c.versus[0] + ", " + c.versus[1];
     return text;
   }
   switch (c.limit) {
@@ -106,15 +107,22 @@ bool built_with_checks() {
 
 struct Bench::State {
   std::vector<int> cpus = allowed_cpus();
+  std::string machine = xpyd::machine();  // before the calling thread is pinned
+  cpu_set_t affinity;                     // of the calling thread, given back at the end
   std::map<int, std::unique_ptr<ThreadTeam>> teams;
   std::unique_ptr<PeakProbe> probe;
 };
 
 Bench::Bench(BenchOptions options)
     : options_(std::move(options)), state_(std::make_unique<State>()) {
+  XPYD_CHECK(sched_getaffinity(0, sizeof state_->affinity, &state_->affinity) == 0);
   if (options_.n_threads <= 0) options_.n_threads = int(state_->cpus.size());
 }
-Bench::~Bench() = default;
+Bench::~Bench() {
+  // Each team gives the caller the affinity back that it found, which may be that of another team.
+  state_->teams.clear();
+  sched_setaffinity(0, sizeof state_->affinity, &state_->affinity);
+}
 
 int Bench::max_threads() const { return options_.n_threads; }
 
@@ -238,6 +246,7 @@ void Bench::write_files() const {
   if (!options_.json.empty()) {
     nlohmann::json out;
     for (auto& [key, value] : provenance()) out[key] = value;
+    out["machine"] = state_->machine;
     out["isa"] = PeakProbe::isa();
     out["load"] = first_line("/proc/loadavg");
     out["checks_on"] = built_with_checks();
@@ -260,7 +269,8 @@ void Bench::write_files() const {
   }
   if (!options_.csv.empty()) {
     std::ofstream out(options_.csv);
-    for (auto& [key, value] : provenance()) out << "# " << key << ": " << value << "\n";
+    for (auto& [key, value] : provenance())
+      out << "# " << key << ": " << (key == "machine" ? state_->machine : value) << "\n";
     out << "group,name,n_threads,rounds,seconds,gflops,gbps,measure,share,share_p10,share_p90,"
            "target,met\n";
     for (const BenchRow& r : rows_)

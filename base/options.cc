@@ -217,8 +217,10 @@ struct Parser {
           continue;
         }
         const std::string& word = option.value.front();
-        bool after_dashes =
-            !option.original_tokens.empty() && option.original_tokens.front() == "--";
+        const std::string& token =
+            option.original_tokens.empty() ? word : option.original_tokens.front();
+        if (token == "--=" + word) return invalid(unknown_option(table, group, token, ""));
+        bool after_dashes = token == "--";
         if (word.size() > 1 && word[0] == '-' && !after_dashes)
           return invalid(unknown_option(table, group, word, ""));
         result.positional.push_back(word);

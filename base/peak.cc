@@ -85,6 +85,10 @@ double wake_us(ThreadTeam& team, bool parked, int repetitions) {
   return median(times);
 }
 
+// machine() counts the cpus of the calling thread, which may be pinned; n_threads is compared
+// apart.
+std::string processor(const std::string& machine) { return machine.substr(0, machine.rfind(',')); }
+
 nlohmann::json row_json(const PeakRow& row) {
   return {{"n_threads", row.n_threads},
           {"fma_gflops", row.fma_gflops},
@@ -118,12 +122,17 @@ const char* PeakProbe::isa() { return kernels().isa; }
 double PeakProbe::fma_gflops(ThreadTeam& team) {
   std::vector<double> operations(size_t(team.size()), 0);
   std::vector<float> sinks(size_t(team.size()) * 16, 0);
-  double seconds = timed(team, [&](int rank) {
-    operations[size_t(rank)] = kernels().fma(4'000'000, &sinks[size_t(rank) * 16]);
-  });
-  double total = 0;
-  for (double o : operations) total += o;
-  return total / seconds * 1e-9;
+  double best = 0;
+  // Registers only: what makes it slower is another process, so the best of four is the machine's.
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    double seconds = timed(team, [&](int rank) {
+      operations[size_t(rank)] = kernels().fma(1'000'000, &sinks[size_t(rank) * 16]);
+    });
+    double total = 0;
+    for (double o : operations) total += o;
+    best = std::max(best, total / seconds * 1e-9);
+  }
+  return best;
 }
 
 double PeakProbe::read_gbps(ThreadTeam& team) {
@@ -182,8 +191,8 @@ Peak cached_peak(ThreadTeam& team) {
   const std::string path = peak_cache_path();
   if (auto text = read_small_file(path, 1 << 16); text.ok())
     if (auto kept = peak_from_json(text.value()); kept.ok())
-      if (const Peak& p = kept.value();
-          p.machine == machine() && p.all.n_threads == team.size() && p.isa == PeakProbe::isa())
+      if (const Peak& p = kept.value(); processor(p.machine) == processor(machine()) &&
+                                        p.all.n_threads == team.size() && p.isa == PeakProbe::isa())
         return p;
   Peak peak = measure_peak(team);
   std::error_code error;

@@ -1,6 +1,7 @@
 #include "base/thread_team.h"
 
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -103,6 +104,8 @@ struct ThreadTeam::State {
   bool stop = false;
   bool crowded = false;
   bool owner_pinned = false;
+  cpu_set_t owner_before;  // the owner's affinity before it was pinned
+  pthread_t owner;
   std::vector<int> cpus;
   std::vector<std::thread> threads;
 };
@@ -134,12 +137,18 @@ ThreadTeam::~ThreadTeam() {
   state_->epoch.value.fetch_add(1);
   state_->epoch.wake_all();
   for (std::thread& thread : state_->threads) thread.join();
+  if (state_->owner_pinned && pthread_equal(state_->owner, pthread_self()))
+    sched_setaffinity(0, sizeof state_->owner_before, &state_->owner_before);
 }
 
 void ThreadTeam::run_erased(Call call, void* context) {
   State& s = *state_;
-  if (!s.owner_pinned && !s.cpus.empty()) pin_to(s.cpus[0]);
-  s.owner_pinned = true;
+  if (!s.owner_pinned && !s.cpus.empty()) {
+    XPYD_CHECK(sched_getaffinity(0, sizeof s.owner_before, &s.owner_before) == 0);
+    pin_to(s.cpus[0]);
+    s.owner = pthread_self();
+    s.owner_pinned = true;
+  }
   if (n_threads_ == 1) return call(context, 0);
   s.call = call;
   s.context = context;

@@ -14,7 +14,7 @@ namespace xpyd {
 class ThreadTeam {
  public:
   // n_threads >= 1. With n_threads == 1 no thread is created. `cpus` pins rank i to cpus[i] (the caller's
-  // own thread included, at its first run); empty leaves placement to the kernel.
+  // own thread included, from its first run until the team goes); empty leaves placement to the kernel.
   explicit ThreadTeam(int n_threads, std::vector<int> cpus = {});
   ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;

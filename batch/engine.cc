@@ -27,13 +27,6 @@ void Engine::adopt(SequencePtr sequence) {
   waiting_.insert(place, std::move(sequence));
 }
 
-int64_t Engine::waiting_tokens() const {
-  int64_t sum = 0;
-  for (const SequencePtr& s : waiting_) sum += s->pending();
-  for (const SequencePtr& s : running_) sum += s->pending();
-  return sum;
-}
-
 bool Engine::step() {
   double start = clock_.now();
   drop_ended(start);

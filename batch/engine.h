@@ -66,7 +66,6 @@ class Engine final : private LayerObserver {
 
   int running() const { return int(running_.size()); }
   int waiting() const { return int(waiting_.size()); }
-  int64_t waiting_tokens() const;  // pending tokens of waiting and running prompts
   bool idle() const { return running_.empty() && waiting_.empty(); }
   const EngineStats& stats() const { return stats_; }
 

@@ -18,7 +18,9 @@ struct Sequence {
   std::shared_ptr<const Request> request;
   std::shared_ptr<EventSink> sink;
   std::shared_ptr<std::atomic<bool>> cancelled;  // set by Service::abort; looked at between iterations
-  std::shared_ptr<void> queue_ticket;            // counts this request in the bounded queue until it starts
+  // Whoever counts load gives these; letting go of them counts down.
+  std::shared_ptr<void> queue_ticket;   // until the first step
+  std::shared_ptr<void> prompt_ticket;  // until the prompt is done: held by this object, not by its choices
 
   int choice = 0;
   int stands_for = 1;  // choices that this sequence still stands for: [choice, choice + stands_for)

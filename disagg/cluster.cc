@@ -178,14 +178,15 @@ Status Cluster::submit(std::shared_ptr<const Request> request, std::shared_ptr<E
   entry->n = request->n;
   in_flight_[request->id] = entry;
   decode.decoding_sequences.fetch_add(request->n);
-  prefill.queued_requests.fetch_add(1);
-  prefill.queued_tokens.fetch_add(prompt);
   auto sequence = make_sequence(request, std::make_shared<Delivery>(*this, std::move(sink), entry),
                                 entry->cancelled);
-  sequence->queue_ticket = std::shared_ptr<void>(nullptr, [&prefill, prompt](void*) {
-    prefill.queued_requests.fetch_sub(1);
-    prefill.queued_tokens.fetch_sub(prompt);
-  });
+  int uncached = prompt - views_[size_t(placement.prefill)].cached_tokens;
+  prefill.queued_requests.fetch_add(1);
+  prefill.queued_tokens.fetch_add(uncached);
+  sequence->queue_ticket =
+      std::shared_ptr<void>(nullptr, [&prefill](void*) { prefill.queued_requests.fetch_sub(1); });
+  sequence->prompt_ticket = std::shared_ptr<void>(
+      nullptr, [&prefill, uncached](void*) { prefill.queued_tokens.fetch_sub(uncached); });
   if (placement.prefill != placement.decode) {
     sequence->leaves = true;
     sequence->decode_instance = placement.decode;

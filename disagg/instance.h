@@ -93,7 +93,7 @@ class Instance final : private EngineHooks {
 
   // Load as the conductor counts it, ahead of what the instance has noticed.
   std::atomic<int> queued_requests{0};      // placed here, not started
-  std::atomic<int64_t> queued_tokens{0};    // their prompt tokens
+  std::atomic<int64_t> queued_tokens{0};    // uncached prompt tokens placed here, prompt not done
   std::atomic<int> decoding_sequences{0};   // placed here to decode, not ended
 
  private:

@@ -13,7 +13,7 @@ enum class Role : uint8_t { prefill, decode, colocated };
 // One instance as a policy sees it.
 struct InstanceView {
   Role role = Role::colocated;
-  int64_t queued_tokens = 0;  // prompt tokens placed here and not yet computed
+  int64_t queued_tokens = 0;  // uncached tokens of prompts placed here and not yet done
   int sequences = 0;          // placed here to decode and not yet ended
   int available_blocks = 0;   // free or evictable
   int cached_tokens = 0;      // of this request's prompt, in this instance's prefix cache

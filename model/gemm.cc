@@ -19,6 +19,7 @@ namespace {
 constexpr long kSerialMacs = 64 * 1024;
 
 constexpr int kMaxPassRows = 264;  // rows that share a block of weights while it is in L1
+constexpr int kManyTiles = 8;      // from which the next block is fetched between tiles
 constexpr int kMaxSumRows = 384;   // rows x panels whose sums a thread keeps at a time
 static_assert(kMaxSumRows >= kMaxPassRows && kMaxSumRows >= kMaxTileRows * kMaxTilePanels);
 
@@ -186,13 +187,16 @@ class Gemm {
       const Range ks = blocks_[i];
       const int k = ks.end - ks.begin;
       float* leaf = sums + level * size_t(TreeStack::slot(g));
-      // The tiles share the lines of the next block among them. One tile asks for two lines per 4 k
-      // at most: half of the lines asked for and half left to the hardware is slower than none
-      // asked for.
       const std::byte* next = i + 1 < blocks_.count() ? first + size_t(ks.end) * row_bytes_
                                                       : first + size_t(n_panels) * panel_bytes_;
-      int step = blocking_.prefetch ? int(4 * row_bytes_) / n_tiles : 0;
+      // Few tiles ask for the lines of the next block themselves, each for its share, at most two
+      // per 4 k (half of the lines asked for and half left to the hardware is slower than none).
+      // Many tiles would ask for each line many times over: then it is done between them, into L2.
+      const bool many = n_tiles > kManyTiles;
+      int step = blocking_.prefetch && !many ? int(4 * row_bytes_) / n_tiles : 0;
       if (step > 128) step = 0;
+      const size_t block_bytes = size_t(k) * row_bytes_;
+      size_t asked = many ? 0 : block_bytes;
       for (int t = tiles.begin; t < tiles.end; ++t) {
         int row = tiles_.first_row(t);
         GemmTile tile{.x = packed + packed_offset(ks, row),
@@ -203,6 +207,9 @@ class Gemm {
                       .resume = i % blocks_.per_group != 0,
                       .prefetch = next + size_t(t - tiles.begin) * size_t(k / 4 * step),
                       .prefetch_step = step};
+        for (size_t until = block_bytes * size_t(t - tiles.begin + 1) / size_t(n_tiles);
+             asked < until; asked += 64)
+          __builtin_prefetch(next + asked, 0, 2);
         table[tiles_.rows(t)][n_panels](tile);
       }
       if ((i + 1) % blocks_.per_group == 0) {

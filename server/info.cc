@@ -187,7 +187,8 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
   const KvLayout& layout = plan.value();
   int64_t tokens = int64_t(layout.n_blocks) * layout.block_tokens;
   size_t unused = kv_bytes - layout.pool_bytes();
-  size_t tables = pool_metadata_bytes(layout, kv.prefix_cache);
+  bool shares = layout.block_tokens < subject.max_len;  // a slot is never in a prefix cache
+  size_t tables = pool_metadata_bytes(layout, shares);
   std::printf(
       "  %-11s %d blocks of %d tokens, %zu bytes each: %ld tokens, %zu bytes unused; "
       "tables %zu bytes\n",

@@ -277,7 +277,7 @@ TEST_CASE("KvMemory: random operations against a model, paged", "[allocator]") {
                .n_blocks = n_blocks,
                .prefix_cache = prefix_cache,
                .order = order,
-               .operations = 20'000},
+               .operations = 10'000},
               uint64_t(block_tokens * 2 + prefix_cache))
             .run();
       }

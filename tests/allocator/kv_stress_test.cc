@@ -38,16 +38,17 @@ TEST_CASE("BlockPool: two engines and two onlookers at once", "[allocator]") {
 
   std::thread prefill([&] {
     Random random(1);
-    for (int i = 0; i < kRounds; ++i) {
+    for (int i = 0; i < kRounds;) {
       std::vector<int32_t> tokens = draw(random);
       KvReservation r = p->reserve(tokens, 0).value();
       std::span<const int32_t> rest =
           std::span<const int32_t>(tokens).subspan(size_t(r.cached_tokens));
       if (!p->append(r.handle, int(rest.size()))) {
         p->free(r.handle);
-        std::this_thread::yield();
+        std::this_thread::yield();  // D gives blocks back
         continue;
       }
+      ++i;
       write_rows(p->view(r.handle), tokens, 0, r.cached_tokens);
       p->written(r.handle, rest);
       wrong += wrong_rows(p->view(r.handle), tokens, 0);
@@ -130,7 +131,7 @@ TEST_CASE("BlockPool: two engines and two onlookers at once", "[allocator]") {
   CHECK(wrong == 0);
   CHECK(bad_sums == 0);
   CHECK(sent == received);
-  CHECK(sent > kRounds / 4);
+  CHECK(sent > kRounds / 2);
   CHECK(looks > 100);
   p->check_invariants(true);  // nothing is left with either
   d->check_invariants(true);

@@ -3,11 +3,7 @@
 #include "tests/catch.h"
 
 namespace xpyd {
-namespace {
-
 using namespace testing;
-
-}  // namespace
 
 TEST_CASE("append: every row lands in its place and nothing else changes", "[attention]") {
   std::vector<Part> parts = {{0, 1, 30}, {1, 17, 17}, {2, 0, 12}, {3, 40, 75}};

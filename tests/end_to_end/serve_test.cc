@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -29,8 +30,9 @@ void write_dummy_model(const std::string& dir) {
 class Server {
  public:
   Server(const std::string& dir, std::vector<std::string> words) : log_(dir + "/log") {
-    words.insert(words.begin(), {std::getenv("XPYD_BIN"), "serve", dir, "--load-format", "dummy",
-                                 "--kv-bytes", "8MiB"});
+    words.insert(words.begin(), {std::getenv("XPYD_BIN"), "serve", dir, "--load-format", "dummy"});
+    if (std::find(words.begin(), words.end(), "--kv-bytes") == words.end())
+      words.insert(words.end(), {"--kv-bytes", "8MiB"});
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
@@ -56,6 +58,12 @@ class Server {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
     return 0;
+  }
+  long resident_bytes() const {
+    std::ifstream statm("/proc/" + std::to_string(child_) + "/statm");
+    long total = 0, resident = 0;
+    statm >> total >> resident;
+    return resident * sysconf(_SC_PAGESIZE);
   }
   void signal(int number) { kill(child_, number); }
   int wait() {
@@ -167,6 +175,28 @@ TEST_CASE("serve: what cannot work is said before anything listens", "[serve]") 
     CHECK(server.wait() == 2);
     CHECK(server.log().find(c.says) != std::string::npos);
   }
+}
+
+TEST_CASE("serve: the KV pools take exactly --kv-bytes each, at once", "[serve]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  SKIP_TEST("a sanitizer's own memory hides the difference");
+#else
+  long resident[2];
+  for (int i = 0; i < 2; ++i) {
+    TempDir dir;
+    write_dummy_model(dir.path);
+    // One block per sequence, so that the bookkeeping beside the pool does not count.
+    Server server(dir.path, {"--port", "0", "--allocator", "contiguous", "--kv-bytes", i ? "96MiB" : "32MiB"});
+    REQUIRE(server.port() > 0);
+    resident[i] = server.resident_bytes();
+  }
+  long difference = resident[1] - resident[0], expected = 2 * 64 << 20;
+  INFO(resident[0] << " and " << resident[1] << " bytes resident");
+  CHECK(difference > expected - (2 << 20));
+  CHECK(difference < expected + (2 << 20));
+  CHECK(resident[0] < (64 << 20) + (48 << 20));  // two pools; weights, scratch and program are small
+#endif
 }
 
 TEST_CASE("serve: 500 silent connections do not disturb a client", "[serve]") {

@@ -334,8 +334,7 @@ TEST_CASE("api: nothing is sent before the first token", "[server][api]") {
   REQUIRE(server.service.wait([](auto& s) { return s.in_flight() == 1; }));
   // The server has worked on since, without a byte for this client.
   CHECK(server.get("/health").status == 200);
-  timeval brief{0, 50000};
-  (void)brief;
+  CHECK(client.quiet());
   server.service.hold(false);
   CHECK(client.read_some().find("\"role\":\"assistant\",\"content\":\"h\"") != std::string::npos);
 }
@@ -463,7 +462,7 @@ TEST_CASE("api: every integer field at its edges", "[server][api]") {
         INFO((chat ? "chat " : "completions ") << name << " = " << text(value));
         CHECK(status(chat, name, text(value)) == (value >= field.min && value <= max));
       }
-      for (const char* wrong : {"\"1\"", "1.5", "1.0", "1e999", "true", "[]", "{}"}) {
+      for (const char* wrong : {"\"1\"", "1.5", "1.0", "1e300", "true", "[]", "{}"}) {
         INFO(name << " = " << wrong);
         CHECK_FALSE(status(chat, name, wrong));
       }
@@ -625,7 +624,8 @@ TEST_CASE("api: unknown fields are accepted and named in the log", "[server][api
             .post("/v1/completions", R"({"prompt":"SECRETPROMPT","shiny":1,"new\nfield":2})",
                   "X-Request-Id: abc-1\r\n")
             .header("x-request-id") == "abc-1");
-  REQUIRE(server.log().size() == 1);
+  // The line is written after the answer.
+  REQUIRE(server.service.wait([&](auto&) { return server.log().size() == 1; }));
   std::string line = server.log()[0];
   INFO(line);
   CHECK(line.find("SECRET") == std::string::npos);

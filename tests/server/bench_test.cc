@@ -15,6 +15,7 @@
 #include "server/options.h"
 #include "tests/catch.h"
 #include "tests/server/fake_server.h"
+#include "tests/server/quiet_stdout.h"
 
 namespace xpyd {
 namespace {
@@ -48,7 +49,7 @@ std::vector<RequestRecord> synthetic() {
 }
 
 TEST_CASE("bench: figures from time stamps", "[bench]") {
-  auto goodput = parse_goodput("ttft:200 tpot:200");
+  auto goodput = parse_goodput("ttft:201 tpot:200");
   REQUIRE(goodput);
   BenchResult r = summarize_bench(synthetic(), 100, 4, goodput.value());
   CHECK(r.completed == 3);
@@ -285,13 +286,17 @@ struct BenchRun {
 BenchRun run_bench(const FakeServer& server, std::vector<std::string> words) {
   testing::TempDir dir;
   std::string path = dir.path + "/bench.json";
-  for (const char* word :
-       {"--url", server.url().c_str(), "--json", path.c_str(), "--model", "tiny"})
+  for (const std::string& word :
+       std::vector<std::string>{"--url", server.url(), "--json", path, "--model", "tiny"})
     words.push_back(word);
   auto options = Options::parse(option_table(), "bench", words, 0);
   INFO((options ? "" : options.error().message));
   REQUIRE(options);
-  BenchRun run{bench_main(options.value()), {}};
+  BenchRun run{0, {}};
+  {
+    testing::QuietStdout quiet;
+    run.code = bench_main(options.value());
+  }
   if (auto text = read_small_file(path, 1 << 20)) run.out = json::parse(text.value());
   return run;
 }

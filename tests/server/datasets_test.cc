@@ -101,7 +101,7 @@ TEST_CASE("datasets: a bad mooncake row names its line and field", "[datasets]")
     const char* expected;
   } cases[] = {
       {"{", "byte"},
-      {"[]", "timestamp"},
+      {"[]", "expected an object"},
       {"{}", "timestamp"},
       {R"({"timestamp": -1, "input_length": 1, "output_length": 1, "hash_ids": [1]})", "timestamp"},
       {R"({"timestamp": "0", "input_length": 1, "output_length": 1, "hash_ids": [1]})",

@@ -6,6 +6,7 @@
 #include "server/commands.h"
 #include "server/options.h"
 #include "tests/catch.h"
+#include "tests/server/quiet_stdout.h"
 
 namespace xpyd {
 namespace {
@@ -30,7 +31,11 @@ Info run_info(const std::string& dir, std::vector<std::string> words) {
   auto options = Options::parse(option_table(), "info", words, 1);
   INFO((options ? "" : options.error().message));
   REQUIRE(options);
-  Info info{info_main(options.value()), {}};
+  Info info{0, {}};
+  {
+    testing::QuietStdout quiet;
+    info.code = info_main(options.value());
+  }
   if (auto text = read_small_file(path, 1 << 20)) info.out = json::parse(text.value());
   return info;
 }

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -280,6 +281,11 @@ std::string Client::read_some() {
 }
 
 bool Client::at_end() { return buffer_.empty() && !fill() && errno != EAGAIN; }
+
+bool Client::quiet() {
+  pollfd one{fd_, POLLIN, 0};
+  return buffer_.empty() && ::poll(&one, 1, 50) == 0;
+}
 
 Reply Client::read(bool head_request) {
   Reply reply;

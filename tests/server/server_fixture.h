@@ -84,6 +84,7 @@ class Client {
   Reply read(bool head_request = false);  // one response; 1xx are skipped and counted
   std::string read_some();                // "" at the end of the connection
   bool at_end();                          // true when the server has closed and nothing is left
+  bool quiet();                           // nothing comes for 50 ms
   int continues = 0;
 
  private:

@@ -1,0 +1,111 @@
+#include "base/bench.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/catch.h"
+
+namespace xpyd {
+namespace {
+
+void group_for_test(Bench& bench) {
+  bench.measure({{.name = "a case",
+                  .n_threads = 1,
+                  .run = [] { usleep(100); },
+                  .check = [] { return std::string(); },
+                  .work = {.bytes = 10, .flops = 20},
+                  .limit = Limit::none,
+                  .target = 0,
+                  .versus = {}}});
+}
+REGISTER_BENCH("bench_test", group_for_test);
+
+BenchCase sleeper(const char* name, int us, std::vector<std::string> versus = {},
+                  double target = 0) {
+  return {.name = name,
+          .n_threads = 1,
+          .run = [us] { usleep(useconds_t(us)); },
+          .check = [] { return std::string(); },
+          .work = {.bytes = 1, .flops = 1},
+          .limit = Limit::none,
+          .target = target,
+          .versus = std::move(versus)};
+}
+
+BenchOptions quick() {
+  BenchOptions options;
+  options.rounds = 3;
+  options.n_threads = 1;
+  options.sample_ms = 0.001;
+  return options;
+}
+
+std::string refused(std::vector<const char*> args) {
+  args.insert(args.begin(), "xpyd_bench");
+  auto parsed = parse_bench_options(int(args.size()), const_cast<char**>(args.data()));
+  return parsed.ok() ? "" : parsed.error().message;
+}
+
+}  // namespace
+
+TEST_CASE("a wrong result is not timed and fails the bench", "[base][bench]") {
+  Bench bench(quick());
+  int runs = 0;
+  BenchCase wrong = sleeper("wrong", 1);
+  wrong.check = [] { return std::string("off by one"); };
+  wrong.run = [&] { ++runs; };
+  BenchCase unchecked = wrong;
+  unchecked.check = nullptr;
+  bench.measure({wrong, unchecked});
+  REQUIRE(runs == 0);
+  REQUIRE(bench.rows().empty());
+  REQUIRE(bench.exit_code() == 1);
+}
+
+TEST_CASE("versus is the ratio of speeds to the fastest other case", "[base][bench]") {
+  Bench bench(quick());
+  bench.measure({sleeper("slow", 20000), sleeper("fast", 4000),
+                 sleeper("ours", 2000, {"slow", "fast"}, 1000.0)});
+  REQUIRE(bench.rows().size() == 3);
+  const BenchRow& ours = bench.rows()[2];
+  // Against `fast` about 2, against `slow` about 10; sleeping longer than asked only lowers both.
+  REQUIRE(ours.share > 0.1);
+  REQUIRE(ours.share < 6);
+  REQUIRE_FALSE(ours.met);
+  REQUIRE(bench.exit_code() == 0);  // a missed target is a row, not a failure
+}
+
+TEST_CASE("bench options are checked and named", "[base][bench]") {
+  REQUIRE(refused({}).empty());
+  REQUIRE(refused({"bench_test", "--rounds", "3", "--json", "x"}).empty());
+  REQUIRE(refused({"no_such_group"}).find("bench_test") != std::string::npos);
+  REQUIRE(refused({"--rounds"}).find("--rounds") != std::string::npos);
+  REQUIRE_FALSE(refused({"--rounds", "0"}).empty());
+  REQUIRE_FALSE(refused({"--rounds", "x"}).empty());
+  REQUIRE_FALSE(refused({"--frobnicate", "1"}).empty());
+}
+
+TEST_CASE("a registered group runs by name and its rows reach the files", "[base][bench]") {
+  testing::TempDir dir;
+  BenchOptions options = quick();
+  options.groups = {"bench_test"};
+  options.json = dir.path + "/rows.json";
+  options.csv = dir.path + "/rows.csv";
+  Bench bench(options);
+  REQUIRE(bench.run_registered() == 0);
+  REQUIRE(bench.rows().size() == 1);
+  std::ifstream json(options.json);
+  auto parsed = nlohmann::json::parse(json);
+  REQUIRE(parsed["rows"].size() == 1);
+  REQUIRE(parsed["rows"][0]["group"] == "bench_test");
+  REQUIRE(parsed["rows"][0]["name"] == "a case");
+  REQUIRE(parsed["rows"][0]["seconds"] > 0);
+  REQUIRE(parsed.contains("commit"));
+  std::ifstream csv(options.csv);
+  std::string text((std::istreambuf_iterator<char>(csv)), {});
+  REQUIRE(text.find("bench_test,\"a case\",1,3,") != std::string::npos);
+}
+
+}  // namespace xpyd

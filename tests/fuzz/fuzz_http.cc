@@ -1,0 +1,176 @@
+// Bytes as they may come from the network -> HttpParser -> Api, without sockets: no input may
+// crash, hang, or leave a request without exactly one answer. The first byte chooses how the input
+// is cut.
+//
+// Seeds worth giving: the requests of tests/server/http_test.cc. `make fuzz` runs it for a minute.
+
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <string>
+
+#include "server/api.h"
+#include "server/http_parser.h"
+#include "server/json_text.h"
+
+namespace xpyd {
+namespace {
+
+// Answers every request at once: two tokens, one of them half a UTF-8 sequence's worth of trouble.
+class EchoService final : public Service {
+ public:
+  Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override {
+    XPYD_CHECK(!request->prompt.empty() && request->max_tokens >= 1);
+    XPYD_CHECK(request->n >= 1 && request->n <= 8);
+    XPYD_CHECK(request->min_tokens <= request->max_tokens);
+    XPYD_CHECK(static_cast<int>(request->prompt.size()) + request->max_tokens <= 512);
+    for (int32_t id : request->prompt) XPYD_CHECK(id >= 0 && id < 512);
+    if (request->prompt[0] == 1) return Error{ErrorCode::unavailable, "full"};
+    for (int choice = 0; choice < request->n; ++choice)
+      for (int i = 0; i < 2; ++i) {
+        TokenEvent event;
+        event.request_id = request->id;
+        event.choice = choice;
+        event.token = i;
+        event.text = i == 0 ? "\xe2\x82\xac" : "";
+        event.has_logprobs = request->sampling.top_logprobs >= 0;
+        for (int t = 0; t < request->sampling.top_logprobs; ++t)
+          event.sampled.top.push_back({t, -1.0f});
+        if (i == 1)
+          event.finish = request->prompt[0] == 2 ? FinishReason::error : FinishReason::stop;
+        sink->on_event(std::move(event));
+      }
+    return ok();
+  }
+  void abort(uint64_t) override {}
+  ServiceStats stats() const override { return {}; }
+  bool healthy() const override { return true; }
+};
+
+class CountingExchange final : public HttpExchange {
+ public:
+  ~CountingExchange() override {}
+  void respond(HttpResponse response) override {
+    XPYD_CHECK(!streaming_ && ++answers == 1);
+    XPYD_CHECK(response.status >= 200 && response.status < 600);
+    XPYD_CHECK(is_valid_utf8(response.body));
+  }
+  void begin_stream(HttpResponse) override {
+    XPYD_CHECK(!streaming_ && answers == 0);
+    streaming_ = true;
+  }
+  void write(std::string bytes) override {
+    XPYD_CHECK(streaming_ && answers == 0 && is_valid_utf8(bytes));
+    XPYD_CHECK(bytes.starts_with("data: ") && bytes.ends_with("\n\n"));
+  }
+  void end_stream() override { XPYD_CHECK(streaming_ && ++answers == 1); }
+  void on_gone(std::function<void()>) override {}
+  int answers = 0;
+
+ private:
+  bool streaming_ = false;
+};
+
+std::string tokenizer_json() {
+  JsonText vocab;
+  vocab.open('{').key("<unk>").integer(0);
+  for (int i = 0; i < 95; ++i) {
+    char c = static_cast<char>(' ' + i);
+    vocab.key(std::string_view(&c, 1)).integer(i + 1);
+  }
+  vocab.close('}');
+  return R"({"decoder":{"type":"Fuse"},"model":{"type":"BPE","unk_token":"<unk>","merges":[],)"
+         R"("vocab":)" +
+         vocab.take() + "}}";
+}
+
+Result<std::vector<PromptPiece>> render(const std::vector<ChatMessage>& messages, bool) {
+  std::vector<PromptPiece> pieces;
+  for (const auto& message : messages) pieces.push_back({message.content, false});
+  return pieces;
+}
+
+struct Fixture {
+  std::unique_ptr<const Tokenizer> tokenizer;
+  ChatTemplate chat{"fuzz", render, ""};
+  RealClock clock;
+  EchoService service;
+  std::deque<std::function<void()>> posted;
+  std::unique_ptr<Api> api;
+  Fixture() {
+    auto made = Tokenizer::parse(tokenizer_json(), "tokenizer");
+    XPYD_CHECK(made.ok(), made.error().message);
+    tokenizer = std::move(made).value();
+    ServerOptions options;
+    options.model_name = "m";
+    options.max_model_len = 512;
+    options.dev_endpoints = true;
+    options.log = [](const std::string& line) { XPYD_CHECK(line.size() < 1000); };
+    api =
+        std::make_unique<Api>(options, service, tokenizer.get(), &chat, clock,
+                              [this](std::function<void()> f) { posted.push_back(std::move(f)); });
+  }
+  void run_posted() {
+    while (!posted.empty()) {
+      auto f = std::move(posted.front());
+      posted.pop_front();
+      f();
+    }
+  }
+};
+
+void serve(Fixture& fixture, HttpRequest request) {
+  // Bodies beyond this are parsed on another thread, whose timing a fuzzer could not repeat.
+  if (request.body.size() > 16u << 10) return;
+  auto exchange = std::make_shared<CountingExchange>();
+  fixture.api->handle(std::move(request), exchange);
+  fixture.run_posted();
+  XPYD_CHECK(exchange->answers == 1);
+}
+
+}  // namespace
+}  // namespace xpyd
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static auto* fixture = new xpyd::Fixture();
+  if (size == 0) return 0;
+  size_t step = data[0] % 4 == 0 ? size : data[0];
+  std::string_view input(reinterpret_cast<const char*>(data + 1), size - 1);
+  // Every other input is a JSON body as such: the fuzzer need not find out about Content-Length.
+  if (data[0] & 1) {
+    for (const char* path :
+         {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"}) {
+      xpyd::HttpRequest request;
+      request.method = "POST";
+      request.path = path;
+      request.headers.emplace_back("content-type", "application/json");
+      request.body = std::string(input);
+      serve(*fixture, std::move(request));
+    }
+    return 0;
+  }
+  xpyd::HttpParser parser({});
+  std::string waiting;
+  while (!input.empty()) {
+    size_t n = std::min(step, input.size());
+    waiting.append(input.substr(0, n));
+    input.remove_prefix(n);
+    for (;;) {
+      size_t used = parser.feed(waiting);
+      XPYD_CHECK(used <= waiting.size());
+      waiting.erase(0, used);
+      parser.wants_continue();
+      if (parser.state() == xpyd::HttpParser::State::failed) {
+        XPYD_CHECK(parser.error_status() >= 400 && !parser.error().empty());
+        fixture->api->refuse(parser.error_status(), parser.error());
+        return 0;
+      }
+      if (parser.state() == xpyd::HttpParser::State::done)
+        serve(*fixture, parser.take());
+      else if (used == 0 || waiting.empty())
+        break;
+    }
+  }
+  return 0;
+}
