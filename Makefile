@@ -18,7 +18,7 @@ WARN      := -Wall -Wextra -Wshadow -Wno-missing-field-initializers -Werror
 DETERMINE := -ffp-contract=off -fno-fast-math
 HARDEN    := -D_FORTIFY_SOURCE=2 -fstack-protector-strong
 FLAGS_release := -O2 -g1 $(HARDEN)
-FLAGS_asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
+FLAGS_asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS -Wno-maybe-uninitialized
 FLAGS_tsan    := -O1 -g1 -fsanitize=thread
 FLAGS_fuzz    := -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 CXXFLAGS := -std=c++20 $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. -pthread

@@ -140,44 +140,138 @@ float element(Dtype dtype, const std::byte* row, int d) {
   return dtype == Dtype::f32 ? reinterpret_cast<const float*>(row)[d] : bf16_at(row, d);
 }
 
-void pack_k(Dtype dtype, Rows given, size_t offset, int head_dim, float* panel) {
-  // A column that must not be read takes another's values: its scores are masked.
-  const std::byte* rows[kPanelTokens];
+// 16 bytes of each of 8 rows, from byte `at`, to 4 (f32) or 8 (bf16) rows of a panel; `to` is
+// element [d][0 or 8] of it. Pairs of bf16 travel as one element; the even d is its low half.
+template <bool kBf16>
+void pack_8_rows(Rows rows, size_t at, float* to) {
+  __m256 x[4];
+  transpose_8x4(rows, at, x);
+  for (int i = 0; i < 4; ++i) {
+    if (!kBf16) {
+      _mm256_storeu_ps(to + i * 16, x[i]);
+    } else {
+      __m256i pair = _mm256_castps_si256(x[i]);
+      __m256i odd = _mm256_and_si256(pair, _mm256_set1_epi32(int(0xffff0000u)));
+      _mm256_storeu_ps(to + i * 32, _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)));
+      _mm256_storeu_ps(to + i * 32 + 16, _mm256_castsi256_ps(odd));
+    }
+  }
+}
+
+// A column that must not be read takes another's values: its scores are masked.
+void readable_rows(Rows given, size_t offset, const std::byte* rows[kPanelTokens]) {
   const std::byte* some = nullptr;
   for (int t = 0; t < kPanelTokens; ++t)
     if (given[t]) some = given[t];
   for (int t = 0; t < kPanelTokens; ++t) rows[t] = (given[t] ? given[t] : some) + offset;
-  // Tokens are often a multiple of 4 KiB apart, so 16 rows do not fit the 8 ways of their L1 set:
-  // finish with a cache line of 8 rows before touching the next.
-  constexpr int kStep = 4, kPairs = 8, kLine = 64;
-  int done = 0, step = dtype == Dtype::f32 ? kStep : kPairs, line = kLine / int(dtype_bytes(dtype));
+}
+
+template <bool kBf16>
+void pack_k_as(Rows rows, int head_dim, float* panel) {
+  // Tokens are often a multiple of 4 KiB apart, so that 16 rows do not fit the 8 ways of their L1
+  // set: finish with 8 rows before the others.
+  constexpr int kStep = kBf16 ? 8 : 4;
+  int whole = head_dim / kStep * kStep;
   for (int half = 0; half < 2; ++half)
-    for (done = 0; done + step <= head_dim; done += line) {
-      for (int d = done; d < done + line && d + step <= head_dim; d += step) {
-        __m256 x[4];
-        transpose_8x4(rows + 8 * half, size_t(d) * dtype_bytes(dtype), x);
-        float* to = panel + d * 16 + 8 * half;
-        if (dtype == Dtype::f32) {
-          for (int i = 0; i < 4; ++i) _mm256_storeu_ps(to + i * 16, x[i]);
-        } else {  // pairs of bf16 travel as one element; the even d is its low half
-          for (int i = 0; i < 4; ++i) {
-            __m256i pair = _mm256_castps_si256(x[i]);
-            __m256i odd = _mm256_and_si256(pair, _mm256_set1_epi32(int(0xffff0000u)));
-            _mm256_storeu_ps(to + i * 32, _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)));
-            _mm256_storeu_ps(to + i * 32 + 16, _mm256_castsi256_ps(odd));
-          }
-        }
-      }
-    }
-  done = head_dim / step * step;
-  for (; done < head_dim; ++done)
-    for (int t = 0; t < kPanelTokens; ++t) panel[done * 16 + t] = element(dtype, rows[t], done);
+    for (int d = 0; d < whole; d += kStep)
+      pack_8_rows<kBf16>(rows + 8 * half, size_t(d) * (kBf16 ? 2 : 4), panel + d * 16 + 8 * half);
+  for (int d = whole; d < head_dim; ++d)
+    for (int t = 0; t < kPanelTokens; ++t)
+      panel[d * 16 + t] = element(kBf16 ? Dtype::bf16 : Dtype::f32, rows[t], d);
+}
+
+void pack_k(Dtype dtype, Rows given, size_t offset, int head_dim, float* panel) {
+  const std::byte* rows[kPanelTokens];
+  readable_rows(given, offset, rows);
+  if (dtype == Dtype::f32) {
+    pack_k_as<false>(rows, head_dim, panel);
+  } else {
+    pack_k_as<true>(rows, head_dim, panel);
+  }
 }
 
 void scores(const float* q, int n_rows, int head_dim, const float* panel, float* s,
             Prefetch prefetch) {
   Stream stream(prefetch, (n_rows + 5) / 6 * (head_dim + 3) / 4);
   tiles<false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream);
+}
+
+// pack_k and scores at once, for few query rows: while one cache line of each of the 16 rows is
+// multiplied, the next is transposed. The two use different ports, and alternating them in the code
+// lets the core overlap them. head_dim is a multiple of the line.
+template <int R, bool kBf16>
+void scores_in_place_as(Rows rows, const float* q, int head_dim, float* s, Stream& given_stream) {
+  constexpr int kLine = kBf16 ? 32 : 16;  // elements
+  constexpr int kPerPack = kLine / 8;     // d multiplied per pack_8_rows
+  Stream stream = given_stream;
+  alignas(64) float lines[2][kLine * 16];
+  __m256 sum[R][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
+  for (int i = 0; i < 8; ++i)
+    pack_8_rows<kBf16>(rows + i / 4 * 8, size_t(i % 4) * 16,
+                       lines[0] + i % 4 * kPerPack * 32 + i / 4 * 8);
+  for (int d = 0; d < head_dim; d += kLine) {
+    const float* now = lines[d / kLine % 2];
+    float* next = lines[1 - d / kLine % 2];
+    bool more = d + kLine < head_dim;
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      if (more)
+        pack_8_rows<kBf16>(rows + i / 4 * 8, size_t(d / kLine + 1) * 64 + size_t(i % 4) * 16,
+                           next + i % 4 * kPerPack * 32 + i / 4 * 8);
+      if (kBf16 || i % 2 == 0) stream.step();
+#pragma GCC unroll 4
+      for (int k = i * kPerPack; k < (i + 1) * kPerPack; ++k) {
+        __m256 low = _mm256_load_ps(now + k * 16), high = _mm256_load_ps(now + k * 16 + 8);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          __m256 x = _mm256_broadcast_ss(q + r * head_dim + d + k);
+          sum[r][0] = _mm256_fmadd_ps(x, low, sum[r][0]);
+          sum[r][1] = _mm256_fmadd_ps(x, high, sum[r][1]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    _mm256_storeu_ps(s + r * kTileTokens, sum[r][0]);
+    _mm256_storeu_ps(s + r * kTileTokens + 8, sum[r][1]);
+  }
+  given_stream = stream;
+}
+
+template <bool kBf16>
+void scores_in_place_rows(Rows rows, const float* q, int n_rows, int head_dim, float* s,
+                          Stream& stream) {
+  switch (n_rows) {
+    case 1:
+      return scores_in_place_as<1, kBf16>(rows, q, head_dim, s, stream);
+    case 2:
+      return scores_in_place_as<2, kBf16>(rows, q, head_dim, s, stream);
+    case 3:
+      return scores_in_place_as<3, kBf16>(rows, q, head_dim, s, stream);
+    default:
+      return scores_in_place_as<4, kBf16>(rows, q, head_dim, s, stream);
+  }
+}
+
+void scores_in_place(Dtype dtype, Rows given, size_t offset, const float* q, int n_rows,
+                     int head_dim, float* panel, float* s, Prefetch prefetch) {
+  int line = 64 / int(dtype_bytes(dtype));
+  if (n_rows > 4 || head_dim % line != 0) {
+    pack_k(dtype, given, offset, head_dim, panel);
+    scores(q, n_rows, head_dim, panel, s, prefetch);
+    return;
+  }
+  const std::byte* rows[kPanelTokens];
+  readable_rows(given, offset, rows);
+  Stream stream(prefetch, head_dim / 4);
+  if (dtype == Dtype::f32) {
+    scores_in_place_rows<false>(rows, q, n_rows, head_dim, s, stream);
+  } else {
+    scores_in_place_rows<true>(rows, q, n_rows, head_dim, s, stream);
+  }
 }
 
 // 2^x for x <= 0, relative error < 1.1e-7 (minimax polynomial of degree 6 on [-0.5, 0.5]); below
@@ -323,7 +417,8 @@ void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end
   }
 }
 
-constexpr AttentionKernels kAvx2 = {pack_k, scores, softmax, pack_v, values, values_in_place};
+constexpr AttentionKernels kAvx2 = {pack_k, scores, scores_in_place, softmax,
+                                    pack_v, values, values_in_place};
 
 }  // namespace
 

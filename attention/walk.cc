@@ -238,9 +238,18 @@ class UnitRun {
       if (begin >= end) continue;
       for (int h = 0; h < u_.n_heads; ++h) {
         size_t row = size_t(h * head_rows_ + begin * p_.group);
-        p_.kernels.pack_k(p_.shape.dtype, tile_->rows[0] + t, head_offset(h), dim_, panel_);
-        p_.kernels.scores(q_ + row * size_t(dim_), (end - begin) * p_.group, dim_, panel_,
-                          s_ + row * kTileTokens + size_t(t), ahead(0, t, kPanelTokens, h));
+        const float* q = q_ + row * size_t(dim_);
+        float* to = s_ + row * kTileTokens + size_t(t);
+        const std::byte* const* rows = tile_->rows[0] + t;
+        int n_rows = (end - begin) * p_.group;
+        Prefetch prefetch = ahead(0, t, kPanelTokens, h);
+        if (u_.stream) {
+          p_.kernels.scores_in_place(p_.shape.dtype, rows, head_offset(h), q, n_rows, dim_, panel_,
+                                     to, prefetch);
+        } else {
+          p_.kernels.pack_k(p_.shape.dtype, rows, head_offset(h), dim_, panel_);
+          p_.kernels.scores(q, n_rows, dim_, panel_, to, prefetch);
+        }
       }
     }
   }

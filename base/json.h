@@ -17,7 +17,7 @@ struct JsonLimits {
   int max_depth = 64;            // arrays and objects inside each other
   size_t max_bytes = 64u << 20;  // of text
   size_t max_values =
-      1u << 20;  // of all kinds, containers too: bounds memory at about 100 bytes each
+      1u << 20;  // of all kinds, containers too: bounds memory at about 120 bytes each
   bool reject_duplicate_keys = true;  // false: the last one wins
 };
 

@@ -85,9 +85,11 @@ double wake_us(ThreadTeam& team, bool parked, int repetitions) {
   return median(times);
 }
 
-// machine() counts the cpus of the calling thread, which may be pinned; n_threads is compared
-// apart.
-std::string processor(const std::string& machine) { return machine.substr(0, machine.rfind(',')); }
+// machine() without its count of cpus: that is of the calling thread, which may be pinned.
+std::string processor() {
+  std::string name = machine();
+  return name.substr(0, name.rfind(','));
+}
 
 nlohmann::json row_json(const PeakRow& row) {
   return {{"n_threads", row.n_threads},
@@ -173,8 +175,10 @@ Peak measure_peak(ThreadTeam& team) {
   auto row = [&](size_t i, int n) {
     return PeakRow{n, median(seen[i][0]), median(seen[i][1]), median(seen[i][2])};
   };
-  Peak peak{
-      .machine = machine(), .isa = PeakProbe::isa(), .one = row(0, 1), .all = row(1, team.size())};
+  Peak peak{.machine = processor(),
+            .isa = PeakProbe::isa(),
+            .one = row(0, 1),
+            .all = row(1, team.size())};
   if (team.size() > 1) {
     peak.wake_spin_us = wake_us(team, false, 2000);
     peak.wake_parked_us = wake_us(team, true, 100);
@@ -191,8 +195,8 @@ Peak cached_peak(ThreadTeam& team) {
   const std::string path = peak_cache_path();
   if (auto text = read_small_file(path, 1 << 16); text.ok())
     if (auto kept = peak_from_json(text.value()); kept.ok())
-      if (const Peak& p = kept.value(); processor(p.machine) == processor(machine()) &&
-                                        p.all.n_threads == team.size() && p.isa == PeakProbe::isa())
+      if (const Peak& p = kept.value();
+          p.machine == processor() && p.all.n_threads == team.size() && p.isa == PeakProbe::isa())
         return p;
   Peak peak = measure_peak(team);
   std::error_code error;

@@ -21,7 +21,7 @@ struct PeakRow {
 };
 
 struct Peak {
-  std::string machine;        // base/version.h
+  std::string machine;        // the processor's name
   std::string isa;            // of the loops measured: "avx2" or "portable"
   PeakRow one, all;           // on one thread, on every thread of the team
   double wake_spin_us = 0;    // from the owner's run() to a member that spins; 0 with one thread

@@ -1,7 +1,7 @@
 #include "base/version.h"
 
-#include <sched.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <fstream>
 
@@ -27,8 +27,7 @@ std::string machine() {
     if (colon != line.npos) name = line.substr(colon + 2);
     break;
   }
-  cpu_set_t usable;
-  int cores = sched_getaffinity(0, sizeof usable, &usable) == 0 ? CPU_COUNT(&usable) : 1;
+  long cores = sysconf(_SC_NPROCESSORS_ONLN);  // not the affinity: the caller may be pinned
   return name + ", " + std::to_string(cores) + (cores == 1 ? " core" : " cores");
 }
 

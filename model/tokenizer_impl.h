@@ -15,7 +15,7 @@
 namespace xpyd {
 
 // Bounds on what a tokenizer.json may ask for; the largest published ones stay below a third of
-// each. With these, loading takes at most about 100 bytes for each JSON value plus 200 MB.
+// each. With these, loading takes at most about 120 bytes for each JSON value plus 200 MB.
 inline constexpr size_t kMaxTokenizerBytes = size_t{128} << 20;
 inline constexpr size_t kMaxTokenizerValues = size_t{4} << 20;
 inline constexpr int64_t kMaxTokenId = (int64_t{1} << 20) - 1;

@@ -12,17 +12,12 @@
 #include "base/json.h"
 #include "base/utf8.h"
 #include "model/tokenizer_impl.h"
+#include "model/tokenizer_steps.h"
 
 namespace xpyd {
 namespace {
 
 using nlohmann::json;
-
-#define RETURN_IF_ERROR(status_expression) \
-  do {                                     \
-    Status status_ = (status_expression);  \
-    if (!status_.ok()) return status_;     \
-  } while (0)
 
 // GPT-2's bytes_to_unicode: printable Latin-1 characters stand for themselves, the other bytes for
 // U+0100 and up.
@@ -65,37 +60,32 @@ int byte_token(std::string_view content) {
                                                                       : -1;
 }
 
-std::string in_quotes(std::string_view text) {
-  constexpr size_t kLongest = 40;
-  std::string cut = replace_invalid_utf8(text.substr(0, kLongest));
-  std::string out = json(cut).dump();
-  return text.size() > kLongest ? out + "..." : out;
-}
-
 class Loader {
  public:
-  Loader(std::string file, Tokenizer::Impl& out) : file_(std::move(file)), out_(out) {}
+  Loader(const std::string& file, Tokenizer::Impl& out) : where_{file}, file_(file), out_(out) {}
 
   Status load(const json& root) {
     if (!root.is_object()) return bad("", "expected an object");
     auto model = get_object(root, "model", file_);
     if (!model.ok()) return model.error();
-    RETURN_IF_ERROR(pre_tokenizer(find_field(root, "pre_tokenizer"), "pre_tokenizer"));
+    RETURN_IF_ERROR(read_pre_tokenizer(where_, find_field(root, "pre_tokenizer"),
+                                       out_.pre_tokenizer, byte_level_));
     RETURN_IF_ERROR(vocabulary(*model.value()));
-    RETURN_IF_ERROR(normalizer(find_field(root, "normalizer"), "normalizer"));
+    RETURN_IF_ERROR(read_normalizer(where_, find_field(root, "normalizer"), out_.normalizer));
     RETURN_IF_ERROR(added_tokens(root));
-    RETURN_IF_ERROR(decoder(find_field(root, "decoder")));
+    RETURN_IF_ERROR(
+        read_decoder(where_, find_field(root, "decoder"), byte_level_, out_.decoder, replaces_));
     RETURN_IF_ERROR(index_tokens());
     RETURN_IF_ERROR(bpe_options(*model.value()));
     RETURN_IF_ERROR(merges(*model.value()));
-    return post_processor(find_field(root, "post_processor"), "post_processor");
+    return read_post_processor(where_, find_field(root, "post_processor"), out_);
   }
 
  private:
   Status bad(const std::string& field, const std::string& why) const {
-    return invalid(file_ + ": " + (field.empty() ? "" : "field \"" + field + "\": ") + why);
+    return where_.bad(field, why);
   }
-  std::string at(const std::string& field) const { return file_ + ": " + field; }
+  std::string at(const std::string& field) const { return where_.at(field); }
 
   Status token(int64_t id, const std::string& content, const std::string& field) {
     if (id < 0 || id > kMaxTokenId)
@@ -177,216 +167,6 @@ class Loader {
       if (pattern != added.content) decoded_as_[added.id] = pattern;
       (added.normalized ? out_.added_normalized : out_.added).add(added, pattern);
     }
-    return ok();
-  }
-
-  // Steps of a "Sequence" under `list_name`, or the one object itself; each with its field name.
-  using Steps = std::vector<std::pair<const json*, std::string>>;
-  Status flatten(const json& step, const std::string& field, const std::string& list_name,
-                 Steps& steps) const {
-    auto type = get_string(step, "type", at(field));
-    if (!type.ok()) return type.error();
-    if (type.value() != "Sequence") {
-      steps.emplace_back(&step, field);
-      if (steps.size() > kMaxSteps)
-        return bad(field, "more than " + std::to_string(kMaxSteps) + " steps");
-      return ok();
-    }
-    auto list = get_array(step, list_name, at(field));
-    if (!list.ok()) return list.error();
-    for (size_t i = 0; i < list.value()->size(); ++i)
-      RETURN_IF_ERROR(flatten((*list.value())[i],
-                              field + "." + list_name + "[" + std::to_string(i) + "]", list_name,
-                              steps));
-    return ok();
-  }
-
-  Status unsupported(const json& step, const std::string& field, const char* known) const {
-    return bad(field + ".type",
-               in_quotes(step["type"].get<std::string>()) + " is not supported, only " + known);
-  }
-
-  // {"String": "x"}: a literal, not a regex.
-  Result<std::string> literal(const json& step, const std::string& field) const {
-    auto pattern = get_object(step, "pattern", at(field));
-    if (!pattern.ok()) return pattern.error();
-    return get_string(*pattern.value(), "String", at(field + ".pattern"));
-  }
-
-  Status normalizer(const json* root, const std::string& field) {
-    if (root == nullptr) return ok();
-    Steps steps;
-    RETURN_IF_ERROR(flatten(*root, field, "normalizers", steps));
-    size_t growth = 1;
-    for (auto& [step, name] : steps) {
-      std::string type = (*step)["type"];
-      NormalizerStep out;
-      if (type == "NFC") {
-        out.kind = NormalizerStep::Kind::nfc;
-      } else if (type == "Prepend") {
-        out.kind = NormalizerStep::Kind::prepend;
-        auto content = get_string(*step, "prepend", at(name));
-        if (!content.ok()) return content.error();
-        out.content = content.value();
-      } else if (type == "Replace") {
-        out.kind = NormalizerStep::Kind::replace;
-        auto pattern = literal(*step, name);
-        auto content = get_string(*step, "content", at(name));
-        if (!pattern.ok()) return pattern.error();
-        if (!content.ok()) return content.error();
-        if (pattern.value().empty()) return bad(name + ".pattern", "is empty");
-        out.pattern = pattern.value();
-        out.content = content.value();
-        growth *=
-            std::max<size_t>(1, (out.content.size() + out.pattern.size() - 1) / out.pattern.size());
-      } else {
-        return unsupported(*step, name, "NFC, Prepend, Replace, Sequence");
-      }
-      if (out.content.size() > kMaxAddedTokenBytes || growth > 16)
-        return bad(name, "makes text more than 16 times longer");
-      out_.normalizer.push_back(std::move(out));
-    }
-    return ok();
-  }
-
-  Status pre_tokenizer(const json* root, const std::string& field) {
-    if (root == nullptr) return ok();
-    Steps steps;
-    RETURN_IF_ERROR(flatten(*root, field, "pretokenizers", steps));
-    for (auto& [step, name] : steps) {
-      if (byte_level_) return bad(name, "a step after ByteLevel is not supported");
-      std::string type = (*step)["type"];
-      JsonFields fields(*step, at(name));
-      PreTokenizerStep out;
-      if (type == "ByteLevel") {
-        byte_level_ = true;
-        bool add_space = fields.boolean_or("add_prefix_space", true);
-        bool use_regex = fields.boolean_or("use_regex", true);
-        RETURN_IF_ERROR(fields.status());
-        out.kind = PreTokenizerStep::Kind::add_space;
-        if (add_space) out_.pre_tokenizer.push_back(out);
-        out.kind = PreTokenizerStep::Kind::split;
-        out.pattern = SplitPattern::gpt2;
-        if (use_regex) out_.pre_tokenizer.push_back(out);
-        continue;
-      }
-      if (type == "Split") {
-        RETURN_IF_ERROR(split(*step, name, out));
-      } else if (type == "Metaspace") {
-        RETURN_IF_ERROR(metaspace(*step, name, out));
-      } else {
-        return unsupported(*step, name, "ByteLevel, Metaspace, Sequence, Split");
-      }
-      out_.pre_tokenizer.push_back(std::move(out));
-    }
-    return ok();
-  }
-
-  Status split(const json& step, const std::string& name, PreTokenizerStep& out) const {
-    auto pattern = get_object(step, "pattern", at(name));
-    if (!pattern.ok()) return pattern.error();
-    auto regex = get_string(*pattern.value(), "Regex", at(name + ".pattern"));
-    if (!regex.ok()) return regex.error();
-    JsonFields fields(step, at(name));
-    std::string behavior = fields.string("behavior");
-    bool invert = fields.boolean_or("invert", false);
-    RETURN_IF_ERROR(fields.status());
-    if (behavior != "Isolated" || invert)
-      return bad(name, "only behavior \"Isolated\" without invert is supported");
-    auto known = find_split_pattern(regex.value());
-    if (!known)
-      return bad(name + ".pattern.Regex", "this regex is not one of those supported (" +
-                                              std::string(kKnownSplitPatterns) +
-                                              "): " + json(regex.value()).dump().substr(0, 300));
-    out.kind = PreTokenizerStep::Kind::split;
-    out.pattern = *known;
-    return ok();
-  }
-
-  // A Metaspace's replacement and whether to prepend it, as pre-tokenizer and decoder write them.
-  Status metaspace(const json& step, const std::string& name, PreTokenizerStep& out) const {
-    JsonFields fields(step, at(name));
-    out.kind = PreTokenizerStep::Kind::metaspace;
-    out.replacement = fields.string("replacement");
-    bool add_space = fields.boolean_or("add_prefix_space", true);
-    std::string scheme = fields.string_or("prepend_scheme", add_space ? "always" : "never");
-    out.split_words = fields.boolean_or("split", true);
-    RETURN_IF_ERROR(fields.status());
-    if (out.replacement.empty() ||
-        static_cast<size_t>(next_code_point(out.replacement).bytes) != out.replacement.size())
-      return bad(name + ".replacement", "expected one character");
-    using Prepend = PreTokenizerStep::Prepend;
-    if (scheme == "always") {
-      out.prepend = Prepend::always;
-    } else if (scheme == "first") {
-      out.prepend = Prepend::first;
-    } else if (scheme == "never") {
-      out.prepend = Prepend::never;
-    } else {
-      return bad(name + ".prepend_scheme",
-                 "expected \"always\", \"first\" or \"never\", got " + in_quotes(scheme));
-    }
-    if (!add_space && out.prepend != Prepend::never)
-      return bad(name, "add_prefix_space and prepend_scheme contradict each other");
-    return ok();
-  }
-
-  Status decoder(const json* root) {
-    const std::string field = "decoder";
-    auto& out = out_.decoder;
-    if (root == nullptr) return bad(field, "is missing");
-    Steps steps;
-    RETURN_IF_ERROR(flatten(*root, field, "decoders", steps));
-    enum { replace, byte_fallback, fuse, strip, only } last = replace;  // in this order, each once
-    for (auto& [step, name] : steps) {
-      std::string type = (*step)["type"];
-      auto next = last;
-      if (type == "ByteLevel" || type == "Metaspace") {
-        if (steps.size() != 1) return bad(name, type + " beside other steps is not supported");
-        next = only;
-        out.byte_level = type == "ByteLevel";
-        if (type == "Metaspace") {
-          PreTokenizerStep metaspace_step;
-          RETURN_IF_ERROR(metaspace(*step, name, metaspace_step));
-          out.strip_first_token = metaspace_step.prepend != PreTokenizerStep::Prepend::never;
-          out.replacement = metaspace_step.replacement;
-          replaces_.emplace_back(out.replacement, " ");
-        }
-      } else if (type == "Replace") {
-        auto pattern = literal(*step, name);
-        auto content = get_string(*step, "content", at(name));
-        if (!pattern.ok()) return pattern.error();
-        if (!content.ok()) return content.error();
-        if (pattern.value().empty()) return bad(name + ".pattern", "is empty");
-        if (content.value().size() > 4 * pattern.value().size() || replaces_.size() == 2)
-          return bad(name, "makes text too long");
-        replaces_.emplace_back(pattern.value(), content.value());
-        next = replace;
-      } else if (type == "ByteFallback") {
-        out.byte_fallback = true;
-        next = byte_fallback;
-      } else if (type == "Fuse") {
-        next = fuse;
-      } else if (type == "Strip") {
-        JsonFields fields(*step, at(name));
-        std::string content = fields.string("content");
-        out.strip_space = fields.integer("start", 0, 1) == 1;
-        fields.integer("stop", 0, 0);
-        RETURN_IF_ERROR(fields.status());
-        if (content != " ") return bad(name + ".content", "expected \" \"");
-        if (last != fuse) return bad(name, "Strip is supported only after Fuse");
-        next = strip;
-      } else {
-        return unsupported(*step, name,
-                           "ByteFallback, ByteLevel, Fuse, Metaspace, Replace, Sequence, Strip");
-      }
-      if (next < last || (next == last && next != replace))
-        return bad(name,
-                   "the steps' order is not supported, only Replace, ByteFallback, Fuse, Strip");
-      last = next;
-    }
-    if (out.byte_level != byte_level_)
-      return bad(field, "ByteLevel must be both a pre-tokenizer and the decoder, or neither");
     return ok();
   }
 
@@ -513,66 +293,13 @@ class Loader {
     return ok();
   }
 
-  Status post_processor(const json* root, const std::string& field) {
-    if (root == nullptr) return ok();
-    Steps steps;
-    RETURN_IF_ERROR(flatten(*root, field, "processors", steps));
-    bool seen = false;
-    for (auto& [step, name] : steps) {
-      std::string type = (*step)["type"];
-      if (type == "ByteLevel") continue;  // changes offsets only, which are not kept
-      if (type != "TemplateProcessing")
-        return unsupported(*step, name, "ByteLevel, Sequence, TemplateProcessing");
-      if (seen) return bad(name, "a second TemplateProcessing is not supported");
-      seen = true;
-      RETURN_IF_ERROR(template_processing(*step, name));
-    }
-    return ok();
-  }
-
-  Status template_processing(const json& step, const std::string& name) {
-    auto single = get_array(step, "single", at(name));
-    if (!single.ok()) return single.error();
-    bool text_seen = false;
-    for (size_t i = 0; i < single.value()->size(); ++i) {
-      const json& item = (*single.value())[i];
-      std::string item_name = name + ".single[" + std::to_string(i) + "]";
-      if (i >= kMaxSteps) return bad(item_name, "too many items");
-      if (find_field(item, "Sequence") != nullptr) {
-        if (text_seen) return bad(item_name, "a second Sequence is not supported");
-        text_seen = true;
-        continue;
-      }
-      auto special = get_object(item, "SpecialToken", at(item_name));
-      if (!special.ok()) return special.error();
-      auto id = get_string(*special.value(), "id", at(item_name));
-      if (!id.ok()) return id.error();
-      auto table = get_object(step, "special_tokens", at(name));
-      if (!table.ok()) return table.error();
-      auto entry = get_object(*table.value(), id.value(), at(name + ".special_tokens"));
-      if (!entry.ok()) return entry.error();
-      std::string entry_name = name + ".special_tokens." + id.value();
-      auto ids = get_array(*entry.value(), "ids", at(entry_name));
-      if (!ids.ok()) return ids.error();
-      if (ids.value()->size() > kMaxSteps) return bad(entry_name + ".ids", "too many");
-      for (const json& value : *ids.value()) {
-        int64_t n_ids = static_cast<int64_t>(out_.tokens.size());
-        if (!value.is_number_integer() || value < 0 || value >= n_ids ||
-            !out_.tokens[value.get<size_t>()].known)
-          return bad(entry_name + ".ids", "expected ids of tokens");
-        (text_seen ? out_.suffix : out_.prefix).push_back(value.get<int32_t>());
-      }
-    }
-    if (!text_seen) return bad(name + ".single", "there is no Sequence");
-    return ok();
-  }
-
+  TokenizerFile where_;
   std::string file_;
   Tokenizer::Impl& out_;
   bool byte_level_ = false;
-  std::unordered_map<std::string, int32_t> vocab_ids_;         // model.vocab alone
-  std::vector<std::pair<std::string, std::string>> replaces_;  // the decoder's
-  std::unordered_map<int32_t, std::string> decoded_as_;        // where not the content
+  std::unordered_map<std::string, int32_t> vocab_ids_;   // model.vocab alone
+  Replaces replaces_;                                    // the decoder's
+  std::unordered_map<int32_t, std::string> decoded_as_;  // where not the content
 };
 
 }  // namespace

@@ -1,0 +1,204 @@
+// Event streams, and what happens when the cluster refuses or fails.
+#include <set>
+
+#include "server/api.h"
+#include "tests/server/api_fixture.h"
+
+using namespace xpyd;
+using namespace xpyd::testing;
+
+TEST_CASE("api: a completion stream has one event per token", "[server][api]") {
+  TestServer server;
+  Reply reply = server.post("/v1/completions", R"({"prompt":"a","max_tokens":5,"stream":true})");
+  auto events = chunks(reply);
+  REQUIRE(events.size() == 5);  // no usage chunk unless asked
+  std::string text;
+  for (const json& event : events) {
+    CHECK(event["object"] == "text_completion");
+    CHECK(event["id"] == events[0]["id"]);
+    CHECK_FALSE(event.contains("usage"));
+    REQUIRE(event["choices"].size() == 1);
+    text += event["choices"][0]["text"].get<std::string>();
+  }
+  CHECK(text == "hello");
+  CHECK(reply.body.find("\r") == std::string::npos);
+}
+
+TEST_CASE("api: a chat stream brings the role with the first token", "[server][api]") {
+  TestServer server;
+  auto events = chunks(server.post(
+      "/v1/chat/completions",
+      R"({"messages":[{"role":"user","content":"x"}],"max_tokens":3,"n":2,"stream":true})"));
+  REQUIRE(events.size() == 6);
+  std::string text[2];
+  for (const json& event : events) {
+    CHECK(event["object"] == "chat.completion.chunk");
+    const json& choice = event["choices"][0];
+    REQUIRE(choice.contains("delta"));
+    auto& so_far = text[choice["index"].get<int>()];
+    CHECK(choice["delta"].contains("role") == so_far.empty());
+    so_far += choice["delta"]["content"].get<std::string>();
+  }
+  CHECK(text[0] == "hel");
+  CHECK(text[1] == "hel");
+}
+
+TEST_CASE("api: nothing is sent before the first token", "[server][api]") {
+  TestServer server;
+  server.service.hold(true);
+  Client client(server.port());
+  client.send(request_text("POST", "/v1/chat/completions",
+                           R"({"messages":[{"role":"user","content":"x"}],"stream":true})"));
+  REQUIRE(server.service.wait([](auto& s) { return s.in_flight() == 1; }));
+  // The server has worked on since, without a byte for this client.
+  CHECK(server.get("/health").status == 200);
+  CHECK(client.quiet());
+  server.service.hold(false);
+  CHECK(client.read_some().find("\"role\":\"assistant\",\"content\":\"h\"") != std::string::npos);
+}
+
+TEST_CASE("api: usage in streams, when asked for", "[server][api]") {
+  TestServer server;
+  std::string start = R"({"prompt":["ab","c"],"max_tokens":2,"stream":true,"stream_options":)";
+  auto events = chunks(server.post("/v1/completions", start + R"({"include_usage":true}})"));
+  REQUIRE(events.size() == 5);
+  for (int i = 0; i < 4; ++i) CHECK(events[i]["usage"] == nullptr);
+  CHECK(events[0].contains("usage"));
+  CHECK(events[4]["choices"] == json::array());
+  CHECK(events[4]["usage"]["prompt_tokens"] == 3);
+  CHECK(events[4]["usage"]["completion_tokens"] == 4);
+  events = chunks(server.post("/v1/completions", start + R"({"continuous_usage_stats":true}})"));
+  REQUIRE(events.size() == 4);
+  for (const json& event : events) CHECK(event["usage"]["completion_tokens"].get<int>() >= 1);
+}
+
+TEST_CASE("api: text of any kind stays one data line of valid UTF-8", "[server][api]") {
+  TestServer server;
+  server.service.script = [](const Request&, int) {
+    return std::vector{FakeService::token(10, "a\nb\r\n\x01\"\\"),
+                       FakeService::token(11, "\xe2\x82\xac \xf0\x9f\x98\x80"),
+                       FakeService::token(12, "\xff\xc0\xaf", FinishReason::stop)};
+  };
+  auto events = chunks(server.post("/v1/completions", R"({"prompt":"a","stream":true})"));
+  REQUIRE(events.size() == 3);
+  CHECK(events[0]["choices"][0]["text"] == "a\nb\r\n\x01\"\\");
+  CHECK(events[1]["choices"][0]["text"] == "\xe2\x82\xac \xf0\x9f\x98\x80");
+  CHECK(events[2]["choices"][0]["text"] == "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");
+}
+
+TEST_CASE("api: routes, methods and types", "[server][api]") {
+  TestServer server;
+  check_error(server.get("/nothing"), 404, "not_found_error", nullptr, nullptr);
+  check_error(server.get("/%2e%2e/etc/passwd"), 404, "not_found_error", nullptr, nullptr);
+  check_error(server.get("/server_info"), 404, "not_found_error", nullptr, nullptr);
+  check_error(server.get("/v1/models/other"), 404, "not_found_error", "model", "model_not_found");
+  check_error(server.post("/v1/completions", R"({"model":"gpt","prompt":"a"})"), 404,
+              "not_found_error", "model", "model_not_found");
+  for (const auto& route : Api::routes()) {
+    if (route.dev) continue;
+    std::string path = route.path;
+    if (path == "/v1/models/") path += "tiny";
+    INFO(path);
+    bool get = std::string(route.methods).find("GET") != std::string::npos;
+    bool post = std::string(route.methods).find("POST") != std::string::npos;
+    Reply wrong = post && !get ? server.get(path) : server.post(path, "{}");
+    if (!(get && post)) {
+      CHECK(wrong.status == 405);
+      CHECK(wrong.header("allow") == (post ? "POST" : "GET, HEAD"));
+    }
+    if (get) CHECK(server.get(path).status == 200);
+    if (post && !get) {
+      CHECK(server.post(path, "{}", "Content-Type: text/plain\r\n").status == 415);
+      CHECK(server.post(path, "").status == 400);
+      CHECK(server.post(path, "[]").status == 400);
+    }
+    Client client(server.port());
+    client.send("DELETE " + path + " HTTP/1.1\r\nHost: a\r\n\r\n");
+    CHECK(client.read().status == 405);
+  }
+}
+
+TEST_CASE("api: a key guards every route but the probes and the page", "[server][api]") {
+  TestServer server([](ServerOptions& o) { o.api_key = "secret"; });
+  std::set<std::string> open;
+  for (const auto& route : Api::routes()) {
+    std::string path = route.path;
+    bool post = std::string(route.methods).find("POST") != std::string::npos;
+    auto ask = [&](const std::string& header) {
+      return post ? server.post(path, "{}", header).status : server.get(path, header).status;
+    };
+    INFO(path);
+    bool refused = ask("") == 401;
+    CHECK(refused == !route.open);
+    for (const char* wrong :
+         {"Bearer secreT", "Bearer secre", "Bearer secrets", "Bearer ", "Basic secret", "secret"})
+      CHECK((ask("Authorization: " + std::string(wrong) + "\r\n") == 401) == !route.open);
+    CHECK(ask("Authorization: Bearer secret\r\n") != 401);
+    if (route.open) open.insert(path);
+  }
+  CHECK(open == std::set<std::string>{"/", "/health", "/health/ready", "/ping", "/ready"});
+  check_error(server.get("/v1/models"), 401, "authentication_error", nullptr, "invalid_api_key");
+}
+
+TEST_CASE("api: the cluster refuses", "[server][api]") {
+  TestServer server;
+  server.service.admit = [](const Request& r) -> Status {
+    if (r.prompt[0] == 'b') return Error{ErrorCode::unavailable, "the queue is full"};
+    if (r.prompt[0] == 'c') return invalid("needs 9 blocks of 8");
+    return ok();
+  };
+  Reply full = server.post("/v1/completions", R"({"prompt":"b","stream":true})");
+  check_error(full, 503, "overloaded_error", nullptr, "queue_full");
+  CHECK(full.header("retry-after") == "1");
+  CHECK(full.header("x-should-retry") == "");
+  CHECK(full.reason == "Service Unavailable: the queue is full");
+  check_error(server.post("/v1/completions", R"({"prompt":"c"})"), 400, "invalid_request_error",
+              "prompt", nullptr);
+  // The second of three is refused: the first is given back, the third never sent.
+  server.service.hold(true);
+  CHECK(server.post("/v1/completions", R"({"prompt":["a","b","a"]})").status == 503);
+  CHECK(server.service.wait([](auto& s) { return s.in_flight() == 0; }));
+  CHECK(server.service.aborted().size() == 1);
+  CHECK(server.service.seen().size() == 1);
+}
+
+TEST_CASE("api: a failure before the first token is a status, after it an event", "[server][api]") {
+  TestServer server;
+  bool early = true;
+  FinishReason how = FinishReason::error;
+  server.service.script = [&](const Request&, int choice) {
+    TokenEvent end = FakeService::token(-1, "", how);
+    end.error = "transfer failed";
+    if (choice == 1) return std::vector<TokenEvent>(100, FakeService::token('x', "x"));
+    return early ? std::vector{end} : std::vector{FakeService::token('a', "a"), end};
+  };
+  for (std::string stream : {"true", "false"}) {
+    Reply reply = server.post("/v1/completions", R"({"prompt":"a","stream":)" + stream + "}");
+    check_error(reply, 500, "server_error", nullptr, "internal_error");
+    CHECK(reply.header("x-should-retry") == "false");
+  }
+  how = FinishReason::timeout;
+  check_error(server.post("/v1/completions", R"({"prompt":"a"})"), 504, "server_error", nullptr,
+              "request_timeout");
+  how = FinishReason::error;
+  early = false;
+  Reply reply = server.post("/v1/completions", R"({"prompt":"a","stream":true,"n":2})");
+  CHECK(reply.status == 200);
+  CHECK(reply.complete);
+  auto events = reply.events();
+  REQUIRE(events.size() >= 3);
+  CHECK(events.back() == "[DONE]");
+  CHECK(parsed(events[events.size() - 2])["error"]["message"] == "transfer failed");
+  // The other choice is not left running.
+  CHECK(server.service.wait([](auto& s) { return s.aborted().size() == 1; }));
+}
+
+TEST_CASE("api: a cluster that never answers does not hold its client for ever", "[server][api]") {
+  // The frontend's own limit comes five seconds after the deadline that the cluster should have
+  // kept.
+  TestServer server([](ServerOptions& o) { o.request_timeout_s = 0.1; });
+  server.service.hold(true);
+  check_error(server.post("/v1/completions", R"({"prompt":"a"})"), 504, "server_error", nullptr,
+              "request_timeout");
+  CHECK(server.service.aborted().size() == 1);
+}
