@@ -25,11 +25,10 @@ struct SoftmaxState {
   float max, sum;
 };
 
-// Lines to ask the memory for while computing: `n_rows` rows, the first `lines` cache lines of
-// each.
+// Lines to ask the memory for while computing: cache lines [first_line, first_line + n_lines) of each row.
 struct Prefetch {
   const std::byte* const* rows = nullptr;
-  int n_rows = 0, lines = 0;
+  int n_rows = 0, first_line = 0, n_lines = 0;
 };
 
 // Row pointer arrays point at kv head 0 of the unit; `offset` bytes further is the head in

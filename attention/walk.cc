@@ -25,8 +25,13 @@ namespace {
 
 constexpr int kBlockRows = 192;   // of one kv head: q, accumulators and weights stay in L2
 constexpr int kStreamRows = 8;    // at most this many rows per kv head are streamed
-constexpr int kPartTokens = 32;   // of V that a stream computes head after head
-constexpr int kAheadTokens = 32;  // how far ahead a stream asks for memory: parts of K and V in L2
+#ifndef KP
+#define KP 32
+#define KA 32
+#define HINT _MM_HINT_T0
+#endif
+constexpr int kPartTokens = KP;   // of V that a stream computes head after head
+constexpr int kAheadTokens = KA;  // how far ahead a stream asks for memory: parts of K and V in L2
 constexpr int kRowGroup = 6;      // rows that a register tile of the fast kernels takes at once
 constexpr int kStatePad = 16;     // floats behind an accumulator in `partials`: max, sum, padding
 
@@ -209,10 +214,11 @@ class UnitRun {
   // tile, ... Block: V of this tile during scores, K of the next tile during values.
   Prefetch ahead(int kv, int t, int n, int h) const {
     const Tile* tile = tile_;
-    Range part = {0, n};
+    int lines = int(head_offset(u_.n_heads) + 63) / 64;
+    Range part = {0, lines};
     if (u_.stream) {
+      part = share(lines, h, u_.n_heads);
       t += kAheadTokens;
-      part = share(n, h, u_.n_heads);
       if (t >= kTileTokens) {
         t -= kTileTokens;
         if (kv == 1) tile = next_;
@@ -222,10 +228,9 @@ class UnitRun {
       if (kv == 1) tile = next_;
       kv = 1 - kv;
     }
-    int begin = std::max(t + part.begin, tile->readable.begin);
-    int end = std::min(t + part.end, tile->readable.end);
+    int begin = std::max(t, tile->readable.begin), end = std::min(t + n, tile->readable.end);
     if (begin >= end) return {};
-    return {tile->rows[kv] + begin, end - begin, int(head_offset(u_.n_heads) + 63) / 64};
+    return {tile->rows[kv] + begin, end - begin, part.begin, part.end - part.begin};
   }
 
   void score_tile() {
@@ -243,7 +248,7 @@ class UnitRun {
         const std::byte* const* rows = tile_->rows[0] + t;
         int n_rows = (end - begin) * p_.group;
         Prefetch prefetch = ahead(0, t, kPanelTokens, h);
-        if (u_.stream) {
+        if (u_.stream && FUSE) {
           p_.kernels.scores_in_place(p_.shape.dtype, rows, head_offset(h), q, n_rows, dim_, panel_,
                                      to, prefetch);
         } else {

@@ -11,11 +11,19 @@ namespace xpyd::testing {
 using nlohmann::json;
 
 inline json parsed(const std::string& text) {
-  json out = json::parse(text, nullptr, false);
+  json out = json::parse(text.begin(), text.end(), nullptr, false);
   INFO(text);
   REQUIRE_FALSE(out.is_discarded());
   return out;
 }
+
+// JSON values compared as text: Catch2 takes seconds to compile their comparison.
+inline std::string as_text(const json& value) { return value.dump(); }
+inline std::string as_text(const std::string& value) { return json(value).dump(); }
+inline std::string as_text(const char* value) { return as_text(std::string(value)); }
+inline std::string as_text(int value) { return std::to_string(value); }
+inline std::string as_text(std::nullptr_t) { return "null"; }
+#define CHECK_SAME(a, b) CHECK(as_text(a) == as_text(b))
 
 // Events of a stream without the closing [DONE], which must be there.
 inline std::vector<json> chunks(const Reply& reply) {
@@ -30,7 +38,6 @@ inline std::vector<json> chunks(const Reply& reply) {
   return out;
 }
 
-// Compared as text: Catch2 takes seconds to compile comparisons of JSON values.
 inline bool is_error(const Reply& reply, int status, const std::string& type, const json& param,
                      const json& code) {
   json error = parsed(reply.body)["error"];

@@ -14,8 +14,8 @@ TEST_CASE("api: a completion stream has one event per token", "[server][api]") {
   REQUIRE(events.size() == 5);  // no usage chunk unless asked
   std::string text;
   for (const json& event : events) {
-    CHECK(event["object"] == "text_completion");
-    CHECK(event["id"] == events[0]["id"]);
+    CHECK_SAME(event["object"], "text_completion");
+    CHECK_SAME(event["id"], events[0]["id"]);
     CHECK_FALSE(event.contains("usage"));
     REQUIRE(event["choices"].size() == 1);
     text += event["choices"][0]["text"].get<std::string>();
@@ -32,7 +32,7 @@ TEST_CASE("api: a chat stream brings the role with the first token", "[server][a
   REQUIRE(events.size() == 6);
   std::string text[2];
   for (const json& event : events) {
-    CHECK(event["object"] == "chat.completion.chunk");
+    CHECK_SAME(event["object"], "chat.completion.chunk");
     const json& choice = event["choices"][0];
     REQUIRE(choice.contains("delta"));
     auto& so_far = text[choice["index"].get<int>()];
@@ -62,11 +62,11 @@ TEST_CASE("api: usage in streams, when asked for", "[server][api]") {
   std::string start = R"({"prompt":["ab","c"],"max_tokens":2,"stream":true,"stream_options":)";
   auto events = chunks(server.post("/v1/completions", start + R"({"include_usage":true}})"));
   REQUIRE(events.size() == 5);
-  for (int i = 0; i < 4; ++i) CHECK(events[i]["usage"] == nullptr);
+  for (int i = 0; i < 4; ++i) CHECK_SAME(events[i]["usage"], nullptr);
   CHECK(events[0].contains("usage"));
-  CHECK(events[4]["choices"] == json::array());
-  CHECK(events[4]["usage"]["prompt_tokens"] == 3);
-  CHECK(events[4]["usage"]["completion_tokens"] == 4);
+  CHECK_SAME(events[4]["choices"], json::array());
+  CHECK_SAME(events[4]["usage"]["prompt_tokens"], 3);
+  CHECK_SAME(events[4]["usage"]["completion_tokens"], 4);
   events = chunks(server.post("/v1/completions", start + R"({"continuous_usage_stats":true}})"));
   REQUIRE(events.size() == 4);
   for (const json& event : events) CHECK(event["usage"]["completion_tokens"].get<int>() >= 1);
@@ -81,9 +81,9 @@ TEST_CASE("api: text of any kind stays one data line of valid UTF-8", "[server][
   };
   auto events = chunks(server.post("/v1/completions", R"({"prompt":"a","stream":true})"));
   REQUIRE(events.size() == 3);
-  CHECK(events[0]["choices"][0]["text"] == "a\nb\r\n\x01\"\\");
-  CHECK(events[1]["choices"][0]["text"] == "\xe2\x82\xac \xf0\x9f\x98\x80");
-  CHECK(events[2]["choices"][0]["text"] == "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");
+  CHECK_SAME(events[0]["choices"][0]["text"], "a\nb\r\n\x01\"\\");
+  CHECK_SAME(events[1]["choices"][0]["text"], "\xe2\x82\xac \xf0\x9f\x98\x80");
+  CHECK_SAME(events[2]["choices"][0]["text"], "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");
 }
 
 TEST_CASE("api: routes, methods and types", "[server][api]") {
@@ -156,7 +156,7 @@ TEST_CASE("api: the cluster refuses", "[server][api]") {
               "prompt", nullptr);
   // The second of three is refused: the first is given back, the third never sent.
   server.service.hold(true);
-  CHECK(server.post("/v1/completions", R"({"prompt":["a","b","a"]})").status == 503);
+  CHECK_SAME(server.post("/v1/completions", R"({"prompt":["a","b","a"]})").status, 503);
   CHECK(server.service.wait([](auto& s) { return s.in_flight() == 0; }));
   CHECK(server.service.aborted().size() == 1);
   CHECK(server.service.seen().size() == 1);

@@ -19,12 +19,12 @@ TEST_CASE("api: a completion has OpenAI's fields", "[server][api]") {
   json body = parsed(reply.body);
   CHECK(body["id"].get<std::string>().starts_with("cmpl-"));
   CHECK(reply.header("x-request-id") == body["id"]);
-  CHECK(body["object"] == "text_completion");
+  CHECK_SAME(body["object"], "text_completion");
   CHECK(body["created"].get<int64_t>() > 1700000000);
-  CHECK(body["model"] == "tiny");
-  CHECK(body["choices"] == json::parse(R"([{"index":0,"text":"hello h","logprobs":null,
+  CHECK_SAME(body["model"], "tiny");
+  CHECK_SAME(body["choices"], parsed(R"([{"index":0,"text":"hello h","logprobs":null,
                                             "finish_reason":"length","stop_reason":null}])"));
-  CHECK(body["usage"] == json::parse(R"({"prompt_tokens":3,"completion_tokens":7,"total_tokens":10,
+  CHECK_SAME(body["usage"], parsed(R"({"prompt_tokens":3,"completion_tokens":7,"total_tokens":10,
                                          "prompt_tokens_details":{"cached_tokens":0}})"));
   std::vector<Request> seen = server.service.seen();
   REQUIRE(seen.size() == 1);
@@ -42,9 +42,9 @@ TEST_CASE("api: a chat completion has OpenAI's fields", "[server][api]") {
   REQUIRE(reply.status == 200);
   json body = parsed(reply.body);
   CHECK(body["id"].get<std::string>().starts_with("chatcmpl-"));
-  CHECK(body["object"] == "chat.completion");
-  CHECK(body["choices"] ==
-        json::parse(R"([{"index":0,"message":{"role":"assistant","content":"hello"},
+  CHECK_SAME(body["object"], "chat.completion");
+  CHECK_SAME(body["choices"],
+             parsed(R"([{"index":0,"message":{"role":"assistant","content":"hello"},
                             "logprobs":null,"finish_reason":"length","stop_reason":null}])"));
   Request seen = server.service.seen().at(0);
   CHECK(byte_tokenizer().decode(seen.prompt) ==
@@ -91,15 +91,15 @@ TEST_CASE("api: lists of prompts, token ids and n choices share one index", "[se
     REQUIRE(body["choices"].size() == 6);
     std::string texts;
     for (int i = 0; i < 6; ++i) {
-      CHECK(body["choices"][i]["index"] == i);
+      CHECK_SAME(body["choices"][i]["index"], i);
       texts += body["choices"][i]["text"].get<std::string>() + " ";
     }
     CHECK(texts == "a0 a1 a2 b0 b1 b2 ");
-    CHECK(body["usage"]["prompt_tokens"] == 2);
-    CHECK(body["usage"]["completion_tokens"] == 6);
+    CHECK_SAME(body["usage"]["prompt_tokens"], 2);
+    CHECK_SAME(body["usage"]["completion_tokens"], 6);
   }
   json one = parsed(server.post("/v1/completions", R"({"prompt":[104,105]})").body);
-  CHECK(one["choices"][0]["text"] == "h0");
+  CHECK_SAME(one["choices"][0]["text"], "h0");
   std::set<int> indices;
   for (const json& chunk :
        chunks(server.post("/v1/completions", R"({"prompt":["a","b"],"n":3,"stream":true})")))
@@ -171,21 +171,21 @@ TEST_CASE("api: echo, finish and stop reasons, token ids", "[server][api]") {
   TestServer server;
   json echo = parsed(
       server.post("/v1/completions", R"({"prompt":["é: ","b"],"max_tokens":2,"echo":true})").body);
-  CHECK(echo["choices"][0]["text"] == "é: he");
-  CHECK(echo["choices"][1]["text"] == "bhe");
+  CHECK_SAME(echo["choices"][0]["text"], "é: he");
+  CHECK_SAME(echo["choices"][1]["text"], "bhe");
   json ids = parsed(
       server.post("/v1/completions", R"({"prompt":[97,98],"max_tokens":2,"echo":true})").body);
-  CHECK(ids["choices"][0]["text"] == "abhe");
+  CHECK_SAME(ids["choices"][0]["text"], "abhe");
   auto echoed = chunks(server.post("/v1/completions",
                                    R"({"prompt":"ab","max_tokens":2,"echo":true,"stream":true})"));
-  CHECK(echoed[0]["choices"][0]["text"] == "abh");
-  CHECK(echoed[1]["choices"][0]["text"] == "e");
+  CHECK_SAME(echoed[0]["choices"][0]["text"], "abh");
+  CHECK_SAME(echoed[1]["choices"][0]["text"], "e");
 
   json with_ids = parsed(
       server.post("/v1/completions", R"({"prompt":"ab","max_tokens":2,"return_token_ids":true})")
           .body);
-  CHECK(with_ids["choices"][0]["token_ids"] == json::parse("[104,101]"));
-  CHECK(with_ids["choices"][0]["prompt_token_ids"] == json::parse("[97,98]"));
+  CHECK_SAME(with_ids["choices"][0]["token_ids"], parsed("[104,101]"));
+  CHECK_SAME(with_ids["choices"][0]["prompt_token_ids"], parsed("[97,98]"));
 }
 
 TEST_CASE("api: how a choice ended", "[server][api]") {
@@ -208,13 +208,13 @@ TEST_CASE("api: how a choice ended", "[server][api]") {
   };
   for (which = 0; which < std::size(cases); ++which) {
     json choice = parsed(server.post("/v1/completions", R"({"prompt":"a"})").body)["choices"][0];
-    CHECK(choice["finish_reason"] == cases[which].finish);
-    CHECK(choice["stop_reason"] == cases[which].reason);
+    CHECK_SAME(choice["finish_reason"], cases[which].finish);
+    CHECK_SAME(choice["stop_reason"], cases[which].reason);
     auto events = chunks(server.post("/v1/completions", R"({"prompt":"a","stream":true})"));
     REQUIRE(events.size() == 2);
-    CHECK(events[0]["choices"][0]["finish_reason"] == nullptr);
-    CHECK(events[1]["choices"][0]["finish_reason"] == cases[which].finish);
-    CHECK(events[1]["choices"][0]["stop_reason"] == cases[which].reason);
+    CHECK_SAME(events[0]["choices"][0]["finish_reason"], nullptr);
+    CHECK_SAME(events[1]["choices"][0]["finish_reason"], cases[which].finish);
+    CHECK_SAME(events[1]["choices"][0]["stop_reason"], cases[which].reason);
   }
 }
 
@@ -223,26 +223,26 @@ TEST_CASE("api: logprobs in both formats", "[server][api]") {
   json completion =
       parsed(server.post("/v1/completions", R"({"prompt":"a","max_tokens":2,"logprobs":2})").body);
   json logprobs = completion["choices"][0]["logprobs"];
-  CHECK(logprobs["tokens"] == json::parse(R"(["h","e"])"));
-  CHECK(logprobs["token_logprobs"] == json::parse("[-0.25,-0.25]"));
-  CHECK(logprobs["top_logprobs"][0] == json::parse(R"({"h":-0.25,"bytes:\\xc1":-1.25})"));
-  CHECK(logprobs["text_offset"] == json::parse("[0,1]"));
+  CHECK_SAME(logprobs["tokens"], parsed(R"(["h","e"])"));
+  CHECK_SAME(logprobs["token_logprobs"], parsed("[-0.25,-0.25]"));
+  CHECK_SAME(logprobs["top_logprobs"][0], parsed(R"({"h":-0.25,"bytes:\\xc1":-1.25})"));
+  CHECK_SAME(logprobs["text_offset"], parsed("[0,1]"));
   json none =
       parsed(server.post("/v1/completions", R"({"prompt":"a","max_tokens":1,"logprobs":0})").body);
-  CHECK(none["choices"][0]["logprobs"]["top_logprobs"][0] == json::parse(R"({"h":-0.25})"));
+  CHECK_SAME(none["choices"][0]["logprobs"]["top_logprobs"][0], parsed(R"({"h":-0.25})"));
 
   std::string messages =
       R"({"messages":[{"role":"user","content":"x"}],"max_tokens":2,"logprobs":true)";
   json chat = parsed(server.post("/v1/chat/completions", messages + R"(,"top_logprobs":2})").body);
-  CHECK(chat["choices"][0]["logprobs"]["content"][0] == json::parse(R"({"token":"h","logprob":-0.25,
+  CHECK_SAME(chat["choices"][0]["logprobs"]["content"][0], parsed(R"({"token":"h","logprob":-0.25,
       "bytes":[104],"top_logprobs":[{"token":"h","logprob":-0.25,"bytes":[104]},
       {"token":"bytes:\\xc1","logprob":-1.25,"bytes":[193]}]})"));
   json plain = parsed(server.post("/v1/chat/completions", messages + "}").body);
-  CHECK(plain["choices"][0]["logprobs"]["content"][1]["top_logprobs"] == json::array());
+  CHECK_SAME(plain["choices"][0]["logprobs"]["content"][1]["top_logprobs"], json::array());
 
   auto events = chunks(server.post("/v1/completions",
                                    R"({"prompt":"a","max_tokens":3,"logprobs":1,"stream":true})"));
-  CHECK(events[2]["choices"][0]["logprobs"] == json::parse(R"({"tokens":["l"],
+  CHECK_SAME(events[2]["choices"][0]["logprobs"], parsed(R"({"tokens":["l"],
       "token_logprobs":[-0.25],"top_logprobs":[{"l":-0.25}],"text_offset":[2]})"));
 }
 
@@ -252,17 +252,17 @@ TEST_CASE("api: logprobs in both formats", "[server][api]") {
 TEST_CASE("api: models, version, health, ready, stats, page", "[server][api]") {
   TestServer server;
   json models = parsed(server.get("/v1/models").body);
-  CHECK(models["object"] == "list");
+  CHECK_SAME(models["object"], "list");
   json card = models["data"][0];
-  CHECK(card["id"] == "tiny");
-  CHECK(card["root"] == "models/tiny");
-  CHECK(card["max_model_len"] == 256);
-  CHECK(card["object"] == "model");
-  CHECK(parsed(server.get("/v1/models/tiny").body) == card);
-  CHECK(parsed(server.get("/version").body)["version"] == "1.2.3");
-  CHECK(parsed(server.get("/health").body)["status"] == "ok");
+  CHECK_SAME(card["id"], "tiny");
+  CHECK_SAME(card["root"], "models/tiny");
+  CHECK_SAME(card["max_model_len"], 256);
+  CHECK_SAME(card["object"], "model");
+  CHECK_SAME(parsed(server.get("/v1/models/tiny").body), card);
+  CHECK_SAME(parsed(server.get("/version").body)["version"], "1.2.3");
+  CHECK_SAME(parsed(server.get("/health").body)["status"], "ok");
   CHECK(server.post("/ping", "").status == 200);
-  CHECK(parsed(server.get("/ready").body)["status"] == "ready");
+  CHECK_SAME(parsed(server.get("/ready").body)["status"], "ready");
   json stats = parsed(server.get("/stats").body);
   REQUIRE(stats["instances"].size() == 2);
   json blocks = stats["instances"][0]["blocks"];
@@ -286,15 +286,15 @@ TEST_CASE("api: tokenize and detokenize", "[server][api]") {
                          .post("/tokenize", R"({"prompt":"h\u00e9","add_special_tokens":false,
                                                   "return_token_strs":true})")
                          .body);
-  CHECK(body["tokens"] == json::parse("[104,195,169]"));
-  CHECK(body["count"] == 3);
-  CHECK(body["max_model_len"] == 256);
-  CHECK(body["token_strs"][0] == "h");
-  CHECK(parsed(server.post("/detokenize", R"({"tokens":[104,195,169]})").body)["prompt"] ==
-        "h\u00e9");
+  CHECK_SAME(body["tokens"], parsed("[104,195,169]"));
+  CHECK_SAME(body["count"], 3);
+  CHECK_SAME(body["max_model_len"], 256);
+  CHECK_SAME(body["token_strs"][0], "h");
+  CHECK_SAME(parsed(server.post("/detokenize", R"({"tokens":[104,195,169]})").body)["prompt"],
+             "h\u00e9");
   json chat =
       parsed(server.post("/tokenize", R"({"messages":[{"role":"user","content":"x"}]})").body);
-  CHECK(chat["count"] == 19);
+  CHECK_SAME(chat["count"], 19);
   std::string long_text(30000,
                         'x');  // tokenized off the I/O thread, and refused as too long to fit
   CHECK(server.post("/tokenize", R"({"prompt":")" + long_text + "\"}").status == 400);
@@ -303,8 +303,8 @@ TEST_CASE("api: tokenize and detokenize", "[server][api]") {
   CHECK(server.post("/tokenize", R"({"prompt":5})").status == 400);
   std::string ids = "[104";
   for (int i = 0; i < 20000; ++i) ids += ",104";
-  CHECK(parsed(server.post("/detokenize", R"({"tokens":)" + ids + "]}").body)["prompt"] ==
-        std::string(20001, 'h'));
+  CHECK_SAME(parsed(server.post("/detokenize", R"({"tokens":)" + ids + "]}").body)["prompt"],
+             std::string(20001, 'h'));
 }
 
 TEST_CASE("api: without a tokenizer, token ids are served and text is refused", "[server][api]") {
@@ -326,7 +326,7 @@ TEST_CASE("api: dev endpoints", "[server][api]") {
     o.server_info = "--port 1";
     o.reset_prefix_cache = [&] { ++resets; };
   });
-  CHECK(parsed(server.get("/server_info").body)["options"] == "--port 1");
+  CHECK_SAME(parsed(server.get("/server_info").body)["options"], "--port 1");
   CHECK(server.post("/reset_prefix_cache", "").status == 200);
   CHECK(resets == 1);
 }
