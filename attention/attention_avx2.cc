@@ -12,18 +12,22 @@ namespace {
 
 using Rows = const std::byte* const*;
 
-// Hands out prefetches little by little, so that requests spread over the arithmetic. A line of each row
-// in turn: the memory delivers about 1.4 times as much to 8 or 16 interleaved streams as to one.
+// Hands out prefetches little by little, so that requests spread over the arithmetic. A line of
+// each row in turn: the memory delivers about 1.4 times as much to 8 or 16 interleaved streams as
+// to one.
 class Stream {
  public:
   // About `n_steps` calls of step() will follow.
   Stream(const Prefetch& p, int n_steps)
-      : p_(p), line_(p.first_line), end_(p.first_line + p.n_lines), burst_((p.n_rows * p.n_lines - 1) / n_steps + 1) {
+      : p_(p),
+        line_(p.first_line),
+        end_(p.first_line + p.n_lines),
+        burst_((p.n_rows * p.n_lines - 1) / n_steps + 1) {
     if (p.n_rows == 0) line_ = end_;
   }
   void step() {
     for (int i = 0; i < burst_ && line_ < end_; ++i) {
-      _mm_prefetch(reinterpret_cast<const char*>(p_.rows[row_]) + 64 * line_, HINT);
+      _mm_prefetch(reinterpret_cast<const char*>(p_.rows[row_]) + 64 * line_, _MM_HINT_T0);
       if (++row_ == p_.n_rows) row_ = 0, ++line_;
     }
   }

@@ -25,7 +25,8 @@ struct SoftmaxState {
   float max, sum;
 };
 
-// Lines to ask the memory for while computing: cache lines [first_line, first_line + n_lines) of each row.
+// Lines to ask the memory for while computing: cache lines [first_line, first_line + n_lines) of
+// each row.
 struct Prefetch {
   const std::byte* const* rows = nullptr;
   int n_rows = 0, first_line = 0, n_lines = 0;

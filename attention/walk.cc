@@ -25,13 +25,8 @@ namespace {
 
 constexpr int kBlockRows = 192;   // of one kv head: q, accumulators and weights stay in L2
 constexpr int kStreamRows = 8;    // at most this many rows per kv head are streamed
-#ifndef KP
-#define KP 32
-#define KA 32
-#define HINT _MM_HINT_T0
-#endif
-constexpr int kPartTokens = KP;   // of V that a stream computes head after head
-constexpr int kAheadTokens = KA;  // how far ahead a stream asks for memory: parts of K and V in L2
+constexpr int kPartTokens = 32;   // of V that a stream computes head after head
+constexpr int kAheadTokens = 32;  // how far ahead a stream asks for memory: parts of K and V in L2
 constexpr int kRowGroup = 6;      // rows that a register tile of the fast kernels takes at once
 constexpr int kStatePad = 16;     // floats behind an accumulator in `partials`: max, sum, padding
 
@@ -248,7 +243,7 @@ class UnitRun {
         const std::byte* const* rows = tile_->rows[0] + t;
         int n_rows = (end - begin) * p_.group;
         Prefetch prefetch = ahead(0, t, kPanelTokens, h);
-        if (u_.stream && FUSE) {
+        if (u_.stream) {
           p_.kernels.scores_in_place(p_.shape.dtype, rows, head_offset(h), q, n_rows, dim_, panel_,
                                      to, prefetch);
         } else {

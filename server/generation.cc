@@ -265,6 +265,7 @@ void Generation::send_event(const std::string& json) {
 void Generation::fail(const ApiError& error) {
   over_ = true;
   status_ = error.status;
+  abort_all();
   if (streaming_) {
     exchange_->write(sse_event(error_body(error)) + "data: [DONE]\n\n");
     exchange_->end_stream();
@@ -273,7 +274,6 @@ void Generation::fail(const ApiError& error) {
     for (auto& header : headers()) response.headers.push_back(std::move(header));
     exchange_->respond(std::move(response));
   }
-  abort_all();
   if (ended_ == expected_) end();
 }
 

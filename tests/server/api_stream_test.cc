@@ -86,60 +86,6 @@ TEST_CASE("api: text of any kind stays one data line of valid UTF-8", "[server][
   CHECK_SAME(events[2]["choices"][0]["text"], "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");
 }
 
-TEST_CASE("api: routes, methods and types", "[server][api]") {
-  TestServer server;
-  check_error(server.get("/nothing"), 404, "not_found_error", nullptr, nullptr);
-  check_error(server.get("/%2e%2e/etc/passwd"), 404, "not_found_error", nullptr, nullptr);
-  check_error(server.get("/server_info"), 404, "not_found_error", nullptr, nullptr);
-  check_error(server.get("/v1/models/other"), 404, "not_found_error", "model", "model_not_found");
-  check_error(server.post("/v1/completions", R"({"model":"gpt","prompt":"a"})"), 404,
-              "not_found_error", "model", "model_not_found");
-  for (const auto& route : Api::routes()) {
-    if (route.dev) continue;
-    std::string path = route.path;
-    if (path == "/v1/models/") path += "tiny";
-    INFO(path);
-    bool get = std::string(route.methods).find("GET") != std::string::npos;
-    bool post = std::string(route.methods).find("POST") != std::string::npos;
-    Reply wrong = post && !get ? server.get(path) : server.post(path, "{}");
-    if (!(get && post)) {
-      CHECK(wrong.status == 405);
-      CHECK(wrong.header("allow") == (post ? "POST" : "GET, HEAD"));
-    }
-    if (get) CHECK(server.get(path).status == 200);
-    if (post && !get) {
-      CHECK(server.post(path, "{}", "Content-Type: text/plain\r\n").status == 415);
-      CHECK(server.post(path, "").status == 400);
-      CHECK(server.post(path, "[]").status == 400);
-    }
-    Client client(server.port());
-    client.send("DELETE " + path + " HTTP/1.1\r\nHost: a\r\n\r\n");
-    CHECK(client.read().status == 405);
-  }
-}
-
-TEST_CASE("api: a key guards every route but the probes and the page", "[server][api]") {
-  TestServer server([](ServerOptions& o) { o.api_key = "secret"; });
-  std::set<std::string> open;
-  for (const auto& route : Api::routes()) {
-    std::string path = route.path;
-    bool post = std::string(route.methods).find("POST") != std::string::npos;
-    auto ask = [&](const std::string& header) {
-      return post ? server.post(path, "{}", header).status : server.get(path, header).status;
-    };
-    INFO(path);
-    bool refused = ask("") == 401;
-    CHECK(refused == !route.open);
-    for (const char* wrong :
-         {"Bearer secreT", "Bearer secre", "Bearer secrets", "Bearer ", "Basic secret", "secret"})
-      CHECK((ask("Authorization: " + std::string(wrong) + "\r\n") == 401) == !route.open);
-    CHECK(ask("Authorization: Bearer secret\r\n") != 401);
-    if (route.open) open.insert(path);
-  }
-  CHECK(open == std::set<std::string>{"/", "/health", "/health/ready", "/ping", "/ready"});
-  check_error(server.get("/v1/models"), 401, "authentication_error", nullptr, "invalid_api_key");
-}
-
 TEST_CASE("api: the cluster refuses", "[server][api]") {
   TestServer server;
   server.service.admit = [](const Request& r) -> Status {

@@ -1,0 +1,162 @@
+// Routes, methods, the key, and the small endpoints.
+#include <set>
+
+#include "server/api.h"
+#include "tests/server/api_fixture.h"
+
+using namespace xpyd;
+using namespace xpyd::testing;
+
+TEST_CASE("api: routes, methods and types", "[server][api]") {
+  TestServer server;
+  check_error(server.get("/nothing"), 404, "not_found_error", nullptr, nullptr);
+  check_error(server.get("/%2e%2e/etc/passwd"), 404, "not_found_error", nullptr, nullptr);
+  check_error(server.get("/server_info"), 404, "not_found_error", nullptr, nullptr);
+  check_error(server.get("/v1/models/other"), 404, "not_found_error", "model", "model_not_found");
+  check_error(server.post("/v1/completions", R"({"model":"gpt","prompt":"a"})"), 404,
+              "not_found_error", "model", "model_not_found");
+  for (const auto& route : Api::routes()) {
+    if (route.dev) continue;
+    std::string path = route.path;
+    if (path == "/v1/models/") path += "tiny";
+    INFO(path);
+    bool get = std::string(route.methods).find("GET") != std::string::npos;
+    bool post = std::string(route.methods).find("POST") != std::string::npos;
+    Reply wrong = post && !get ? server.get(path) : server.post(path, "{}");
+    if (!(get && post)) {
+      CHECK(wrong.status == 405);
+      CHECK(wrong.header("allow") == (post ? "POST" : "GET, HEAD"));
+    }
+    if (get) CHECK(server.get(path).status == 200);
+    if (post && !get) {
+      CHECK(server.post(path, "{}", "Content-Type: text/plain\r\n").status == 415);
+      CHECK(server.post(path, "").status == 400);
+      CHECK(server.post(path, "[]").status == 400);
+    }
+    Client client(server.port());
+    client.send("DELETE " + path + " HTTP/1.1\r\nHost: a\r\n\r\n");
+    CHECK(client.read().status == 405);
+  }
+}
+
+TEST_CASE("api: a key guards every route but the probes and the page", "[server][api]") {
+  TestServer server([](ServerOptions& o) { o.api_key = "secret"; });
+  std::set<std::string> open;
+  for (const auto& route : Api::routes()) {
+    std::string path = route.path;
+    bool post = std::string(route.methods).find("POST") != std::string::npos;
+    auto ask = [&](const std::string& header) {
+      return post ? server.post(path, "{}", header).status : server.get(path, header).status;
+    };
+    INFO(path);
+    bool refused = ask("") == 401;
+    CHECK(refused == !route.open);
+    for (const char* wrong :
+         {"Bearer secreT", "Bearer secre", "Bearer secrets", "Bearer ", "Basic secret", "secret"})
+      CHECK((ask("Authorization: " + std::string(wrong) + "\r\n") == 401) == !route.open);
+    CHECK(ask("Authorization: Bearer secret\r\n") != 401);
+    if (route.open) open.insert(path);
+  }
+  CHECK(open == std::set<std::string>{"/", "/health", "/health/ready", "/ping", "/ready"});
+  check_error(server.get("/v1/models"), 401, "authentication_error", nullptr, "invalid_api_key");
+}
+
+TEST_CASE("api: models, version, health, ready, stats, page", "[server][api]") {
+  TestServer server;
+  json models = parsed(server.get("/v1/models").body);
+  CHECK_SAME(models["object"], "list");
+  json card = models["data"][0];
+  CHECK_SAME(card["id"], "tiny");
+  CHECK_SAME(card["root"], "models/tiny");
+  CHECK_SAME(card["max_model_len"], 256);
+  CHECK_SAME(card["object"], "model");
+  CHECK_SAME(parsed(server.get("/v1/models/tiny").body), card);
+  CHECK_SAME(parsed(server.get("/version").body)["version"], "1.2.3");
+  CHECK_SAME(parsed(server.get("/health").body)["status"], "ok");
+  CHECK(server.post("/ping", "").status == 200);
+  CHECK_SAME(parsed(server.get("/ready").body)["status"], "ready");
+  json stats = parsed(server.get("/stats").body);
+  REQUIRE(stats["instances"].size() == 2);
+  json blocks = stats["instances"][0]["blocks"];
+  CHECK(blocks["free"].get<int>() + blocks["active"].get<int>() + blocks["cached"].get<int>() +
+            blocks["in_transfer"].get<int>() ==
+        blocks["capacity"].get<int>());
+  Reply page = server.get("/");
+  CHECK(page.header("content-type") == "text/html; charset=utf-8");
+  CHECK(page.header("content-security-policy").starts_with("default-src 'none'"));
+  CHECK(page.body.find("<!doctype html>") == 0);
+  CHECK(page.body.find("http://") == std::string::npos);  // nothing from elsewhere
+  CHECK(page.body.find("https://") == std::string::npos);
+  server.service.alive = false;
+  CHECK(server.get("/health").status == 503);
+  CHECK(server.get("/ready").status == 503);
+}
+
+TEST_CASE("api: tokenize and detokenize", "[server][api]") {
+  TestServer server;
+  json body = parsed(server
+                         .post("/tokenize", R"({"prompt":"h\u00e9","add_special_tokens":false,
+                                                  "return_token_strs":true})")
+                         .body);
+  CHECK_SAME(body["tokens"], parsed("[104,195,169]"));
+  CHECK_SAME(body["count"], 3);
+  CHECK_SAME(body["max_model_len"], 256);
+  CHECK_SAME(body["token_strs"][0], "h");
+  CHECK_SAME(parsed(server.post("/detokenize", R"({"tokens":[104,195,169]})").body)["prompt"],
+             "h\u00e9");
+  json chat =
+      parsed(server.post("/tokenize", R"({"messages":[{"role":"user","content":"x"}]})").body);
+  CHECK_SAME(chat["count"], 19);
+  std::string long_text(30000,
+                        'x');  // tokenized off the I/O thread, and refused as too long to fit
+  CHECK(server.post("/tokenize", R"({"prompt":")" + long_text + "\"}").status == 400);
+  CHECK(server.post("/detokenize", R"({"tokens":[257]})").status == 400);
+  CHECK(server.post("/detokenize", R"({"tokens":"x"})").status == 400);
+  CHECK(server.post("/tokenize", R"({"prompt":5})").status == 400);
+  std::string ids = "[104";
+  for (int i = 0; i < 20000; ++i) ids += ",104";
+  CHECK_SAME(parsed(server.post("/detokenize", R"({"tokens":)" + ids + "]}").body)["prompt"],
+             std::string(20001, 'h'));
+}
+
+TEST_CASE("api: without a tokenizer, token ids are served and text is refused", "[server][api]") {
+  TestServer server({}, false);
+  CHECK(server.post("/v1/completions", R"({"prompt":[1,299],"logprobs":1})").status == 200);
+  CHECK(server.post("/v1/completions", R"({"prompt":[300]})").status == 400);
+  CHECK(server.post("/v1/completions", R"({"prompt":"a"})").status == 400);
+  CHECK(server.post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}]})")
+            .status == 400);
+  CHECK(server.post("/tokenize", R"({"prompt":"a"})").status == 400);
+  CHECK(server.post("/detokenize", R"({"tokens":[1]})").status == 400);
+  CHECK(server.get("/metrics").status == 200);
+}
+
+TEST_CASE("api: dev endpoints", "[server][api]") {
+  std::atomic<int> resets{0};
+  TestServer server([&](ServerOptions& o) {
+    o.dev_endpoints = true;
+    o.server_info = "--port 1";
+    o.reset_prefix_cache = [&] { ++resets; };
+  });
+  CHECK_SAME(parsed(server.get("/server_info").body)["options"], "--port 1");
+  CHECK(server.post("/reset_prefix_cache", "").status == 200);
+  CHECK(resets == 1);
+}
+
+TEST_CASE("api: 2,000 requests leave nothing behind", "[server][api]") {
+  TestServer server;
+  auto resident = [&] {
+    std::string text = server.get("/metrics").body;
+    return std::stod(text.substr(text.find("\nprocess_resident_memory_bytes ") + 31));
+  };
+  Client client(server.port());
+  std::string call = request_text("POST", "/v1/completions", R"({"prompt":"abc","stream":true})");
+  double before = 0;
+  for (int i = 0; i < 2000; ++i) {
+    if (i == 500) before = resident();
+    client.send(call);
+    REQUIRE(client.read().complete);
+  }
+  CHECK(resident() - before < 4e6);
+  CHECK(server.service.in_flight() == 0);
+}
