@@ -22,13 +22,11 @@ class Stream {
       : p_(p),
         line_(p.first_line),
         end_(p.first_line + p.n_lines),
-        burst_((p.n_rows * p.n_lines - 1) / n_steps + 1) {
-    if (p.n_rows == 0) line_ = end_;
-  }
+        burst_((p.n_rows * p.n_lines - 1) / n_steps + 1) {}
   void step() {
-    for (int i = 0; i < burst_ && line_ < end_; ++i) {
+    for (int i = 0; i < burst_ && row_ < p_.n_rows; ++i) {
       _mm_prefetch(reinterpret_cast<const char*>(p_.rows[row_]) + 64 * line_, _MM_HINT_T0);
-      if (++row_ == p_.n_rows) row_ = 0, ++line_;
+      if (++line_ == end_) line_ = p_.first_line, ++row_;
     }
   }
 
@@ -121,12 +119,15 @@ void tiles(const float* a, size_t a_stride, int n_rows, int begin, int end, cons
   }
 }
 
-// 8 rows of four 32-bit elements -> four vectors of 8: out[i] = element i of each row.
-void transpose_8x4(const std::byte* const* rows, size_t offset, __m256 out[4]) {
+// Four 32-bit elements, from byte `at`, of each of 8 rows -> four vectors of 8: out[i] = element i
+// of each.
+inline __attribute__((always_inline)) void transpose_8x4(const std::byte* const (&rows)[8],
+                                                         size_t at, __m256 out[4]) {
   __m256 r[4];
+#pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    __m128 low = _mm_loadu_ps(reinterpret_cast<const float*>(rows[i] + offset));
-    __m128 high = _mm_loadu_ps(reinterpret_cast<const float*>(rows[i + 4] + offset));
+    __m128 low = _mm_loadu_ps(reinterpret_cast<const float*>(rows[i] + at));
+    __m128 high = _mm_loadu_ps(reinterpret_cast<const float*>(rows[i + 4] + at));
     r[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
   }
   __m256 a = _mm256_unpacklo_ps(r[0], r[1]), b = _mm256_unpackhi_ps(r[0], r[1]);
@@ -147,24 +148,6 @@ float element(Dtype dtype, const std::byte* row, int d) {
   return dtype == Dtype::f32 ? reinterpret_cast<const float*>(row)[d] : bf16_at(row, d);
 }
 
-// 16 bytes of each of 8 rows, from byte `at`, to 4 (f32) or 8 (bf16) rows of a panel; `to` is
-// element [d][0 or 8] of it. Pairs of bf16 travel as one element; the even d is its low half.
-template <bool kBf16>
-void pack_8_rows(Rows rows, size_t at, float* to) {
-  __m256 x[4];
-  transpose_8x4(rows, at, x);
-  for (int i = 0; i < 4; ++i) {
-    if (!kBf16) {
-      _mm256_storeu_ps(to + i * 16, x[i]);
-    } else {
-      __m256i pair = _mm256_castps_si256(x[i]);
-      __m256i odd = _mm256_and_si256(pair, _mm256_set1_epi32(int(0xffff0000u)));
-      _mm256_storeu_ps(to + i * 32, _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)));
-      _mm256_storeu_ps(to + i * 32 + 16, _mm256_castsi256_ps(odd));
-    }
-  }
-}
-
 // A column that must not be read takes another's values: its scores are masked.
 void readable_rows(Rows given, size_t offset, const std::byte* rows[kPanelTokens]) {
   const std::byte* some = nullptr;
@@ -176,12 +159,31 @@ void readable_rows(Rows given, size_t offset, const std::byte* rows[kPanelTokens
 template <bool kBf16>
 void pack_k_as(Rows rows, int head_dim, float* panel) {
   // Tokens are often a multiple of 4 KiB apart, so that 16 rows do not fit the 8 ways of their L1
-  // set: finish with 8 rows before the others.
+  // set: finish with 8 rows before the others. Pairs of bf16 travel as one element; the even d is
+  // its low half.
   constexpr int kStep = kBf16 ? 8 : 4;
   int whole = head_dim / kStep * kStep;
-  for (int half = 0; half < 2; ++half)
-    for (int d = 0; d < whole; d += kStep)
-      pack_8_rows<kBf16>(rows + 8 * half, size_t(d) * (kBf16 ? 2 : 4), panel + d * 16 + 8 * half);
+  for (int half = 0; half < 2; ++half) {
+    const std::byte* r[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) r[i] = rows[8 * half + i];
+    float* to = panel + 8 * half;
+    for (size_t at = 0; at < size_t(whole) * (kBf16 ? 2 : 4); at += 16, to += kStep * 16) {
+      __m256 x[4];
+      transpose_8x4(r, at, x);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        if (!kBf16) {
+          _mm256_storeu_ps(to + i * 16, x[i]);
+        } else {
+          __m256i pair = _mm256_castps_si256(x[i]);
+          __m256i odd = _mm256_and_si256(pair, _mm256_set1_epi32(int(0xffff0000u)));
+          _mm256_storeu_ps(to + i * 32, _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)));
+          _mm256_storeu_ps(to + i * 32 + 16, _mm256_castsi256_ps(odd));
+        }
+      }
+    }
+  }
   for (int d = whole; d < head_dim; ++d)
     for (int t = 0; t < kPanelTokens; ++t)
       panel[d * 16 + t] = element(kBf16 ? Dtype::bf16 : Dtype::f32, rows[t], d);
@@ -201,84 +203,6 @@ void scores(const float* q, int n_rows, int head_dim, const float* panel, float*
             Prefetch prefetch) {
   Stream stream(prefetch, (n_rows + 5) / 6 * (head_dim + 3) / 4);
   tiles<false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream);
-}
-
-// pack_k and scores at once, for few query rows: while one cache line of each of the 16 rows is
-// multiplied, the next is transposed. The two use different ports, and alternating them in the code
-// lets the core overlap them. head_dim is a multiple of the line.
-template <int R, bool kBf16>
-void scores_in_place_as(Rows rows, const float* q, int head_dim, float* s, Stream& given_stream) {
-  constexpr int kLine = kBf16 ? 32 : 16;  // elements
-  constexpr int kPerPack = kLine / 8;     // d multiplied per pack_8_rows
-  Stream stream = given_stream;
-  alignas(64) float lines[2][kLine * 16];
-  __m256 sum[R][2];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
-  for (int i = 0; i < 8; ++i)
-    pack_8_rows<kBf16>(rows + i / 4 * 8, size_t(i % 4) * 16,
-                       lines[0] + i % 4 * kPerPack * 32 + i / 4 * 8);
-  for (int d = 0; d < head_dim; d += kLine) {
-    const float* now = lines[d / kLine % 2];
-    float* next = lines[1 - d / kLine % 2];
-    bool more = d + kLine < head_dim;
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-      if (more)
-        pack_8_rows<kBf16>(rows + i / 4 * 8, size_t(d / kLine + 1) * 64 + size_t(i % 4) * 16,
-                           next + i % 4 * kPerPack * 32 + i / 4 * 8);
-      if (kBf16 || i % 2 == 0) stream.step();
-#pragma GCC unroll 4
-      for (int k = i * kPerPack; k < (i + 1) * kPerPack; ++k) {
-        __m256 low = _mm256_load_ps(now + k * 16), high = _mm256_load_ps(now + k * 16 + 8);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-          __m256 x = _mm256_broadcast_ss(q + r * head_dim + d + k);
-          sum[r][0] = _mm256_fmadd_ps(x, low, sum[r][0]);
-          sum[r][1] = _mm256_fmadd_ps(x, high, sum[r][1]);
-        }
-      }
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    _mm256_storeu_ps(s + r * kTileTokens, sum[r][0]);
-    _mm256_storeu_ps(s + r * kTileTokens + 8, sum[r][1]);
-  }
-  given_stream = stream;
-}
-
-template <bool kBf16>
-void scores_in_place_rows(Rows rows, const float* q, int n_rows, int head_dim, float* s,
-                          Stream& stream) {
-  switch (n_rows) {
-    case 1:
-      return scores_in_place_as<1, kBf16>(rows, q, head_dim, s, stream);
-    case 2:
-      return scores_in_place_as<2, kBf16>(rows, q, head_dim, s, stream);
-    case 3:
-      return scores_in_place_as<3, kBf16>(rows, q, head_dim, s, stream);
-    default:
-      return scores_in_place_as<4, kBf16>(rows, q, head_dim, s, stream);
-  }
-}
-
-void scores_in_place(Dtype dtype, Rows given, size_t offset, const float* q, int n_rows,
-                     int head_dim, float* panel, float* s, Prefetch prefetch) {
-  int line = 64 / int(dtype_bytes(dtype));
-  if (n_rows > 4 || head_dim % line != 0) {
-    pack_k(dtype, given, offset, head_dim, panel);
-    scores(q, n_rows, head_dim, panel, s, prefetch);
-    return;
-  }
-  const std::byte* rows[kPanelTokens];
-  readable_rows(given, offset, rows);
-  Stream stream(prefetch, head_dim / 4);
-  if (dtype == Dtype::f32) {
-    scores_in_place_rows<false>(rows, q, n_rows, head_dim, s, stream);
-  } else {
-    scores_in_place_rows<true>(rows, q, n_rows, head_dim, s, stream);
-  }
 }
 
 // 2^x for x <= 0, relative error < 1.1e-7 (minimax polynomial of degree 6 on [-0.5, 0.5]); below
@@ -424,8 +348,7 @@ void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end
   }
 }
 
-constexpr AttentionKernels kAvx2 = {pack_k, scores, scores_in_place, softmax,
-                                    pack_v, values, values_in_place};
+constexpr AttentionKernels kAvx2 = {pack_k, scores, softmax, pack_v, values, values_in_place};
 
 }  // namespace
 

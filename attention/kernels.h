@@ -41,9 +41,6 @@ struct AttentionKernels {
   // s[r * kTileTokens + t] = sum_d q[r * head_dim + d] panel[d][t], t in [0, kPanelTokens).
   void (*scores)(const float* q, int n_rows, int head_dim, const float* panel, float* s,
                  Prefetch prefetch);
-  // pack_k and scores in one call; `panel` is scratch. For few query rows, which use K once.
-  void (*scores_in_place)(Dtype dtype, const std::byte* const* rows, size_t offset, const float* q,
-                          int n_rows, int head_dim, float* panel, float* s, Prefetch prefetch);
   // s[r * kTileTokens + [begin, end)] become weights; state[r] and acc[r * d_pad] are rescaled when
   // the maximum grew. begin < end <= kTileTokens.
   void (*softmax)(float* s, int n_rows, int begin, int end, SoftmaxState* state, float* acc,

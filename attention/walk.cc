@@ -210,9 +210,9 @@ class UnitRun {
   Prefetch ahead(int kv, int t, int n, int h) const {
     const Tile* tile = tile_;
     int lines = int(head_offset(u_.n_heads) + 63) / 64;
-    Range part = {0, lines};
+    Range part = {0, lines}, rows_part = {0, n};
     if (u_.stream) {
-      part = share(lines, h, u_.n_heads);
+      rows_part = share(n, h, u_.n_heads);
       t += kAheadTokens;
       if (t >= kTileTokens) {
         t -= kTileTokens;
@@ -223,7 +223,8 @@ class UnitRun {
       if (kv == 1) tile = next_;
       kv = 1 - kv;
     }
-    int begin = std::max(t, tile->readable.begin), end = std::min(t + n, tile->readable.end);
+    int begin = std::max(t + rows_part.begin, tile->readable.begin),
+        end = std::min(t + rows_part.end, tile->readable.end);
     if (begin >= end) return {};
     return {tile->rows[kv] + begin, end - begin, part.begin, part.end - part.begin};
   }
@@ -243,13 +244,8 @@ class UnitRun {
         const std::byte* const* rows = tile_->rows[0] + t;
         int n_rows = (end - begin) * p_.group;
         Prefetch prefetch = ahead(0, t, kPanelTokens, h);
-        if (u_.stream) {
-          p_.kernels.scores_in_place(p_.shape.dtype, rows, head_offset(h), q, n_rows, dim_, panel_,
-                                     to, prefetch);
-        } else {
-          p_.kernels.pack_k(p_.shape.dtype, rows, head_offset(h), dim_, panel_);
-          p_.kernels.scores(q, n_rows, dim_, panel_, to, prefetch);
-        }
+        p_.kernels.pack_k(p_.shape.dtype, rows, head_offset(h), dim_, panel_);
+        p_.kernels.scores(q, n_rows, dim_, panel_, to, prefetch);
       }
     }
   }

@@ -1,3 +1,4 @@
+#define BOOST_ASIO_DISABLE_FENCED_BLOCK  // see boost_asio_impl.cc
 #include "server/http.h"
 
 #include <sys/socket.h>

@@ -15,9 +15,9 @@ namespace xpyd {
 class HttpServer {
  public:
   // Binds the port (an address in use is an error that names it) and checks the options. Without a
-  // tokenizer only prompts of token ids are served, without a template no chat. Everything passed by
-  // reference or pointer must live until the service has ended its last request; events that come
-  // after the server has gone are dropped.
+  // tokenizer only prompts of token ids are served, without a template no chat. Everything passed
+  // by reference or pointer must live until the service has ended its last request; events that
+  // come after the server has gone are dropped.
   static Result<std::unique_ptr<HttpServer>> listen(const ServerOptions& options, Service& service,
                                                     const Tokenizer* tokenizer,
                                                     const ChatTemplate* chat_template,
