@@ -2,7 +2,9 @@
 // users saw.
 #include <sys/resource.h>
 
+#include <atomic>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -15,15 +17,15 @@
 namespace xpyd {
 namespace {
 
-volatile std::sig_atomic_t interrupted = 0;
+std::atomic<bool> interrupted{false};
 
 // Ctrl-C ends the sending, once; a second one ends the program.
 class InterruptGuard {
  public:
   InterruptGuard() {
-    interrupted = 0;
+    interrupted = false;
     struct sigaction action {};
-    action.sa_handler = [](int) { interrupted = 1; };
+    action.sa_handler = [](int) { interrupted = true; };
     action.sa_flags = int(SA_RESETHAND);
     sigaction(SIGINT, &action, &before_);
   }
@@ -152,7 +154,7 @@ int bench_main(const Options& options) {
     warmup.output_tokens = 2;
   }
   LoadRun warm = send_load(client, warmups, std::vector<double>(warmups.size()), send, clock,
-                           no_progress, &interrupted);
+                           no_progress, interrupted);
   for (const RequestRecord& record : warm.records)
     if (!record.ok()) return fail({ErrorCode::io, "warm-up failed: " + record.error}, 1);
 
@@ -162,7 +164,7 @@ int bench_main(const Options& options) {
       [&](int done, int in_flight) {
         progress.update(done, std::to_string(in_flight) + " in flight");
       },
-      &interrupted);
+      interrupted);
   progress.finish();
 
   BenchResult result = summarize_bench(run.records, run.start_s, run.duration_s, goodput.value());

@@ -145,7 +145,7 @@ void AnswerReader::finish(const HttpOutcome& outcome, double now_s) {
 LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests,
                   const std::vector<double>& due, const SendOptions& options, Clock& clock,
                   const std::function<void(int done, int in_flight)>& on_progress,
-                  const volatile std::sig_atomic_t* stop) {
+                  const std::atomic<bool>& stop) {
   XPYD_CHECK(requests.size() == due.size());
   int n = int(requests.size()), next = 0, done = 0;
   LoadRun run;
@@ -157,7 +157,7 @@ LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests,
   // The next body is made before it is due: a long prompt takes a millisecond.
   if (n > 0) call.body = completion_body(requests[0], 0, options);
   run.start_s = clock.now();
-  while (done < n && !*stop) {
+  while (done < n && !stop.load()) {
     bool room = options.max_concurrency == 0 || next - done < options.max_concurrency;
     double wait_s = next < n && room ? run.start_s + due[size_t(next)] - clock.now() : 0.1;
     if (next < n && room && wait_s <= 0) {

@@ -1,7 +1,7 @@
 // Sends a load to a completions endpoint and records what comes back. One thread.
 #pragma once
 
-#include <csignal>
+#include <atomic>
 #include <functional>
 #include <string>
 #include <vector>
@@ -54,7 +54,7 @@ class AnswerReader {
 };
 
 // Sends requests[i] at start + due[i] (later while max_concurrency are in flight) until all are
-// answered or *stop becomes non-zero. Records of requests that were not answered by then are left
+// answered or `stop` becomes true. Records of requests that were not answered by then are left
 // out.
 struct LoadRun {
   std::vector<RequestRecord> records;
@@ -64,6 +64,6 @@ struct LoadRun {
 LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests,
                   const std::vector<double>& due, const SendOptions& options, Clock& clock,
                   const std::function<void(int done, int in_flight)>& on_progress,
-                  const volatile std::sig_atomic_t* stop);
+                  const std::atomic<bool>& stop);
 
 }  // namespace xpyd
