@@ -12,27 +12,40 @@ namespace {
 
 using Rows = const std::byte* const*;
 
-// Hands out prefetches little by little, so that requests spread over the arithmetic. A line of
-// each row in turn: the memory delivers about 1.4 times as much to 8 or 16 interleaved streams as
-// to one.
+// Up to this many rows scores() asks for memory in its inner loop, beyond them between row tiles.
+constexpr int kStreamedRows = 8;
+
+// Hands out prefetches one by one, at the pace at which the arithmetic consumes lines: a burst
+// would fill the core's miss buffers and hold up the loads that hit. Three instructions a step, in
+// innermost loops.
 class Stream {
  public:
-  // About `n_steps` calls of step() will follow.
-  Stream(const Prefetch& p, int n_steps)
-      : p_(p),
-        line_(p.first_line),
-        end_(p.first_line + p.n_lines),
-        burst_((p.n_rows * p.n_lines - 1) / n_steps + 1) {}
-  void step() {
-    for (int i = 0; i < burst_ && row_ < p_.n_rows; ++i) {
-      _mm_prefetch(reinterpret_cast<const char*>(p_.rows[row_]) + 64 * line_, _MM_HINT_T0);
-      if (++line_ == end_) line_ = p_.first_line, ++row_;
+  explicit Stream(const Prefetch& p)
+      : rows_(p.rows), stop_(p.rows + p.n_rows), bytes_(64 * p.n_lines) {
+    start_row();
+  }
+  __attribute__((always_inline)) void step() {
+    _mm_prefetch(next_, _MM_HINT_T1);
+    next_ += stride_;
+    if (next_ == end_) [[unlikely]] {
+      ++rows_;
+      start_row();
     }
   }
 
  private:
-  Prefetch p_;
-  int row_ = 0, line_, end_, burst_;
+  __attribute__((always_inline)) void start_row() {
+    if (rows_ == stop_) {  // from now on steps do nothing: one line again and again
+      next_ = reinterpret_cast<const char*>(&kZero);
+      stride_ = 0, end_ = nullptr;
+      return;
+    }
+    next_ = reinterpret_cast<const char*>(*rows_), end_ = next_ + bytes_;
+  }
+  static constexpr char kZero = 0;
+  Rows rows_, stop_;
+  long bytes_, stride_ = 64;
+  const char *next_, *end_;
 };
 
 // B: vector j of 8 columns of row k.
@@ -40,7 +53,8 @@ struct Dense {  // rows of 16 floats, packed
   const float* b;
   __m256 load(int k, int j) const { return _mm256_loadu_ps(b + k * 16 + 8 * j); }
 };
-struct RowsF32 {  // elements of each cache row, from byte `offset`
+struct RowsF32 {                        // elements of each cache row, from byte `offset`
+  static constexpr int kRowBytes = 32;  // of a vector
   Rows rows;
   size_t offset;
   __m256 load(int k, int j) const {
@@ -50,7 +64,15 @@ struct RowsF32 {  // elements of each cache row, from byte `offset`
 __m256 widen(__m128i x) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
 }
+// Two bf16 in each 32-bit lane, widened.
+__m256 low_bf16(__m256 x) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 16));
+}
+__m256 high_bf16(__m256 x) {
+  return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(int(0xffff0000u))));
+}
 struct RowsBf16 {
+  static constexpr int kRowBytes = 16;
   Rows rows;
   size_t offset;
   __m256 load(int k, int j) const {
@@ -59,7 +81,8 @@ struct RowsBf16 {
 };
 
 // c[r * c_stride + 0..8 V) (+)= sum over k in [begin, end), ascending, of a[r * a_stride + k] b(k).
-template <int R, int V, bool kAdd, class B>
+// kQuarters / 4 prefetches per k. Without the unrolling pragmas GCC keeps `sum` in memory.
+template <int R, int V, int kQuarters, bool kAdd, class B>
 void tile(const float* a, size_t a_stride, int begin, int end, const B& b, float* c,
           size_t c_stride, Stream& given_stream) {
   Stream stream = given_stream;  // in registers: stores to c cannot alias it
@@ -70,7 +93,10 @@ void tile(const float* a, size_t a_stride, int begin, int end, const B& b, float
     for (int j = 0; j < V; ++j)
       sum[r][j] = kAdd ? _mm256_loadu_ps(c + size_t(r) * c_stride + 8 * j) : _mm256_setzero_ps();
   for (int k = begin; k < end; ++k) {
-    if (k % 4 == 0) stream.step();
+#pragma GCC unroll 4
+    for (int i = 0; i < kQuarters / 4; ++i) stream.step();
+    if (kQuarters % 4 == 2 && k % 2 == 0) stream.step();
+    if (kQuarters % 4 == 3 && k % 4 != 0) stream.step();
     __m256 row[V];
 #pragma GCC unroll 8
     for (int j = 0; j < V; ++j) row[j] = b.load(k, j);
@@ -89,30 +115,31 @@ void tile(const float* a, size_t a_stride, int begin, int end, const B& b, float
 }
 
 // The same for n_rows rows: tiles of 6, or of 3 to 5, where one or two rows would not hide the
-// latency.
-template <bool kAdd, class B>
+// latency. `burst` prefetches before each.
+template <int kQuarters, bool kAdd, class B>
 void tiles(const float* a, size_t a_stride, int n_rows, int begin, int end, const B& b, float* c,
-           size_t c_stride, Stream& stream) {
+           size_t c_stride, Stream& stream, int burst) {
   while (n_rows > 0) {
+    for (int i = 0; i < burst; ++i) stream.step();
     int n = n_rows == 7 || n_rows == 8 ? 4 : n_rows < 6 ? n_rows : 6;
     switch (n) {
       case 1:
-        tile<1, 2, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        tile<1, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
         break;
       case 2:
-        tile<2, 2, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        tile<2, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
         break;
       case 3:
-        tile<3, 2, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        tile<3, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
         break;
       case 4:
-        tile<4, 2, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        tile<4, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
         break;
       case 5:
-        tile<5, 2, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        tile<5, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
         break;
       default:
-        tile<6, 2, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
+        tile<6, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
         break;
     }
     n_rows -= n, a += size_t(n) * a_stride, c += size_t(n) * c_stride;
@@ -156,11 +183,16 @@ void readable_rows(Rows given, size_t offset, const std::byte* rows[kPanelTokens
   for (int t = 0; t < kPanelTokens; ++t) rows[t] = (given[t] ? given[t] : some) + offset;
 }
 
-template <bool kBf16>
-void pack_k_as(Rows rows, int head_dim, float* panel) {
+// How a packed panel holds an element: f32, or bf16 widened to f32, or two bf16 of neighbouring d
+// (the even d in the low half) as they were.
+enum class Packing { f32, widened, pairs };
+
+template <Packing kPacking>
+void pack_k_as(Rows rows, int head_dim, float* panel, Stream& given) {
+  Stream stream = given;
   // Tokens are often a multiple of 4 KiB apart, so that 16 rows do not fit the 8 ways of their L1
-  // set: finish with 8 rows before the others. Pairs of bf16 travel as one element; the even d is
-  // its low half.
+  // set: finish with 8 rows before the others.
+  constexpr bool kBf16 = kPacking != Packing::f32;
   constexpr int kStep = kBf16 ? 8 : 4;
   int whole = head_dim / kStep * kStep;
   for (int half = 0; half < 2; ++half) {
@@ -168,22 +200,23 @@ void pack_k_as(Rows rows, int head_dim, float* panel) {
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) r[i] = rows[8 * half + i];
     float* to = panel + 8 * half;
-    for (size_t at = 0; at < size_t(whole) * (kBf16 ? 2 : 4); at += 16, to += kStep * 16) {
+    for (size_t at = 0; at < size_t(whole) * (kBf16 ? 2 : 4); at += 16) {
       __m256 x[4];
+      stream.step();
       transpose_8x4(r, at, x);
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
-        if (!kBf16) {
+        if (kPacking != Packing::widened) {
           _mm256_storeu_ps(to + i * 16, x[i]);
         } else {
-          __m256i pair = _mm256_castps_si256(x[i]);
-          __m256i odd = _mm256_and_si256(pair, _mm256_set1_epi32(int(0xffff0000u)));
-          _mm256_storeu_ps(to + i * 32, _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)));
-          _mm256_storeu_ps(to + i * 32 + 16, _mm256_castsi256_ps(odd));
+          _mm256_storeu_ps(to + i * 32, low_bf16(x[i]));
+          _mm256_storeu_ps(to + i * 32 + 16, high_bf16(x[i]));
         }
       }
+      to += kPacking == Packing::widened ? 128 : 64;
     }
   }
+  given = stream;
   for (int d = whole; d < head_dim; ++d)
     for (int t = 0; t < kPanelTokens; ++t)
       panel[d * 16 + t] = element(kBf16 ? Dtype::bf16 : Dtype::f32, rows[t], d);
@@ -192,17 +225,93 @@ void pack_k_as(Rows rows, int head_dim, float* panel) {
 void pack_k(Dtype dtype, Rows given, size_t offset, int head_dim, float* panel) {
   const std::byte* rows[kPanelTokens];
   readable_rows(given, offset, rows);
+  Stream none({});
   if (dtype == Dtype::f32) {
-    pack_k_as<false>(rows, head_dim, panel);
+    pack_k_as<Packing::f32>(rows, head_dim, panel, none);
   } else {
-    pack_k_as<true>(rows, head_dim, panel);
+    pack_k_as<Packing::widened>(rows, head_dim, panel, none);
   }
 }
 
 void scores(const float* q, int n_rows, int head_dim, const float* panel, float* s,
             Prefetch prefetch) {
-  Stream stream(prefetch, (n_rows + 5) / 6 * (head_dim + 3) / 4);
-  tiles<false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream);
+  Stream stream(prefetch);
+  if (n_rows <= kStreamedRows) {
+    tiles<2, false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream,
+                    0);
+  } else {
+    int burst = prefetch.n_rows * prefetch.n_lines / (n_rows / 6) + 1;
+    tiles<0, false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream,
+                    burst);
+  }
+}
+
+// scores() over a panel of pairs: the same chain, two d per step.
+template <int R>
+void score_pairs(const float* q, int head_dim, const float* panel, float* s, Stream stream) {
+  __m256 sum[R][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
+  for (int d = 0; d < head_dim; d += 2) {
+    if (d % 4 == 0) stream.step();
+    __m256 left = _mm256_loadu_ps(panel + d * 8), right = _mm256_loadu_ps(panel + d * 8 + 8);
+    __m256 even[2] = {low_bf16(left), low_bf16(right)};
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      __m256 x = _mm256_broadcast_ss(q + r * head_dim + d);
+      sum[r][0] = _mm256_fmadd_ps(x, even[0], sum[r][0]);
+      sum[r][1] = _mm256_fmadd_ps(x, even[1], sum[r][1]);
+    }
+    __m256 odd[2] = {high_bf16(left), high_bf16(right)};
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      __m256 x = _mm256_broadcast_ss(q + r * head_dim + d + 1);
+      sum[r][0] = _mm256_fmadd_ps(x, odd[0], sum[r][0]);
+      sum[r][1] = _mm256_fmadd_ps(x, odd[1], sum[r][1]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    _mm256_storeu_ps(s + r * kTileTokens, sum[r][0]);
+    _mm256_storeu_ps(s + r * kTileTokens + 8, sum[r][1]);
+  }
+}
+
+void scores_in_place(Dtype dtype, Rows given, size_t offset, const float* q, int n_rows,
+                     int head_dim, float* panel, float* s, Prefetch prefetch) {
+  const std::byte* rows[kPanelTokens];
+  readable_rows(given, offset, rows);
+  Stream stream(prefetch);
+  if (dtype == Dtype::f32) {
+    pack_k_as<Packing::f32>(rows, head_dim, panel, stream);
+    tiles<2, false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream,
+                    0);
+    return;
+  }
+  if (head_dim % 8 != 0) {
+    pack_k(dtype, given, offset, head_dim, panel);
+    scores(q, n_rows, head_dim, panel, s, prefetch);
+    return;
+  }
+  pack_k_as<Packing::pairs>(rows, head_dim, panel, stream);
+  for (; n_rows > 0; stream = Stream({})) {
+    int n = n_rows == 5 || n_rows == 6 ? 3 : n_rows < 4 ? n_rows : 4;
+    switch (n) {
+      case 1:
+        score_pairs<1>(q, head_dim, panel, s, stream);
+        break;
+      case 2:
+        score_pairs<2>(q, head_dim, panel, s, stream);
+        break;
+      case 3:
+        score_pairs<3>(q, head_dim, panel, s, stream);
+        break;
+      default:
+        score_pairs<4>(q, head_dim, panel, s, stream);
+        break;
+    }
+    n_rows -= n, q += n * head_dim, s += n * kTileTokens;
+  }
 }
 
 // 2^x for x <= 0, relative error < 1.1e-7 (minimax polynomial of degree 6 on [-0.5, 0.5]); below
@@ -288,10 +397,12 @@ void pack_v(Dtype dtype, Rows rows, int begin, int end, size_t offset, int head_
 
 void values(const float* p, int n_rows, int begin, int end, const float* panels, float* acc,
             int d_pad, Prefetch prefetch) {
-  Stream stream(prefetch, (n_rows + 5) / 6 * (d_pad / 16) * ((end - begin + 3) / 4));
+  Stream stream(prefetch);
+  int n_tiles = (n_rows + 5) / 6 * (d_pad / kPanelDims);
+  int burst = prefetch.n_rows * prefetch.n_lines / n_tiles + 1;
   for (int d = 0; d < d_pad; d += kPanelDims)
-    tiles<true>(p, kTileTokens, n_rows, begin, end, Dense{panels + d * kTileTokens}, acc + d,
-                size_t(d_pad), stream);
+    tiles<0, true>(p, kTileTokens, n_rows, begin, end, Dense{panels + d * kTileTokens}, acc + d,
+                   size_t(d_pad), stream, burst);
 }
 
 // R query rows x all dims straight from the cache rows, in tiles as wide as 16 registers allow: V
@@ -299,14 +410,17 @@ void values(const float* p, int n_rows, int begin, int end, const float* panels,
 template <int R, int V, class B>
 void in_place(const float* p, int begin, int end, Rows rows, size_t offset, float* acc,
               int head_dim, size_t element_bytes, Stream& stream) {
-  constexpr int kWide = V == 3 ? 48 : 8 * V;  // two tiles of 24 leave a multiple of 16
+  constexpr int kWide = V == 3 ? 48 : 8 * V;        // two tiles of 24 leave a multiple of 16
+  constexpr int kQuarters = V * B::kRowBytes / 16;  // per token, as many lines as it reads
   int d = 0, wide = head_dim / kWide * kWide;
   for (; d < wide; d += 8 * V)
-    tile<R, V, true>(p, kTileTokens, begin, end, B{rows, offset + size_t(d) * element_bytes},
-                     acc + d, size_t(head_dim), stream);
+    tile<R, V, kQuarters, true>(p, kTileTokens, begin, end,
+                                B{rows, offset + size_t(d) * element_bytes}, acc + d,
+                                size_t(head_dim), stream);
   for (; d < head_dim; d += 16)
-    tile<R, 2, true>(p, kTileTokens, begin, end, B{rows, offset + size_t(d) * element_bytes},
-                     acc + d, size_t(head_dim), stream);
+    tile<R, 2, B::kRowBytes / 8, true>(p, kTileTokens, begin, end,
+                                       B{rows, offset + size_t(d) * element_bytes}, acc + d,
+                                       size_t(head_dim), stream);
 }
 
 template <class B>
@@ -340,7 +454,7 @@ void in_place_rows(const float* p, int n_rows, int begin, int end, Rows rows, si
 
 void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end, Rows rows,
                      size_t offset, float* acc, int head_dim, Prefetch prefetch) {
-  Stream stream(prefetch, (n_rows + 5) / 6 * ((head_dim + 23) / 24) * ((end - begin + 3) / 4));
+  Stream stream(prefetch);
   if (dtype == Dtype::f32) {
     in_place_rows<RowsF32>(p, n_rows, begin, end, rows, offset, acc, head_dim, 4, stream);
   } else {
@@ -348,7 +462,8 @@ void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end
   }
 }
 
-constexpr AttentionKernels kAvx2 = {pack_k, scores, softmax, pack_v, values, values_in_place};
+constexpr AttentionKernels kAvx2 = {pack_k, scores, scores_in_place, softmax,
+                                    pack_v, values, values_in_place};
 
 }  // namespace
 

@@ -51,6 +51,12 @@ void scores(const float* q, int n_rows, int head_dim, const float* panel, float*
   }
 }
 
+void scores_in_place(Dtype dtype, const std::byte* const* rows, size_t offset, const float* q,
+                     int n_rows, int head_dim, float* panel, float* s, Prefetch prefetch) {
+  pack_k(dtype, rows, offset, head_dim, panel);
+  scores(q, n_rows, head_dim, panel, s, prefetch);
+}
+
 void softmax_row(float* s, int begin, int end, SoftmaxState* state, float* acc, int d_pad) {
   float max = state->max;
   for (int t = begin; t < end; ++t) max = s[t] > max || s[t] != s[t] ? s[t] : max;
@@ -103,7 +109,8 @@ void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end
             p[r * kTileTokens + t] * element(dtype, rows[t] + offset, d);
 }
 
-constexpr AttentionKernels kPortable = {pack_k, scores, softmax, pack_v, values, values_in_place};
+constexpr AttentionKernels kPortable = {pack_k, scores, scores_in_place, softmax,
+                                        pack_v, values, values_in_place};
 
 }  // namespace
 

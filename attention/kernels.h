@@ -12,12 +12,12 @@
 
 namespace xpyd {
 
-inline constexpr int kTileTokens =
-    64;  // one online-softmax step; tile i is tokens [64 i, 64 i + 64)
+// One step of online softmax; tile i is tokens [64 i, 64 i + 64) of the sequence.
+inline constexpr int kTileTokens = 64;
+// One independent softmax state; split i is tokens [512 i, 512 i + 512).
+inline constexpr int kSplitTokens = 512;
 inline constexpr int kPanelTokens = 16;  // K tokens that are transposed together
 inline constexpr int kPanelDims = 16;    // V dims that are computed together
-inline constexpr int kSplitTokens =
-    512;  // one independent softmax state; split i is tokens [512 i, ...)
 
 // Running softmax of one query row over the tokens seen so far of one split, in base 2: weights are
 // exp2(s - max), `sum` is their sum, the row's accumulator holds their weighted sum of V.
@@ -25,22 +25,25 @@ struct SoftmaxState {
   float max, sum;
 };
 
-// Lines to ask the memory for while computing: cache lines [first_line, first_line + n_lines) of
-// each row.
+// Lines to ask the memory for while computing: the first `n_lines` cache lines of each of `n_rows`
+// rows.
 struct Prefetch {
   const std::byte* const* rows = nullptr;
-  int n_rows = 0, first_line = 0, n_lines = 0;
+  int n_rows = 0, n_lines = 0;
 };
 
 // Row pointer arrays point at kv head 0 of the unit; `offset` bytes further is the head in
 // question. A null row is one that must not be read. d_pad is head_dim rounded up to kPanelDims.
 struct AttentionKernels {
-  // rows[kPanelTokens] -> panel[head_dim][kPanelTokens] f32; a null row gives a zero column.
+  // rows[kPanelTokens] -> panel[head_dim][kPanelTokens] f32; a null row gives a column of anything.
   void (*pack_k)(Dtype dtype, const std::byte* const* rows, size_t offset, int head_dim,
                  float* panel);
   // s[r * kTileTokens + t] = sum_d q[r * head_dim + d] panel[d][t], t in [0, kPanelTokens).
   void (*scores)(const float* q, int n_rows, int head_dim, const float* panel, float* s,
                  Prefetch prefetch);
+  // pack_k and scores in one call, for few query rows; `panel` [head_dim][kPanelTokens] is scratch.
+  void (*scores_in_place)(Dtype dtype, const std::byte* const* rows, size_t offset, const float* q,
+                          int n_rows, int head_dim, float* panel, float* s, Prefetch prefetch);
   // s[r * kTileTokens + [begin, end)] become weights; state[r] and acc[r * d_pad] are rescaled when
   // the maximum grew. begin < end <= kTileTokens.
   void (*softmax)(float* s, int n_rows, int begin, int end, SoftmaxState* state, float* acc,

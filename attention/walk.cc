@@ -6,9 +6,8 @@
 // kv head and all query tokens of the unit are *rows* that share each load of K and V.
 //
 // Two shapes of unit, same bits:
-//   block   many rows (prefill): one kv head; K and V tiles are packed once and used by all rows
-//   stream  few rows (decode): all kv heads, so memory is read in the order it lies; V is used in
-//   place
+//   block   many rows (prefill): one kv head; K and V tiles are packed once, used by all rows
+//   stream  few rows (decode): all kv heads, so memory is read in the order it lies; V in place
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -209,24 +208,17 @@ class UnitRun {
   // tile, ... Block: V of this tile during scores, K of the next tile during values.
   Prefetch ahead(int kv, int t, int n, int h) const {
     const Tile* tile = tile_;
-    int lines = int(head_offset(u_.n_heads) + 63) / 64;
-    Range part = {0, lines}, rows_part = {0, n};
-    if (u_.stream) {
-      rows_part = share(n, h, u_.n_heads);
-      t += kAheadTokens;
-      if (t >= kTileTokens) {
-        t -= kTileTokens;
-        if (kv == 1) tile = next_;
-        kv = 1 - kv;
-      }
-    } else {
+    if (u_.stream) t += kAheadTokens;
+    if (!u_.stream || t >= kTileTokens) {
       if (kv == 1) tile = next_;
       kv = 1 - kv;
+      t %= kTileTokens;
     }
-    int begin = std::max(t + rows_part.begin, tile->readable.begin),
-        end = std::min(t + rows_part.end, tile->readable.end);
+    Range part = u_.stream ? share(n, h, u_.n_heads) : Range{0, n};
+    int begin = std::max(t + part.begin, tile->readable.begin);
+    int end = std::min(t + part.end, tile->readable.end);
     if (begin >= end) return {};
-    return {tile->rows[kv] + begin, end - begin, part.begin, part.end - part.begin};
+    return {tile->rows[kv] + begin, end - begin, int(head_offset(u_.n_heads) + 63) / 64};
   }
 
   void score_tile() {
@@ -244,8 +236,13 @@ class UnitRun {
         const std::byte* const* rows = tile_->rows[0] + t;
         int n_rows = (end - begin) * p_.group;
         Prefetch prefetch = ahead(0, t, kPanelTokens, h);
-        p_.kernels.pack_k(p_.shape.dtype, rows, head_offset(h), dim_, panel_);
-        p_.kernels.scores(q, n_rows, dim_, panel_, to, prefetch);
+        if (u_.stream) {
+          p_.kernels.scores_in_place(p_.shape.dtype, rows, head_offset(h), q, n_rows, dim_, panel_,
+                                     to, prefetch);
+        } else {
+          p_.kernels.pack_k(p_.shape.dtype, rows, head_offset(h), dim_, panel_);
+          p_.kernels.scores(q, n_rows, dim_, panel_, to, prefetch);
+        }
       }
     }
   }

@@ -131,7 +131,7 @@ void Cluster::stop() {
   for (auto& instance : instances_) instance->shut_down(FinishReason::abort, "the server stopped");
 }
 
-// The conductor's part of a request: a snapshot, a pure policy, two messages.
+// The conductor's part of a request: a snapshot and a pure policy; submit() then sends one message.
 Placement Cluster::place(const Request& request) {
   views_.clear();
   for (auto& instance : instances_) {
@@ -190,7 +190,6 @@ Status Cluster::submit(std::shared_ptr<const Request> request, std::shared_ptr<E
   if (placement.prefill != placement.decode) {
     sequence->leaves = true;
     sequence->decode_instance = placement.decode;
-    decode.send(ReserveKv{request, placement.prefill});
   }
   prefill.send(StartRequest{std::move(sequence)});
   return ok();

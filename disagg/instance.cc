@@ -51,6 +51,9 @@ void Instance::handle(StartRequest message) {
     Outgoing& out = outgoing_[sequence.request->id];
     out.decode_instance = sequence.decode_instance;
     out.sent.assign(size_t(model_->config().n_layers), 0);
+    // Asked for by P itself, so that both directions are in order: D hears of the request before of its end,
+    // and P knows it before D answers.
+    peers_[size_t(sequence.decode_instance)]->send(ReserveKv{sequence.request, self_});
   }
   engine_.submit(std::move(message.sequence));
 }

@@ -42,7 +42,7 @@ struct KvDestination {
 struct StartRequest {  // conductor -> prefill or colocated
   SequencePtr sequence;
 };
-struct ReserveKv {  // conductor -> decode
+struct ReserveKv {  // prefill -> decode, as soon as it knows of the request
   std::shared_ptr<const Request> request;
   int prefill_instance;
 };

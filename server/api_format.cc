@@ -204,6 +204,7 @@ std::string model_card(const ServedModel& model, const std::string& root, int64_
   json.key("created").integer(created).key("owned_by").text("xpyd");
   json.key("root").text(root).key("parent").null();
   json.key("max_model_len").integer(model.max_model_len);
+  json.key("vocab_size").integer(model.vocab_size);  // ours: for clients that make up prompts
   return json.key("permission").open('[').close(']').close('}').take();
 }
 

@@ -54,6 +54,7 @@ int generate_main(const Options& options) {
   request->id = 1;
   const std::string& prompt = options.text("prompt");
   if (options.flag("chat")) {
+    if (!stack.chat_template) return fail(invalid("--chat needs a template, and --chat-template is none"), 2);
     auto pieces = stack.chat_template->render({{"user", prompt}}, true);
     if (!pieces) return fail(pieces.error(), 2);
     request->prompt = encode_chat(*stack.tokenizer, pieces.value());

@@ -63,10 +63,11 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
       return invalid(dir + "/tokenizer.json has ids up to " +
                      std::to_string(stack->tokenizer->vocab_size() - 1) +
                      ", config.json's vocab_size is " + std::to_string(stack->config.vocab));
-    Result<const ChatTemplate*> chat =
-        find_chat_template(options.text("chat-template"), dir, *stack->tokenizer);
-    if (!chat) return chat.error();
-    stack->chat_template = chat.value();
+    if (const std::string& name = options.text("chat-template"); name != "none") {
+      Result<const ChatTemplate*> chat = find_chat_template(name, dir, *stack->tokenizer);
+      if (!chat) return chat.error();
+      stack->chat_template = chat.value();
+    }
   }
   stack->max_model_len = stack->config.max_position;
   if (int64_t wanted = options.integer("max-model-len"); wanted > 0) {

@@ -110,7 +110,7 @@ TEST_CASE("http parser: what two servers could read differently is refused", "[s
       {"GET / HTTP/1.1\nHost: a\n\n", "400"},
       {"GET / HTTP/1.1\r\nHost: a\n\r\n", "400"},
       {"GET / HTTP/1.1\r\nHost: a\rb\r\n\r\n", "400"},
-      {std::string("GET / HTTP/1.1\r\nHost: a\r\nX: \0b\r\n\r\n", 36), "400"},
+      {std::string("GET / HTTP/1.1\r\nHost: a\r\nX: \0b\r\n\r\n", 34), "400"},
       {"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", "400"},
       {"GET / HTTP/1.1\r\n\r\n", "400"},
       {"GET /a b HTTP/1.1\r\nHost: a\r\n\r\n", "400"},
@@ -355,13 +355,13 @@ TEST_CASE("http: without file descriptors the server waits, and does not spin", 
   clients.push_back(std::make_unique<Client>(server.port()));
   timespec cpu_before{}, cpu_after{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu_before);
-  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1000));
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu_after);
   for (int fd : taken) ::close(fd);
   setrlimit(RLIMIT_NOFILE, &before);
   double busy = double(cpu_after.tv_sec - cpu_before.tv_sec) +
                 1e-9 * double(cpu_after.tv_nsec - cpu_before.tv_nsec);
-  CHECK(busy < 0.2);  // a spinning accept loop burns all of the 0.4 s
+  CHECK(busy < 0.5);  // CPU seconds: a spinning accept loop burns the whole second
   for (auto& client : clients) {
     client->send(kGet);
     CHECK(client->read().status == 200);
@@ -431,7 +431,9 @@ TEST_CASE("http: a client that goes away, or does not read, aborts its request",
     };
     Client client(server.port(), 4096);
     client.send(request_text("POST", "/v1/completions", R"({"prompt":"a"})"));
-    // The server gives up with most of it unsent.
+    while (client.quiet()) {
+    }
+    // The server has begun to send; it gives up with most of it unsent.
     std::this_thread::sleep_for(std::chrono::milliseconds(1500));
     CHECK_FALSE(client.read().complete);
   }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 
@@ -71,7 +72,8 @@ struct FakeService::Running {
   std::shared_ptr<EventSink> sink;
   std::vector<std::vector<TokenEvent>> events;  // [choice]
   std::vector<size_t> at;
-  bool aborted = false, done = false;
+  std::atomic<bool> aborted = false;
+  bool done = false;
   double queued_s = 0, scheduled_s = 0;
 };
 
