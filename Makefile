@@ -79,6 +79,10 @@ fuzz: deps  ## run every libFuzzer target (FUZZ='tokenizer' narrows, FUZZ_SECOND
 	@$(MAKE) --no-print-directory -j$$(nproc) MODE=fuzz CXX=clang++ BUILD=$(FUZZ_BUILD) $(FUZZ:%=$(FUZZ_BUILD)/fuzz_%)
 	@tools/run-fuzzers $(FUZZ_BUILD) $(FUZZ_SECONDS) $(FUZZ)
 
+test-clients: build  ## the openai Python package against a running server (a venv under build/)
+	@tools/install-packages python3-venv
+	@tests/clients/run $(BIN)
+
 layers:  ## check that no room includes a room above it
 	@tools/check-layers
 
@@ -100,6 +104,9 @@ $(BUILD)/%.o: %.cc
 	@mkdir -p $(@D)
 	@echo "  c++  $<"
 	@$(CXX) $(CXXFLAGS) $(DEFINES) -MMD -MP -c $< -o $@
+
+# Carried inside the binary by .incbin, which leaves no trace in page.d.
+$(BUILD)/server/page.o: server/page.html
 
 $(LIB): $(call object,$(LIB_SRC))
 	@rm -f $@ && ar rcs $@ $^

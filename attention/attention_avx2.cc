@@ -12,9 +12,6 @@ namespace {
 
 using Rows = const std::byte* const*;
 
-// Up to this many rows scores() asks for memory in its inner loop, beyond them between row tiles.
-constexpr int kStreamedRows = 8;
-
 // Hands out prefetches one by one, at the pace at which the arithmetic consumes lines: a burst
 // would fill the core's miss buffers and hold up the loads that hit. Three instructions a step, in
 // innermost loops.
@@ -236,14 +233,9 @@ void pack_k(Dtype dtype, Rows given, size_t offset, int head_dim, float* panel) 
 void scores(const float* q, int n_rows, int head_dim, const float* panel, float* s,
             Prefetch prefetch) {
   Stream stream(prefetch);
-  if (n_rows <= kStreamedRows) {
-    tiles<2, false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream,
-                    0);
-  } else {
-    int burst = prefetch.n_rows * prefetch.n_lines / (n_rows / 6) + 1;
-    tiles<0, false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream,
-                    burst);
-  }
+  int burst = prefetch.n_rows * prefetch.n_lines / ((n_rows + 5) / 6) + 1;
+  tiles<0, false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream,
+                  burst);
 }
 
 // scores() over a panel of pairs: the same chain, two d per step.
@@ -277,6 +269,7 @@ void score_pairs(const float* q, int head_dim, const float* panel, float* s, Str
   }
 }
 
+// Packing asks for half of the memory to come, the products for the other half.
 void scores_in_place(Dtype dtype, Rows given, size_t offset, const float* q, int n_rows,
                      int head_dim, float* panel, float* s, Prefetch prefetch) {
   const std::byte* rows[kPanelTokens];

@@ -27,6 +27,11 @@ void Engine::adopt(SequencePtr sequence) {
   waiting_.insert(place, std::move(sequence));
 }
 
+int Engine::waiting_with_kv() const {
+  return int(std::count_if(waiting_.begin(), waiting_.end(),
+                           [](const SequencePtr& s) { return s->kv != kNoKv; }));
+}
+
 bool Engine::step() {
   double start = clock_.now();
   drop_ended(start);
@@ -99,6 +104,7 @@ bool Engine::place(SequencePtr& s, int n_tokens, double now) {
       s->cached_tokens = cached;
       stats_.prompt_tokens += s->n_prompt();
     }
+    if (s->leaves && !s->scheduled) hooks_->prefill_started(*s);
     if (s->leaves && cached > 0) hooks_->kv_written(*s, 0, model_.config().n_layers, 0, cached);
   } else if (!memory_.append(s->kv, n_tokens)) {
     return false;
@@ -137,8 +143,9 @@ bool Engine::apply_plan(double now) {
   return true;
 }
 
-// Nothing fits: the youngest of those who hold memory gives it up. One alone always fits in the end, because
-// no request is taken whose longest output exceeds the pool. False: there is nobody to ask.
+// Nothing fits: the youngest of those who hold memory gives it up. One alone fits, because no request is taken
+// whose longest output exceeds the pool (of a shared pool: once the prompts that others hold have arrived
+// here, too). False: there is nobody to ask.
 bool Engine::make_room() {
   if (running_.size() > 1) {
     SequencePtr victim = std::move(running_.back());
@@ -146,9 +153,9 @@ bool Engine::make_room() {
     preempt(std::move(victim));
     return true;
   }
-  auto holds_kv = [](const SequencePtr& s) { return s->kv != kNoKv; };
-  if (!running_.empty() || std::count_if(waiting_.begin(), waiting_.end(), holds_kv) < 2) return false;
-  auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), holds_kv);
+  if (!running_.empty() || waiting_with_kv() < 2) return false;
+  auto last = std::find_if(waiting_.rbegin(), waiting_.rend(),
+                           [](const SequencePtr& s) { return s->kv != kNoKv; });
   SequencePtr victim = std::move(*last);
   waiting_.erase(std::next(last).base());
   preempt(std::move(victim));

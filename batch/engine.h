@@ -37,6 +37,8 @@ struct EngineStats {
 class EngineHooks {
  public:
   virtual ~EngineHooks() = default;
+  // It has memory and is about to compute for the first time.
+  virtual void prefill_started(const Sequence& sequence) { (void)sequence; }
   // True: kv_written is called layer by layer during forward; false: once after it.
   virtual bool layerwise() const { return false; }
   // KV of tokens [token_begin, token_end) in layers [layer_begin, layer_end) is in place here.
@@ -66,6 +68,7 @@ class Engine final : private LayerObserver {
 
   int running() const { return int(running_.size()); }
   int waiting() const { return int(waiting_.size()); }
+  int waiting_with_kv() const;
   bool idle() const { return running_.empty() && waiting_.empty(); }
   const EngineStats& stats() const { return stats_; }
 

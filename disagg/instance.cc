@@ -22,12 +22,12 @@ void Instance::connect(std::vector<Instance*> peers, int self) {
 }
 
 bool Instance::turn() {
-  inbox_.clear();
   mailbox_.take(inbox_);
+  bool moved = !inbox_.empty();
   for (Message& message : inbox_) {
     std::visit([this](auto& m) { handle(std::move(m)); }, message);
   }
-  bool moved = !inbox_.empty();
+  inbox_.clear();
   moved |= poll_transfers();
   moved |= try_reserve();
   moved |= engine_.step();
@@ -45,17 +45,26 @@ void Instance::run(const std::atomic<bool>& stop) {
 
 // ---- The prefill side ------------------------------------------------------------------------------------
 
-void Instance::handle(StartRequest message) {
-  Sequence& sequence = *message.sequence;
-  if (sequence.leaves) {
-    Outgoing& out = outgoing_[sequence.request->id];
-    out.decode_instance = sequence.decode_instance;
-    out.sent.assign(size_t(model_->config().n_layers), 0);
-    // Asked for by P itself, so that both directions are in order: D hears of the request before of its end,
-    // and P knows it before D answers.
-    peers_[size_t(sequence.decode_instance)]->send(ReserveKv{sequence.request, self_});
+void Instance::handle(StartRequest message) { engine_.submit(std::move(message.sequence)); }
+
+// P itself asks for room, so that both directions are in order: D hears of a request before it hears of its
+// end, and P knows it before D answers. It asks when the prompt starts, so that D grants room in the order in
+// which P can use it.
+void Instance::prefill_started(const Sequence& sequence) {
+  Outgoing& out = outgoing_[sequence.request->id];
+  out.decode_instance = sequence.decode_instance;
+  out.sent.assign(size_t(model_->config().n_layers), 0);
+  peers_[size_t(out.decode_instance)]->send(ReserveKv{sequence.request, self_});
+}
+
+// D's answer comes while the first step runs; the layers that are left need not wait for the step's end.
+void Instance::receive_reservations() {
+  size_t known = inbox_.size();
+  mailbox_.take(inbox_);
+  for (size_t i = known; i < inbox_.size(); ++i) {
+    if (auto* reserved = std::get_if<KvReserved>(&inbox_[i])) handle(std::move(*reserved));
   }
-  engine_.submit(std::move(message.sequence));
+  std::erase_if(inbox_, [](const Message& m) { return std::holds_alternative<KvReserved>(m); });
 }
 
 void Instance::handle(KvReserved message) {
@@ -72,6 +81,7 @@ void Instance::handle(KvReserved message) {
 void Instance::kv_written(Sequence& sequence, int layer_begin, int layer_end, int, int token_end) {
   if (options_.stream_kv == StreamKv::request) return;
   Outgoing& out = outgoing_.at(sequence.request->id);
+  if (!out.destination) receive_reservations();
   if (out.destination) send_kv(out, sequence.kv, layer_begin, layer_end, token_end);
 }
 
@@ -106,7 +116,8 @@ void Instance::prefill_done(std::vector<SequencePtr> choices) {
 }
 
 void Instance::prefill_cancelled(const Sequence& sequence) {
-  outgoing_.at(sequence.request->id).cancelled = true;
+  auto found = outgoing_.find(sequence.request->id);
+  if (found != outgoing_.end()) found->second.cancelled = true;  // else it had not started
 }
 
 bool Instance::poll_transfers() {
@@ -130,12 +141,17 @@ bool Instance::poll_transfers() {
 bool Instance::try_deliver(uint64_t request_id, Outgoing& out) {
   if (!out.in_flight.empty()) return false;
   Instance& decode = *peers_[size_t(out.decode_instance)];
-  // A client that has gone away need not wait for room on the other side.
-  if (!out.choices.empty() && out.choices[0]->cancelled && out.choices[0]->cancelled->load()) {
-    memory_->free(out.kv);
-    for (const SequencePtr& choice : out.choices)
-      emit_end(*choice, FinishReason::abort, "", clock_.now());
-    out.cancelled = true;
+  // Who has gone away, or is late, need not wait for room on the other side.
+  if (!out.choices.empty()) {
+    const Sequence& first = *out.choices[0];
+    bool gone = first.cancelled && first.cancelled->load();
+    bool late = first.request->deadline_s > 0 && clock_.now() > first.request->deadline_s;
+    if (gone || late) {
+      memory_->free(out.kv);
+      for (const SequencePtr& choice : out.choices)
+        emit_end(*choice, gone ? FinishReason::abort : FinishReason::timeout, "", clock_.now());
+      out.cancelled = true;
+    }
   }
   if (out.cancelled) {
     decode.send(ReservationCancelled{request_id});
@@ -166,10 +182,12 @@ bool Instance::try_reserve() {
   return moved;
 }
 
-// Promises only what fits now: a place in the batch for every choice and the blocks of the whole prompt.
+// Promises only what fits now: a place in the batch for every choice and, where bytes are to be copied, the
+// blocks of the whole prompt. Preempted sequences take no place: they wait for memory, and with a shared pool
+// that memory may be what the prompts to be handed over hold.
 bool Instance::reserve_one(const ReserveKv& wanted) {
   const Request& request = *wanted.request;
-  int sequences = engine_.running() + engine_.waiting() + reserved_choices_;
+  int sequences = engine_.running() + engine_.waiting_with_kv() + reserved_choices_;
   if (sequences > 0 && sequences + request.n > options_.engine.max_batch) return false;
   Reservation reservation;
   reservation.choices = request.n;
@@ -265,7 +283,6 @@ void Instance::shut_down(FinishReason reason, const std::string& error) {
   };
   engine_.end_all(reason, error);
   for (auto& [id, out] : outgoing_) end_all(out.choices);
-  inbox_.clear();
   mailbox_.take(inbox_);
   for (Message& message : inbox_) {
     if (auto* start = std::get_if<StartRequest>(&message)) {

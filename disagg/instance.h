@@ -42,7 +42,7 @@ struct KvDestination {
 struct StartRequest {  // conductor -> prefill or colocated
   SequencePtr sequence;
 };
-struct ReserveKv {  // prefill -> decode, as soon as it knows of the request
+struct ReserveKv {  // prefill -> decode, when the prompt's first step begins
   std::shared_ptr<const Request> request;
   int prefill_instance;
 };
@@ -97,7 +97,7 @@ class Instance final : private EngineHooks {
   std::atomic<int> decoding_sequences{0};   // placed here to decode, not ended
 
  private:
-  // A prompt on its way out: from StartRequest until its KvDelivered or ReservationCancelled is sent.
+  // A prompt on its way out: from its first step until its KvDelivered or ReservationCancelled is sent.
   struct Outgoing {
     int decode_instance = -1;
     std::optional<KvDestination> destination;
@@ -120,6 +120,7 @@ class Instance final : private EngineHooks {
     int cached_tokens = 0;
   };
 
+  void receive_reservations();
   void handle(StartRequest message);
   void handle(ReserveKv message);
   void handle(KvReserved message);
@@ -132,6 +133,7 @@ class Instance final : private EngineHooks {
   bool poll_transfers();
   void publish();
 
+  void prefill_started(const Sequence& sequence) override;
   bool layerwise() const override { return options_.stream_kv == StreamKv::layer; }
   void kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_begin,
                   int token_end) override;
@@ -148,7 +150,7 @@ class Instance final : private EngineHooks {
   int self_ = -1;
 
   Mailbox<Message> mailbox_;
-  std::vector<Message> inbox_;
+  std::vector<Message> inbox_;  // taken, not handled
   std::unordered_map<uint64_t, Outgoing> outgoing_;
   std::deque<ReserveKv> remote_prefilling_;  // asked for room, not yet granted
   std::unordered_map<uint64_t, Reservation> reservations_;

@@ -46,7 +46,7 @@ int fail(const Error& error, int code) {
 
 int generate_main(const Options& options) {
   Result<std::unique_ptr<Stack>> built = build_stack(options);
-  if (!built) return fail(built.error(), 2);
+  if (!built) return fail(built.error(), built.error().code == ErrorCode::invalid_argument ? 2 : 1);
   Stack& stack = *built.value();
   if (!stack.tokenizer) return fail(invalid("the model folder has no tokenizer.json"), 2);
 

@@ -1,9 +1,11 @@
 #include "server/stack.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <thread>
 
+#include "allocator/kv_plan.h"
 #include "attention/attention.h"
 #include "model/gemm.h"
 
@@ -121,6 +123,20 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
   auto model = cluster.make_model(0);
   cluster.kv.shape = model->kv_shape(dtype(options.text("kv-dtype")));
   model.reset();
+  // Without --max-model-len the context is what one pool holds, if that is less than the model's.
+  if (cluster.kv_scheme->name != std::string("contiguous")) {
+    Result<KvLayout> layout = plan_pool(cluster.kv_scheme->name, cluster.kv);
+    if (!layout) return layout.error();
+    int64_t holds = int64_t(layout.value().n_blocks) * layout.value().block_tokens;
+    if (holds < stack->max_model_len) {
+      if (options.integer("max-model-len") > 0)
+        return invalid("--max-model-len " + std::to_string(stack->max_model_len) + ": --kv-bytes holds " +
+                       std::to_string(holds) + " tokens");
+      std::fprintf(stderr, "xpyd: --kv-bytes holds %d tokens: --max-model-len is %d, the model's is %d\n",
+                   int(holds), int(holds), stack->max_model_len);
+      stack->max_model_len = cluster.max_model_len = int(holds);
+    }
+  }
   Result<std::unique_ptr<Cluster>> built = Cluster::create(std::move(cluster), stack->clock);
   if (!built) return built.error();
   stack->cluster = std::move(built).value();

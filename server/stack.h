@@ -27,7 +27,7 @@ struct Stack {
   std::unique_ptr<Cluster> cluster;                // not started
 };
 
-// The error names the option or the file. Says on stderr what it loads.
+// The error names the option or the file.
 Result<std::unique_ptr<Stack>> build_stack(const Options& options);
 
 }  // namespace xpyd

@@ -120,6 +120,28 @@ TEST_CASE("n choices share the prompt's KV and each is its own stream", "[cluste
       }
 }
 
+TEST_CASE("a shared pool full of prompts to be handed over does not stop D", "[cluster]") {
+  for (int n : {1, 8})
+    for (const char* topology : {"1P1D", "2P1D"}) {
+      INFO(topology << " n " << n);
+      TinySetup setup{.topology = topology, .transport = "handoff", .max_batch = 8};
+      setup.block_tokens = 4;
+      setup.pool_bytes = 64 * 256;  // per instance; a request of n = 8 wants up to 250 tokens
+      TinyCluster tiny(setup);
+      for (uint64_t id = 0; id < 24; ++id) {
+        auto request = tiny_request(id, prompt_of(30, int(id)), 25);
+        request->n = n;
+        REQUIRE(tiny.submit(request).ok());
+      }
+      int turns = 0;
+      while (!tiny.cluster->wait_idle(0) && ++turns < 100000) tiny.cluster->turn();
+      CHECK(tiny.recorder->ended() == 24 * n);
+      for (uint64_t id = 0; id < 24; ++id)
+        for (int c = 0; c < n; ++c) CHECK(tiny.recorder->choice(id, c).tokens == oracle(prompt_of(30, int(id)), 25));
+      check_quiescent(tiny);
+    }
+}
+
 TEST_CASE("a prefix hit is used, reported, kept apart by salt, and never changes a token", "[cluster]") {
   TinyCluster tiny({.topology = "1P1D"});
   Tokens prompt = prompt_of(50);
@@ -326,6 +348,11 @@ TEST_CASE("instances as threads: many clients, aborts, and a stop in the middle"
         });
       for (std::thread& client : clients) client.join();
       REQUIRE(tiny.cluster->wait_idle(30));
+      for (uint64_t id = 500; id < 540; ++id) {  // alone, to threads that have gone to sleep or not
+        REQUIRE(tiny.submit(tiny_request(id, prompt_of(30, int(id)), 3)).ok());
+        REQUIRE(tiny.cluster->wait_idle(10));
+        if (id % 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
       CHECK(tiny.cluster->healthy());
       for (int i = 0; i < kRequests; i += 11) {
         Recorder::Choice choice = tiny.recorder->choice(uint64_t(i));
@@ -335,7 +362,7 @@ TEST_CASE("instances as threads: many clients, aborts, and a stop in the middle"
       for (uint64_t id = 1000; id < 1020; ++id)
         CHECK(tiny.submit(tiny_request(id, prompt_of(60, int(id)), 200)).ok());
       tiny.cluster->stop();
-      CHECK(tiny.recorder->ended() == kRequests + 20);
+      CHECK(tiny.recorder->ended() == kRequests + 40 + 20);
     }
 }
 
