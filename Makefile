@@ -100,6 +100,8 @@ $(BUILD)/base/version.o: $(BUILD)/commit
 
 # Kernels that need AVX2 live in *_avx2.cc and are reached only after a run-time check.
 $(BUILD)/%_avx2.o: CXXFLAGS += -O3 -mavx2 -mfma -mf16c
+# Tests must compile quickly; what they test is compiled as it is served.
+$(BUILD)/tests/%.o: CXXFLAGS += -O1
 $(BUILD)/%.o: %.cc
 	@mkdir -p $(@D)
 	@echo "  c++  $<"
