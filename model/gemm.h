@@ -21,7 +21,7 @@ namespace xpyd {
 
 inline constexpr int kRowParallelGroups = 8;
 
-// Weights [n, k] packed once into panels of 16 output columns (model/README.md draws the panel).
+// Weights [n, k] packed once into panels of 16 output columns (model/gemm.md draws the panel).
 struct PackedMatrix {
   int n = 0, k = 0;       // rows of W = outputs, columns of W = inputs
   int k_groups = 1;
