@@ -50,7 +50,9 @@ TEST_CASE("attention: bits do not depend on chunking, batch, memory or threads",
         size_t row = size_t(c.n_heads) * size_t(c.head_dim);
         std::vector<float> want;
         int n_compared = 0;
+        bool slow = std::string(variant.name) == "portable";  // then one layout per block size
         for (const Memory& memory : kMemories) {
+          if (slow && (&memory - kMemories) % 2 == (memory.block_tokens > 1)) continue;
           Cache cache(shape, memory, {c.length, 65, 40}, uint64_t(n_compared));
           cache.fill(0, 0, c.length), cache.fill(1, 0, 65), cache.fill(2, 0, 40);
           ThreadTeam team(1 + n_compared % 3);
@@ -75,7 +77,7 @@ TEST_CASE("attention: bits do not depend on chunking, batch, memory or threads",
             CHECK(same_bits(step.out.data(), want.data() + size_t(t) * row, row));
           }
         }
-        CHECK(n_compared == 32);
+        CHECK(n_compared == (slow ? 16 : 32));
       }
   }
 }
@@ -128,7 +130,7 @@ TEST_CASE("attention: a forced variant is the one that runs", "[attention]") {
   }
   // Fused multiply-adds round once where portable code rounds twice: the bits tell who ran.
   for (size_t i = 0; i < outs.size(); ++i)
-    for (size_t j = 0; j < i; ++j) CHECK(outs[i] != outs[j]);
+    for (size_t j = 0; j < i; ++j) CHECK((outs[i] != outs[j]));
   CHECK(std::string(attention_variants()[0].name) == "portable");
   CHECK(attention_variants()[0].available());
   if (outs.size() == 2) CHECK(std::string(default_attention().name) == "avx2");
