@@ -230,9 +230,10 @@ void Bench::measure(const std::vector<BenchCase>& cases) {
 void Bench::report(BenchRow row) {
   row.group = group_;
   row.met = row.target <= 0 || row.share >= row.target;
-  std::printf("%-44s %dT %10.1f us ", row.name.c_str(), row.n_threads, row.seconds * 1e6);
-  if (row.gflops > 0 || row.gbps > 0)
-    std::printf("%8.1f GFLOP/s %7.1f GB/s  ", row.gflops, row.gbps);
+  std::printf("%-44s %dT ", row.name.c_str(), row.n_threads);
+  if (row.seconds > 0) std::printf("%10.1f us ", row.seconds * 1e6);
+  if (row.gflops > 0) std::printf("%8.1f GFLOP/s ", row.gflops);
+  if (row.gbps > 0) std::printf("%7.1f GB/s  ", row.gbps);
   if (!row.measure.empty() && row.share > 0)
     std::printf("%.3f [%.3f %.3f] %s", row.share, row.share_p10, row.share_p90,
                 row.measure.c_str());
@@ -299,20 +300,28 @@ int Bench::run_registered() {
   return exit_code();
 }
 
+static std::string usage() {
+  std::string names;
+  for (auto& name : registered_benches()) names += " " + name;
+  return "expected [names...] [--rounds N] [--threads N] [--sample-ms X] [--json FILE] [--csv "
+         "FILE]; "
+         "names are" +
+         names;
+}
+
 Result<BenchOptions> parse_bench_options(int argc, char** argv) {
   BenchOptions options;
   for (int i = 1; i < argc; ++i) {
     std::string arg = argv[i];
     if (arg.rfind("--", 0) != 0) {
       if (!registry().count(arg)) {
-        std::string names;
-        for (auto& name : registered_benches()) names += " " + name;
-        return invalid("no bench group named " + arg + "; there are" + names);
+        return invalid("no bench group named " + arg + "; " + usage());
       }
       options.groups.push_back(arg);
       continue;
     }
-    if (i + 1 == argc) return invalid(arg + " needs a value");
+    if (arg == "--help") return invalid(usage());
+    if (i + 1 == argc) return invalid(arg + " needs a value; " + usage());
     std::string value = argv[++i];
     char* end = nullptr;
     double number = std::strtod(value.c_str(), &end);
@@ -329,10 +338,7 @@ Result<BenchOptions> parse_bench_options(int argc, char** argv) {
     else if (arg == "--sample-ms" && in(0.001, 60000))
       options.sample_ms = number;
     else
-      return invalid(
-          arg + " " + value +
-          ": expected [names...] [--rounds N] [--threads N] [--sample-ms X] [--json FILE] "
-          "[--csv FILE]");
+      return invalid(arg + " " + value + ": " + usage());
   }
   return options;
 }

@@ -209,7 +209,7 @@ HttpResponse Api::refuse(int status, const std::string& why) {
   return error_response(error);
 }
 
-void Api::answer(const Incoming& in, HttpResponse response) {
+void Api::answer(const Incoming& in, HttpResponse response, const std::string& why) {
   metrics_.http_request(in.row == nullptr ? "none" : in.row->path, in.request.method,
                         response.status);
   response.headers.emplace_back("X-Content-Type-Options", "nosniff");
@@ -217,13 +217,16 @@ void Api::answer(const Incoming& in, HttpResponse response) {
     response.headers.emplace_back("X-Request-Id", id);
   if (response.status >= 400)
     log_line("refused route=" + std::string(in.row == nullptr ? "none" : in.row->path) +
-             " status=" + std::to_string(response.status));
+             " status=" + std::to_string(response.status) + why);
   in.exchange->respond(std::move(response));
 }
 
 void Api::fail(const Incoming& in, const ApiError& error) {
   metrics_.rejected(error.reason);
-  answer(in, error_response(error));
+  std::string why;
+  if (!error.code.empty()) why += " code=" + error.code;
+  if (!error.param.empty()) why += " param=" + error.param;
+  answer(in, error_response(error), why);
 }
 
 void Api::on_body(const std::shared_ptr<Incoming>& in,

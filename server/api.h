@@ -71,7 +71,8 @@ class Api final : public HttpHandler {
   // Null: the request may go to its route.
   std::optional<HttpResponse> turn_away(const HttpRequest& request, const Row* row);
   HttpResponse error_response(const ApiError& error) const;
-  void answer(const Incoming& in, HttpResponse response);
+  // `why` is appended to the log line of a refusal.
+  void answer(const Incoming& in, HttpResponse response, const std::string& why = "");
   void fail(const Incoming& in, const ApiError& error);
   // Runs `work`, which may take long for a large body, off the I/O thread if so; then what it
   // returned, on the I/O thread.

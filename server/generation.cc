@@ -143,7 +143,7 @@ void Generation::count(Prompt& prompt, Choice& choice, const TokenEvent& event, 
   size_t first = static_cast<size_t>(&prompt - prompts_.data()) * static_cast<size_t>(done.n);
   for (size_t i = first; i < first + static_cast<size_t>(done.n); ++i) {
     done.finishes.push_back(choices_[i].finish);
-    done.max_generated = std::max(done.max_generated, choices_[i].tokens);
+    done.generated.push_back(choices_[i].tokens);
   }
   done.arrival_s = arrival_s_;
   done.queued_s = prompt.queued_s;

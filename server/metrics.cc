@@ -154,8 +154,8 @@ void Metrics::finished(const FinishedRequest& r) {
   cached_prompt_tokens_ += static_cast<uint64_t>(r.cached_tokens);
   e2e_.observe(std::max(0.0, r.last_token_s - r.arrival_s));
   if (r.first_token_s == 0) return;  // ended without a token: no interval below exists
-  generation_tokens_per_request_.observe(r.max_generated);
-  max_generated_.observe(r.max_generated);
+  for (int tokens : r.generated) generation_tokens_per_request_.observe(tokens);
+  max_generated_.observe(*std::max_element(r.generated.begin(), r.generated.end()));
   queue_.observe(std::max(0.0, r.scheduled_s - r.queued_s));
   prefill_.observe(std::max(0.0, r.first_token_s - r.scheduled_s));
   decode_.observe(std::max(0.0, r.last_token_s - r.first_token_s));
@@ -268,7 +268,7 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.histogram("request_inference_time_seconds", "First step to last token.", inference_);
   text.histogram("request_prompt_tokens", "Prompt tokens of a request.",
                  prompt_tokens_per_request_);
-  text.histogram("request_generation_tokens", "Output tokens of a request's longest choice.",
+  text.histogram("request_generation_tokens", "Output tokens of a choice.",
                  generation_tokens_per_request_);
   text.histogram("request_max_num_generation_tokens",
                  "Output tokens of a request's longest choice.", max_generated_);

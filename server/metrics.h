@@ -54,7 +54,7 @@ struct FinishedRequest {
   int n = 1;
   int prompt_tokens = 0, cached_tokens = 0;
   int max_tokens = 0;
-  int max_generated = 0;  // of one choice
+  std::vector<int> generated;  // tokens, by choice
   std::vector<FinishReason> finishes;
   double arrival_s = 0, queued_s = 0, scheduled_s = 0, first_token_s = 0, last_token_s = 0;
 };

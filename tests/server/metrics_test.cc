@@ -150,7 +150,7 @@ FinishedRequest one_request() {
   r.prompt_tokens = 100;
   r.cached_tokens = 64;
   r.max_tokens = 50;
-  r.max_generated = 20;
+  r.generated = {20, 12};
   r.finishes = {FinishReason::stop, FinishReason::length};
   r.arrival_s = 10;
   r.queued_s = 10.1;
