@@ -1,0 +1,46 @@
+// A device as the rooms above see it: memory that KV lives in, and queues that work on it in order.
+// The CPU is one; base/device_cuda.cu is another. Kernels and models of a device know its own headers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/status.h"
+
+namespace xpyd {
+
+struct Copy {
+  const std::byte* source;
+  std::byte* destination;
+  size_t bytes;
+};
+
+// The work of one instance, in order: what is enqueued later sees what was enqueued before. On the CPU a call
+// has done its work when it returns. Thread safety: one thread, its instance's.
+class DeviceQueue {
+ public:
+  virtual ~DeviceQueue() = default;
+  // Between memories of this queue's device. Copies do not overlap each other.
+  virtual void copy(std::span<const Copy> copies) = 0;
+  virtual void fill(std::byte* destination, int byte, size_t bytes) = 0;
+  // A point in the order; reached() says without blocking whether everything before it is done.
+  virtual int64_t mark() = 0;
+  virtual bool reached(int64_t mark) = 0;
+  virtual void wait() = 0;  // until everything enqueued is done
+};
+
+// Thread safety: any thread.
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual const char* name() const = 0;
+  // Zeroed, ready for use (touched, pinned), freed with the last owner. Error `unavailable`: not that much.
+  virtual Result<std::shared_ptr<std::byte>> allocate(size_t bytes) = 0;
+  virtual std::unique_ptr<DeviceQueue> make_queue() = 0;
+};
+
+Device& cpu_device();
+
+}  // namespace xpyd
