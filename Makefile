@@ -11,7 +11,7 @@ ARGS    ?=
 TESTS   ?=
 
 PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2 \
-            nlohmann-json3-dev libxxhash-dev
+            nlohmann-json3-dev libxxhash-dev libboost-context-dev
 
 # One addition order everywhere (DESIGN D1): no contraction, no reassociation.
 WARN      := -Wall -Wextra -Wshadow -Wno-missing-field-initializers -Werror
@@ -32,6 +32,11 @@ room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*
 LIB_SRC   := $(foreach r,$(ROOMS),$(call room_sources,$(r)))
 TEST_SRC  := $(wildcard tests/*.cc) $(foreach r,$(ROOMS) end_to_end issues,$(wildcard tests/$(r)/*.cc))
 BENCH_SRC := $(wildcard experiments/bench/*.cc)
+# CUDA sources run in tests on an interpreter (tests/simt), which stands in for what only a GPU has.
+CUDA_SRC  := $(foreach r,$(ROOMS),$(wildcard $(r)/*.cu $(r)/transport/*.cu))
+SIMT_SRC  := $(filter-out base/cuda.cu model/gemm_cuda.cu %_sm90.cu,$(CUDA_SRC)) $(wildcard tests/simt/*.cu) \
+             $(foreach r,$(ROOMS),$(wildcard tests/$(r)/*.cu))
+SIMT_OBJ   = $(patsubst %.cu,$(BUILD)/simt/%.o,$(SIMT_SRC)) $(patsubst %.cc,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cc))
 object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
@@ -107,6 +112,16 @@ $(BUILD)/%.o: %.cc
 	@echo "  c++  $<"
 	@$(CXX) $(CXXFLAGS) $(DEFINES) -MMD -MP -c $< -o $@
 
+SIMT_FLAGS := -O1 -DXPYD_SIMT -Itests/simt -Wno-unknown-pragmas -fno-strict-aliasing
+$(BUILD)/simt/%.o: %.cu
+	@mkdir -p $(@D)
+	@echo "  simt $<"
+	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) -MMD -MP -x c++ -c $< -o $@
+$(BUILD)/simt/%.o: %.cc
+	@mkdir -p $(@D)
+	@echo "  simt $<"
+	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) -MMD -MP -c $< -o $@
+
 # Carried inside the binary by .incbin, which leaves no trace in page.d.
 $(BUILD)/server/page.o: server/page.html
 
@@ -114,8 +129,8 @@ $(LIB): $(call object,$(LIB_SRC))
 	@rm -f $@ && ar rcs $@ $^
 $(BIN): $(BUILD)/server/main.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -o $@
-$(BUILD)/xpyd_tests: $(call object,$(TEST_SRC)) $(LIB)
-	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) -o $@
+$(BUILD)/xpyd_tests: $(call object,$(TEST_SRC)) $(SIMT_OBJ) $(LIB)
+	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) -lboost_context -o $@
 $(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) -fsanitize=fuzzer $(LDLIBS) -o $@
 $(BUILD)/xpyd_bench: $(call object,$(BENCH_SRC)) $(LIB)
@@ -124,5 +139,5 @@ $(BUILD)/xpyd_bench_peers: $(BUILD)/experiments/bench/peers/gemm_peers.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -ldnnl -ldl -o $@
 
 .SECONDARY: $(call object,$(wildcard tests/fuzz/*.cc))
--include $(patsubst %.o,%.d,$(call object,$(LIB_SRC) $(TEST_SRC) $(BENCH_SRC) server/main.cc \
+-include $(patsubst %.o,%.d,$(SIMT_OBJ) $(call object,$(LIB_SRC) $(TEST_SRC) $(BENCH_SRC) server/main.cc \
             $(wildcard tests/fuzz/*.cc)))

@@ -29,15 +29,14 @@ class BlockPool::Lock {
   std::mutex& mutex_;
 };
 
-BlockPool::BlockPool(const KvLayout& layout, size_t pool_bytes, bool prefix_cache,
+BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
                      uint64_t hash_mask)
     : layout_(layout),
-      bytes_(pool_bytes),
+      memory_(std::move(memory)),
       blocks_(size_t(layout.n_blocks) * sizeof(Block)),
       handovers_(size_t(layout.n_blocks), 0),
       poison_(std::string_view(XPYD_BUILD_MODE) != "release") {
   XPYD_CHECK(layout.n_blocks > 0 && layout.block_tokens > 0);
-  XPYD_CHECK(pool_bytes >= layout.pool_bytes());
   if (prefix_cache)
     index_ = std::make_unique<PrefixIndex>(layout.n_blocks, layout.block_tokens, hash_mask,
                                            &at(0).node, sizeof(Block));

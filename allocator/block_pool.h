@@ -26,12 +26,12 @@ namespace xpyd {
 
 class BlockPool {
  public:
-  // Allocates pool_bytes >= layout.pool_bytes(). `hash_mask`: see PrefixIndex.
-  BlockPool(const KvLayout& layout, size_t pool_bytes, bool prefix_cache,
+  // `memory`: layout.pool_bytes() at least. `hash_mask`: see PrefixIndex.
+  BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
             uint64_t hash_mask = ~uint64_t{0});
 
   const KvLayout& layout() const { return layout_; }
-  std::byte* data() const { return bytes_.data(); }
+  std::byte* data() const { return memory_.get(); }
   bool prefix_cache() const { return index_ != nullptr; }
   const PrefixIndex* prefix_index() const {
     return index_.get();
@@ -112,8 +112,8 @@ class BlockPool {
   void poison(int32_t block);
 
   const KvLayout layout_;
-  Buffer bytes_;   // the KV
-  Buffer blocks_;  // Block [n_blocks]
+  const std::shared_ptr<std::byte> memory_;  // the KV
+  Buffer blocks_;                            // Block [n_blocks]
   std::unique_ptr<PrefixIndex> index_;
   std::vector<int32_t> handovers_;  // [n_blocks]: of holds, how many are hand-overs
   int32_t free_head_ = -1;

@@ -3,7 +3,6 @@
 // to max - length tokens wasted.
 #include <utility>
 
-#include "allocator/kv_copy.h"
 #include "allocator/pooled.h"
 
 namespace xpyd {
@@ -53,8 +52,7 @@ class ContiguousMemory final : public PooledMemory {
     if (child_handle == kNoKv) return no_slot();
     const Sequence& parent = sequences_[handle];
     Sequence& child = sequences_[child_handle];
-    copy_block_tokens(pool_->data(), layout(), child.table[0], pool_->data(), layout(),
-                      parent.table[0], 0, parent.written);
+    copy_tokens(child.table[0], parent.table[0], parent.written);
     child.written = child.room = parent.written;
     return child_handle;
   }

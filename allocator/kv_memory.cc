@@ -6,6 +6,7 @@
 #include "allocator/block_pool.h"
 #include "allocator/kv_plan.h"
 #include "allocator/pooled.h"
+#include "base/device.h"
 
 namespace xpyd {
 namespace {
@@ -76,11 +77,17 @@ size_t pool_metadata_bytes(const KvLayout& layout, bool prefix_cache) {
   return BlockPool::metadata_bytes(layout, prefix_cache);
 }
 
-std::shared_ptr<BlockPool> make_block_pool(const std::string& scheme, const KvOptions& options) {
+Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme,
+                                                   const KvOptions& options) {
   Result<KvLayout> layout = plan_pool(scheme, options);
   XPYD_CHECK(layout.ok(), layout.ok() ? "" : layout.error().message);
   bool prefix_cache = options.prefix_cache && find_kv_scheme(scheme)->block_tokens == small_block;
-  return std::make_shared<BlockPool>(layout.value(), options.pool_bytes, prefix_cache);
+  Device& device = options.device ? *options.device : cpu_device();
+  Result<std::shared_ptr<std::byte>> memory = device.allocate(options.pool_bytes);
+  if (!memory) return memory.error();
+  auto pool = std::make_shared<BlockPool>(layout.value(), memory.value(), prefix_cache);
+  if (&device != &cpu_device()) pool->poison_new_blocks(false);  // only the device can write there
+  return pool;
 }
 
 }  // namespace xpyd

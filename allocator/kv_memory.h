@@ -1,11 +1,14 @@
-// KvMemory: who owns which KV bytes of one instance (DESIGN D3). Specification of every memory scheme.
+// KvMemory: who owns which KV bytes of one instance (DESIGN D3). Specification of every memory
+// scheme.
 //
-// Physical memory is a BlockPool of equal blocks. A scheme decides how a sequence's tokens are laid on
-// blocks: `paged` gives it a table of small blocks, `contiguous` one block, a slot, of the maximum length.
-// All arithmetic above (policies, admission) is ceil(tokens / block_tokens) and holds for both.
+// Physical memory is a BlockPool of equal blocks. A scheme decides how a sequence's tokens are laid
+// on blocks: `paged` gives it a table of small blocks, `contiguous` one block, a slot, of the
+// maximum length. All arithmetic above (policies, admission) is ceil(tokens / block_tokens) and
+// holds for both.
 //
-// Thread safety: one KvMemory belongs to one thread, its instance's engine. The pool beneath may be shared
-// by several instances (that is what makes the zero-copy hand-off possible) and locks for itself.
+// Thread safety: one KvMemory belongs to one thread, its instance's engine. The pool beneath may be
+// shared by several instances (that is what makes the zero-copy hand-off possible) and locks for
+// itself.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +23,19 @@
 namespace xpyd {
 
 class BlockPool;
+class Device;
+class DeviceQueue;
 
 struct KvOptions {
   KvShape shape;
   KvOrder order = KvOrder::layer_major;
-  size_t pool_bytes = 0;        // exactly this much is allocated; the tail below one block stays unused
-  int block_tokens = 16;        // paged
+  size_t pool_bytes = 0;  // exactly this much is allocated; the tail below one block stays unused
+  int block_tokens = 16;  // paged
   int max_sequence_tokens = 0;  // contiguous: tokens of a slot; both: the longest sequence allowed
   bool prefix_cache = true;     // paged; contiguous memory has no shareable block and never hits
+  Device* device = nullptr;     // where the pool is; null: the CPU
+  DeviceQueue* queue =
+      nullptr;  // of the instance, on that device: its copies go there; null: the CPU's
 };
 
 // Blocks by state; free + active + cached + in_transfer == capacity, always.
@@ -45,15 +53,15 @@ struct KvStats {
 
 using KvHandle = int32_t;  // one sequence's memory; valid from reserve/fork/adopt to free
 inline constexpr KvHandle kNoKv = -1;
-using KvLease = int32_t;   // valid from pin to unpin
+using KvLease = int32_t;  // valid from pin to unpin
 
 struct KvReservation {
   KvHandle handle = kNoKv;
   int cached_tokens = 0;  // KV of the first `cached_tokens` tokens is there already
 };
 
-// A sequence on its way between two memories over one pool: block ids and the references that they carry.
-// A plain value that owns references: it must be adopted or discarded exactly once.
+// A sequence on its way between two memories over one pool: block ids and the references that they
+// carry. A plain value that owns references: it must be adopted or discarded exactly once.
 struct KvHandover {
   std::vector<int32_t> blocks;
   int tokens = 0;  // written
@@ -65,37 +73,43 @@ class KvMemory {
   virtual const char* name() const = 0;
   virtual const KvLayout& layout() const = 0;
 
-  // Starts a sequence that is about to compute `tokens`. Attaches the longest cached prefix of full blocks
-  // with the same salt, but never the last token (its logits are wanted). Contiguous takes its slot here.
-  // Error `unavailable`: no slot now. Blocks for the uncached rest are taken by append.
+  // Starts a sequence that is about to compute `tokens`. Attaches the longest cached prefix of full
+  // blocks with the same salt, but never the last token (its logits are wanted). Contiguous takes
+  // its slot here. Error `unavailable`: no slot now. Blocks for the uncached rest are taken by
+  // append.
   virtual Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) = 0;
 
   // Cached tokens that reserve would find, at this moment. Any thread may call it.
   virtual int probe(std::span<const int32_t> tokens, uint64_t salt) const = 0;
 
-  // Makes room for `n_tokens` more tokens after those written, evicting cached blocks as needed, and makes
-  // the block of the next token private (copy-on-write). False: not enough blocks, and nothing has changed.
+  // Makes room for `n_tokens` more tokens after those written, evicting cached blocks as needed,
+  // and makes the block of the next token private (copy-on-write). False: not enough blocks, and
+  // nothing has changed.
   [[nodiscard]] virtual bool append(KvHandle handle, int n_tokens) = 0;
 
-  // The KV of `tokens` (the next ones after those written) is in place: full blocks become findable.
+  // The KV of `tokens` (the next ones after those written) is in place: full blocks become
+  // findable.
   virtual void written(KvHandle handle, std::span<const int32_t> tokens) = 0;
 
   // Room without written tokens is given back (an aborted step, a refused speculation).
   virtual void trim(KvHandle handle) = 0;
 
-  // A second sequence with the same written tokens: paged shares blocks, contiguous copies to another slot.
-  // Trims the first: its next write needs an append, which makes the shared last block private.
+  // A second sequence with the same written tokens: paged shares blocks, contiguous copies to
+  // another slot. Trims the first: its next write needs an append, which makes the shared last
+  // block private.
   virtual Result<KvHandle> fork(KvHandle handle) = 0;
 
-  // Gives the sequence up. Blocks that a lease or another sequence holds stay; full ones stay cached.
+  // Gives the sequence up. Blocks that a lease or another sequence holds stay; full ones stay
+  // cached.
   virtual void free(KvHandle handle) = 0;
 
   // Holds the blocks that the sequence has now, beyond its free(), until unpin.
   virtual KvLease pin(KvHandle handle) = 0;
   virtual void unpin(KvLease lease) = 0;
 
-  // Zero-copy hand-off: gives the sequence up without giving up its blocks, and takes one over. Both
-  // memories must be of the same scheme over the same pool. discard() ends a hand-over that nobody adopts.
+  // Zero-copy hand-off: gives the sequence up without giving up its blocks, and takes one over.
+  // Both memories must be of the same scheme over the same pool. discard() ends a hand-over that
+  // nobody adopts.
   virtual KvHandover hand_over(KvHandle handle) = 0;
   virtual KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) = 0;
   virtual void discard(KvHandover handover) = 0;
@@ -107,22 +121,27 @@ class KvMemory {
   // The next append must copy the last block first: one block more than the arithmetic says.
   virtual bool tail_shared(KvHandle handle) const = 0;
 
-  virtual KvStats stats() const = 0;  // any thread
+  virtual KvStats stats() const = 0;      // any thread
   virtual void clear_prefix_cache() = 0;  // drops cached blocks that nobody uses; any thread
 
-  // Recounts everything from the tables (free + cached + active + in_transfer = capacity, every reference
-  // accounted for, every index entry valid) and aborts on a difference. `complete`: this memory is the only
-  // user of its pool, so that reference counts must be equal and not just large enough.
+  // Recounts everything from the tables (free + cached + active + in_transfer = capacity, every
+  // reference accounted for, every index entry valid) and aborts on a difference. `complete`: this
+  // memory is the only user of its pool, so that reference counts must be equal and not just large
+  // enough.
   virtual void check_invariants(bool complete = true) const = 0;
 };
 
-// A pool that several memories can draw from. Bytes: options.pool_bytes, allocated and touched here.
-std::shared_ptr<BlockPool> make_block_pool(const std::string& scheme, const KvOptions& options);
+// A pool that several memories can draw from. Bytes: options.pool_bytes, allocated and touched
+// here. Before: plan_pool (kv_plan.h) takes the options. Error `unavailable`: the device has not
+// that much memory.
+Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme,
+                                                   const KvOptions& options);
 
 struct KvScheme {
   const char* name;
   std::unique_ptr<KvMemory> (*make)(std::shared_ptr<BlockPool> pool, const KvOptions& options);
-  int (*block_tokens)(const KvOptions& options);  // tokens of one block of the pool under this scheme
+  int (*block_tokens)(
+      const KvOptions& options);  // tokens of one block of the pool under this scheme
   const char* source;
 };
 

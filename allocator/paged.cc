@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "allocator/kv_copy.h"
 #include "allocator/pooled.h"
 
 namespace xpyd {
@@ -127,8 +126,7 @@ class PagedMemory final : public PooledMemory {
     int32_t fresh = s.table.back();
     s.table.pop_back();
     int32_t& shared = s.table[size_t(s.written / block_tokens_)];
-    copy_block_tokens(pool_->data(), layout(), fresh, pool_->data(), layout(), shared, 0,
-                      s.written % block_tokens_);
+    copy_tokens(fresh, shared, s.written % block_tokens_);
     pool_->release({&shared, 1});  // after the copy: nobody can overwrite it under us
     shared = fresh;
     s.maybe_shared = false;

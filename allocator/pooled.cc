@@ -3,10 +3,14 @@
 #include <string>
 #include <utility>
 
+#include "allocator/kv_copy.h"
+
 namespace xpyd {
 
 PooledMemory::PooledMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options)
-    : pool_(std::move(pool)), options_(options) {
+    : pool_(std::move(pool)),
+      options_(options),
+      queue_(options.queue ? *options.queue : cpu_queue()) {
   XPYD_CHECK(pool_->layout().shape == options_.shape && pool_->layout().order == options_.order);
 }
 
@@ -21,6 +25,14 @@ void PooledMemory::Sequence::clear() {
   written = room = 0;
   maybe_shared = false;
   chain = PrefixChain{};
+}
+
+void PooledMemory::copy_tokens(int32_t to_block, int32_t from_block, int n_tokens) {
+  copies_.clear();
+  add_block_copies(pool_->data(), layout(), to_block, pool_->data(), layout(), from_block, 0,
+                   n_tokens, copies_);
+  queue_.copy(copies_, true);
+  queue_.wait();
 }
 
 void PooledMemory::free(KvHandle handle) {

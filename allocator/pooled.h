@@ -9,6 +9,7 @@
 #include "allocator/block_pool.h"
 #include "allocator/handle_table.h"
 #include "allocator/kv_memory.h"
+#include "base/device.h"
 
 namespace xpyd {
 
@@ -45,9 +46,13 @@ class PooledMemory : public KvMemory {
   virtual void check_sequence(const Sequence& sequence) const = 0;
   void check_length(int tokens) const;  // of one sequence, against options.max_sequence_tokens
   Sequence& add_adopted(KvHandover& handover, KvHandle& handle);
+  // The first n_tokens of one block onto another. Done when it returns: the source may be given up.
+  void copy_tokens(int32_t to_block, int32_t from_block, int n_tokens);
 
   const std::shared_ptr<BlockPool> pool_;
   const KvOptions options_;
+  DeviceQueue& queue_;
+  std::vector<Copy> copies_;  // reused
   HandleTable<Sequence> sequences_;
   HandleTable<std::vector<int32_t>> leases_;  // blocks of each
   // Written by the owner's thread, read by any.

@@ -59,6 +59,10 @@ using simt::ldmatrix_x4_trans;
 using simt::load_16;
 using simt::mma_m16n8k16;
 using simt::store_16;
+__device__ inline float exp2_approx(float x) { return exp2f(x); }
+__device__ inline uint32_t pack_bf16(float low, float high) {
+  return uint32_t(to_bf16(low).bits) | uint32_t(to_bf16(high).bits) << 16;
+}
 #else
 // 16 bytes of shared memory at once, at element i (16-byte aligned), as four words.
 template <class T>
@@ -111,12 +115,21 @@ __device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint3
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-#endif
 
-// Two floats as two bf16 in one word, `low` in the lower half.
-__device__ inline uint32_t pack_bf16(float low, float high) {
-  return uint32_t(to_bf16(low).bits) | uint32_t(to_bf16(high).bits) << 16;
+// 2^x in one instruction; relative error at most 2^-22, results below 2^-126 are 0.
+__device__ inline float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
 }
+
+// Two floats as two bf16 in one word, `low` in the lower half; rounds like to_bf16.
+__device__ inline uint32_t pack_bf16(float low, float high) {
+  uint32_t word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+#endif
 
 // All 32 lanes get the same sum or maximum, added in one fixed order.
 __device__ inline float warp_sum(float x) {

@@ -1,5 +1,6 @@
 // A device as the rooms above see it: memory that KV lives in, and queues that work on it in order.
-// The CPU is one; base/device_cuda.cu is another. Kernels and models of a device know its own headers.
+// The CPU is one; base/device_cuda.cu is another. Kernels and models of a device know its own
+// headers.
 #pragma once
 
 #include <cstddef>
@@ -7,24 +8,19 @@
 #include <memory>
 #include <span>
 
+#include "base/copy.h"
 #include "base/status.h"
 
 namespace xpyd {
 
-struct Copy {
-  const std::byte* source;
-  std::byte* destination;
-  size_t bytes;
-};
-
-// The work of one instance, in order: what is enqueued later sees what was enqueued before. On the CPU a call
-// has done its work when it returns. Thread safety: one thread, its instance's.
+// The work of one instance, in order: what is enqueued later sees what was enqueued before. On the
+// CPU a call has done its work when it returns. Thread safety: one thread, its instance's.
 class DeviceQueue {
  public:
   virtual ~DeviceQueue() = default;
-  // Between memories of this queue's device. Copies do not overlap each other.
-  virtual void copy(std::span<const Copy> copies) = 0;
-  virtual void fill(std::byte* destination, int byte, size_t bytes) = 0;
+  // Between memories of this queue's device; the copies do not overlap. `read_soon`: by this queue,
+  // so that a cache is the right place for them.
+  virtual void copy(std::span<const Copy> copies, bool read_soon) = 0;
   // A point in the order; reached() says without blocking whether everything before it is done.
   virtual int64_t mark() = 0;
   virtual bool reached(int64_t mark) = 0;
@@ -36,11 +32,13 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual const char* name() const = 0;
-  // Zeroed, ready for use (touched, pinned), freed with the last owner. Error `unavailable`: not that much.
+  // Zeroed, ready for use (touched, pinned), freed with the last owner. Error `unavailable`: not
+  // that much.
   virtual Result<std::shared_ptr<std::byte>> allocate(size_t bytes) = 0;
   virtual std::unique_ptr<DeviceQueue> make_queue() = 0;
 };
 
 Device& cpu_device();
+DeviceQueue& cpu_queue();  // has no state: any thread may use it
 
 }  // namespace xpyd

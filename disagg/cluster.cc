@@ -8,7 +8,8 @@ namespace xpyd {
 
 Result<std::vector<Role>> parse_topology(const std::string& text) {
   auto error = [&](const char* why) {
-    return invalid("--topology " + text + ": " + why + "; expected a form like 1C, 1P1D, 2P3D or 2C1P1D");
+    return invalid("--topology " + text + ": " + why +
+                   "; expected a form like 1C, 1P1D, 2P3D or 2C1P1D");
   };
   int counts[3] = {0, 0, 0};  // C, P, D
   for (size_t i = 0; i < text.size();) {
@@ -21,7 +22,8 @@ Result<std::vector<Role>> parse_topology(const std::string& text) {
     if (digits == 0 || i == text.size()) return error("a number must stand before each letter");
     size_t kind = std::string("CPD").find(text[i++]);
     if (kind == std::string::npos) return error("the letters are C, P and D");
-    if (n < 1 || n > 64 || counts[kind] != 0) return error("each letter once, with 1 to 64 instances");
+    if (n < 1 || n > 64 || counts[kind] != 0)
+      return error("each letter once, with 1 to 64 instances");
     counts[kind] = n;
   }
   if (text.empty()) return error("it is empty");
@@ -50,7 +52,8 @@ class Cluster::Delivery final : public EventSink {
     if (finish == FinishReason::stop || finish == FinishReason::length)
       cluster_.logits_hash_.fetch_add(event.logits_hash);
     sink_->on_event(std::move(event));
-    if (finish != FinishReason::none && entry_->choices_left.fetch_sub(1) == 1) cluster_.finished(id);
+    if (finish != FinishReason::none && entry_->choices_left.fetch_sub(1) == 1)
+      cluster_.finished(id);
   }
 
  private:
@@ -72,7 +75,12 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions options, Clock& 
   if (shared) pool_options.pool_bytes *= n;
   Result<KvLayout> layout = plan_pool(o.kv_scheme->name, pool_options);
   if (!layout) return layout.error();
-  if (shared) cluster->shared_pool_ = make_block_pool(o.kv_scheme->name, pool_options);
+  pool_options.device = o.kv.device = o.device;
+  if (shared) {
+    auto pool = make_block_pool(o.kv_scheme->name, pool_options);
+    if (!pool) return pool.error();
+    cluster->shared_pool_ = pool.value();
+  }
 
   std::vector<Instance*> peers;
   int counts[3] = {0, 0, 0};
@@ -88,10 +96,19 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions options, Clock& 
                         .step_tokens = o.step_tokens,
                         .eos_tokens = o.eos_tokens,
                         .tokenizer = o.tokenizer};
-    auto pool = shared ? cluster->shared_pool_ : make_block_pool(o.kv_scheme->name, o.kv);
-    cluster->instances_.push_back(std::make_unique<Instance>(
-        std::move(options_i), o.make_model(int(i)), o.kv_scheme->make(pool, pool_options),
-        o.transport->make(), clock));
+    cluster->queues_.push_back(o.device->make_queue());
+    DeviceQueue& queue = *cluster->queues_.back();
+    std::shared_ptr<BlockPool> pool = cluster->shared_pool_;
+    if (!shared) {
+      auto own = make_block_pool(o.kv_scheme->name, o.kv);
+      if (!own) return own.error();
+      pool = own.value();
+    }
+    pool_options.queue = &queue;
+    std::unique_ptr<Model> model = o.make_model(int(i), queue);
+    cluster->instances_.push_back(std::make_unique<Instance>(std::move(options_i), std::move(model),
+                                                             o.kv_scheme->make(pool, pool_options),
+                                                             o.transport->make(queue), clock));
     peers.push_back(cluster->instances_.back().get());
   }
   for (size_t i = 0; i < n; ++i) peers[i]->connect(peers, int(i));
@@ -119,7 +136,8 @@ void Cluster::drain() {
 
 bool Cluster::wait_idle(double seconds) {
   std::unique_lock lock(mutex_);
-  return idle_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return in_flight_.empty(); });
+  return idle_.wait_for(lock, std::chrono::duration<double>(seconds),
+                        [&] { return in_flight_.empty(); });
 }
 
 void Cluster::stop() {
@@ -153,16 +171,16 @@ Status Cluster::submit(std::shared_ptr<const Request> request, std::shared_ptr<E
   int prompt = int(request->prompt.size());
   long longest = long(prompt) + request->max_tokens;
   if (longest > options_.max_model_len)
-    return invalid("prompt and max_tokens need " + std::to_string(longest) + " tokens, the context has " +
-                   std::to_string(options_.max_model_len));
+    return invalid("prompt and max_tokens need " + std::to_string(longest) +
+                   " tokens, the context has " + std::to_string(options_.max_model_len));
   if (request->n > options_.max_batch)
     return invalid("n is " + std::to_string(request->n) + ", --max-batch is " +
                    std::to_string(options_.max_batch));
   KvStats kv = instances_[0]->memory().stats();
   long blocks = (longest + kv.block_tokens - 1) / kv.block_tokens;
   if (blocks > kv.capacity)
-    return invalid("prompt and max_tokens need " + std::to_string(blocks) + " KV blocks, an instance has " +
-                   std::to_string(kv.capacity));
+    return invalid("prompt and max_tokens need " + std::to_string(blocks) +
+                   " KV blocks, an instance has " + std::to_string(kv.capacity));
 
   std::lock_guard lock(mutex_);
   if (draining_) return Error{ErrorCode::unavailable, "the server is shutting down"};
@@ -198,7 +216,8 @@ Status Cluster::submit(std::shared_ptr<const Request> request, std::shared_ptr<E
 void Cluster::finished(uint64_t request_id) {
   std::lock_guard lock(mutex_);
   auto found = in_flight_.find(request_id);
-  instances_[size_t(found->second->placement.decode)]->decoding_sequences.fetch_sub(found->second->n);
+  instances_[size_t(found->second->placement.decode)]->decoding_sequences.fetch_sub(
+      found->second->n);
   in_flight_.erase(found);
   if (in_flight_.empty()) idle_.notify_all();
 }

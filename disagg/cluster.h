@@ -1,4 +1,5 @@
-// The cluster: instances as threads of this process, and the conductor that places requests on them.
+// The cluster: instances as threads of this process, and the conductor that places requests on
+// them.
 //
 // Thread safety: the Service calls from any thread.
 #pragma once
@@ -19,7 +20,8 @@
 
 namespace xpyd {
 
-// "1P1D", "2P3D", "1C", "2C1P1D" -> roles, C first, then P, then D. P without D, or D without P, is an error.
+// "1P1D", "2P3D", "1C", "2C1P1D" -> roles, C first, then P, then D. P without D, or D without P, is
+// an error.
 Result<std::vector<Role>> parse_topology(const std::string& text);
 
 struct ClusterOptions {
@@ -30,15 +32,16 @@ struct ClusterOptions {
   const PlacementPolicy* placement = nullptr;
   const TransportRow* transport = nullptr;
   StreamKv stream_kv = StreamKv::layer;
-  int max_batch = 64;       // sequences per instance
-  int step_tokens = 512;    // tokens per step
-  int max_model_len = 0;    // tokens: prompt and output together
-  int max_queue = 256;      // requests waiting per prefill or colocated instance
+  int max_batch = 64;     // sequences per instance
+  int step_tokens = 512;  // tokens per step
+  int max_model_len = 0;  // tokens: prompt and output together
+  int max_queue = 256;    // requests waiting per prefill or colocated instance
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // may be null
   uint64_t seed = 0;
-  // One model per instance; `instance` counts from 0.
-  std::function<std::unique_ptr<Model>(int instance)> make_model;
+  Device* device = &cpu_device();
+  // One model per instance; `instance` counts from 0. Its work goes to `queue`, of `device`.
+  std::function<std::unique_ptr<Model>(int instance, DeviceQueue& queue)> make_model;
 };
 
 class Cluster final : public Service {
@@ -47,18 +50,19 @@ class Cluster final : public Service {
   static Result<std::unique_ptr<Cluster>> create(ClusterOptions options, Clock& clock);
   ~Cluster() override;
 
-  void start();               // starts the threads; not under a virtual clock
-  bool turn();                // turns every instance once, on the caller's thread, when not started
-  void drain();               // refuses new requests from now on
+  void start();  // starts the threads; not under a virtual clock
+  bool turn();   // turns every instance once, on the caller's thread, when not started
+  void drain();  // refuses new requests from now on
   bool wait_idle(double seconds);  // true: nothing in flight any more
-  void stop();                // ends what is left with `abort`, joins the threads
+  void stop();                     // ends what is left with `abort`, joins the threads
 
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
   void abort(uint64_t request_id) override;
   ServiceStats stats() const override;
   bool healthy() const override;
 
-  // Order-independent sum over the choices that ended by stop or length of their logits hash (DESIGN D1).
+  // Order-independent sum over the choices that ended by stop or length of their logits hash
+  // (DESIGN D1).
   uint64_t logits_hash() const { return logits_hash_.load(); }
   const std::vector<std::unique_ptr<Instance>>& instances() const { return instances_; }
 
@@ -72,6 +76,7 @@ class Cluster final : public Service {
 
   ClusterOptions options_;
   Clock& clock_;
+  std::vector<std::unique_ptr<DeviceQueue>> queues_;  // one per instance
   std::shared_ptr<BlockPool> shared_pool_;
   std::vector<std::unique_ptr<Instance>> instances_;
   std::vector<std::thread> threads_;

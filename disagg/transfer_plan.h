@@ -1,22 +1,19 @@
-// TransferPlan: which bytes cross from one instance's KV to another's. Layouts and block sizes may differ on
-// the two sides; the result is a list of copies, coalesced as far as both layouts allow. Its length is the
-// number of descriptors of the transfer: about 2 * layers * blocks for layer_major, blocks for token_major.
+// TransferPlan: which bytes cross from one instance's KV to another's. Layouts and block sizes may
+// differ on the two sides; the result is a list of copies, coalesced as far as both layouts allow.
+// Its length is the number of descriptors of the transfer: about 2 * layers * blocks for
+// layer_major, blocks for token_major.
 #pragma once
 
 #include <cstddef>
 #include <vector>
 
 #include "allocator/kv_layout.h"
+#include "base/copy.h"
 
 namespace xpyd {
 
-struct Copy {
-  const std::byte* source;
-  std::byte* destination;
-  size_t bytes;
-};
-
-// Tokens [token_begin, token_end) of layers [layer_begin, layer_end), all heads. Both views have one KvShape.
+// Tokens [token_begin, token_end) of layers [layer_begin, layer_end), all heads. Both views have
+// one KvShape.
 struct KvRegion {
   int token_begin = 0, token_end = 0;
   int layer_begin = 0, layer_end = 0;

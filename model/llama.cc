@@ -8,6 +8,7 @@
 #include "attention/attention.h"
 #include "base/status.h"
 #include "model/gemm.h"
+#include "model/llama_step.h"
 #include "model/model.h"
 #include "model/ops.h"
 #include "model/weights.h"
@@ -26,44 +27,6 @@ struct Rows {
   int n = 0;
   std::span<const int32_t> q_offsets, kv_lengths;
   std::span<const KvView> views;
-};
-
-// After the last layer's KV is written, only tokens whose logits are wanted go on: of each sequence
-// those from the first wanted one to its end, as attention takes a sequence's last tokens. A prompt
-// chunk that wants no logits ends there.
-struct WantedRows {
-  void select(const StepInput& step) {
-    tokens.clear();
-    q_offsets.assign(1, 0);
-    kv_lengths.clear();
-    views.clear();
-    logit_rows.clear();
-    size_t next = 0;
-    for (size_t s = 0; s < step.kv_lengths.size() && next < step.logit_rows.size(); ++s) {
-      const int first = step.logit_rows[next], end = step.q_offsets[s + 1];
-      if (first >= end) continue;
-      for (int i = first; i < end; ++i) {
-        if (next < step.logit_rows.size() && step.logit_rows[next] == i) {
-          logit_rows.push_back(int32_t(tokens.size()));
-          ++next;
-        }
-        tokens.push_back(i);
-      }
-      q_offsets.push_back(int32_t(tokens.size()));
-      kv_lengths.push_back(step.kv_lengths[s]);
-      views.push_back(step.views[s]);
-    }
-  }
-  void reserve(size_t n) {
-    for (auto* v : {&tokens, &kv_lengths, &logit_rows}) v->reserve(n);
-    q_offsets.reserve(n + 1);
-    views.reserve(n);
-  }
-  Rows rows() const { return {int(tokens.size()), q_offsets, kv_lengths, views}; }
-  std::vector<int32_t> tokens;  // ascending indices into the step's tokens
-  std::vector<int32_t> q_offsets, kv_lengths;
-  std::vector<KvView> views;
-  std::vector<int32_t> logit_rows;  // indices into `tokens`
 };
 
 class Llama final : public Model {
@@ -107,9 +70,6 @@ class Llama final : public Model {
   }
 
   const ModelConfig& config() const override { return c_; }
-  KvShape kv_shape(Dtype kv_dtype) const override {
-    return {c_.n_layers, c_.n_kv_heads, c_.head_dim, kv_dtype};
-  }
   void forward(const StepInput& step, float* logits) override;
   Work work(const StepInput& step) const override;
   size_t weight_bytes() const override { return weights_->bytes(); }
@@ -160,7 +120,6 @@ class Llama final : public Model {
   }
   float* row(float* base, int row, int width) const { return base + size_t(row) * size_t(width); }
 
-  void check(const StepInput& step) const;
   void embed(const StepInput& step, const LayerWeights& first);
   void turn(const LayerWeights& layer, int n);
   void keep_wanted();
@@ -190,30 +149,6 @@ class Llama final : public Model {
   float* cos_;       // head_dim / 2
   float* sin_;       // head_dim / 2
 };
-
-// The step is made by the engine: a wrong one is a bug, whatever clients sent.
-void Llama::check(const StepInput& step) const {
-  const int n = int(step.token_ids.size()), n_seqs = int(step.kv_lengths.size());
-  XPYD_CHECK(n > 0 && n <= max_step_tokens_,
-             std::to_string(n) + " tokens of at most " + std::to_string(max_step_tokens_));
-  XPYD_CHECK(int(step.logit_rows.size()) <= max_logits_,
-             std::to_string(step.logit_rows.size()) + " of " + std::to_string(max_logits_));
-  XPYD_CHECK(int(step.q_offsets.size()) == n_seqs + 1 && int(step.views.size()) == n_seqs);
-  XPYD_CHECK(step.q_offsets[0] == 0 && step.q_offsets[size_t(n_seqs)] == n);
-  for (size_t s = 0; s < size_t(n_seqs); ++s) {
-    const int q_tokens = step.q_offsets[s + 1] - step.q_offsets[s];
-    XPYD_CHECK(
-        q_tokens >= 0 && step.kv_lengths[s] >= q_tokens && step.kv_lengths[s] <= c_.max_position,
-        "sequence " + std::to_string(s) + ": " + std::to_string(q_tokens) + " tokens, KV length " +
-            std::to_string(step.kv_lengths[s]));
-  }
-  for (int32_t id : step.token_ids) XPYD_CHECK(id >= 0 && id < c_.vocab, std::to_string(id));
-  int previous = -1;
-  for (int32_t r : step.logit_rows) {
-    XPYD_CHECK(r > previous && r < n, std::to_string(r));
-    previous = r;
-  }
-}
 
 // x = embedding rows, normed for the first layer; and the angles of every token's position.
 void Llama::embed(const StepInput& step, const LayerWeights& first) {
@@ -293,7 +228,7 @@ void Llama::mlp(const LayerWeights& layer, int n) {
 }
 
 void Llama::forward(const StepInput& step, float* logits) {
-  check(step);
+  check_step(step, c_, max_step_tokens_, max_logits_);
   wanted_.select(step);
   Rows rows{int(step.token_ids.size()), step.q_offsets, step.kv_lengths, step.views};
   const auto& layers = weights_->layers;
@@ -315,7 +250,7 @@ void Llama::forward(const StepInput& step, float* logits) {
     if (last) {
       if (step.logit_rows.empty()) return;
       keep_wanted();
-      rows = wanted_.rows();
+      rows = {int(wanted_.tokens.size()), wanted_.q_offsets, wanted_.kv_lengths, wanted_.views};
     }
     attend(i, rows);
     gemm(layer.o, layer.o_bias, attended_, q_width_, normed_, c_.hidden, rows.n);
@@ -342,44 +277,7 @@ void Llama::keep_wanted() {
 }
 
 Work Llama::work(const StepInput& step) const {
-  const int n = int(step.token_ids.size()), n_logits = int(step.logit_rows.size());
-  Work total;
-  auto add = [&](const Work& w, double times) {
-    total.bytes += times * w.bytes;
-    total.flops += times * w.flops;
-  };
-  auto matrix = [&](const PackedMatrix& w, int m, int times) {
-    if (m > 0 && times > 0) add(xpyd::work(GemmArgs{.w = &w, .m = m}), times);
-  };
-  auto attention = [&](const Rows& rows, int layer, int times) {
-    AttentionArgs args{.q_offsets = rows.q_offsets,
-                       .kv_lengths = rows.kv_lengths,
-                       .views = rows.views,
-                       .layer = layer,
-                       .n_heads = c_.n_heads,
-                       .sliding_window = window(layer)};
-    if (times > 0) add(xpyd::work(args), times);
-  };
-  WantedRows wanted;
-  wanted.select(step);
-  const Rows all{n, step.q_offsets, step.kv_lengths, step.views}, few = wanted.rows();
-  const int last = c_.n_layers - 1;
-  const LayerWeights& layer = weights_->layers[0];
-  matrix(layer.qkv, n, c_.n_layers);
-  for (const PackedMatrix* w : {&layer.o, &layer.gate_up, &layer.down}) {
-    matrix(*w, n, last);
-    matrix(*w, few.n, 1);
-  }
-  const int full = c_.sliding_window ? std::min(c_.window_from_layer, last) : last;
-  attention(all, 0, full);
-  attention(all, last, last - full);
-  attention(few, last, 1);
-  matrix(weights_->lm_head, n_logits, 1);
-  total.bytes += double(n) * c_.hidden * double(dtype_bytes(weights_->dtype));  // embedding rows
-  for (size_t s = 0; s < step.views.size(); ++s)  // KV appended; attention counts what it reads
-    total.bytes += double(step.q_offsets[s + 1] - step.q_offsets[s]) *
-                   double(step.views[s].layout->shape.token_bytes());
-  return total;
+  return llama_work(step, c_, weights_->dtype, Dtype::f32);
 }
 
 }  // namespace

@@ -12,8 +12,8 @@
 
 namespace xpyd {
 
-// Called on the engine's thread during forward(), after the KV of `layer` has been written for every token
-// of the step and before the next layer starts: the hook of layer-wise KV streaming.
+// Called on the engine's thread during forward(), after the KV of `layer` has been written for
+// every token of the step and before the next layer starts: the hook of layer-wise KV streaming.
 class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
@@ -21,30 +21,37 @@ class LayerObserver {
 };
 
 // One step. Tokens of all sequences stand one after another; sequence s has the tokens
-// [q_offsets[s], q_offsets[s+1]) and, with them, kv_lengths[s] tokens of KV. Positions follow from these.
+// [q_offsets[s], q_offsets[s+1]) and, with them, kv_lengths[s] tokens of KV. Positions follow from
+// these.
 struct StepInput {
   std::span<const int32_t> token_ids;   // [n_tokens]
   std::span<const int32_t> q_offsets;   // [n_seqs + 1]
   std::span<const int32_t> kv_lengths;  // [n_seqs]
   std::span<const KvView> views;        // [n_seqs]; room for kv_lengths[s] tokens is there
-  std::span<const int32_t> logit_rows;  // [n_logits]: ascending indices into token_ids whose logits are wanted
-  LayerObserver* observer = nullptr;    // may be null
+  std::span<const int32_t>
+      logit_rows;  // [n_logits]: ascending indices into token_ids whose logits are wanted
+  LayerObserver* observer = nullptr;  // may be null
 };
 
-// Thread safety: forward() is called by one thread, the engine's. Weights may be shared by many models.
+// Thread safety: forward() is called by one thread, the engine's. Weights may be shared by many
+// models.
 class Model {
  public:
   virtual ~Model() = default;
   virtual const ModelConfig& config() const = 0;
-  virtual KvShape kv_shape(Dtype kv_dtype) const = 0;
   // Writes KV through the views and the wanted logits to logits[n_logits, vocab].
   // Before: every token id is in [0, vocab), every position is below max_position.
   virtual void forward(const StepInput& step, float* logits) = 0;
   // Weights, KV and activations that this step must touch, and its useful FLOPs.
   virtual Work work(const StepInput& step) const = 0;
-  virtual size_t weight_bytes() const = 0;   // shared with other models over the same weights
-  virtual size_t scratch_bytes() const = 0;  // activations and buffers of this instance, fixed at construction
+  virtual size_t weight_bytes() const = 0;  // shared with other models over the same weights
+  virtual size_t scratch_bytes()
+      const = 0;  // activations and buffers of this instance, fixed at construction
 };
+
+inline KvShape kv_shape(const ModelConfig& c, Dtype kv_dtype) {
+  return {c.n_layers, c.n_kv_heads, c.head_dim, kv_dtype};
+}
 
 struct Weights;  // model/weights.h
 
@@ -55,7 +62,8 @@ struct LoadOptions {
 };
 
 // Reads and checks everything before it allocates; packs matrices once (the team helps).
-Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, const ModelConfig& config,
+Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir,
+                                                    const ModelConfig& config,
                                                     const LoadOptions& options, ThreadTeam& team);
 
 struct GemmVariant;       // model/gemm.h
@@ -67,10 +75,9 @@ struct Kernels {
   const AttentionVariant* attention = nullptr;
 };
 
-// A Llama-family model over shared weights. `max_step_tokens` bounds n_tokens of one forward() and, with
-// max_logits, fixes the scratch. `team` runs the kernels and is used by this model alone.
+// A Llama-family model over shared weights. `max_step_tokens` bounds n_tokens of one forward() and,
+// with max_logits, fixes the scratch. `team` runs the kernels and is used by this model alone.
 std::unique_ptr<Model> make_llama(std::shared_ptr<const Weights> weights, ThreadTeam& team,
-                                  int max_step_tokens, int max_logits,
-                                  const Kernels& kernels = {});
+                                  int max_step_tokens, int max_logits, const Kernels& kernels = {});
 
 }  // namespace xpyd

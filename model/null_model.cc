@@ -11,9 +11,6 @@ class NullModel final : public Model {
  public:
   explicit NullModel(const ModelConfig& config) : config_(config) {}
   const ModelConfig& config() const override { return config_; }
-  KvShape kv_shape(Dtype kv_dtype) const override {
-    return {config_.n_layers, config_.n_kv_heads, config_.head_dim, kv_dtype};
-  }
 
   void forward(const StepInput& step, float* logits) override {
     if (step.observer)

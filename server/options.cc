@@ -11,6 +11,7 @@
 #include "disagg/transport/transport.h"
 #include "model/chat_template.h"
 #include "model/gemm.h"
+#include "server/backend.h"
 
 namespace xpyd {
 namespace {
@@ -45,6 +46,7 @@ std::vector<OptionRow> make_rows() {
   // The rows keep pointers into these.
   static const std::string allocators = names(kv_schemes()), batchings = names(batch_policies()),
                            placements = names(placement_policies()), wires = names(transports()),
+                           device_names = names(devices()),
                            templates = names(chat_templates(), "auto|none"),
                            gemms = available(gemm_variants()),
                            attentions = available(attention_variants());
@@ -55,8 +57,8 @@ std::vector<OptionRow> make_rows() {
        "instances: 1P1D, 2P3D, 1C (colocated) or a mix such as 2C1P1D", "serve"},
       {"topology", text, "1C", "", "xPyDzC", 0, 0,
        "instances: 1P1D, 2P3D, 1C (colocated) or a mix such as 2C1P1D", "generate"},
-      {"device", choice, "cpu", "", "cpu", 0, 0, "where the model runs; this build has no CUDA",
-       kShape},
+      {"device", choice, "cpu", "", device_names.c_str(), 0, 0,
+       "where weights, KV and the model are", kShape},
       {"dtype", choice, "f32", "", "f32|bf16", 0, 0,
        "element type of the weight matrices in memory", kShape},
       {"load-format", choice, "auto", "", "auto|dummy", 0, 0,

@@ -12,6 +12,7 @@
 #include "model/config.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
+#include "server/backend.h"
 
 namespace xpyd {
 
@@ -21,10 +22,9 @@ struct Stack {
   std::unique_ptr<const Tokenizer>
       tokenizer;  // null with --load-format dummy and no tokenizer.json
   const ChatTemplate* chat_template = nullptr;
-  std::shared_ptr<const Weights> weights;
-  std::vector<std::unique_ptr<ThreadTeam>> teams;  // one per instance, used by its model
-  int max_model_len = 0;                           // tokens
-  std::unique_ptr<Cluster> cluster;                // not started
+  std::unique_ptr<Backend> backend;
+  int max_model_len = 0;             // tokens
+  std::unique_ptr<Cluster> cluster;  // not started
 };
 
 // The error names the option or the file.

@@ -14,7 +14,8 @@ const ModelConfig& tiny_config() {
       "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 4,
       "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 96, "max_position_embeddings": 512,
       "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false
-    })", "tiny/config.json");
+    })",
+                                                    "tiny/config.json");
     return parsed.value();
   }();
   return config;
@@ -31,8 +32,9 @@ std::shared_ptr<const Weights> tiny_weights() {
 std::string TinySetup::describe() const {
   return topology + " " + scheme + " block " + std::to_string(block_tokens) +
          (order == KvOrder::layer_major ? " layer_major " : " token_major ") + batching + " step " +
-         std::to_string(step_tokens) + " " + transport + " stream " + std::to_string(int(stream_kv)) +
-         (prefix_cache ? " prefix cache" : " no prefix cache") + " threads " + std::to_string(threads);
+         std::to_string(step_tokens) + " " + transport + " stream " +
+         std::to_string(int(stream_kv)) + (prefix_cache ? " prefix cache" : " no prefix cache") +
+         " threads " + std::to_string(threads);
 }
 
 void Recorder::on_event(TokenEvent event) {
@@ -61,7 +63,8 @@ int Recorder::ended() const {
   return n;
 }
 
-TinyCluster::TinyCluster(const TinySetup& setup, std::unique_ptr<KvTransport> (*transport)()) {
+TinyCluster::TinyCluster(const TinySetup& setup,
+                         std::unique_ptr<KvTransport> (*transport)(DeviceQueue&)) {
   transport_row = *find_transport(setup.transport);
   if (transport) transport_row.make = transport;
   ClusterOptions options;
@@ -82,10 +85,10 @@ TinyCluster::TinyCluster(const TinySetup& setup, std::unique_ptr<KvTransport> (*
   int max_step = std::max(setup.step_tokens, setup.max_batch);
   for (size_t i = 0; i < options.topology.size(); ++i)
     teams.push_back(std::make_unique<ThreadTeam>(setup.threads));
-  options.make_model = [this, max_step, batch = setup.max_batch](int i) {
+  options.make_model = [this, max_step, batch = setup.max_batch](int i, DeviceQueue&) {
     return make_llama(tiny_weights(), *teams[size_t(i)], max_step, batch);
   };
-  options.kv.shape = options.make_model(0)->kv_shape(Dtype::f32);
+  options.kv.shape = kv_shape(tiny_config(), Dtype::f32);
   cluster = Cluster::create(std::move(options), clock).value();
 }
 

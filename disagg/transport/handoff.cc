@@ -1,5 +1,5 @@
-// handoff: zero copies (DESIGN D8). Prefill and decode draw from one pool; a sequence changes hands as the
-// ids of its blocks (paged) or of its slot (contiguous), inside the KvDelivered message.
+// handoff: zero copies (DESIGN D8). Prefill and decode draw from one pool; a sequence changes hands
+// as the ids of its blocks (paged) or of its slot (contiguous), inside the KvDelivered message.
 
 #include "base/status.h"
 #include "disagg/transport/transport.h"
@@ -19,6 +19,8 @@ class HandoffTransport final : public KvTransport {
 
 }  // namespace
 
-std::unique_ptr<KvTransport> make_handoff_transport() { return std::make_unique<HandoffTransport>(); }
+std::unique_ptr<KvTransport> make_handoff_transport(DeviceQueue&) {
+  return std::make_unique<HandoffTransport>();
+}
 
 }  // namespace xpyd

@@ -1,7 +1,8 @@
-// local: both instances are threads of one process, and the sender's thread copies. Nothing is in flight
-// after post(), so a reader can never be early.
+// local: both instances are threads of one process and keep their KV on one device; the sender's
+// queue copies, behind the work that fills the source. On the CPU nothing is in flight after
+// post(); on a GPU the copies overlap with what the sender computes next only as far as its queue
+// allows (they are in order).
 
-#include "allocator/kv_copy.h"
 #include "disagg/transport/transport.h"
 
 namespace xpyd {
@@ -9,15 +10,23 @@ namespace {
 
 class LocalTransport final : public KvTransport {
  public:
+  explicit LocalTransport(DeviceQueue& queue) : queue_(queue) {}
   TransferId post(const TransferPlan& plan) override {
-    for (const Copy& copy : plan.copies) copy_bytes_streaming(copy.destination, copy.source, copy.bytes);
-    return 0;
+    queue_.copy(plan.copies, false);
+    return queue_.mark();
   }
-  TransferState poll(TransferId) override { return TransferState::done; }
+  TransferState poll(TransferId id) override {
+    return queue_.reached(id) ? TransferState::done : TransferState::in_flight;
+  }
+
+ private:
+  DeviceQueue& queue_;
 };
 
 }  // namespace
 
-std::unique_ptr<KvTransport> make_local_transport() { return std::make_unique<LocalTransport>(); }
+std::unique_ptr<KvTransport> make_local_transport(DeviceQueue& sender) {
+  return std::make_unique<LocalTransport>(sender);
+}
 
 }  // namespace xpyd

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "allocator/block_pool.h"
-#include "allocator/kv_copy.h"
 #include "allocator/kv_memory.h"
 #include "base/bench.h"
+#include "base/copy.h"
 #include "base/random.h"
 
 namespace xpyd {
@@ -30,7 +30,7 @@ struct FullCache {
     o.shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 1, .dtype = Dtype::bf16};
     o.block_tokens = kBlockTokens;
     o.pool_bytes = (size_t(kPrompts) * kPromptBlocks + 1) * kBlockTokens * o.shape.token_bytes();
-    pool = make_block_pool("paged", o);
+    pool = make_block_pool("paged", o).value();
     kv = find_kv_scheme("paged")->make(pool, o);
     Random random(1);
     for (int32_t& t : tokens) t = int32_t(random.below(128'000));
@@ -131,7 +131,7 @@ void bench_step(Bench& bench) {
   KvOptions o;
   o.shape = {.n_layers = 2, .n_kv_heads = 2, .head_dim = 4, .dtype = Dtype::bf16};
   o.pool_bytes = size_t(kSequences) * kLongest * 2 * o.shape.token_bytes();
-  auto pool = make_block_pool("paged", o);
+  auto pool = make_block_pool("paged", o).value();
   auto kv = find_kv_scheme("paged")->make(pool, o);
   std::vector<KvHandle> handles(kSequences, kNoKv);
   Random random(2);
@@ -172,12 +172,12 @@ void bench_copy(Bench& bench) {
   for (size_t i = 0; i < kPool / 8; ++i) src.as<uint64_t>()[i] = random.next();
   std::vector<BenchCase> cases;
   struct Gather {
-    std::vector<CopyPiece> pieces;
+    std::vector<Copy> pieces;
     size_t turn = 0, per_run = 0;
-    std::span<const CopyPiece> next() {
+    std::span<const Copy> next() {
       size_t begin = turn % (pieces.size() / per_run) * per_run;
       ++turn;
-      return std::span<const CopyPiece>(pieces).subspan(begin, per_run);
+      return std::span<const Copy>(pieces).subspan(begin, per_run);
     }
   };
   std::vector<std::unique_ptr<Gather>> gathers;
@@ -187,19 +187,19 @@ void bench_copy(Bench& bench) {
     std::iota(from.begin(), from.end(), size_t{0});
     for (size_t i = from.size(); i > 1; --i) std::swap(from[i - 1], from[random.below(i)]);
     for (size_t i = 0; i < from.size(); ++i)
-      g->pieces.push_back({dst.data() + i * piece, src.data() + from[i] * piece, piece});
+      g->pieces.push_back({src.data() + from[i] * piece, dst.data() + i * piece, piece});
     g->per_run = std::min(kBatch, footprint) / piece;
     std::string size = std::to_string(piece >> 10) + " KiB pieces" + where;
-    auto plain = [](std::span<const CopyPiece> pieces) {
-      for (const CopyPiece& p : pieces) std::memcpy(p.dst, p.src, p.bytes);
+    auto plain = [](std::span<const Copy> pieces) {
+      for (const Copy& p : pieces) std::memcpy(p.destination, p.source, p.bytes);
     };
     auto check = [gather = g.get()](auto copy) {
       return [gather, copy]() -> std::string {
-        std::span<const CopyPiece> pieces = gather->pieces;
-        for (const CopyPiece& p : pieces) std::memset(p.dst, 0, p.bytes);
+        std::span<const Copy> pieces = gather->pieces;
+        for (const Copy& p : pieces) std::memset(p.destination, 0, p.bytes);
         copy(pieces);
-        for (const CopyPiece& p : pieces)
-          if (std::memcmp(p.dst, p.src, p.bytes) != 0) return "bytes differ";
+        for (const Copy& p : pieces)
+          if (std::memcmp(p.destination, p.source, p.bytes) != 0) return "bytes differ";
         return "";
       };
     };
@@ -210,8 +210,8 @@ void bench_copy(Bench& bench) {
                      .work = work,
                      .limit = Limit::copy});
     cases.push_back({.name = "streaming, " + size,
-                     .run = [gather = g.get()] { copy_pieces_streaming(gather->next()); },
-                     .check = check(copy_pieces_streaming),
+                     .run = [gather = g.get()] { copy_streaming(gather->next()); },
+                     .check = check(copy_streaming),
                      .work = work,
                      .limit = Limit::copy,
                      .target = where.empty() && piece >= 65536 ? 1.3 : 0,

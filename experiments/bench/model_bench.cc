@@ -25,7 +25,7 @@ class Steps {
  public:
   Steps(std::shared_ptr<const Weights> weights, ThreadTeam& team)
       : model_(make_llama(std::move(weights), team, kPrompt, kMaxBatch)),
-        layout_{model_->kv_shape(Dtype::f32), KvOrder::layer_major, kContext, kMaxBatch},
+        layout_{kv_shape(model_->config(), Dtype::f32), KvOrder::layer_major, kContext, kMaxBatch},
         pool_(layout_.pool_bytes()),
         logits_(size_t(model_->config().vocab) * kMaxBatch) {
     Random random(1);

@@ -29,7 +29,7 @@ class Phase {
   Phase(std::shared_ptr<const Weights> weights, ThreadTeam& team, bool prefill)
       : model_(make_llama(std::move(weights), team, kPromptTokens, kBatch)), prefill_(prefill) {
     int n = prefill ? 1 : kBatch;
-    layout_ = {model_->kv_shape(Dtype::bf16), KvOrder::layer_major,
+    layout_ = {kv_shape(model_->config(), Dtype::bf16), KvOrder::layer_major,
                prefill ? kPromptTokens : kContext, n};
     pool_ = Buffer(layout_.pool_bytes());
     logits_.resize(size_t(model_->config().vocab) * size_t(n));

@@ -73,8 +73,8 @@ void bench_scheduler(Bench& bench) {
     options.max_batch = kSequences;
     options.step_tokens = 4096;
     options.max_model_len = config.max_position;
-    options.make_model = [&](int) { return make_null_model(config); };
-    options.kv.shape = options.make_model(0)->kv_shape(Dtype::bf16);
+    options.make_model = [&](int, DeviceQueue&) { return make_null_model(config); };
+    options.kv.shape = kv_shape(config, Dtype::bf16);
     auto cluster = Cluster::create(std::move(options), clock).value();
     double start = clock.now();
     for (uint64_t id = 0; id < kSequences; ++id)
@@ -82,7 +82,8 @@ void bench_scheduler(Bench& bench) {
     double per_request = (clock.now() - start) / kSequences;
     const Instance& decode = *cluster->instances()[1];
     while (decode.stats().running < kSequences) cluster->turn();
-    std::vector<double> steps;  // the median of a round: on a shared machine some steps are interrupted
+    std::vector<double>
+        steps;  // the median of a round: on a shared machine some steps are interrupted
     for (double before = decode.stats().schedule_seconds; int(steps.size()) < kSteps;) {
       cluster->turn();
       double after = decode.stats().schedule_seconds;

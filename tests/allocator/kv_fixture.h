@@ -74,7 +74,9 @@ inline KvOptions tiny_options(int block_tokens, int n_blocks, bool prefix_cache 
 
 struct Memory {
   explicit Memory(const KvOptions& o, const char* scheme = "paged")
-      : options(o), pool(make_block_pool(scheme, o)), kv(find_kv_scheme(scheme)->make(pool, o)) {}
+      : options(o),
+        pool(make_block_pool(scheme, o).value()),
+        kv(find_kv_scheme(scheme)->make(pool, o)) {}
   KvOptions options;
   std::shared_ptr<BlockPool> pool;
   std::unique_ptr<KvMemory> kv;

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "base/device.h"
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
@@ -30,7 +31,8 @@ class Trial {
     paged_ = std::string(config.scheme) == "paged";
     KvOptions options = tiny_options(config.block_tokens, config.n_blocks, config.prefix_cache,
                                      config.order, paged_ ? 0 : config.block_tokens);
-    pool_ = std::make_shared<BlockPool>(plan_of(options), options.pool_bytes,
+    pool_ = std::make_shared<BlockPool>(plan_of(options),
+                                        cpu_device().allocate(options.pool_bytes).value(),
                                         config.prefix_cache && paged_, config.hash_mask);
     pool_->poison_new_blocks(true);
     for (int m = 0; m < config.memories; ++m)

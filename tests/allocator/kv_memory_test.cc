@@ -5,6 +5,7 @@
 #include <set>
 #include <vector>
 
+#include "base/device.h"
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
@@ -28,7 +29,7 @@ TEST_CASE("kv_schemes: every row makes a memory of its name", "[allocator]") {
   CHECK(kv_schemes().size() >= 2);
   for (const KvScheme& scheme : kv_schemes()) {
     KvOptions options = tiny_options(16, 8, true, KvOrder::layer_major, 64);
-    auto pool = make_block_pool(scheme.name, options);
+    auto pool = make_block_pool(scheme.name, options).value();
     auto kv = scheme.make(pool, options);
     CHECK(std::string(kv->name()) == scheme.name);
     CHECK(kv->layout().block_tokens == scheme.block_tokens(options));
@@ -86,8 +87,9 @@ TEST_CASE("paged: salts isolate", "[allocator]") {
 
 TEST_CASE("paged: a thousand forced collisions never give foreign KV", "[allocator]") {
   KvOptions options = tiny_options(4, 4096);
-  auto pool = std::make_shared<BlockPool>(KvLayout{options.shape, options.order, 4, 4096},
-                                          options.pool_bytes, true, 0xff);
+  auto pool =
+      std::make_shared<BlockPool>(KvLayout{options.shape, options.order, 4, 4096},
+                                  cpu_device().allocate(options.pool_bytes).value(), true, 0xff);
   auto kv = find_kv_scheme("paged")->make(pool, options);
   Random random(3);
   int hits = 0;

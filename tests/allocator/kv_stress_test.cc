@@ -27,7 +27,7 @@ std::vector<int32_t> draw(Random& random) {
 
 TEST_CASE("BlockPool: two engines and two onlookers at once", "[allocator]") {
   KvOptions options = tiny_options(4, 48);
-  auto pool = make_block_pool("paged", options);
+  auto pool = make_block_pool("paged", options).value();
   auto p = find_kv_scheme("paged")->make(pool, options);
   auto d = find_kv_scheme("paged")->make(pool, options);
   std::mutex mutex;

@@ -1,4 +1,5 @@
-// The whole path without HTTP: placement, prefill, transfer, decode, and everything that can end a request.
+// The whole path without HTTP: placement, prefill, transfer, decode, and everything that can end a
+// request.
 
 #include "disagg/cluster.h"
 
@@ -50,7 +51,8 @@ TEST_CASE("requests end once with the oracle's tokens, in every topology", "[clu
         INFO(topology << " " << transport << " " << placement);
         TinyCluster tiny({.topology = topology, .placement = placement, .transport = transport});
         for (int i = 0; i < 12; ++i)
-          REQUIRE(tiny.submit(tiny_request(uint64_t(i), prompt_of(10 + 9 * (i % 5), i % 5), 4)).ok());
+          REQUIRE(
+              tiny.submit(tiny_request(uint64_t(i), prompt_of(10 + 9 * (i % 5), i % 5), 4)).ok());
         tiny.run();
         for (int i = 0; i < 12; ++i) {
           Recorder::Choice choice = tiny.recorder->choice(uint64_t(i));
@@ -77,7 +79,8 @@ TEST_CASE("a pool too small for all: preemption by recompute changes nothing", "
             REQUIRE(tiny.submit(tiny_request(uint64_t(i), prompt_of(40, i), 30)).ok());
           tiny.run();
           int64_t preemptions = 0;
-          for (const InstanceStats& s : tiny.cluster->stats().instances) preemptions += s.preemptions;
+          for (const InstanceStats& s : tiny.cluster->stats().instances)
+            preemptions += s.preemptions;
           if (std::string(batching) == "chunked" && topology[1] == 'C') CHECK(preemptions > 0);
           for (int i = 0; i < 6; ++i) {
             REQUIRE(tiny.recorder->choice(uint64_t(i)).ends == 1);
@@ -112,7 +115,8 @@ TEST_CASE("n choices share the prompt's KV and each is its own stream", "[cluste
           CHECK(choice.ends == 1);
           CHECK(choice.tokens.size() == 9);
           ++distinct[choice.tokens];
-          // Also where contiguous memory has no slot to fork into and choices compute the prompt again.
+          // Also where contiguous memory has no slot to fork into and choices compute the prompt
+          // again.
           CHECK(tight->recorder->choice(1, c).tokens == choice.tokens);
         }
         CHECK(distinct.size() == 5);
@@ -137,12 +141,14 @@ TEST_CASE("a shared pool full of prompts to be handed over does not stop D", "[c
       while (!tiny.cluster->wait_idle(0) && ++turns < 100000) tiny.cluster->turn();
       CHECK(tiny.recorder->ended() == 24 * n);
       for (uint64_t id = 0; id < 24; ++id)
-        for (int c = 0; c < n; ++c) CHECK(tiny.recorder->choice(id, c).tokens == oracle(prompt_of(30, int(id)), 25));
+        for (int c = 0; c < n; ++c)
+          CHECK(tiny.recorder->choice(id, c).tokens == oracle(prompt_of(30, int(id)), 25));
       check_quiescent(tiny);
     }
 }
 
-TEST_CASE("a prefix hit is used, reported, kept apart by salt, and never changes a token", "[cluster]") {
+TEST_CASE("a prefix hit is used, reported, kept apart by salt, and never changes a token",
+          "[cluster]") {
   TinyCluster tiny({.topology = "1P1D"});
   Tokens prompt = prompt_of(50);
   for (uint64_t id = 0; id < 3; ++id) {
@@ -238,7 +244,8 @@ TEST_CASE("the queue is bounded and what can never fit is refused at once", "[cl
 TEST_CASE("one-token answers end on P and give D's reservation back", "[cluster]") {
   for (const char* transport : {"local", "handoff"}) {
     TinyCluster tiny({.topology = "1P1D", .transport = transport});
-    for (uint64_t id = 0; id < 5; ++id) REQUIRE(tiny.submit(tiny_request(id, prompt_of(30, int(id)), 1)).ok());
+    for (uint64_t id = 0; id < 5; ++id)
+      REQUIRE(tiny.submit(tiny_request(id, prompt_of(30, int(id)), 1)).ok());
     tiny.run();
     CHECK(tiny.recorder->ended() == 5);
     CHECK(tiny.cluster->stats().instances[0].transfers == 0);
@@ -250,7 +257,7 @@ TEST_CASE("one-token answers end on P and give D's reservation back", "[cluster]
 class SlowWire final : public KvTransport {
  public:
   static inline int fail_every = 0;  // of the transfers, 0 = none
-  static std::unique_ptr<KvTransport> make() { return std::make_unique<SlowWire>(); }
+  static std::unique_ptr<KvTransport> make(DeviceQueue&) { return std::make_unique<SlowWire>(); }
   TransferId post(const TransferPlan& plan) override {
     flights_[++last_] = {plan, 1 + int(random_.below(9))};
     return last_;
@@ -303,7 +310,9 @@ TEST_CASE("a slow or failing wire delays or recomputes, and no token changes", "
 // The reason why parity is worth testing: a single wrong byte of KV shows.
 class FlippingWire final : public KvTransport {
  public:
-  static std::unique_ptr<KvTransport> make() { return std::make_unique<FlippingWire>(); }
+  static std::unique_ptr<KvTransport> make(DeviceQueue&) {
+    return std::make_unique<FlippingWire>();
+  }
   TransferId post(const TransferPlan& plan) override {
     for (const Copy& copy : plan.copies) std::copy_n(copy.source, copy.bytes, copy.destination);
     if (first_) plan.copies[0].destination[2] ^= std::byte{0x40};
@@ -317,7 +326,7 @@ class FlippingWire final : public KvTransport {
 };
 
 TEST_CASE("one flipped bit between P and D changes the logits hash", "[cluster]") {
-  auto hash = [](std::unique_ptr<KvTransport> (*wire)()) {
+  auto hash = [](std::unique_ptr<KvTransport> (*wire)(DeviceQueue&)) {
     TinyCluster tiny({.topology = "1P1D"}, wire);
     REQUIRE(tiny.submit(tiny_request(1, prompt_of(40), 6)).ok());
     tiny.run();

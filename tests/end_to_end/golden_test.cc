@@ -43,8 +43,8 @@ TEST_CASE("stories260k says what llama2.c says", "[golden]") {
       options.max_model_len = config.max_position;
       options.eos_tokens = config.eos_tokens;
       options.tokenizer = tokenizer.get();
-      options.make_model = [&](int) { return make_llama(weights, team, 16, 8); };
-      options.kv.shape = options.make_model(0)->kv_shape(Dtype::f32);
+      options.make_model = [&](int, DeviceQueue&) { return make_llama(weights, team, 16, 8); };
+      options.kv.shape = kv_shape(config, Dtype::f32);
       auto cluster = Cluster::create(std::move(options), clock).value();
       std::vector<std::shared_ptr<TextSink>> sinks;
       for (const auto& c : cases) {
@@ -60,7 +60,8 @@ TEST_CASE("stories260k says what llama2.c says", "[golden]") {
       while (cluster->turn()) {
       }
       for (size_t i = 0; i < cases.size(); ++i)
-        CHECK(cases[i]["prompt"].get<std::string>() + sinks[i]->text == cases[i]["text"].get<std::string>());
+        CHECK(cases[i]["prompt"].get<std::string>() + sinks[i]->text ==
+              cases[i]["text"].get<std::string>());
       if (hash == 0) hash = cluster->logits_hash();
       CHECK(cluster->logits_hash() == hash);
     }

@@ -39,7 +39,8 @@ struct LoadedModel {
 struct ContiguousKv {
   ContiguousKv(const Model& model, int max_tokens, int n_slots = 1,
                KvOrder order = KvOrder::layer_major)
-      : layout{model.kv_shape(Dtype::f32), order, max_tokens, n_slots}, pool(layout.pool_bytes()) {
+      : layout{kv_shape(model.config(), Dtype::f32), order, max_tokens, n_slots},
+        pool(layout.pool_bytes()) {
     for (size_t i = 0; i < pool.size() / 4; ++i)
       pool.as<uint32_t>()[i] = 0x7fc00000;  // NaN: a row read before it is written shows
   }

@@ -70,7 +70,7 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
       {{"--version", "x"}, "unexpected argument 'x'"},
       {{"serve", "--prot", "1"}, "unknown option '--prot'; nearest: '--port'"},
       {{"serve", "--port", "x"}, "expected a whole number from 0 to 65535"},
-      {{"serve", "--device", "cuda"}, "this build has no CUDA"},
+      {{"serve", "--device", "gpu"}, "expected cpu|cuda"},
       {{"serve", "--allocator", "pagd"}, "nearest: 'paged'"},
       {{"serve", "--transport", "rdma"}, "expected local|handoff"},
       {{"serve", "--config", ini}, "unknown option '--topolgy'; nearest: '--topology'"},

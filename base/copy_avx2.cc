@@ -2,9 +2,10 @@
 // stores.
 #include <immintrin.h>
 
+#include <cstdint>
 #include <cstring>
 
-#include "allocator/kv_copy.h"
+#include "base/copy.h"
 
 namespace xpyd {
 
@@ -32,16 +33,16 @@ void copy_one(std::byte* dst, const std::byte* src, size_t bytes) {
 
 }  // namespace
 
-void copy_pieces_avx2(const CopyPiece* pieces, size_t n);
+void copy_streaming_avx2(const Copy* pieces, size_t n);
 
-void copy_pieces_avx2(const CopyPiece* pieces, size_t n) {
+void copy_streaming_avx2(const Copy* pieces, size_t n) {
   for (size_t i = 0; i < n; ++i) {
     if (i + 1 < n) {
       size_t ahead = pieces[i + 1].bytes < kHeadBytes ? pieces[i + 1].bytes : kHeadBytes;
-      const char* next = reinterpret_cast<const char*>(pieces[i + 1].src);
+      const char* next = reinterpret_cast<const char*>(pieces[i + 1].source);
       for (size_t at = 0; at < ahead; at += 64) _mm_prefetch(next + at, _MM_HINT_T0);
     }
-    copy_one(pieces[i].dst, pieces[i].src, pieces[i].bytes);
+    copy_one(pieces[i].destination, pieces[i].source, pieces[i].bytes);
   }
   _mm_sfence();
 }

@@ -1,0 +1,43 @@
+#include "base/device.h"
+
+#include <cstring>
+
+#include "base/memory.h"
+
+namespace xpyd {
+namespace {
+
+class CpuQueue final : public DeviceQueue {
+ public:
+  void copy(std::span<const Copy> copies, bool read_soon) override {
+    if (!read_soon) return copy_streaming(copies);
+    for (const Copy& copy : copies) std::memcpy(copy.destination, copy.source, copy.bytes);
+  }
+  int64_t mark() override { return 0; }
+  bool reached(int64_t) override { return true; }
+  void wait() override {}
+};
+
+class CpuDevice final : public Device {
+ public:
+  const char* name() const override { return "cpu"; }
+  Result<std::shared_ptr<std::byte>> allocate(size_t bytes) override {
+    auto buffer = std::make_shared<Buffer>(bytes);
+    return std::shared_ptr<std::byte>(buffer, buffer->data());
+  }
+  std::unique_ptr<DeviceQueue> make_queue() override { return std::make_unique<CpuQueue>(); }
+};
+
+}  // namespace
+
+DeviceQueue& cpu_queue() {
+  static CpuQueue queue;
+  return queue;
+}
+
+Device& cpu_device() {
+  static CpuDevice device;
+  return device;
+}
+
+}  // namespace xpyd

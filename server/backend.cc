@@ -1,0 +1,45 @@
+#include "server/backend.h"
+
+#include <algorithm>
+#include <thread>
+
+namespace xpyd {
+namespace {
+
+#ifndef XPYD_CUDA
+Result<std::unique_ptr<Backend>> no_cuda(const BackendOptions&) {
+  return Error{ErrorCode::unavailable,
+               "--device cuda: this build has no CUDA, because nvcc was not found when it was "
+               "built; install the "
+               "CUDA toolkit (12.4 to 13) and build again"};
+}
+#endif
+
+constexpr DeviceRow kDevices[] = {
+    {"cpu", open_cpu_backend},
+#ifdef XPYD_CUDA
+    {"cuda", open_cuda_backend},
+#else
+    {"cuda", no_cuda},
+#endif
+};
+
+}  // namespace
+
+std::span<const DeviceRow> devices() { return kDevices; }
+
+const DeviceRow* find_device(const std::string& name) {
+  for (const DeviceRow& row : kDevices)
+    if (name == row.name) return &row;
+  return nullptr;
+}
+
+Result<std::shared_ptr<const Weights>> load_host_weights(const BackendOptions& o) {
+  ThreadTeam loaders(std::max(1, int(std::thread::hardware_concurrency())));
+  LoadOptions load{.dtype = o.options.text("dtype") == "bf16" ? Dtype::bf16 : Dtype::f32,
+                   .dummy = o.options.text("load-format") == "dummy",
+                   .seed = uint64_t(o.options.integer("seed"))};
+  return load_weights(o.model_dir, o.config, load, loaders);
+}
+
+}  // namespace xpyd

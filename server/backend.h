@@ -1,0 +1,49 @@
+// What a running xpyd needs of a device: the weights there, and a model per instance. `--device`
+// picks a row.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/device.h"
+#include "base/options.h"
+#include "base/status.h"
+#include "model/config.h"
+#include "model/model.h"
+
+namespace xpyd {
+
+struct BackendOptions {
+  const Options& options;
+  const std::string& model_dir;
+  const ModelConfig& config;
+  int n_instances = 1;
+  int max_step_tokens = 0, max_batch = 0;  // of one instance's step
+  int max_model_len = 0;                   // tokens of one sequence
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual Device& device() = 0;
+  virtual std::unique_ptr<Model> make_model(int instance, DeviceQueue& queue) = 0;
+};
+
+struct DeviceRow {
+  const char* name;
+  // Loads the weights. Errors: invalid_argument for input that is wrong, `unavailable` for a
+  // machine that cannot.
+  Result<std::unique_ptr<Backend>> (*open)(const BackendOptions& options);
+};
+std::span<const DeviceRow> devices();
+const DeviceRow* find_device(const std::string& name);  // null: no such row
+
+// The rows' functions.
+Result<std::unique_ptr<Backend>> open_cpu_backend(const BackendOptions& options);
+Result<std::unique_ptr<Backend>> open_cuda_backend(const BackendOptions& options);
+
+// The host's weights as the options ask for them, read with every core.
+Result<std::shared_ptr<const Weights>> load_host_weights(const BackendOptions& options);
+
+}  // namespace xpyd

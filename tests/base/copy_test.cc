@@ -1,0 +1,34 @@
+#include "base/copy.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/random.h"
+#include "tests/catch.h"
+
+using namespace xpyd;
+
+TEST_CASE("copy_streaming: every alignment and length", "[base]") {
+  std::vector<std::byte> src(1 << 13), before(1 << 13);
+  Random random(2);
+  for (std::byte& b : src) b = std::byte(random.next());
+  for (std::byte& b : before) b = std::byte(random.next());
+  for (size_t bytes : {0, 1, 31, 32, 33, 127, 128, 129, 255, 256, 1000, 4096})
+    for (size_t to = 0; to < 70; to += 3)
+      for (size_t from : {0, 1, 16, 33, 64}) {
+        std::vector<std::byte> dst = before, expected = before;
+        std::copy_n(src.begin() + ptrdiff_t(from), bytes, expected.begin() + ptrdiff_t(to));
+        Copy copy{src.data() + from, dst.data() + to, bytes};
+        copy_streaming({&copy, 1});
+        if (dst != expected) FAIL(bytes << " bytes from " << from << " to " << to);
+      }
+  std::vector<std::byte> dst = before, expected = before;
+  std::vector<Copy> pieces;
+  for (size_t i = 0; i < 20; ++i) {
+    Copy piece{src.data() + (19 - i) * 350, dst.data() + i * 300, 17 * i};
+    std::copy_n(piece.source, piece.bytes, expected.begin() + ptrdiff_t(i * 300));
+    pieces.push_back(piece);
+  }
+  copy_streaming(pieces);
+  CHECK(dst == expected);
+}
