@@ -25,23 +25,34 @@ CXXFLAGS := -std=c++20 $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. -pthread
 DEFINES  := -DBOOST_ASIO_SEPARATE_COMPILATION -DBOOST_BEAST_SEPARATE_COMPILATION \
             -DBOOST_ASIO_DISABLE_DEPRECATED_MSG -DXPYD_BUILD_MODE='"$(MODE)"'
 LDFLAGS  := -pthread $(FLAGS_$(MODE))
-LDLIBS   := -lboost_program_options
+LDLIBS    = $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 
 room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*.cc))
 LIB_SRC   := $(foreach r,$(ROOMS),$(call room_sources,$(r)))
 TEST_SRC  := $(wildcard tests/*.cc) $(foreach r,$(ROOMS) end_to_end issues,$(wildcard tests/$(r)/*.cc))
 BENCH_SRC := $(wildcard experiments/bench/*.cc)
+# CUDA: compiled in where nvcc and a card are found, or with CUDA=1 (`make cuda` does that in build/cuda).
+NVCC      ?= $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+CUDA      ?= $(if $(and $(NVCC),$(wildcard /dev/nvidiactl)),1)
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+CUDA_ARCH ?= 80 90a
+NVCCFLAGS  = -std=c++20 -O3 -I. -lineinfo --expt-relaxed-constexpr --expt-extended-lambda -Werror all-warnings \
+             -Xcompiler -Wall,-Wextra,-pthread,-ffp-contract=off $(foreach a,$(1),-gencode arch=compute_$(a),code=sm_$(a))
+CUDA_OBJ   = $(if $(CUDA),$(patsubst %.cu,$(BUILD)/cuda/%.o,$(CUDA_SRC)))
+CUDA_LIBS  = $(if $(CUDA),-L$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -ldl -lrt -Wl$(comma)-rpath$(comma)'$$ORIGIN:$(CUDA_HOME)/lib64')
+comma     := ,
 # CUDA sources run in tests on an interpreter (tests/simt), which stands in for what only a GPU has.
 CUDA_SRC  := $(foreach r,$(ROOMS),$(wildcard $(r)/*.cu $(r)/transport/*.cu))
-SIMT_SRC  := $(filter-out base/cuda.cu model/gemm_cuda.cu %_sm90.cu,$(CUDA_SRC)) $(wildcard tests/simt/*.cu) \
-             $(foreach r,$(ROOMS),$(wildcard tests/$(r)/*.cu))
-SIMT_OBJ   = $(patsubst %.cu,$(BUILD)/simt/%.o,$(SIMT_SRC)) $(patsubst %.cc,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cc))
+GPU_SRC   := $(filter-out %/main.cu,$(wildcard experiments/gpu/*.cu))
+SIMT_SRC  := $(filter-out base/cuda.cu base/cuda_split.cu model/gemm_cuda.cu %_sm90.cu,$(CUDA_SRC)) $(GPU_SRC) $(wildcard tests/simt/*.cu) \
+             $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
+SIMT_OBJ   = $(patsubst %.cu,$(BUILD)/simt/%.o,$(SIMT_SRC)) $(patsubst %.cc,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cc) $(if $(filter server,$(ROOMS)),server/backend.cc))
 object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build serve test bench bench-peers asan tsan fuzz test-clients layers format clean
+.PHONY: help deps build serve test bench bench-peers cuda gpu-report gpu-bundle asan tsan fuzz test-clients layers format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
@@ -88,6 +99,21 @@ test-clients: build  ## the openai Python package against a running server (a ve
 	@tools/install-packages python3-venv
 	@tests/clients/run $(BIN)
 
+cuda: deps  ## compile everything for sm_80 and sm_90a into build/cuda (needs nvcc, no GPU); registers and spills
+	@test -n "$(NVCC)" || { echo "make cuda: nvcc was not found; install the CUDA toolkit (12.4 to 13) or give NVCC=path"; exit 1; }
+	@$(MAKE) --no-print-directory -j$$(nproc) CUDA=1 BUILD=build/cuda $(addprefix build/cuda/,xpyd xpyd_gpu_tests xpyd_gpu_report)
+	@tools/kernel-registers build/cuda/cuda >experiments/results/kernel-registers.csv && echo "experiments/results/kernel-registers.csv"
+
+gpu-report: cuda  ## on a machine with a card: check and time everything CUDA; writes experiments/results (MODEL=dir compares text)
+	@MODEL=$(MODEL) tools/gpu-report build/cuda
+
+gpu-bundle: cuda  ## build/xpyd-gpu.tar.gz: gpu-report for a machine with a card but no compiler or network
+	@rm -rf build/xpyd-gpu && mkdir -p build/xpyd-gpu/bin build/xpyd-gpu/tools build/xpyd-gpu/experiments
+	@for b in xpyd xpyd_gpu_tests xpyd_gpu_report; do strip -o build/xpyd-gpu/bin/$$b build/cuda/$$b || exit 1; done
+	@cp tools/gpu-report build/xpyd-gpu/tools/ && cp -r experiments/models build/xpyd-gpu/experiments/ && cp LICENSE build/xpyd-gpu/
+	@tar -C build -czf build/xpyd-gpu.tar.gz xpyd-gpu
+	@ls -l build/xpyd-gpu.tar.gz && echo "there: tar xzf xpyd-gpu.tar.gz && xpyd-gpu/tools/gpu-report bin"
+
 layers:  ## check that no room includes a room above it
 	@tools/check-layers
 
@@ -113,6 +139,7 @@ $(BUILD)/%.o: %.cc
 	@$(CXX) $(CXXFLAGS) $(DEFINES) -MMD -MP -c $< -o $@
 
 SIMT_FLAGS := -O1 -DXPYD_SIMT -Itests/simt -Wno-unknown-pragmas -fno-strict-aliasing
+$(BUILD)/simt/tests/simt/%.o: SIMT_FLAGS += $(if $(filter release,$(MODE)),-O2)
 $(BUILD)/simt/%.o: %.cu
 	@mkdir -p $(@D)
 	@echo "  simt $<"
@@ -125,12 +152,26 @@ $(BUILD)/simt/%.o: %.cc
 # Carried inside the binary by .incbin, which leaves no trace in page.d.
 $(BUILD)/server/page.o: server/page.html
 
-$(LIB): $(call object,$(LIB_SRC))
+# Kernels for the newest cards only live in *_sm90.cu.
+$(BUILD)/cuda/%.o: %.cu
+	@mkdir -p $(@D)
+	@echo "  nvcc $<"
+	@$(NVCC) $(call NVCCFLAGS,$(if $(filter %_sm90.cu,$<),90a,$(CUDA_ARCH))) $(DEFINES) -Xptxas -v -MMD -MP -MF $(@:.o=.d) -c $< -o $@ 2>$(@:.o=.ptxas) || { cat $(@:.o=.ptxas); exit 1; }
+$(BUILD)/server/backend.o: DEFINES += $(if $(CUDA),-DXPYD_CUDA)
+$(BUILD)/simt/server/backend.o: DEFINES += -DXPYD_CUDA
+
+$(LIB): $(call object,$(LIB_SRC)) $(CUDA_OBJ)
 	@rm -f $@ && ar rcs $@ $^
 $(BIN): $(BUILD)/server/main.o $(LIB)
-	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -o $@
+	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
 $(BUILD)/xpyd_tests: $(call object,$(TEST_SRC)) $(SIMT_OBJ) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) -lboost_context -o $@
+GPU_TEST_SRC := $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
+cuda_object   = $(patsubst %.cu,$(BUILD)/cuda/%.o,$(1))
+$(BUILD)/xpyd_gpu_tests: $(call object,$(wildcard tests/*.cc)) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC)) $(LIB)
+	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) $(CUDA_LIBS) -o $@
+$(BUILD)/xpyd_gpu_report: $(call cuda_object,$(GPU_SRC) experiments/gpu/main.cu) $(LIB)
+	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
 $(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) -fsanitize=fuzzer $(LDLIBS) -o $@
 $(BUILD)/xpyd_bench: $(call object,$(BENCH_SRC)) $(LIB)

@@ -31,11 +31,11 @@ struct KvOptions {
   KvOrder order = KvOrder::layer_major;
   size_t pool_bytes = 0;  // exactly this much is allocated; the tail below one block stays unused
   int block_tokens = 16;  // paged
-  int max_sequence_tokens = 0;  // contiguous: tokens of a slot; both: the longest sequence allowed
-  bool prefix_cache = true;     // paged; contiguous memory has no shareable block and never hits
-  Device* device = nullptr;     // where the pool is; null: the CPU
-  DeviceQueue* queue =
-      nullptr;  // of the instance, on that device: its copies go there; null: the CPU's
+  int max_sequence_tokens = 0;   // contiguous: tokens of a slot; both: the longest sequence allowed
+  bool prefix_cache = true;      // paged; contiguous memory has no shareable block and never hits
+  Device* device = nullptr;      // where the pool is; null: the CPU
+  DeviceQueue* queue = nullptr;  // of the instance, on that device, for its copies; null: the CPU's
+  bool shared_pool = false;      // instances with other queues draw from the pool, too
 };
 
 // Blocks by state; free + active + cached + in_transfer == capacity, always.

@@ -1,13 +1,13 @@
 // What this project uses of CUDA on the host side: streams, events, graphs, memory, launches.
 //
 // The specification has two implementations: base/cuda.cu over the CUDA runtime, and
-// tests/simt/cuda_simt.cc over an interpreter that runs the same kernels on the CPU, so that they are
-// executed by `make test` where there is no GPU. Sources that include this file are *.cu: nvcc
+// tests/simt/cuda_simt.cc over an interpreter that runs the same kernels on the CPU, so that they
+// are executed by `make test` where there is no GPU. Sources that include this file are *.cu: nvcc
 // compiles them for the first, the host compiler with -DXPYD_SIMT for the second.
 //
-// A failed call is a broken device or a bug of ours and aborts with the call and CUDA's message; the
-// exceptions are open() and device memory, where failure is a normal outcome. There is no default
-// stream and no managed memory. Everything on a stream happens in order.
+// A failed call is a broken device or a bug of ours and aborts with the call and CUDA's message;
+// the exceptions are open() and device memory, where failure is a normal outcome. There is no
+// default stream and no managed memory. Everything on a stream happens in order.
 //
 // Thread safety: a Stream, and what is recorded on it, belongs to one thread.
 #pragma once
@@ -35,15 +35,17 @@ struct Card {
   int major = 0, minor = 0;  // compute capability
   int n_sms = 0;
   size_t memory_bytes = 0, free_bytes = 0;
-  int max_shared_bytes = 0;  // dynamic shared memory of one block, opted in
+  int max_shared_bytes = 0;     // dynamic shared memory of one block, opted in
   int driver = 0, runtime = 0;  // as 13000
 };
-// Error: no driver, a driver that is too old, no card, compute capability below 8.0; says what is needed.
+// Error: no driver, a driver that is too old, no card, compute capability below 8.0; says what is
+// needed.
 Result<Card> open();
 
 class Stream {
  public:
   explicit Stream(bool high_priority = false);
+  explicit Stream(cudaStream_t handle) : handle_(handle) {}  // takes it over
   ~Stream();
   Stream(const Stream&) = delete;
   void wait();  // until everything on it is done
@@ -61,8 +63,8 @@ class Event {
   ~Event();
   Event(const Event&) = delete;
   void record(Stream& stream);
-  bool done() const;   // everything before the recorded point is done; true when never recorded
-  void wait() const;   // the caller's thread waits
+  bool done() const;  // everything before the recorded point is done; true when never recorded
+  void wait() const;  // the caller's thread waits
   void hold(Stream& stream) const;  // later work on `stream` waits, the caller does not
   static double seconds(const Event& begin, const Event& end);  // both with timing, both done
  private:
@@ -95,7 +97,8 @@ class Graph {
   void* handle_ = nullptr;
 };
 
-// Memory that frees itself. Device: not touched, not zeroed. Pinned: host memory that copies overlap from.
+// Memory that frees itself. Device: not touched, not zeroed. Pinned: host memory that copies
+// overlap from.
 class Memory {
  public:
   Memory() = default;
@@ -122,7 +125,8 @@ class Memory {
   bool pinned_ = false;
 };
 
-// Between any two memories, in stream order. Host memory must be pinned, and stay as it is until then.
+// Between any two memories, in stream order. Host memory must be pinned, and stay as it is until
+// then.
 void copy(void* destination, const void* source, size_t bytes, Stream& stream);
 void fill(void* destination, int byte, size_t bytes, Stream& stream);
 
@@ -131,11 +135,13 @@ struct Shape {
   size_t shared_bytes = 0;  // dynamic
 };
 
-void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args, Stream& stream);
+void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args,
+                   Stream& stream);
 
 // One kernel. Arguments are converted to the kernel's parameter types and passed by value.
 template <class... P, class... A>
-void launch(void (*kernel)(P...), const char* name, const Shape& shape, Stream& stream, A&&... args) {
+void launch(void (*kernel)(P...), const char* name, const Shape& shape, Stream& stream,
+            A&&... args) {
 #ifdef XPYD_SIMT
   simt::launch(name, shape.grid, shape.block, shape.shared_bytes, stream.handle(),
                [kernel, ... values = static_cast<std::decay_t<P>>(args)] { kernel(values...); });

@@ -25,7 +25,7 @@ class CpuDevice final : public Device {
     auto buffer = std::make_shared<Buffer>(bytes);
     return std::shared_ptr<std::byte>(buffer, buffer->data());
   }
-  std::unique_ptr<DeviceQueue> make_queue() override { return std::make_unique<CpuQueue>(); }
+  std::unique_ptr<DeviceQueue> make_queue(Phase) override { return std::make_unique<CpuQueue>(); }
 };
 
 }  // namespace

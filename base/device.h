@@ -35,7 +35,10 @@ class Device {
   // Zeroed, ready for use (touched, pinned), freed with the last owner. Error `unavailable`: not
   // that much.
   virtual Result<std::shared_ptr<std::byte>> allocate(size_t bytes) = 0;
-  virtual std::unique_ptr<DeviceQueue> make_queue() = 0;
+  // `phase` is what the instance mostly does: a device may give each its own priority or part of
+  // itself.
+  enum class Phase { prefill, decode, both };
+  virtual std::unique_ptr<DeviceQueue> make_queue(Phase phase = Phase::both) = 0;
 };
 
 Device& cpu_device();

@@ -76,9 +76,10 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions options, Clock& 
   Result<KvLayout> layout = plan_pool(o.kv_scheme->name, pool_options);
   if (!layout) return layout.error();
   pool_options.device = o.kv.device = o.device;
+  pool_options.shared_pool = shared;
   if (shared) {
     auto pool = make_block_pool(o.kv_scheme->name, pool_options);
-    if (!pool) return pool.error();
+    if (!pool) return Error{pool.error().code, "--kv-bytes: " + pool.error().message};
     cluster->shared_pool_ = pool.value();
   }
 
@@ -96,19 +97,22 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions options, Clock& 
                         .step_tokens = o.step_tokens,
                         .eos_tokens = o.eos_tokens,
                         .tokenizer = o.tokenizer};
-    cluster->queues_.push_back(o.device->make_queue());
+    cluster->queues_.push_back(o.device->make_queue(role == Role::prefill  ? Device::Phase::prefill
+                                                    : role == Role::decode ? Device::Phase::decode
+                                                                           : Device::Phase::both));
     DeviceQueue& queue = *cluster->queues_.back();
     std::shared_ptr<BlockPool> pool = cluster->shared_pool_;
     if (!shared) {
       auto own = make_block_pool(o.kv_scheme->name, o.kv);
-      if (!own) return own.error();
+      if (!own) return Error{own.error().code, "--kv-bytes: " + own.error().message};
       pool = own.value();
     }
     pool_options.queue = &queue;
-    std::unique_ptr<Model> model = o.make_model(int(i), queue);
-    cluster->instances_.push_back(std::make_unique<Instance>(std::move(options_i), std::move(model),
-                                                             o.kv_scheme->make(pool, pool_options),
-                                                             o.transport->make(queue), clock));
+    Result<std::unique_ptr<Model>> model = o.make_model(int(i), queue);
+    if (!model) return model.error();
+    cluster->instances_.push_back(std::make_unique<Instance>(
+        std::move(options_i), std::move(model).value(), o.kv_scheme->make(pool, pool_options),
+        o.transport->make(queue), clock));
     peers.push_back(cluster->instances_.back().get());
   }
   for (size_t i = 0; i < n; ++i) peers[i]->connect(peers, int(i));

@@ -41,7 +41,7 @@ struct ClusterOptions {
   uint64_t seed = 0;
   Device* device = &cpu_device();
   // One model per instance; `instance` counts from 0. Its work goes to `queue`, of `device`.
-  std::function<std::unique_ptr<Model>(int instance, DeviceQueue& queue)> make_model;
+  std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_model;
 };
 
 class Cluster final : public Service {

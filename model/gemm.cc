@@ -292,6 +292,12 @@ const GemmVariant kVariants[] = {
      "the same blocking, multiply and add in plain C++"},
 };
 
+// Inside the 32 bytes of one k a bf16 panel interleaves columns c and c + 8 (gemm.md).
+int place_in_panel(int column, Dtype dtype) {
+  if (dtype == Dtype::f32) return column;
+  return column < kPanel / 2 ? 2 * column : 2 * (column - kPanel / 2) + 1;
+}
+
 // Writes rows [n0, n0 + 16) of W, given as [16, k], into one panel.
 void fill_panel(const float* rows, int k, Dtype dtype, std::byte* panel) {
   for (int i = 0; i < k; ++i) {
@@ -300,8 +306,8 @@ void fill_panel(const float* rows, int k, Dtype dtype, std::byte* panel) {
       if (dtype == Dtype::f32) {
         reinterpret_cast<float*>(panel)[size_t(i) * kPanel + size_t(c)] = value;
       } else {
-        int place = c < kPanel / 2 ? 2 * c : 2 * (c - kPanel / 2) + 1;
-        reinterpret_cast<bf16*>(panel)[size_t(i) * kPanel + size_t(place)] = to_bf16(value);
+        const size_t place = size_t(place_in_panel(c, dtype));
+        reinterpret_cast<bf16*>(panel)[size_t(i) * kPanel + place] = to_bf16(value);
       }
     }
   }
@@ -329,6 +335,28 @@ PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReade
     }
   });
   return w;
+}
+
+void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size_t row_bytes) {
+  XPYD_CHECK(0 <= begin && begin <= end && end <= w.n, std::to_string(end));
+  const size_t element = dtype_bytes(w.dtype), panel_bytes = size_t(w.k) * kPanel * element;
+  XPYD_CHECK(row_bytes >= size_t(w.k) * element, std::to_string(row_bytes));
+  constexpr int kBlock = 512;  // of K: its part of a panel stays in L1 for all 16 rows
+  auto unpack = [&]<class T>(T) {
+    for (int row0 = begin; row0 < end; row0 = (row0 / kPanel + 1) * kPanel) {
+      auto* panel =
+          reinterpret_cast<const T*>(w.panels.data() + size_t(row0 / kPanel) * panel_bytes);
+      const int row1 = std::min(end, (row0 / kPanel + 1) * kPanel);
+      for (int k0 = 0; k0 < w.k; k0 += kBlock)
+        for (int row = row0; row < row1; ++row) {
+          const T* from = panel + place_in_panel(row % kPanel, w.dtype);
+          T* to = reinterpret_cast<T*>(out + size_t(row - begin) * row_bytes);
+          for (int i = k0, k1 = std::min(k0 + kBlock, w.k); i < k1; ++i)
+            to[i] = from[size_t(i) * kPanel];
+        }
+    }
+  };
+  w.dtype == Dtype::f32 ? unpack(float{}) : unpack(bf16{});
 }
 
 Work work(const GemmArgs& args) {

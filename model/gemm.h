@@ -1,11 +1,11 @@
 // y = x W^T (+ bias): the one matrix product of the project, on the CPU.
 //
-// One addition order (DESIGN D1): K is cut into `k_groups` groups [g*K/G, (g+1)*K/G). Inside a group each
-// output element is one chain of fused multiply-adds over ascending k that starts from zero; the group sums
-// are added in a fixed binary tree. So the bits of y[m, n] depend on x[m, :] and W[n, :] and on nothing
-// else: not on M, the row's place in the batch, the number of threads or the blocking. Row-parallel
-// projections (o_proj, down_proj) use kRowParallelGroups groups, so that the shards of a tensor-parallel
-// run are subtrees of the same tree; all others use one group.
+// One addition order (DESIGN D1): K is cut into `k_groups` groups [g*K/G, (g+1)*K/G). Inside a
+// group each output element is one chain of fused multiply-adds over ascending k that starts from
+// zero; the group sums are added in a fixed binary tree. So the bits of y[m, n] depend on x[m, :]
+// and W[n, :] and on nothing else: not on M, the row's place in the batch, the number of threads or
+// the blocking. Row-parallel projections (o_proj, down_proj) use kRowParallelGroups groups, so that
+// the shards of a tensor-parallel run are subtrees of the same tree; all others use one group.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +23,10 @@ inline constexpr int kRowParallelGroups = 8;
 
 // Weights [n, k] packed once into panels of 16 output columns (model/gemm.md draws the panel).
 struct PackedMatrix {
-  int n = 0, k = 0;       // rows of W = outputs, columns of W = inputs
+  int n = 0, k = 0;  // rows of W = outputs, columns of W = inputs
   int k_groups = 1;
   Dtype dtype = Dtype::f32;  // f32 or bf16
-  Buffer panels;          // [ceil(n / 16), k, 16]; columns beyond n are zero
+  Buffer panels;             // [ceil(n / 16), k, 16]; columns beyond n are zero
   size_t bytes() const { return size_t(n) * size_t(k) * dtype_bytes(dtype); }
 };
 
@@ -34,10 +34,12 @@ struct PackedMatrix {
 using RowReader = std::function<void(int n, float* out)>;
 PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReader& read_row,
                          ThreadTeam& team);
+// The other way: rows [begin, end) of W as they were packed, in w.dtype, row_bytes apart.
+void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size_t row_bytes);
 
 struct GemmArgs {
-  const float* x = nullptr;     // [m, k], row stride x_stride
-  float* y = nullptr;           // [m, w->n], row stride y_stride
+  const float* x = nullptr;  // [m, k], row stride x_stride
+  float* y = nullptr;        // [m, w->n], row stride y_stride
   const PackedMatrix* w = nullptr;
   const float* bias = nullptr;  // [n] or null; added after the tree
   int m = 0;

@@ -27,7 +27,8 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual Device& device() = 0;
-  virtual std::unique_ptr<Model> make_model(int instance, DeviceQueue& queue) = 0;
+  // Error `unavailable`: no room on the device.
+  virtual Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue& queue) = 0;
 };
 
 struct DeviceRow {

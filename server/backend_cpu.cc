@@ -35,7 +35,7 @@ class CpuBackend final : public Backend {
     }
   }
   Device& device() override { return cpu_device(); }
-  std::unique_ptr<Model> make_model(int instance, DeviceQueue&) override {
+  Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue&) override {
     return make_llama(weights_, *teams_[size_t(instance)], max_step_tokens_, max_batch_, kernels_);
   }
 

@@ -111,6 +111,17 @@ std::vector<OptionRow> make_rows() {
        "matrix product variant, of those that this CPU can run", kShape},
       {"attention", choice, "auto", "", attentions.c_str(), 0, 0,
        "attention variant, of those that this CPU can run", kShape},
+      {"cuda-prefill-attention", text, "auto", "", "VARIANT", 0, 0,
+       "--device cuda: attention of steps with several query tokens; auto: the best verified one",
+       kEngine},
+      {"cuda-decode-attention", text, "auto", "", "VARIANT", 0, 0,
+       "--device cuda: attention of steps with one query token per sequence", kEngine},
+      {"gpu-split", text, "priority", "", "off|priority|SMs", 0, 0,
+       "--device cuda: how P and D share the card: by stream priority (D first), or that many SMs "
+       "for P",
+       kEngine},
+      {"cuda-graphs", choice, "on", "", "on|off", 0, 0,
+       "--device cuda: replay decode steps as captured graphs", kEngine},
 
       // The front end.
       {"port", integer, "8000", "", "", 0, 65535, "TCP port; 0: any free one", "serve"},

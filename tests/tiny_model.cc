@@ -88,6 +88,11 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.make_model = [this, max_step, batch = setup.max_batch](int i, DeviceQueue&) {
     return make_llama(tiny_weights(), *teams[size_t(i)], max_step, batch);
   };
+  options.device = setup.device;
+  if (setup.make_model)
+    options.make_model = [setup](int, DeviceQueue& queue) {
+      return setup.make_model(setup, queue);
+    };
   options.kv.shape = kv_shape(tiny_config(), Dtype::f32);
   cluster = Cluster::create(std::move(options), clock).value();
 }

@@ -1,6 +1,7 @@
 // A small dummy model and a cluster around it, for tests that need a whole path but no meaning.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -31,6 +32,9 @@ struct TinySetup {
   int max_batch = 16;
   int max_queue = 256;
   size_t pool_bytes = 1 << 20;
+  // Another device than the CPU, and the tiny model on it.
+  Device* device = &cpu_device();
+  std::function<Result<std::unique_ptr<Model>>(const TinySetup&, DeviceQueue&)> make_model;
   std::string describe() const;
 };
 

@@ -277,6 +277,38 @@ TEST_CASE("the variant asked for is the variant that runs", "[gemm][model]") {
 #endif
 }
 
+TEST_CASE("rows come out of the panels as they went in", "[gemm][model]") {
+  ThreadTeam team(1);
+  for (Dtype dtype : {Dtype::f32, Dtype::bf16})
+    for (int n : {1, 16, 37}) {
+      const int k = 13, begin = n / 3;
+      CAPTURE(n, dtype_name(dtype));
+      Problem p = make_problem(n, k, 1, dtype, team);
+      const size_t element = dtype_bytes(dtype), stride = size_t(k + 3) * element;
+      std::vector<std::byte> rows(size_t(n - begin) * stride, std::byte{0x5a});
+      unpack_rows(p.packed, begin, n, rows.data(), stride);
+      for (int row = begin; row < n; ++row) {
+        const std::byte* at = rows.data() + size_t(row - begin) * stride;
+        for (int i = 0; i < k + 3; ++i) {
+          const float want = i < k ? p.w[size_t(row * k + i)] : 0;
+          float got = 0;
+          if (i >= k) {
+            CHECK(at[size_t(i) * element] == std::byte{0x5a});
+            continue;
+          }
+          if (dtype == Dtype::f32) {
+            std::memcpy(&got, at + i * 4, 4);
+          } else {
+            bf16 half;
+            std::memcpy(&half, at + i * 2, 2);
+            got = to_f32(half);
+          }
+          CHECK(got == want);
+        }
+      }
+    }
+}
+
 TEST_CASE("gemm counts its compulsory bytes and useful operations", "[gemm][model]") {
   ThreadTeam team(1);
   Problem p = make_problem(20, 10, 1, Dtype::bf16, team);

@@ -1,0 +1,83 @@
+// The table of CUDA attention, what all its rows require, and the merge of splits.
+#include "attention/attention_cuda_kernel.h"
+#include "attention/attention_cuda_rows.h"
+
+namespace xpyd {
+namespace cuda::attention {
+namespace {
+
+// One block per (head, sequence): thread d folds element d. Splits in ascending order.
+__global__ void merge_kernel(const __grid_constant__ CudaAttentionArgs args) {
+  int head = int(blockIdx.x), seq = int(blockIdx.y), dim = args.layout.shape.head_dim;
+  int q_token = args.step.q_offsets[seq];
+  if (args.step.q_offsets[seq + 1] == q_token) return;
+  Tokens seen = visible(args.step.kv_lengths[seq] - 1, args.sliding_window);
+  int first = seen.begin / kSplitTokens, last = (seen.end - 1) / kSplitTokens;
+  if (first == last) return;
+  for (int d = int(threadIdx.x); d < dim; d += int(blockDim.x)) {
+    float max = kNone, sum = 0, acc = 0;
+    for (int split = first; split <= last; ++split) {
+      const float* next = partial(args, seq, split, head);
+      const float* state = next + (partial_floats(dim) - 4);
+      float new_max = fmaxf(max, state[0]);
+      float a = exp2f(max - new_max), b = exp2f(state[0] - new_max);
+      acc = acc * a + next[d] * b;
+      sum = sum * a + state[1] * b;
+      max = new_max;
+    }
+    size_t row = size_t(q_token) * size_t(args.n_heads) + size_t(head);
+    put(args.out, args.dtype, row * size_t(dim) + size_t(d), acc / sum);
+  }
+}
+
+}  // namespace
+
+void merge_splits(const CudaAttentionArgs& args, Stream& stream) {
+  if (args.step.max_kv_length <= kSplitTokens) return;
+  Shape shape = {.grid = dim3(unsigned(args.n_heads), unsigned(args.step.n_seqs)), .block = 128};
+  launch(merge_kernel, "merge_splits", shape, stream, args);
+}
+
+void check(const CudaAttentionArgs& args) {
+  const KvShape& shape = args.layout.shape;
+  XPYD_CHECK(args.dtype != Dtype::f16 && shape.dtype != Dtype::f16);
+  XPYD_CHECK(args.n_heads > 0 && args.n_heads % shape.n_kv_heads == 0);
+  XPYD_CHECK(args.layer >= 0 && args.layer < shape.n_layers && args.sliding_window >= 0);
+}
+
+}  // namespace cuda::attention
+
+size_t cuda_attention_workspace(int max_seqs, int, int n_heads, int head_dim, int max_kv_length) {
+  using namespace cuda::attention;
+  return size_t(max_seqs) * size_t(divide_up(max_kv_length, kSplitTokens)) * size_t(n_heads) *
+         partial_floats(head_dim);
+}
+
+std::span<const CudaAttentionVariant> cuda_attention_variants() {
+  using enum CudaAttentionVariant::Phase;
+  using namespace cuda::attention;
+  // Naive rows stand in as verified: there must be a default, and they are the ones that can be
+  // checked by reading. The others become defaults when experiments/results/ has a run of them on
+  // hardware.
+  static constexpr CudaAttentionVariant kVariants[] = {
+      {"naive", prefill, naive, naive_refuses, true, "online softmax, Milakov & Gimelshein 2018"},
+      {"flash_mma", prefill, flash_mma, mma_refuses, false, "FlashAttention-2, Dao 2023"},
+      {"naive", decode, naive, naive_refuses, true, "online softmax, Milakov & Gimelshein 2018"},
+      {"split_kv", decode, split_kv, split_kv_refuses, false, "Flash-Decoding, Dao et al. 2023"},
+      {"split_mma", decode, split_mma, mma_refuses, false,
+       "GQA heads as mma rows, FlashInfer, Ye et al. 2025"},
+  };
+  return kVariants;
+}
+
+const CudaAttentionVariant& default_cuda_attention(CudaAttentionVariant::Phase phase,
+                                                   const CudaAttentionArgs& args,
+                                                   const cuda::Card& card) {
+  const CudaAttentionVariant* best = nullptr;
+  for (const CudaAttentionVariant& variant : cuda_attention_variants())
+    if (variant.phase == phase && variant.verified && !variant.refuses(args, card)) best = &variant;
+  XPYD_CHECK(best, "naive takes everything that a model may have");
+  return *best;
+}
+
+}  // namespace xpyd

@@ -1,0 +1,91 @@
+// Device code that the kernels of attention_cuda.h share: who sees what, where rows are, how states
+// merge.
+#pragma once
+
+#include <limits>
+
+#include "attention/attention_cuda.h"
+#include "base/cuda_kernel.h"
+
+namespace xpyd::cuda::attention {
+
+// Cut from position 0 of the sequence, never from the end or from a batch's shape: a query's bits
+// depend on nothing but its own prefix.
+constexpr int kTileTokens = 64;  // of KV that one online-softmax step takes (tensor-core kernels)
+constexpr int kSplitTokens =
+    512;  // of KV that one block of a split kernel takes; a multiple of tiles
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kNone = -std::numeric_limits<float>::infinity();  // the maximum of no scores
+
+constexpr int divide_up(int n, int by) { return (n + by - 1) / by; }
+
+struct Tokens {
+  int begin, end;
+};
+
+// The tokens that a query at `position` sees.
+__device__ inline Tokens visible(int position, int sliding_window) {
+  return {sliding_window > 0 && position >= sliding_window ? position - sliding_window + 1 : 0,
+          position + 1};
+}
+
+// `layout` outlives the view: it is the kernel's parameter.
+__device__ inline KvView view_of(const CudaStep& step, std::byte* pool, const KvLayout& layout,
+                                 int seq) {
+  const int32_t* table = step.block_tables + size_t(seq) * size_t(step.table_stride);
+  if (step.contiguous) return KvView{pool, &layout, nullptr, table[0]};
+  return KvView{pool, &layout, table, 0};
+}
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(bf16 x) { return to_f32(x); }
+__device__ inline void from_float(float x, float& to) { to = x; }
+__device__ inline void from_float(float x, bf16& to) { to = to_bf16(x); }
+
+// Element i of an array of f32 or bf16.
+__device__ inline float get(const void* from, Dtype dtype, size_t i) {
+  return dtype == Dtype::f32 ? static_cast<const float*>(from)[i]
+                             : to_f32(static_cast<const bf16*>(from)[i]);
+}
+__device__ inline void put(void* to, Dtype dtype, size_t i, float x) {
+  if (dtype == Dtype::f32) {
+    static_cast<float*>(to)[i] = x;
+  } else {
+    static_cast<bf16*>(to)[i] = to_bf16(x);
+  }
+}
+
+// Partial results of splits, in the workspace: [seq][split][head] of (accumulator[head_dim],
+// maximum, sum), scores in units of log2. A sequence whose visible tokens lie in one split has
+// none.
+__host__ __device__ inline size_t partial_floats(int head_dim) {
+  return size_t(divide_up(head_dim, 4) * 4 + 4);
+}
+__device__ inline float* partial(const CudaAttentionArgs& args, int seq, int split, int head) {
+  size_t n_splits = size_t(divide_up(args.step.max_kv_length, kSplitTokens));
+  size_t row = (size_t(seq) * n_splits + size_t(split)) * size_t(args.n_heads) + size_t(head);
+  return args.workspace + row * partial_floats(args.layout.shape.head_dim);
+}
+
+// What a block of a split kernel computes: the part of one sequence's visible tokens that lies in
+// one split.
+struct SplitWork {
+  int q_token;    // row of q and out
+  Tokens tokens;  // empty: nothing to do
+  bool alone;     // all visible tokens are here: write out, not a partial
+};
+__device__ inline SplitWork split_work(const CudaAttentionArgs& args, int seq, int split) {
+  int q_token = args.step.q_offsets[seq];
+  if (args.step.q_offsets[seq + 1] == q_token) return {q_token, {0, 0}, false};
+  Tokens seen = visible(args.step.kv_lengths[seq] - 1, args.sliding_window);
+  int begin = split * kSplitTokens, end = begin + kSplitTokens;
+  return {q_token,
+          {begin > seen.begin ? begin : seen.begin, end < seen.end ? end : seen.end},
+          seen.begin / kSplitTokens == (seen.end - 1) / kSplitTokens};
+}
+
+// Folds the partial results of each sequence, splits in ascending order, and writes out.
+void merge_splits(const CudaAttentionArgs& args, Stream& stream);
+
+}  // namespace xpyd::cuda::attention

@@ -1,0 +1,146 @@
+// Split-KV decode on tensor cores: the query heads of one KV head, padded to 16, are the rows of
+// mma.m16n8k16, so that a token of KV costs the same instructions for 1 head as for 16, few enough
+// to hide behind its bytes. Each warp takes 16 tokens of every tile of 64 (by position) through
+// shared memory of its own, a tile ahead: no barrier in the loop. Warps are folded in order at the
+// end, splits by merge_splits.
+#include "attention/attention_cuda_rows.h"
+#include "attention/attention_mma.h"
+
+namespace xpyd::cuda::attention {
+namespace {
+
+constexpr int kRows = 16;   // query heads of a block
+constexpr int kStages = 2;  // tiles in shared memory; three blocks of an SM have 96 KiB under way
+
+template <int kDim>
+constexpr size_t split_shared_bytes() {
+  size_t kv = 2 * shared_bytes<bf16>(kStages * kTileTokens * kDim);
+  size_t merge =
+      shared_bytes<float>(kWarps * kRows * kDim) + 2 * shared_bytes<float>(kWarps * kRows);
+  return kv > merge ? kv : merge;
+}
+
+template <int kDim>
+__global__ void split_mma_kernel(const __grid_constant__ CudaAttentionArgs args, int chunks) {
+  int split = int(blockIdx.x), kv_head = int(blockIdx.y) / chunks, chunk = int(blockIdx.y) % chunks;
+  int seq = int(blockIdx.z), thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  SplitWork work = split_work(args, seq, split);
+  Tokens tokens = work.tokens;
+  if (tokens.begin >= tokens.end) return;
+  int group = args.n_heads / args.layout.shape.n_kv_heads;
+  int head = kv_head * group + chunk * kRows;  // the first
+  int n_heads = group - chunk * kRows < kRows ? group - chunk * kRows : kRows;
+
+  Carver carver;
+  Shared<bf16> keys = carver.take<bf16>(kStages * kTileTokens * kDim);
+  Shared<bf16> values = carver.take<bf16>(kStages * kTileTokens * kDim);
+  KvView view = view_of(args.step, args.pool, args.layout, seq);
+  auto find = [&](int tile) {
+    return find_rows<kDim>(args, view, kv_head, tile * kTileTokens + warp * kWarpTokens, tokens,
+                           lane);
+  };
+  auto place = [&](int tile) { return tile % kStages * kTileTokens + warp * kWarpTokens; };
+  auto load = [&](int tile, uint32_t rows) {
+    load_rows<kDim>(keys, place(tile), args.pool, 0, rows, lane);
+    load_rows<kDim>(values, place(tile), args.pool, 1, rows, lane);
+  };
+
+  int tile = tokens.begin / kTileTokens, end_tile = divide_up(tokens.end, kTileTokens);
+  uint32_t next_rows = find(tile);
+  for (int i = 0; i < kStages - 1; ++i) {
+    load(tile + i, next_rows);
+    cp_async_commit();
+    next_rows = find(tile + i + 1);  // a tile ahead of its copy: the block table is slow to answer
+  }
+
+  size_t q_at = (size_t(work.q_token) * size_t(args.n_heads) + size_t(head)) * kDim;
+  const bf16* q = static_cast<const bf16*>(args.q) + q_at;
+  uint32_t a[kDim / 16][1]
+            [4];  // rows lane / 4 and + 8, dims 2 (lane % 4) and + 8, two elements each
+  for (int k = 0; k < kDim / 16; ++k)
+    for (int i = 0; i < 4; ++i) {
+      int row = lane / 4 + i % 2 * 8, d = 16 * k + 2 * (lane % 4) + i / 2 * 8;
+      a[k][0][i] = row < n_heads ? *reinterpret_cast<const uint32_t*>(q + row * kDim + d) : 0;
+    }
+
+  float scale = args.scale * kLog2E;
+  Rows<kDim, 1> rows;
+  rows.clear();
+  for (; tile < end_tile; ++tile) {
+    cp_async_wait<kStages - 2>();
+    __syncwarp();  // this tile is there, and no lane reads the one before
+    load(tile + kStages - 1, next_rows);
+    cp_async_commit();
+    next_rows = find(tile + kStages);
+
+    float s[1][kWarpTokens / 8][4] = {};
+    for (int k = 0; k < kDim / 16; ++k)
+      add_scores<kDim, 1, kWarpTokens>(s, a[k], k, keys, place(tile), lane);
+    int first = tile * kTileTokens + warp * kWarpTokens;
+    if (first < tokens.begin || first + kWarpTokens > tokens.end)
+      for (int n = 0; n < kWarpTokens / 8; ++n)
+        for (int c = 0; c < 4; ++c) {
+          int token = first + 8 * n + 2 * (lane % 4) + c % 2;
+          if (token < tokens.begin || token >= tokens.end) s[0][n][c] = kNone;
+        }
+    rows.template weigh<kWarpTokens>(s, scale);
+    rows.template add_values<kWarpTokens>(s, values, place(tile), lane);
+  }
+  cp_async_wait<0>();
+  __syncthreads();
+
+  // What was KV becomes [warp][row][dim] and the rows' states.
+  Carver again;
+  Shared<float> accs = again.take<float>(kWarps * kRows * kDim);
+  Shared<float> maxima = again.take<float>(kWarps * kRows),
+                sums = again.take<float>(kWarps * kRows);
+  for (int half = 0; half < 2; ++half) {
+    int row = warp * kRows + lane / 4 + 8 * half;
+    float total = rows.total(0, half);
+    if (lane % 4 == 0) maxima[row] = __fmul_rn(rows.max[0][half], scale), sums[row] = total;
+    for (int n = 0; n < kDim / 8; ++n)
+      for (int c = 0; c < 2; ++c)
+        accs[row * kDim + 8 * n + 2 * (lane % 4) + c] = rows.acc[0][n][2 * half + c];
+  }
+  __syncthreads();
+  for (int i = thread; i < n_heads * kDim; i += kThreads) {
+    int row = i / kDim, d = i % kDim;
+    float top = kNone, sum = 0, acc = 0;
+    for (int w = 0; w < kWarps; ++w) top = fmaxf(top, maxima[w * kRows + row]);
+    for (int w = 0; w < kWarps; ++w) {
+      float factor = exp2_approx(maxima[w * kRows + row] - top);
+      sum += sums[w * kRows + row] * factor;
+      acc += accs[(w * kRows + row) * kDim + d] * factor;
+    }
+    if (work.alone) {
+      put(args.out, args.dtype, q_at + size_t(i), acc / sum);
+    } else {
+      float* to = partial(args, seq, split, head + row);
+      to[d] = acc;
+      if (d == 0) to[kDim] = top, to[kDim + 1] = sum;
+    }
+  }
+}
+
+template <int kDim>
+void run(const CudaAttentionArgs& args, Stream& stream) {
+  int n_kv_heads = args.layout.shape.n_kv_heads,
+      chunks = divide_up(args.n_heads / n_kv_heads, kRows);
+  Shape shape = {.grid = dim3(unsigned(divide_up(args.step.max_kv_length, kSplitTokens)),
+                              unsigned(n_kv_heads * chunks), unsigned(args.step.n_seqs)),
+                 .block = kThreads,
+                 .shared_bytes = split_shared_bytes<kDim>()};
+  launch(split_mma_kernel<kDim>, "split_mma", shape, stream, args, chunks);
+}
+
+}  // namespace
+
+void split_mma(const CudaAttentionArgs& args, Stream& stream) {
+  check(args);
+  XPYD_CHECK(args.layout.shape.head_dim == 64 || args.layout.shape.head_dim == 128);
+  if (args.step.n_seqs == 0 || args.step.max_kv_length == 0) return;
+  args.layout.shape.head_dim == 64 ? run<64>(args, stream) : run<128>(args, stream);
+  merge_splits(args, stream);
+}
+
+}  // namespace xpyd::cuda::attention

@@ -1,0 +1,254 @@
+// Flash-Decoding (2023): the KV of a sequence is cut into splits, a block each, so that few
+// sequences still fill the card; the merge (merge_splits) folds them in order. One block per
+// (split, KV head, sequence), so all query heads of the group share each load of K and V, which
+// cp.async brings a tile ahead. What it teaches: decode is a stream of KV, and with 8 heads per
+// group its arithmetic on plain cores takes as long as the stream does; that is where split_mma
+// begins.
+#include <bit>
+
+#include "attention/attention_cuda_kernel.h"
+#include "attention/attention_cuda_rows.h"
+
+namespace xpyd::cuda::attention {
+namespace {
+
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+constexpr int kMaxHeadDim = 256;
+
+template <class T>
+constexpr int kTile = 128 / int(sizeof(T));  // tokens
+template <class T>
+constexpr int kPiece = 16 / int(sizeof(T));  // elements of 16 bytes
+
+// A row is padded by 16 bytes, so that lanes that read the same piece of 8 rows meet different
+// banks.
+template <class T>
+__host__ __device__ constexpr int pitch(int dim) {
+  return dim + kPiece<T>;
+}
+
+template <class T>
+size_t split_shared_bytes(int n_heads, int dim) {
+  return shared_bytes<float>(size_t(n_heads * dim)) +
+         shared_bytes<float>(size_t(n_heads * kTile<T>)) +
+         shared_bytes<float>(size_t(3 * n_heads)) + shared_bytes<uint64_t>(kSplitTokens) +
+         2 * shared_bytes<T>(size_t(2 * kTile<T> * pitch<T>(dim)));
+}
+
+__device__ inline void unpack(uint4 w, float (&x)[4], float) {
+  x[0] = std::bit_cast<float>(w.x), x[1] = std::bit_cast<float>(w.y);
+  x[2] = std::bit_cast<float>(w.z), x[3] = std::bit_cast<float>(w.w);
+}
+__device__ inline void unpack(uint4 w, float (&x)[8], bf16) {
+  uint32_t words[4] = {w.x, w.y, w.z, w.w};
+  for (int i = 0; i < 4; ++i) {
+    x[2 * i] = std::bit_cast<float>(words[i] << 16);
+    x[2 * i + 1] = std::bit_cast<float>(words[i] & 0xffff0000u);
+  }
+}
+
+// kHeads: query heads that a block takes at most; groups that are larger take several blocks.
+template <class T, int kHeads>
+__global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, int chunks) {
+  int split = int(blockIdx.x), kv_head = int(blockIdx.y) / chunks, chunk = int(blockIdx.y) % chunks;
+  int seq = int(blockIdx.z), thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  SplitWork work = split_work(args, seq, split);
+  Tokens tokens = work.tokens;
+  if (tokens.begin >= tokens.end) return;
+  int dim = args.layout.shape.head_dim, group = args.n_heads / args.layout.shape.n_kv_heads;
+  int head = kv_head * group + chunk * kHeads;  // the first
+  int n_heads = group - chunk * kHeads < kHeads ? group - chunk * kHeads : kHeads;
+  constexpr int kTokens = kTile<T>;
+  const int row_pitch = pitch<T>(dim);
+
+  Carver carver;
+  Shared<float> q = carver.take<float>(kHeads * dim);
+  Shared<float> weights = carver.take<float>(kTokens * kHeads);  // [token][head]; scores at first
+  Shared<float> state = carver.take<float>(3 * kHeads);  // [head]: factor of the past; maximum; sum
+  Shared<uint64_t> rows = carver.take<uint64_t>(kSplitTokens);  // byte offset of K in the pool
+  Shared<T> keys = carver.take<T>(2 * kTokens * row_pitch);     // of two tiles
+  Shared<T> values = carver.take<T>(2 * kTokens * row_pitch);
+
+  KvView view = view_of(args.step, args.pool, args.layout, seq);
+  size_t value_distance = size_t(view.row(args.layer, 1, tokens.begin, kv_head) -
+                                 view.row(args.layer, 0, tokens.begin, kv_head));
+  for (int i = thread; i < kSplitTokens; i += kThreads) {
+    int t = split * kSplitTokens + i;
+    bool readable = t >= tokens.begin && t < tokens.end;
+    rows[i] = readable ? uint64_t(view.row(args.layer, 0, t, kv_head) - args.pool) : 0;
+  }
+  size_t q_at = (size_t(work.q_token) * size_t(args.n_heads) + size_t(head)) * size_t(dim);
+  for (int i = thread; i < kHeads * dim; i += kThreads)
+    q[i] = i < n_heads * dim ? get(args.q, args.dtype, q_at + size_t(i)) : 0.0f;
+  __syncthreads();
+
+  int pieces = dim / kPiece<T>;
+  auto load = [&](int tile) {
+    int to = tile % 2 * kTokens * row_pitch;
+    for (int i = thread; i < kTokens * pieces; i += kThreads) {
+      int r = i / pieces, piece = i % pieces, t = tile * kTokens + r;
+      bool readable = t >= tokens.begin && t < tokens.end;
+      const std::byte* from = args.pool + rows[t % kSplitTokens] + piece * 16;
+      int at = to + r * row_pitch + piece * kPiece<T>;
+      cp_async_16(keys, at, from, readable);
+      cp_async_16(values, at, from + value_distance, readable);
+    }
+  };
+
+  // Of the values, a thread adds dims (thread % lanes) and that + 128, for every `owners`-th set of
+  // kSet heads.
+  constexpr int kSet = kHeads < 4 ? kHeads : 4, kSets = kHeads / kSet;
+  int lanes = dim < kThreads ? dim : kThreads, owners = kThreads / lanes, owner = thread / lanes;
+  float acc[kSets][kSet][kMaxHeadDim / kThreads] = {};
+  constexpr int kWarpHeads =
+      divide_up(kHeads, kWarps);  // whose softmax a warp does: warp, warp + 4
+  float max[kWarpHeads], sum[kWarpHeads];
+  for (int i = 0; i < kWarpHeads; ++i) max[i] = kNone, sum[i] = 0;
+  float scale = args.scale * kLog2E;
+
+  int tile = tokens.begin / kTokens, end_tile = divide_up(tokens.end, kTokens);
+  load(tile);
+  cp_async_commit();
+  for (; tile < end_tile; ++tile) {
+    cp_async_wait<0>();
+    __syncthreads();  // this tile is there, and nobody reads the one before
+    if (tile + 1 < end_tile) load(tile + 1);
+    cp_async_commit();
+    int from = tile % 2 * kTokens * row_pitch, first = tile * kTokens;
+
+    // Scores: a thread has one token and every kParts-th head.
+    constexpr int kParts = kThreads / kTokens, kPartHeads = divide_up(kHeads, kParts);
+    int r = thread % kTokens, part = thread / kTokens;
+    if (part < kHeads) {
+      float dot[kPartHeads] = {};
+      for (int piece = 0; piece < pieces; ++piece) {
+        float x[kPiece<T>];
+        unpack(load_16(keys, from + r * row_pitch + piece * kPiece<T>), x, T{});
+        for (int i = 0; i < kPartHeads; ++i)
+          for (int j = 0; j < kPiece<T>; j += 4) {
+            float y[4];
+            unpack(load_16(q, (part + i * kParts) * dim + piece * kPiece<T> + j), y, float{});
+            for (int e = 0; e < 4; ++e) dot[i] += y[e] * x[j + e];
+          }
+      }
+      bool seen = first + r >= tokens.begin && first + r < tokens.end;
+      for (int i = 0; i < kPartHeads; ++i)
+        weights[r * kHeads + part + i * kParts] = seen ? dot[i] * scale : kNone;
+    }
+    __syncthreads();
+
+    for (int i = 0; i < kWarpHeads; ++i) {
+      int h = warp + i * kWarps;
+      if (h >= kHeads) continue;
+      float score[kTokens / 32], top = max[i], added = 0;
+      for (int j = 0; j < kTokens / 32; ++j) {
+        score[j] = weights[(lane + 32 * j) * kHeads + h];
+        top = fmaxf(top, score[j]);
+      }
+      top = warp_max(top);
+      for (int j = 0; j < kTokens / 32; ++j) {
+        float weight = exp2_approx(score[j] - top);
+        weights[(lane + 32 * j) * kHeads + h] = weight;
+        added += weight;
+      }
+      float keep = exp2_approx(max[i] - top);
+      sum[i] = sum[i] * keep + warp_sum(added);
+      max[i] = top;
+      if (lane == 0) state[h] = keep;
+    }
+    __syncthreads();
+
+    if (owner < owners) {
+      for (int i = 0; i < kSets; ++i)
+        for (int e = 0; e < kSet; ++e) {
+          int set = owner + i * owners;
+          float keep = set < kSets ? float(state[set * kSet + e]) : 0.0f;
+          for (float& a : acc[i][e]) a *= keep;
+        }
+      for (int t = 0; t < kTokens; ++t) {  // where there is no token, zeros
+        float v[kMaxHeadDim / kThreads];
+        for (int j = 0; j < kMaxHeadDim / kThreads; ++j) {
+          int d = thread % lanes + kThreads * j;
+          v[j] = d < dim ? to_float(T(values[from + t * row_pitch + d])) : 0.0f;
+        }
+        for (int i = 0; i < kSets; ++i) {
+          int set = owner + i * owners;
+          if (set >= kSets) continue;
+          float w[4];
+          if constexpr (kSet == 4) {
+            unpack(load_16(weights, t * kHeads + set * 4), w, float{});
+          } else {
+            w[0] = weights[t * kHeads + set];
+          }
+          for (int e = 0; e < kSet; ++e)
+            for (int j = 0; j < kMaxHeadDim / kThreads; ++j) acc[i][e][j] += w[e] * v[j];
+        }
+      }
+    }
+  }
+
+  for (int i = 0; i < kWarpHeads; ++i) {
+    int h = warp + i * kWarps;
+    if (h < kHeads && lane == 0) state[kHeads + h] = max[i], state[2 * kHeads + h] = sum[i];
+  }
+  for (int i = 0; i < kSets; ++i)  // where q was
+    for (int e = 0; e < kSet; ++e)
+      for (int j = 0; j < kMaxHeadDim / kThreads; ++j) {
+        int set = owner + i * owners, d = thread % lanes + kThreads * j;
+        if (owner < owners && set < kSets && d < dim) q[(set * kSet + e) * dim + d] = acc[i][e][j];
+      }
+  __syncthreads();
+  for (int i = thread; i < n_heads * dim; i += kThreads) {
+    int h = i / dim, d = i % dim;
+    if (work.alone) {
+      put(args.out, args.dtype, q_at + size_t(i), float(q[i]) / float(state[2 * kHeads + h]));
+      continue;
+    }
+    float* to = partial(args, seq, split, head + h);
+    to[d] = q[i];
+    float* to_state = to + (partial_floats(dim) - 4);
+    if (d == 0) to_state[0] = state[kHeads + h], to_state[1] = state[2 * kHeads + h];
+  }
+}
+
+template <class T, int kHeads>
+void run(const CudaAttentionArgs& args, Stream& stream) {
+  const KvShape& shape = args.layout.shape;
+  int chunks = divide_up(args.n_heads / shape.n_kv_heads, kHeads);
+  Shape grid = {.grid = dim3(unsigned(divide_up(args.step.max_kv_length, kSplitTokens)),
+                             unsigned(shape.n_kv_heads * chunks), unsigned(args.step.n_seqs)),
+                .block = kThreads,
+                .shared_bytes = split_shared_bytes<T>(kHeads, shape.head_dim)};
+  launch(split_kv_kernel<T, kHeads>, "split_kv", grid, stream, args, chunks);
+}
+
+template <class T>
+void run_group(const CudaAttentionArgs& args, Stream& stream) {
+  int group = args.n_heads / args.layout.shape.n_kv_heads;
+  if (group == 1) return run<T, 1>(args, stream);
+  if (group <= 4) return run<T, 4>(args, stream);
+  run<T, 8>(args, stream);
+}
+
+}  // namespace
+
+void split_kv(const CudaAttentionArgs& args, Stream& stream) {
+  check(args);
+  if (args.step.n_seqs == 0 || args.step.max_kv_length == 0) return;
+  args.layout.shape.dtype == Dtype::f32 ? run_group<float>(args, stream)
+                                        : run_group<bf16>(args, stream);
+  merge_splits(args, stream);
+}
+
+const char* split_kv_refuses(const CudaAttentionArgs& args, const Card& card) {
+  int dim = args.layout.shape.head_dim;
+  if (dim % 8 != 0) return "needs head_dim a multiple of 8";
+  if (dim > kMaxHeadDim) return "needs head_dim of at most 256";
+  bool f32 = args.layout.shape.dtype == Dtype::f32;
+  size_t bytes = f32 ? split_shared_bytes<float>(8, dim) : split_shared_bytes<bf16>(8, dim);
+  return bytes > size_t(card.max_shared_bytes)
+             ? "needs more shared memory than a block of this card has"
+             : nullptr;
+}
+
+}  // namespace xpyd::cuda::attention

@@ -1,0 +1,104 @@
+// Green contexts are the driver's: its functions are looked up at run time, so that a program
+// without a driver still starts and says so.
+#include <cuda.h>
+
+#include "base/cuda_split.h"
+
+namespace xpyd::cuda {
+namespace {
+
+template <class F>
+bool look_up(F& function, const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult state{};
+#if CUDART_VERSION >= 12050
+  cudaError_t result =
+      cudaGetDriverEntryPointByVersion(name, &found, 12050, cudaEnableDefault, &state);
+#else
+  cudaError_t result = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &state);
+#endif
+  function = reinterpret_cast<F>(found);
+  return result == cudaSuccess && state == cudaDriverEntryPointSuccess && found != nullptr;
+}
+
+struct Driver {
+  CUresult (*device_resource)(CUdevice, CUdevResource*, CUdevResourceType) = nullptr;
+  CUresult (*split)(CUdevResource*, unsigned*, const CUdevResource*, CUdevResource*, unsigned,
+                    unsigned) = nullptr;
+  CUresult (*describe)(CUdevResourceDesc*, CUdevResource*, unsigned) = nullptr;
+  CUresult (*create)(CUgreenCtx*, CUdevResourceDesc, CUdevice, unsigned) = nullptr;
+  CUresult (*destroy)(CUgreenCtx) = nullptr;
+  CUresult (*stream)(CUstream*, CUgreenCtx, unsigned, int) = nullptr;
+  bool complete() {
+    return look_up(device_resource, "cuDeviceGetDevResource") &&
+           look_up(split, "cuDevSmResourceSplitByCount") &&
+           look_up(describe, "cuDevResourceGenerateDesc") && look_up(create, "cuGreenCtxCreate") &&
+           look_up(destroy, "cuGreenCtxDestroy") && look_up(stream, "cuGreenCtxStreamCreate");
+  }
+};
+
+class GreenSplit final : public Split {
+ public:
+  explicit GreenSplit(const Driver& driver) : driver_(driver) {}
+  ~GreenSplit() override {
+    for (CUgreenCtx part : parts_)
+      if (part) driver_.destroy(part);
+  }
+  // The name of the call that failed, with its code; "" when all went well.
+  std::string cut(int n_sms) {
+    auto failed = [](const char* call, CUresult code) {
+      return std::string(call) + " failed: error " + std::to_string(int(code));
+    };
+    CUdevResource all{}, group[2] = {};
+    unsigned n_groups = 1;
+    if (CUresult r = driver_.device_resource(0, &all, CU_DEV_RESOURCE_TYPE_SM); r != CUDA_SUCCESS)
+      return failed("cuDeviceGetDevResource", r);
+    if (CUresult r = driver_.split(&group[0], &n_groups, &all, &group[1], 0, unsigned(n_sms));
+        r != CUDA_SUCCESS || n_groups != 1)
+      return failed("cuDevSmResourceSplitByCount", r);
+    for (int part = 0; part < 2; ++part) {
+      n_sms_[part] = int(group[part].sm.smCount);
+      if (n_sms_[part] == 0) return "part " + std::to_string(part) + " would have no SM";
+      CUdevResourceDesc description{};
+      if (CUresult r = driver_.describe(&description, &group[part], 1); r != CUDA_SUCCESS)
+        return failed("cuDevResourceGenerateDesc", r);
+      if (CUresult r = driver_.create(&parts_[part], description, 0, CU_GREEN_CTX_DEFAULT_STREAM);
+          r != CUDA_SUCCESS)
+        return failed("cuGreenCtxCreate", r);
+    }
+    return "";
+  }
+  int n_sms(int part) const override { return n_sms_[part]; }
+  cudaStream_t make_stream(int part, bool high_priority) override {
+    int least = 0, greatest = 0;
+    XPYD_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest) == cudaSuccess);
+    CUstream stream = nullptr;
+    CUresult made = driver_.stream(&stream, parts_[part], CU_STREAM_NON_BLOCKING,
+                                   high_priority ? greatest : least);
+    XPYD_CHECK(made == CUDA_SUCCESS, "cuGreenCtxStreamCreate: error " + std::to_string(int(made)));
+    return stream;
+  }
+
+ private:
+  Driver driver_;
+  CUgreenCtx parts_[2] = {};
+  int n_sms_[2] = {};
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Split>> Split::cut(const Card& card, int n_sms) {
+  if (n_sms < 1 || n_sms >= card.n_sms)
+    return invalid("--gpu-split " + std::to_string(n_sms) + ": " + card.name + " has " +
+                   std::to_string(card.n_sms) + " SMs, and each part needs some");
+  Driver driver;
+  if (!driver.complete())
+    return Error{ErrorCode::unavailable,
+                 "--gpu-split: green contexts need a driver for CUDA 12.5 or later"};
+  auto split = std::make_unique<GreenSplit>(driver);
+  if (std::string wrong = split->cut(n_sms); !wrong.empty())
+    return Error{ErrorCode::unavailable, "--gpu-split " + std::to_string(n_sms) + ": " + wrong};
+  return Result<std::unique_ptr<Split>>(std::move(split));
+}
+
+}  // namespace xpyd::cuda

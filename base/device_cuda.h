@@ -1,0 +1,24 @@
+// CUDA as a Device: memory and queues. Included by CUDA sources only.
+#pragma once
+
+#include <memory>
+
+#include "base/cuda.h"
+#include "base/cuda_split.h"
+#include "base/device.h"
+
+namespace xpyd {
+
+// How instances share the card.
+struct CudaSharing {
+  bool priorities = true;  // decode before prefill, where both have blocks waiting
+  std::shared_ptr<cuda::Split>
+      split;  // part 0 for prefill, part 1 for decode; null: all of the card for all
+};
+// One card for the whole process. Queues are streams.
+std::unique_ptr<Device> make_cuda_device(CudaSharing sharing = {});
+
+// The stream behind a queue of that device: models enqueue their kernels there.
+cuda::Stream& stream_of(DeviceQueue& queue);
+
+}  // namespace xpyd

@@ -1,0 +1,52 @@
+// y = x W^T on CUDA: cuBLASLt where there is a GPU (model/gemm_cuda.cu), plain loops where the
+// interpreter stands in for one (tests/simt/gemm_simt.cc). A bias belongs to the operation that
+// follows, which adds it in f32 before anything is rounded.
+//
+// One addition order (DESIGN D1): the bits of y[m, :] depend on x[m, :] and W, not on M or the
+// row's place. cuBLASLt promises no such thing, so prepare() makes it so: algorithms that split K
+// are refused, and of the rest only those are used whose rows have the same bits, on these weights
+// and random x, as one reference's, for every size of M.
+//
+// Thread safety: one thread, its stream's.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/cuda.h"
+#include "base/dtype.h"
+#include "model/weights_cuda.h"
+
+namespace xpyd {
+
+struct CudaGemmArgs {
+  const void* x = nullptr;  // [m, w.k], row stride x_stride, x_dtype, device, 16-byte aligned
+  void* y = nullptr;        // [m, w.n], row stride y_stride, y_dtype, device, 16-byte aligned
+  CudaMatrix w;             // of x_dtype
+  Dtype x_dtype = Dtype::f32,
+        y_dtype = Dtype::f32;  // f32 -> f32, bf16 -> bf16 or f32; sums are f32
+  int m = 0;
+  int x_stride = 0, y_stride = 0;  // elements
+};
+
+class CudaGemm {
+ public:
+  // Everything that run() enqueues goes to this stream; the workspace is one for all products on
+  // it.
+  explicit CudaGemm(cuda::Stream& stream);
+  ~CudaGemm();
+  // Chooses for products like this one (matrix shape, strides, dtypes) with m up to max_m, and
+  // checks; waits, and uses device memory that it gives back. x, y and m of `like` are not read.
+  // Error `unavailable`: no memory for the check, or no algorithm passes it.
+  Status prepare(const CudaGemmArgs& like, int max_m);
+  // Before: prepare() of its like. Allocates nothing and may be captured. m may be 0.
+  void run(const CudaGemmArgs& args);
+  size_t bytes() const;          // workspace, device memory
+  std::string describe() const;  // what was chosen, one line per prepared product
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace xpyd

@@ -1,0 +1,438 @@
+// The forward pass of the Llama family on CUDA: llama.cc's operations in llama.cc's order. The host
+// turns a step into a Plan, whose addresses and sizes are all that the enqueued work depends on; a
+// step of one token per sequence is padded to the next batch size of a captured graph and replayed
+// from it.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/status.h"
+#include "model/attention_row_cuda.h"
+#include "model/gemm_cuda.h"
+#include "model/llama_step.h"
+#include "model/model_cuda.h"
+#include "model/ops_cuda.h"
+#include "model/plan_cuda.h"
+
+namespace xpyd {
+namespace {
+
+int rounded(int n, int to) { return (n + to - 1) / to * to; }
+
+class CudaLlama final : public CudaModel {
+ public:
+  CudaLlama(std::shared_ptr<const CudaWeights> weights, const cuda::Card& card,
+            cuda::Stream& stream, const CudaModelOptions& options)
+      : weights_(std::move(weights)),
+        c_(weights_->config),
+        dtype_(weights_->dtype),
+        card_(card),
+        stream_(stream),
+        options_(options),
+        q_width_(c_.n_heads * c_.head_dim),
+        kv_width_(c_.n_kv_heads * c_.head_dim),
+        hidden_stride_(rounded(c_.hidden, 8)),
+        qkv_stride_(rounded(q_width_ + 2 * kv_width_, 8)),
+        gate_up_stride_(rounded(2 * c_.intermediate, 8)),
+        gemm_(stream) {
+    XPYD_CHECK(options_.max_step_tokens > 0 && options_.max_seqs > 0 && options_.max_logits >= 0);
+    if (options_.max_kv_length == 0) options_.max_kv_length = c_.max_position;
+    if (options_.max_table_entries == 0) options_.max_table_entries = options_.max_kv_length;
+  }
+  Status allocate();
+
+  const ModelConfig& config() const override { return c_; }
+  void forward(const StepInput& step, float* logits) override;
+  void begin(const StepInput& step, std::span<const CudaSampling> rows) override;
+  void end(int32_t* tokens, int32_t* nans) override;
+  Work work(const StepInput& step) const override { return llama_work(step, c_, dtype_, dtype_); }
+  size_t weight_bytes() const override { return weights_->bytes(); }
+  size_t scratch_bytes() const override { return scratch_.size() + gemm_.bytes(); }
+  float* pinned_logits() override { return pinned_logits_.as<float>(); }
+  Counts counts() const override { return counts_; }
+  std::string describe() const override;
+
+ private:
+  void check(const StepInput& step, int n_previous) const;
+  void choose_attention(const StepInput& step);
+  // Enqueues everything up to the logits on the device. The step before chose `n_previous` tokens.
+  // Gives where the device finds `rows`.
+  const CudaSampling* start(const StepInput& step, int n_previous,
+                            std::span<const CudaSampling> rows);
+  int graph_batch(const StepInput& step) const;
+  void run_graph(const Plan& plan);
+  void enqueue(const Plan& plan, LayerObserver* observer);
+  void attend(int layer, const Plan& plan, const AttentionParts& parts, const void* q);
+  void gemm(const CudaMatrix& w, const void* x, int x_stride, void* y, int y_stride, int m,
+            Dtype y_dtype);
+  void add_norm(float* x, const float* bias, const float* norm, int n);
+  CudaGemmArgs product(const CudaMatrix& w, const void* x, int x_stride, void* y, int y_stride,
+                       Dtype y_dtype) const {
+    return {.x = x,
+            .y = y,
+            .w = w,
+            .x_dtype = dtype_,
+            .y_dtype = y_dtype,
+            .x_stride = x_stride,
+            .y_stride = y_stride};
+  }
+
+  std::shared_ptr<const CudaWeights> weights_;
+  const ModelConfig& c_;
+  const Dtype dtype_;  // of weights and activations
+  const cuda::Card card_;
+  cuda::Stream& stream_;
+  CudaModelOptions options_;
+  const int q_width_, kv_width_;  // elements of one token's q, and of its k or v
+  const int hidden_stride_, qkv_stride_, gate_up_stride_;  // elements: rows begin at 16 bytes
+  CudaGemm gemm_;
+  const CudaAttentionVariant *prefill_ = nullptr,
+                             *decode_ = nullptr;  // chosen when the first KV is seen
+  StepPlanner planner_;
+  cuda::Memory scratch_;
+  // Into scratch_, [max_step_tokens, …]:
+  float *x_ = nullptr,
+        *x_wanted_ = nullptr;  // hidden: the residual stream, f32; and the last layer's part of it
+  std::byte* normed_ = nullptr;    // hidden_stride: also the outputs of o_proj and down_proj
+  std::byte* qkv_ = nullptr;       // qkv_stride; after the last append the wanted rows of q
+  std::byte* q_ = nullptr;         // q_width: after RoPE
+  std::byte* attended_ = nullptr;  // q_width
+  std::byte* gate_up_ = nullptr;   // gate_up_stride: SwiGLU's result takes the gate's place
+  float* logits_ = nullptr;        // [max_logits, vocab]
+  float* workspace_ = nullptr;     // of attention
+  int32_t* sampled_ = nullptr;     // [2, max_logits]: tokens, NaN counts
+  cuda::Memory pinned_logits_;
+  cuda::Event logits_done_;
+  // Steps between begin() and end(); step i of all uses place i % 2.
+  struct Chosen {
+    cuda::Memory pinned;  // as sampled_
+    cuda::Event done;
+    int n = 0;
+  };
+  std::array<Chosen, 2> chosen_;
+  long begun_ = 0, ended_ = 0;
+  int n_previous_ = 0;  // wanted rows of the step begun last
+  // A graph fits steps of this batch, KV bound, pool and layout; null until the second such step.
+  using GraphKey = std::tuple<int, int, const std::byte*, bool, int>;
+  std::map<GraphKey, cuda::Graph> graphs_;
+  Counts counts_;
+};
+
+Status CudaLlama::allocate() {
+  const size_t rows = size_t(options_.max_step_tokens), element = dtype_bytes(dtype_);
+  const size_t n_logits = size_t(options_.max_logits);
+  size_t total = 0;
+  auto part = [&](size_t bytes) {
+    const size_t begin = total;
+    total += (bytes + 255) / 256 * 256;
+    return begin;
+  };
+  const size_t x = part(rows * size_t(c_.hidden) * sizeof(float)),
+               x_wanted = part(rows * size_t(c_.hidden) * 4),
+               normed = part(std::max(rows, n_logits) * size_t(hidden_stride_) * element),
+               qkv = part(rows * size_t(qkv_stride_) * element),
+               q = part(rows * size_t(q_width_) * element),
+               attended = part(rows * size_t(q_width_) * element),
+               gate_up = part(rows * size_t(gate_up_stride_) * element),
+               logits = part(n_logits * size_t(c_.vocab) * sizeof(float)),
+               workspace =
+                   part(sizeof(float) *
+                        cuda_attention_workspace(options_.max_seqs, options_.max_step_tokens,
+                                                 c_.n_heads, c_.head_dim, options_.max_kv_length)),
+               sampled = part(2 * n_logits * sizeof(int32_t));
+  const size_t max_ints = StepPlanner::max_ints(options_);
+  const size_t arrays = part(max_ints * sizeof(int32_t));
+  Result<cuda::Memory> scratch = cuda::Memory::device(total);
+  if (!scratch)
+    return Error{ErrorCode::unavailable,
+                 "model " + c_.name + ": no room on the card for " +
+                     std::to_string(total / 1000000) + " MB of activations (steps of " +
+                     std::to_string(rows) + " tokens): " + scratch.error().message};
+  scratch_ = std::move(scratch).value();
+  // Rows that pad a batch are computed like others; they must start as numbers.
+  cuda::fill(scratch_.data(), 0, scratch_.size(), stream_);
+  std::byte* base = scratch_.data();
+  x_ = reinterpret_cast<float*>(base + x);
+  x_wanted_ = reinterpret_cast<float*>(base + x_wanted);
+  normed_ = base + normed;
+  qkv_ = base + qkv;
+  q_ = base + q;
+  attended_ = base + attended;
+  gate_up_ = base + gate_up;
+  logits_ = reinterpret_cast<float*>(base + logits);
+  workspace_ = reinterpret_cast<float*>(base + workspace);
+  sampled_ = reinterpret_cast<int32_t*>(base + sampled);
+  planner_.allocate(options_, reinterpret_cast<int32_t*>(base + arrays), max_ints);
+  if (n_logits > 0) {
+    pinned_logits_ = cuda::Memory::pinned(n_logits * size_t(c_.vocab) * sizeof(float));
+    for (Chosen& c : chosen_) c.pinned = cuda::Memory::pinned(2 * n_logits * sizeof(int32_t));
+  }
+  const CudaLayerWeights& l = weights_->layers[0];
+  for (const auto& [like, m] :
+       {std::pair(product(l.qkv, normed_, hidden_stride_, qkv_, qkv_stride_, dtype_),
+                  options_.max_step_tokens),
+        std::pair(product(l.o, attended_, q_width_, normed_, hidden_stride_, dtype_),
+                  options_.max_step_tokens),
+        std::pair(product(l.gate_up, normed_, hidden_stride_, gate_up_, gate_up_stride_, dtype_),
+                  options_.max_step_tokens),
+        std::pair(product(l.down, gate_up_, gate_up_stride_, normed_, hidden_stride_, dtype_),
+                  options_.max_step_tokens),
+        std::pair(
+            product(weights_->lm_head, normed_, hidden_stride_, logits_, c_.vocab, Dtype::f32),
+            options_.max_logits)})
+    if (m > 0)
+      if (Status status = gemm_.prepare(like, m); !status) return status;
+  stream_.wait();
+  return ok();
+}
+
+void CudaLlama::check(const StepInput& step, int n_previous) const {
+  check_step(step, c_, options_.max_step_tokens, options_.max_logits, n_previous);
+  XPYD_CHECK(int(step.views.size()) <= options_.max_seqs, std::to_string(step.views.size()));
+  for (size_t s = 0; s < step.views.size(); ++s) {
+    const KvView &view = step.views[s], &first = step.views[0];
+    XPYD_CHECK(view.pool == first.pool && *view.layout == *first.layout &&
+                   view.contiguous() == first.contiguous(),
+               "one step, one pool");
+    XPYD_CHECK(step.kv_lengths[s] <= options_.max_kv_length, std::to_string(step.kv_lengths[s]));
+    XPYD_CHECK(table_entries(view, step.kv_lengths[s]) <= options_.max_table_entries,
+               std::to_string(table_entries(view, step.kv_lengths[s])));
+  }
+}
+
+void CudaLlama::choose_attention(const StepInput& step) {
+  if (prefill_) return;
+  const CudaAttentionArgs args =
+      attention_args(c_, dtype_, *step.views[0].layout, step.views[0].contiguous());
+  auto chosen = [&](CudaAttentionVariant::Phase phase, const std::string& name) {
+    Result<const CudaAttentionVariant*> row = attention_row(phase, name, args, card_);
+    XPYD_CHECK(row.ok(), row.ok() ? "" : row.error().message);
+    return row.value();
+  };
+  prefill_ = chosen(CudaAttentionVariant::prefill, options_.prefill_attention);
+  decode_ = chosen(CudaAttentionVariant::decode, options_.decode_attention);
+}
+
+// The batch size of the graph that takes this step; 0: none does.
+int CudaLlama::graph_batch(const StepInput& step) const {
+  const size_t n = step.kv_lengths.size();
+  if (!options_.graphs || step.observer || step.token_ids.size() != n ||
+      step.logit_rows.size() != n)
+    return 0;
+  for (size_t s = 0; s < n; ++s)
+    if (step.q_offsets[s + 1] - step.q_offsets[s] != 1) return 0;
+  return std::min({int(std::bit_ceil(unsigned(n))), options_.max_seqs, options_.max_step_tokens,
+                   options_.max_logits});
+}
+
+void CudaLlama::gemm(const CudaMatrix& w, const void* x, int x_stride, void* y, int y_stride, int m,
+                     Dtype y_dtype) {
+  CudaGemmArgs args = product(w, x, x_stride, y, y_stride, y_dtype);
+  args.m = m;
+  gemm_.run(args);
+}
+
+// x += normed_ + bias; normed_ = RMSNorm(x), unless norm is null.
+void CudaLlama::add_norm(float* x, const float* bias, const float* norm, int n) {
+  cuda_add_norm({.x = x,
+                 .delta = normed_,
+                 .bias = bias,
+                 .norm = norm,
+                 .normed = normed_,
+                 .dtype = dtype_,
+                 .eps = float(c_.rms_eps),
+                 .n = n,
+                 .width = c_.hidden,
+                 .stride = hidden_stride_},
+                stream_);
+}
+
+void CudaLlama::attend(int layer, const Plan& plan, const AttentionParts& parts, const void* q) {
+  CudaAttentionArgs args = attention_args(c_, dtype_, plan.layout, plan.all.contiguous);
+  args.pool = plan.pool;
+  args.layer = layer;
+  args.sliding_window = layer >= c_.window_from_layer ? c_.sliding_window : 0;
+  args.workspace = workspace_;
+  const size_t row_bytes = size_t(q_width_) * dtype_bytes(dtype_);
+  auto run = [&](const CudaAttentionVariant& variant, const CudaStep& step, int first_row) {
+    if (step.n_seqs == 0) return;
+    args.step = step;
+    args.q = static_cast<const std::byte*>(q) + size_t(first_row) * row_bytes;
+    args.out = attended_ + size_t(first_row) * row_bytes;
+    variant.run(args, stream_);
+  };
+  run(*decode_, parts.decode, 0);
+  run(*prefill_, parts.prefill, parts.decode.n_tokens);
+}
+
+void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
+  const auto& layers = weights_->layers;
+  const float eps = float(c_.rms_eps);
+  cuda_embed({.token_ids = plan.token_ids,
+              .previous = sampled_,
+              .table = weights_->embedding,
+              .norm = layers[0].attention_norm,
+              .x = x_,
+              .normed = normed_,
+              .dtype = dtype_,
+              .eps = eps,
+              .n = plan.n,
+              .stride = hidden_stride_},
+             stream_);
+  float* x = x_;
+  const void* q = q_;
+  int n = plan.n;
+  for (int i = 0; i < c_.n_layers; ++i) {
+    const CudaLayerWeights& layer = layers[size_t(i)];
+    const bool last = i + 1 == c_.n_layers;
+    gemm(layer.qkv, normed_, hidden_stride_, qkv_, qkv_stride_, n, dtype_);
+    cuda_turn_append({.qkv = qkv_,
+                      .stride = qkv_stride_,
+                      .bias = layer.qkv_bias,
+                      .q_norm = layer.q_norm,
+                      .k_norm = layer.k_norm,
+                      .eps = eps,
+                      .turns = weights_->turns,
+                      .q = q_,
+                      .dtype = dtype_,
+                      .n_heads = c_.n_heads,
+                      .pool = plan.pool,
+                      .layout = plan.layout,
+                      .step = plan.all,
+                      .layer = i},
+                     stream_);
+    if (observer) observer->layer_done(i);
+    if (last && plan.n_logits == 0) return;
+    if (last && plan.wanted) {
+      n = plan.n_wanted;
+      cuda_gather_rows(x_, plan.wanted, n, size_t(c_.hidden) * sizeof(float), x_wanted_, stream_);
+      cuda_gather_rows(q_, plan.wanted, n, size_t(q_width_) * dtype_bytes(dtype_), qkv_, stream_);
+      x = x_wanted_;
+      q = qkv_;
+    }
+    attend(i, plan, last ? plan.wanted_parts : plan.parts, q);
+    gemm(layer.o, attended_, q_width_, normed_, hidden_stride_, n, dtype_);
+    add_norm(x, layer.o_bias, layer.mlp_norm, n);
+    gemm(layer.gate_up, normed_, hidden_stride_, gate_up_, gate_up_stride_, n, dtype_);
+    cuda_swiglu({.gate_up = gate_up_,
+                 .bias = layer.gate_up_bias,
+                 .dtype = dtype_,
+                 .n = n,
+                 .width = c_.intermediate,
+                 .stride = gate_up_stride_},
+                stream_);
+    gemm(layer.down, gate_up_, gate_up_stride_, normed_, hidden_stride_, n, dtype_);
+    add_norm(x, layer.down_bias, last ? nullptr : layers[size_t(i) + 1].attention_norm, n);
+  }
+  cuda_add_norm({.x = x,
+                 .norm = weights_->final_norm,
+                 .rows = plan.logit_rows,
+                 .normed = normed_,
+                 .dtype = dtype_,
+                 .eps = eps,
+                 .n = plan.n_logits,
+                 .width = c_.hidden,
+                 .stride = hidden_stride_},
+                stream_);
+  gemm(weights_->lm_head, normed_, hidden_stride_, logits_, c_.vocab, plan.n_logits, Dtype::f32);
+}
+
+// The first step of a kind runs plainly, so that its kernels are loaded before anything is
+// captured.
+void CudaLlama::run_graph(const Plan& plan) {
+  const auto [entry, fresh] = graphs_.try_emplace(GraphKey{
+      plan.n, plan.all.max_kv_length, plan.pool, plan.all.contiguous, plan.all.table_stride});
+  cuda::Graph& graph = entry->second;
+  if (fresh) return enqueue(plan, nullptr);
+  if (!graph) {
+    graph = cuda::Graph::capture(stream_, [&] { enqueue(plan, nullptr); });
+    ++counts_.captures;
+  }
+  graph.launch(stream_);
+  ++counts_.replays;
+}
+
+const CudaSampling* CudaLlama::start(const StepInput& step, int n_previous,
+                                     std::span<const CudaSampling> rows) {
+  check(step, n_previous);
+  choose_attention(step);
+  ++counts_.steps;
+  const int batch = graph_batch(step);
+  planner_.begin();
+  const bool split = decode_->run != prefill_->run;  // one kernel takes all sequences at once
+  const Plan plan = batch > 0 ? planner_.plan_padded(step, batch) : planner_.plan(step, split);
+  const CudaSampling* sampling = planner_.add(rows);
+  planner_.copy(stream_);
+  if (batch > 0)
+    run_graph(plan);
+  else
+    enqueue(plan, step.observer);
+  return sampling;
+}
+
+void CudaLlama::forward(const StepInput& step, float* logits) {
+  XPYD_CHECK(begun_ == ended_, "forward() while steps are under way");
+  start(step, 0, {});
+  if (step.logit_rows.empty()) return;
+  const size_t bytes = step.logit_rows.size() * size_t(c_.vocab) * sizeof(float);
+  cuda::copy(pinned_logits_.data(), logits_, bytes, stream_);
+  logits_done_.record(stream_);
+  logits_done_.wait();
+  if (logits != pinned_logits()) std::memcpy(logits, pinned_logits_.data(), bytes);
+}
+
+void CudaLlama::begin(const StepInput& step, std::span<const CudaSampling> rows) {
+  XPYD_CHECK(begun_ - ended_ < long(chosen_.size()), "two steps are under way");
+  XPYD_CHECK(rows.empty() || rows.size() == step.logit_rows.size(), std::to_string(rows.size()));
+  const CudaSampling* sampling = start(step, n_previous_, rows);
+  Chosen& chosen = chosen_[size_t(begun_++) % chosen_.size()];
+  chosen.n = n_previous_ = int(step.logit_rows.size());
+  const size_t most = size_t(options_.max_logits);
+  if (chosen.n > 0) {
+    cuda_sample({.logits = logits_,
+                 .rows = sampling,
+                 .tokens = sampled_,
+                 .nans = sampled_ + most,
+                 .n = chosen.n,
+                 .vocab = c_.vocab},
+                stream_);
+    cuda::copy(chosen.pinned.data(), sampled_, 2 * most * sizeof(int32_t), stream_);
+  }
+  chosen.done.record(stream_);
+}
+
+void CudaLlama::end(int32_t* tokens, int32_t* nans) {
+  XPYD_CHECK(ended_ < begun_, "no step is under way");
+  Chosen& chosen = chosen_[size_t(ended_++) % chosen_.size()];
+  chosen.done.wait();
+  std::copy_n(chosen.pinned.as<int32_t>(), chosen.n, tokens);
+  std::copy_n(chosen.pinned.as<int32_t>() + options_.max_logits, chosen.n, nans);
+}
+
+std::string CudaLlama::describe() const {
+  std::string lines = gemm_.describe();
+  lines += std::string("attention: prefill ") +
+           (prefill_ ? prefill_->name : options_.prefill_attention.c_str()) + ", decode " +
+           (decode_ ? decode_->name : options_.decode_attention.c_str()) + "\n";
+  lines += "graphs: " +
+           (options_.graphs ? std::to_string(counts_.captures) + " captured" : std::string("off")) +
+           "\n";
+  return lines;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CudaModel>> make_cuda_llama(std::shared_ptr<const CudaWeights> weights,
+                                                   const cuda::Card& card, cuda::Stream& stream,
+                                                   const CudaModelOptions& options) {
+  auto model = std::make_unique<CudaLlama>(std::move(weights), card, stream, options);
+  if (Status status = model->allocate(); !status) return status.error();
+  return std::unique_ptr<CudaModel>(std::move(model));
+}
+
+}  // namespace xpyd

@@ -1,0 +1,33 @@
+// What the forward passes of the Llama family share, whatever runs them: the check of a step, the
+// rows that the last layer still needs, and the work that a step is.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "model/config.h"
+#include "model/model.h"
+
+namespace xpyd {
+
+// The step is made by the engine: a wrong one is a bug, whatever clients sent. Aborts. Token ids
+// down to -n_previous stand for tokens that the step before chose.
+void check_step(const StepInput& step, const ModelConfig& config, int max_step_tokens,
+                int max_logits, int n_previous = 0);
+
+// After the last layer's KV is written, only tokens whose logits are wanted go on: of each sequence
+// those from the first wanted one to its end, as attention takes a sequence's last tokens. A prompt
+// chunk that wants no logits ends there.
+struct WantedRows {
+  void reserve(size_t n);
+  void select(const StepInput& step);
+  std::vector<int32_t> tokens;  // ascending indices into the step's tokens
+  std::vector<int32_t> q_offsets, kv_lengths;
+  std::vector<KvView> views;
+  std::vector<int32_t> logit_rows;  // indices into `tokens`
+};
+
+// Matrices of `weights` dtype, activations of `activations`.
+Work llama_work(const StepInput& step, const ModelConfig& config, Dtype weights, Dtype activations);
+
+}  // namespace xpyd

@@ -1,0 +1,76 @@
+// A step as the device will run it. The host puts one-token sequences first, where two kernels
+// share the attention, and packs every array into one upload (step_cuda.h).
+//
+// Thread safety: one thread, its stream's.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "model/llama_step.h"
+#include "model/model_cuda.h"
+#include "model/sampler_cuda.h"
+#include "model/step_cuda.h"
+
+namespace xpyd {
+
+// Sequences as attention takes them: those with one query token first, then the others.
+struct AttentionParts {
+  CudaStep decode, prefill;  // n_seqs may be 0; tokens of `prefill` follow those of `decode`
+};
+
+// A step on the device. Everything that is enqueued for it depends on these values alone.
+struct Plan {
+  const int32_t* token_ids = nullptr;  // [n]
+  int n = 0;                           // rows, padding included
+  CudaStep all;                        // for append
+  AttentionParts parts;
+  // The last layer: rows that go on after the append; null: all do.
+  const int32_t* wanted = nullptr;  // [n_wanted]
+  int n_wanted = 0;
+  AttentionParts wanted_parts;
+  const int32_t* logit_rows = nullptr;  // [n_logits] into the wanted rows
+  int n_logits = 0;
+  std::byte* pool = nullptr;
+  KvLayout layout;
+};
+
+// The step with its one-token sequences first. Moving whole sequences changes no result; logits
+// keep their order through `logit_order`.
+struct OrderedStep {
+  void take(const StepInput& step, bool sort);
+  StepInput input() const { return {token_ids, q_offsets, kv_lengths, views, logit_rows, nullptr}; }
+  int n_decode = 0;  // sequences with one token, at the front
+  std::vector<int32_t> token_ids, q_offsets, kv_lengths, logit_rows;
+  std::vector<KvView> views;
+  std::vector<int32_t> logit_order;  // [n_logits]: where logit i of the caller stands in logit_rows
+};
+
+class StepPlanner {
+ public:
+  // int32 of the largest step that these options allow.
+  static size_t max_ints(const CudaModelOptions& options);
+  void allocate(const CudaModelOptions& options, int32_t* device, size_t max_ints);
+
+  // In this order, once per step: begin(), one of the plans, add(), copy().
+  void begin() { upload_.begin(); }
+  // Any step. split: one-token sequences are taken by the decode kernel, others by the prefill
+  // kernel.
+  Plan plan(const StepInput& step, bool split);
+  // A step of one token per sequence with all logits wanted, padded to `batch` sequences and to the
+  // next power of two of the longest: the same plan for all such steps.
+  Plan plan_padded(const StepInput& step, int batch);
+  // Where the device finds these rows; null where there are none.
+  const CudaSampling* add(std::span<const CudaSampling> rows);
+  void copy(cuda::Stream& stream) { upload_.copy(stream); }
+
+ private:
+  AttentionParts split(const CudaStep& all, const StepInput& step, int n_decode, int table_stride);
+
+  int max_kv_length_ = 0, max_table_entries_ = 0;
+  WantedRows wanted_;
+  OrderedStep ordered_;
+  StepUpload upload_;
+};
+
+}  // namespace xpyd

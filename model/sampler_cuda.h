@@ -1,0 +1,30 @@
+// Logits -> one token on CUDA, for rows without penalties and logprobs; model/sampler.h says what
+// each step means. Weights are whole multiples of 2^-40 of the most likely token's, so that their
+// sums are exact and a token depends on its row and its draw alone.
+#pragma once
+
+#include "base/cuda.h"
+
+namespace xpyd {
+
+// One row's choice.
+struct CudaSampling {
+  float temperature = 0;  // 0 = greedy: the lowest id among the highest logits
+  int top_k = 0;          // 0 = off
+  float top_p = 1, min_p = 0;
+  float uniform =
+      0;  // in [0, 1): where in the mass of the kept tokens, by ascending id, the draw falls
+};
+
+struct CudaSampleArgs {
+  const float* logits = nullptr;       // [n, vocab], device
+  const CudaSampling* rows = nullptr;  // [n], device; null: all greedy
+  int32_t* tokens = nullptr;           // [n], device
+  int32_t* nans = nullptr;             // [n], device: NaN among the logits, each read as -infinity
+  int n = 0, vocab = 0;
+};
+
+// Total, like sample(): +infinity is the largest float; 0 where nothing is above -infinity.
+void cuda_sample(const CudaSampleArgs& args, cuda::Stream& stream);
+
+}  // namespace xpyd

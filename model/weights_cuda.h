@@ -1,0 +1,56 @@
+// A model's weights on the card: matrices row-major as cuBLASLt wants them, small vectors in f32.
+// Made from the host's Weights, whose loader and checks stay the only ones.
+//
+// Thread safety: constant once uploaded; shared by any number of models on that card.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/cuda.h"
+#include "model/config.h"
+#include "model/weights.h"
+
+namespace xpyd {
+
+// W [n, k], device memory. Rows begin at multiples of 16 bytes, what the tensor cores' copies need;
+// elements between k and the stride are zero.
+struct CudaMatrix {
+  const void* data = nullptr;
+  int n = 0, k = 0;
+  int stride = 0;  // elements from one row to the next
+};
+
+struct CudaLayerWeights {
+  CudaMatrix qkv, o, gate_up, down;                            // as in LayerWeights
+  const float *attention_norm = nullptr, *mlp_norm = nullptr;  // [hidden]
+  const float *q_norm = nullptr, *k_norm = nullptr;            // [head_dim] or null
+  const float *qkv_bias = nullptr, *o_bias = nullptr, *gate_up_bias = nullptr,  // [outputs] or null
+                                                          *down_bias = nullptr;
+};
+
+// Cosine and sine of one position and one pair of dimensions.
+struct Turn {
+  float cos, sin;
+};
+
+struct CudaWeights {
+  ModelConfig config;
+  Dtype dtype = Dtype::f32;  // of the matrices
+  CudaMatrix embedding;      // [vocab, hidden]
+  CudaMatrix lm_head;        // [vocab, hidden]; tied: the embedding itself
+  std::vector<CudaLayerWeights> layers;
+  const float* final_norm = nullptr;
+  // [max_position, head_dim / 2]: angles in double on the host, as the CPU's forward pass takes
+  // them.
+  const Turn* turns = nullptr;
+  cuda::Memory memory;  // all of the above
+
+  size_t bytes() const { return memory.size(); }
+};
+
+// Waits until everything is there. Error `unavailable`: more than the card has free; says both.
+Result<std::shared_ptr<const CudaWeights>> upload_weights(const Weights& host,
+                                                          cuda::Stream& stream);
+
+}  // namespace xpyd

@@ -1,0 +1,89 @@
+// CUDA: one card, one copy of the weights on it, a stream per instance.
+#include <cstdio>
+#include <cstdlib>
+
+#include "allocator/kv_memory.h"
+#include "base/device_cuda.h"
+#include "model/model_cuda.h"
+#include "server/backend.h"
+
+namespace xpyd {
+namespace {
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(cuda::Card card, std::shared_ptr<const CudaWeights> weights, CudaModelOptions model,
+              CudaSharing sharing)
+      : card_(std::move(card)),
+        weights_(std::move(weights)),
+        model_(std::move(model)),
+        device_(make_cuda_device(std::move(sharing))) {}
+  Device& device() override { return *device_; }
+  Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue& queue) override {
+    Result<std::unique_ptr<CudaModel>> made =
+        make_cuda_llama(weights_, card_, stream_of(queue), model_);
+    if (!made) return made.error();
+    if (instance == 0) std::fprintf(stderr, "%s", made.value()->describe().c_str());
+    return Result<std::unique_ptr<Model>>(std::move(made).value());
+  }
+
+ private:
+  cuda::Card card_;
+  std::shared_ptr<const CudaWeights> weights_;
+  CudaModelOptions model_;
+  std::unique_ptr<Device> device_;
+};
+
+Result<CudaSharing> parse_split(const std::string& text, const cuda::Card& card) {
+  if (text == "off" || text == "priority") return CudaSharing{text == "priority", nullptr};
+  char* end = nullptr;
+  const long n_sms = std::strtol(text.c_str(), &end, 10);
+  if (text.empty() || *end || n_sms < 1 || n_sms > 100000)
+    return invalid("--gpu-split " + text +
+                   ": expected off, priority, or the number of SMs for prefill");
+  auto split = cuda::Split::cut(card, int(n_sms));
+  if (!split) return split.error();
+  std::fprintf(stderr, "xpyd: %d SMs for prefill, %d for decode\n", split.value()->n_sms(0),
+               split.value()->n_sms(1));
+  return CudaSharing{false, std::shared_ptr<cuda::Split>(std::move(split).value())};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> open_cuda_backend(const BackendOptions& o) {
+  Result<cuda::Card> opened = cuda::open();
+  if (!opened) return opened.error();
+  const cuda::Card& card = opened.value();
+  std::fprintf(stderr, "xpyd: %s, compute capability %d.%d, %d SMs, %zu of %zu MiB free\n",
+               card.name.c_str(), card.major, card.minor, card.n_sms, card.free_bytes >> 20,
+               card.memory_bytes >> 20);
+  Result<CudaSharing> sharing = parse_split(o.options.text("gpu-split"), card);
+  if (!sharing) return sharing.error();
+  const bool contiguous = o.options.text("allocator") == "contiguous";
+  CudaModelOptions model{.max_step_tokens = o.max_step_tokens,
+                         .max_logits = o.max_batch,
+                         .max_seqs = o.max_batch,
+                         .max_kv_length = o.max_model_len,
+                         .max_table_entries = 1,
+                         .prefill_attention = o.options.text("cuda-prefill-attention"),
+                         .decode_attention = o.options.text("cuda-decode-attention"),
+                         .graphs = o.options.text("cuda-graphs") == "on"};
+  const int block_tokens = contiguous ? o.max_model_len : int(o.options.integer("block-tokens"));
+  if (!contiguous) model.max_table_entries = (o.max_model_len + block_tokens - 1) / block_tokens;
+  const Dtype kv_dtype = o.options.text("kv-dtype") == "bf16" ? Dtype::bf16 : Dtype::f32;
+  const Dtype dtype = o.options.text("dtype") == "bf16" ? Dtype::bf16 : Dtype::f32;
+  const KvOrder order =
+      o.options.text("kv-layout") == "token_major" ? KvOrder::token_major : KvOrder::layer_major;
+  const KvLayout layout{kv_shape(o.config, kv_dtype), order, block_tokens, 1};
+  if (Status fits = check_cuda_attention(model, o.config, dtype, layout, contiguous, card); !fits)
+    return fits.error();
+  Result<std::shared_ptr<const Weights>> host = load_host_weights(o);
+  if (!host) return host.error();
+  cuda::Stream stream;
+  Result<std::shared_ptr<const CudaWeights>> weights = upload_weights(*host.value(), stream);
+  if (!weights) return weights.error();
+  return std::unique_ptr<Backend>(
+      std::make_unique<CudaBackend>(card, weights.value(), std::move(model), sharing.value()));
+}
+
+}  // namespace xpyd

@@ -1,0 +1,563 @@
+// Append and every row of cuda_attention_variants(), every element against double precision, and
+// bit for bit across memories, batches and chunks. Host views over a host pool hold the truth; the
+// device gets a copy.
+#include <algorithm>
+#include <set>
+
+#include "attention/attention_cuda.h"
+#include "attention/attention_mma.h"
+#include "attention/attention_reference.h"
+#include "tests/attention/attention_case.h"
+#include "tests/catch.h"
+
+namespace xpyd {
+namespace {
+
+using namespace testing;
+using Variant = CudaAttentionVariant;
+
+template <class T>
+cuda::Memory upload(const T* from, size_t n, cuda::Stream& stream) {
+  size_t bytes = std::max(n * sizeof(T), size_t(16));
+  cuda::Memory staging = cuda::Memory::pinned(bytes);
+  if (n > 0) std::memcpy(staging.data(), from, n * sizeof(T));
+  cuda::Memory memory = cuda::Memory::device(bytes).value();
+  cuda::copy(memory.data(), staging.data(), bytes, stream);
+  stream.wait();
+  return memory;
+}
+template <class T>
+cuda::Memory upload(const std::vector<T>& from, cuda::Stream& stream) {
+  return upload(from.data(), from.size(), stream);
+}
+std::vector<std::byte> download(const cuda::Memory& from, cuda::Stream& stream) {
+  cuda::Memory staging = cuda::Memory::pinned(from.size());
+  cuda::copy(staging.data(), from.data(), from.size(), stream);
+  stream.wait();
+  return {staging.data(), staging.data() + from.size()};
+}
+
+// Floats as an array of `dtype`, and back.
+std::vector<std::byte> as(Dtype dtype, const std::vector<float>& x) {
+  std::vector<std::byte> bytes(x.size() * dtype_bytes(dtype));
+  for (size_t i = 0; i < x.size(); ++i) {
+    bf16 y = to_bf16(x[i]);
+    if (dtype == Dtype::f32) std::memcpy(&bytes[4 * i], &x[i], 4);
+    if (dtype == Dtype::bf16) std::memcpy(&bytes[2 * i], &y, 2);
+  }
+  return bytes;
+}
+std::vector<float> floats(Dtype dtype, const std::vector<std::byte>& bytes, size_t n) {
+  std::vector<float> x(n);
+  for (size_t i = 0; i < n; ++i) {
+    bf16 y = {};
+    if (dtype == Dtype::f32) std::memcpy(&x[i], &bytes[4 * i], 4);
+    if (dtype == Dtype::bf16) std::memcpy(&y, &bytes[2 * i], 2), x[i] = to_f32(y);
+  }
+  return x;
+}
+
+bool is_contiguous(const Cache& cache) { return cache.views[0].contiguous(); }
+
+// A step's tables on the device. An entry of a block table is out of this world unless one of its
+// tokens [first, kv_length) is visible, where `first` is what the step's first query sees.
+struct DeviceStep {
+  cuda::Memory q_offsets, kv_lengths, token_seqs, positions, tables;
+  CudaStep step;
+
+  DeviceStep(const Cache& cache, const std::vector<Part>& parts, int window, cuda::Stream& stream) {
+    std::vector<int32_t> offsets = {0}, lengths, seqs, places, table;
+    int block = cache.layout.block_tokens, stride = 1;
+    for (const Part& part : parts)
+      if (!is_contiguous(cache))
+        stride = std::max(stride, (part.kv_length + block - 1) / block + 2);
+    for (const Part& part : parts) {
+      offsets.push_back(offsets.back() + part.n_q);
+      lengths.push_back(part.kv_length);
+      for (int i = 0; i < part.n_q; ++i) {
+        seqs.push_back(int32_t(lengths.size()) - 1);
+        places.push_back(part.kv_length - part.n_q + i);
+      }
+      int first = window ? std::max(0, part.kv_length - part.n_q - window + 1) : 0;
+      for (int i = 0; i < stride; ++i) {
+        bool used = part.n_q > 0 && (is_contiguous(cache) ||
+                                     (i * block < part.kv_length && (i + 1) * block > first));
+        table.push_back(used ? cache.tables[size_t(part.seq)][size_t(i)] : 0x3fffffff);
+      }
+      step.max_q_tokens = std::max(step.max_q_tokens, part.n_q);
+      step.max_kv_length = std::max(step.max_kv_length, part.kv_length);
+    }
+    q_offsets = upload(offsets, stream), kv_lengths = upload(lengths, stream);
+    token_seqs = upload(seqs, stream), positions = upload(places, stream),
+    tables = upload(table, stream);
+    step.q_offsets = q_offsets.as<int32_t>(), step.kv_lengths = kv_lengths.as<int32_t>();
+    step.token_seqs = token_seqs.as<int32_t>(), step.positions = positions.as<int32_t>();
+    step.block_tables = tables.as<int32_t>();
+    step.table_stride = stride, step.contiguous = is_contiguous(cache);
+    step.n_seqs = int(parts.size()), step.n_tokens = offsets.back();
+  }
+};
+
+// All of one call on the device. The out of a padding sequence does not exist; that of all others
+// starts as NaN.
+struct DeviceCall {
+  cuda::Stream stream;
+  DeviceStep tables;
+  cuda::Memory pool, q, out, workspace;
+  CudaAttentionArgs args;
+  size_t n = 0;
+
+  DeviceCall(const Cache& cache, const std::vector<Part>& parts, const Step& step, Dtype dtype)
+      : tables(cache, parts, step.args.sliding_window, stream), n(step.q.size()) {
+    const KvShape& shape = cache.layout.shape;
+    pool = upload(cache.pool, stream), q = upload(as(dtype, step.q), stream);
+    out = upload(std::vector<std::byte>(n * dtype_bytes(dtype), std::byte{0xff}), stream);
+    size_t floats =
+        cuda_attention_workspace(int(parts.size()), tables.step.n_tokens, step.args.n_heads,
+                                 shape.head_dim, tables.step.max_kv_length);
+    workspace = upload(std::vector<float>(floats, std::nanf("")), stream);
+    args = {.q = q.data(),
+            .out = out.data(),
+            .dtype = dtype,
+            .pool = pool.data(),
+            .layout = cache.layout,
+            .step = tables.step,
+            .layer = step.args.layer,
+            .n_heads = step.args.n_heads,
+            .sliding_window = step.args.sliding_window,
+            .scale = step.args.scale,
+            .workspace = workspace.as<float>()};
+  }
+  std::vector<float> result() { return floats(args.dtype, download(out, stream), n); }
+};
+
+const cuda::Card& card() {
+  static const cuda::Card opened = cuda::open().value();
+  return opened;
+}
+
+bool needs_mma(const Variant& variant) {
+  return std::string(variant.name).find("mma") != std::string::npos;
+}
+
+double cached(const AttentionArgs& args, int s, int kv, int t, int h, int d) {
+  const std::byte* row = args.views[size_t(s)].row(args.layer, kv, t, h);
+  if (args.views[size_t(s)].layout->shape.dtype == Dtype::f32)
+    return double(reinterpret_cast<const float*>(row)[d]);
+  return double(to_f32(reinterpret_cast<const bf16*>(row)[d]));
+}
+
+// The truth of a step, and how far from it each element may be. With u = 2^-24 and n tokens: a
+// score is a chain of head_dim products, |e| <= (head_dim + 4) 2u sum |q k| scale (twice u, for
+// tensor cores truncate); an exponential adds 2^-22 and the rounding of its argument, which is in
+// units of log2, at most 2 u (sum |q k|) scale log2(e) more; each rescaling (32 tokens at least)
+// the same; sums over tokens (n + 8) 2u. Numerator and denominator both have it. Tensor cores take
+// weights rounded to bf16, 2^-8, in the numerator. Last, the rounding to the dtype of out.
+struct Truth {
+  std::vector<float> out;
+  std::vector<double> chain, weighted;  // relative error of f32 sums; sum_t weight |V|
+
+  explicit Truth(Step& step) : chain(step.out.size()), weighted(step.out.size()) {
+    attention_reference(step.args);
+    out = step.out;
+    AttentionArgs absolute = step.args;
+    std::vector<float> sums(out.size());
+    absolute.out = sums.data();
+    attention_reference_over(absolute, [&](int s, int kv, int t, int h, int d) {
+      double x = cached(absolute, s, kv, t, h, d);
+      return kv ? std::abs(x) : x;
+    });
+    std::copy(sums.begin(), sums.end(), weighted.begin());
+    const AttentionArgs& args = step.args;
+    const double u = 0x1p-24;
+    for (size_t s = 0; s < args.views.size(); ++s) {
+      const KvShape& shape = args.views[s].layout->shape;
+      int dim = shape.head_dim, group = args.n_heads / shape.n_kv_heads;
+      for (int i = args.q_offsets[s]; i < args.q_offsets[s + 1]; ++i) {
+        int end = args.kv_lengths[s] - args.q_offsets[s + 1] + i + 1;
+        int begin = args.sliding_window ? std::max(0, end - args.sliding_window) : 0,
+            n = end - begin;
+        for (int h = 0; h < args.n_heads; ++h) {
+          size_t row = (size_t(i) * size_t(args.n_heads) + size_t(h)) * size_t(dim);
+          double magnitude = 0;
+          for (int t = begin; t < end; ++t) {
+            double sum = 0;
+            for (int d = 0; d < dim; ++d)
+              sum += std::abs(double(args.q[row + size_t(d)]) *
+                              cached(args, int(s), 0, t, h / group, d));
+            magnitude = std::max(magnitude, sum * double(args.scale));
+          }
+          double weight = (2 * dim + 16) * u * magnitude + (n / 32 + 3) * 0x1p-22;
+          for (int d = 0; d < dim; ++d) chain[row + size_t(d)] = 2 * weight + 4 * (n + 8) * u;
+        }
+      }
+    }
+  }
+
+  // "" or the first element that is off.
+  std::string compare(const std::vector<float>& got, bool mma, Dtype dtype) const {
+    for (size_t i = 0; i < out.size(); ++i) {
+      double relative =
+          chain[i] + (mma ? 0x1.01p-8 : 0) + (dtype == Dtype::bf16 ? 0x1.01p-8 : 0x1p-24);
+      double bound = relative * weighted[i] + 1e-30;
+      if (!(std::abs(double(got[i]) - double(out[i])) <= bound))
+        return "element " + std::to_string(i) + " of " + std::to_string(out.size()) + ": " +
+               std::to_string(got[i]) + " for " + std::to_string(out[i]) + ", bound " +
+               std::to_string(bound);
+    }
+    return "";
+  }
+};
+
+struct Dtypes {
+  Dtype q, kv;
+};
+constexpr Dtypes kDtypes[] = {
+    {Dtype::f32, Dtype::f32}, {Dtype::bf16, Dtype::bf16}, {Dtype::f32, Dtype::bf16}};
+
+struct Heads {
+  int n_heads, n_kv_heads, head_dim;
+};
+
+void round_q(Step& step, Dtype dtype) {
+  if (dtype == Dtype::bf16)
+    for (float& x : step.q) x = to_f32(to_bf16(x));
+}
+
+// Only what some query of the step sees is ever written: everything else stays NaN.
+void fill_visible(Cache& cache, const std::vector<Part>& parts, int window) {
+  for (const Part& part : parts)
+    if (part.n_q > 0)
+      cache.fill(part.seq, window ? std::max(0, part.kv_length - part.n_q - window + 1) : 0,
+                 part.kv_length);
+}
+
+std::vector<int> lengths_of(const std::vector<Part>& parts) {
+  std::vector<int> lengths;
+  for (const Part& part : parts) lengths.push_back(part.kv_length);
+  return lengths;
+}
+
+bool only_decodes(const std::vector<Part>& parts) {
+  return std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.n_q <= 1; });
+}
+
+// Runs every variant that takes this step; returns how many that were.
+int check_variants(const Heads& heads, const Dtypes& dtypes, const testing::Memory& memory,
+                   const std::vector<Part>& parts, int window, int layer = 0, int n_layers = 1) {
+  KvShape shape = {n_layers, heads.n_kv_heads, heads.head_dim, dtypes.kv};
+  Cache cache(shape, memory, lengths_of(parts));
+  fill_visible(cache, parts, window);
+  Step step(cache, parts, heads.n_heads, layer, window);
+  round_q(step, dtypes.q);
+  Truth truth(step);
+  int ran = 0;
+  for (const Variant& variant : cuda_attention_variants()) {
+    if (variant.phase == Variant::decode && !only_decodes(parts)) continue;
+    DeviceCall call(cache, parts, step, dtypes.q);
+    if (variant.refuses(call.args, card())) continue;
+    variant.run(call.args, call.stream);
+    std::string off = truth.compare(call.result(), needs_mma(variant), dtypes.q);
+    INFO(variant.name << (variant.phase == Variant::decode ? " (decode), " : " (prefill), ")
+                      << memory.name << ", q " << dtype_name(dtypes.q) << ", kv "
+                      << dtype_name(dtypes.kv) << ", heads " << heads.n_heads << "/"
+                      << heads.n_kv_heads << ", dim " << heads.head_dim << ", window " << window);
+    CHECK(off == "");
+    ++ran;
+  }
+  return ran;
+}
+
+std::vector<float> run(const Variant& variant, const Cache& cache, const std::vector<Part>& parts,
+                       Step& step, Dtype dtype) {
+  round_q(step, dtype);
+  DeviceCall call(cache, parts, step, dtype);
+  variant.run(call.args, call.stream);
+  return call.result();
+}
+
+const testing::Memory kPaged16 = kMemories[2];
+
+}  // namespace
+
+TEST_CASE("cuda append: every row lands in its place and nothing else changes",
+          "[cuda][attention]") {
+  std::vector<Part> parts = {{0, 1, 30}, {1, 17, 17}, {2, 0, 12}, {3, 40, 75}};
+  for (const testing::Memory& memory : kMemories)
+    for (Dtype from : {Dtype::f32, Dtype::bf16})
+      for (Dtype to : {Dtype::f32, Dtype::bf16})
+        for (int dim : {5, 8, 64})
+          for (int pad : {0, 7}) {
+            KvShape shape = {2, 3, dim, to};
+            Cache got(shape, memory, lengths_of(parts)), want(shape, memory, lengths_of(parts));
+            // K and V as a fused projection leaves them: V behind K.
+            int width = 3 * dim, stride = 2 * width + pad;
+            std::vector<float> fused(size_t(58 * stride), std::nanf(""));
+            size_t token = 0;
+            for (const Part& part : parts)
+              for (int i = part.kv_length - part.n_q; i < part.kv_length; ++i, ++token)
+                for (int h = 0; h < 3; ++h)
+                  for (int d = 0; d < dim; ++d)
+                    for (int kv = 0; kv < 2; ++kv) {
+                      float x = number(kv + 1, part.seq, 1, i, h, d);
+                      fused[token * size_t(stride) + size_t(kv * width + h * dim + d)] = x;
+                      want.put(part.seq, 1, kv, i, h, d,
+                               from == Dtype::f32 ? x : to_f32(to_bf16(x)));
+                    }
+            cuda::Stream stream;
+            DeviceStep tables(got, parts, 0, stream);
+            cuda::Memory pool = upload(got.pool, stream), rows = upload(as(from, fused), stream);
+            CudaAppendArgs args = {.k = rows.data(),
+                                   .v = rows.data() + size_t(width) * dtype_bytes(from),
+                                   .dtype = from,
+                                   .stride = stride,
+                                   .pool = pool.data(),
+                                   .layout = got.layout,
+                                   .step = tables.step,
+                                   .layer = 1};
+            cuda_append_kv(args, stream);
+            std::vector<std::byte> moved = download(pool, stream);
+            moved.resize(got.pool.size());
+            INFO(memory.name << ", " << dtype_name(from) << " to " << dtype_name(to) << ", dim "
+                             << dim << ", pad " << pad);
+            CHECK(moved == want.pool);
+          }
+}
+
+TEST_CASE("cuda attention: decode at every edge agrees with double precision",
+          "[cuda][attention]") {
+  std::vector<Part> parts;
+  for (int length : {1, 15, 16, 17, 63, 64, 65, 129, 300, 511, 512, 513, 1025})
+    parts.push_back({int(parts.size()), 1, length});
+  parts.push_back({int(parts.size()), 0, 40});
+  parts.push_back({int(parts.size()), 0, 0});
+  const Heads all[] = {{2, 2, 8},  {4, 1, 8},   {2, 2, 64},  {4, 1, 64},
+                       {8, 1, 64}, {1, 1, 128}, {8, 2, 128}, {8, 1, 128}};
+  for (const Heads& heads : all)
+    for (const Dtypes& dtypes : kDtypes) {
+      bool mma = dtypes.q == Dtype::bf16 && dtypes.kv == Dtype::bf16 && heads.head_dim >= 64;
+      CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == (mma ? 5 : 3));
+    }
+}
+
+TEST_CASE("cuda attention: unusual head shapes agree with double precision", "[cuda][attention]") {
+  std::vector<Part> parts = {{0, 1, 70}, {1, 1, 9}};
+  for (const Heads& heads :
+       {Heads{7, 1, 20}, {5, 1, 33}, {12, 1, 24}, {6, 2, 80}, {4, 1, 256}, {20, 1, 64}})
+    for (const Dtypes& dtypes : kDtypes) {
+      bool mma = dtypes.q == Dtype::bf16 && heads.head_dim == 64;
+      CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == (heads.head_dim % 8 ? 2
+                                                                  : mma              ? 5
+                                                                                     : 3));
+    }
+}
+
+TEST_CASE("cuda attention: prefill on a cached prefix agrees with double precision",
+          "[cuda][attention]") {
+  std::vector<Part> parts = {{0, 1, 1},  {1, 15, 15},   {2, 17, 17},  {3, 64, 64}, {4, 65, 65},
+                             {5, 0, 30}, {6, 129, 129}, {7, 40, 300}, {8, 1, 129}, {9, 0, 0}};
+  for (const Heads& heads : {Heads{2, 2, 8}, {2, 1, 64}, {2, 2, 128}, {8, 1, 64}})
+    for (const Dtypes& dtypes : kDtypes) {
+      bool mma = dtypes.q == Dtype::bf16 && dtypes.kv == Dtype::bf16 && heads.head_dim >= 64;
+      if (heads.n_heads == 8 && !mma) continue;
+      CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == (mma ? 2 : 1));
+    }
+  // At most 64 query tokens: the narrow kernel.
+  for (const Heads& heads : {Heads{2, 1, 64}, {1, 1, 128}})
+    CHECK(check_variants(heads, kDtypes[1], kPaged16, {{0, 64, 64}, {1, 13, 100}, {2, 0, 5}}, 0) ==
+          2);
+}
+
+TEST_CASE("cuda attention: sliding windows agree with double precision", "[cuda][attention]") {
+  for (int window : {1, 2, 16, 17, 63, 64, 65, 100, 512, 4000}) {
+    std::vector<Part> decodes = {{0, 1, 50}, {1, 1, 300}, {2, 1, 600}};
+    CHECK(check_variants({4, 1, 64}, kDtypes[1], kPaged16, decodes, window) == 5);
+    CHECK(check_variants({2, 1, 8}, kDtypes[0], kPaged16, decodes, window) == 3);
+    CHECK(check_variants({1, 1, 64}, kDtypes[1], kPaged16, {{0, 70, 70}, {1, 90, 300}}, window) ==
+          2);
+  }
+}
+
+TEST_CASE("cuda attention: every memory, block size and order gives the same bits",
+          "[cuda][attention]") {
+  const std::vector<Part> decodes = {{0, 1, 1}, {1, 1, 77}, {2, 0, 30}, {3, 1, 530}};
+  const std::vector<Part> prefills = {{0, 1, 1}, {1, 77, 77}, {2, 0, 30}, {3, 30, 161}};
+  for (const Variant& variant : cuda_attention_variants())
+    for (const Dtypes& dtypes : kDtypes) {
+      const std::vector<Part>& parts = variant.phase == Variant::decode ? decodes : prefills;
+      for (int window : {0, 40}) {
+        std::vector<float> first;
+        for (const testing::Memory& memory : kMemories) {
+          Cache cache({2, 2, 64, dtypes.kv}, memory, lengths_of(parts));
+          fill_visible(cache, parts, window);
+          Step step(cache, parts, 4, 1, window);
+          DeviceCall call(cache, parts, step, dtypes.q);
+          if (variant.refuses(call.args, card())) break;
+          std::vector<float> got = run(variant, cache, parts, step, dtypes.q);
+          if (first.empty()) {
+            first = got;
+            Truth truth(step);
+            CHECK(truth.compare(got, needs_mma(variant), dtypes.q) == "");
+          }
+          INFO(variant.name << ", " << memory.name << ", window " << window);
+          CHECK(same_bits(got.data(), first.data(), first.size()));
+        }
+      }
+    }
+}
+
+TEST_CASE("cuda attention: bits depend on the query and what it sees alone", "[cuda][attention]") {
+  const int dim = 64, n_heads = 4, n = 140;
+  for (const Variant& variant : cuda_attention_variants())
+    for (const Dtypes& dtypes : kDtypes)
+      for (int window : {0, 50}) {
+        // The same sequence in batches of others; decodes: alone, then between two; prefills:
+        // whole, in chunks.
+        Cache cache({1, 1, dim, dtypes.kv}, kPaged16, {n, 33, 700});
+        for (int s = 0; s < 3; ++s) cache.fill(s, 0, std::vector<int>{n, 33, 700}[size_t(s)]);
+        size_t row = size_t(n_heads) * dim;
+        auto bits = [&](const std::vector<Part>& parts, size_t skip, size_t tokens) {
+          Step step(cache, parts, n_heads, 0, window);
+          std::vector<float> out = run(variant, cache, parts, step, dtypes.q);
+          return std::vector<float>(out.begin() + long(skip * row),
+                                    out.begin() + long((skip + tokens) * row));
+        };
+        Step probe(cache, {{0, 1, n}}, n_heads, 0, window);
+        if (variant.refuses(DeviceCall(cache, {{0, 1, n}}, probe, dtypes.q).args, card())) continue;
+        INFO(variant.name << ", q " << dtype_name(dtypes.q) << ", window " << window);
+        if (variant.phase == Variant::decode) {
+          std::vector<float> alone = bits({{0, 1, n}}, 0, 1);
+          CHECK(bits({{1, 1, 33}, {0, 1, n}, {2, 1, 700}}, 1, 1) == alone);
+          CHECK(bits({{2, 0, 700}, {0, 1, n}}, 0, 1) == alone);
+          continue;
+        }
+        std::vector<float> whole = bits({{0, n, n}}, 0, n);
+        for (int chunk : {1, 13, 64, 100}) {
+          if (chunk == 1 && dtypes.q == Dtype::f32) continue;
+          std::vector<float> pieces;
+          for (int end = 0; end < n;) {
+            int take = chunk == 1 && end == 0 ? n - 3 : std::min(chunk, n - end);
+            end += take;
+            std::vector<float> piece = bits({{1, 20, 33}, {0, take, end}}, 20, size_t(take));
+            pieces.insert(pieces.end(), piece.begin(), piece.end());
+          }
+          CHECK(same_bits(pieces.data(), whole.data(), whole.size()));
+        }
+      }
+}
+
+TEST_CASE("cuda attention: a captured step runs with other lengths under its bounds",
+          "[cuda][attention]") {
+  Heads heads = {4, 1, 64};
+  for (const Variant& variant : cuda_attention_variants()) {
+    std::vector<Part> large = {{0, 1, 600}, {1, 1, 1100}, {2, 1, 90}},
+                      small = {{0, 1, 33}, {1, 0, 0}, {2, 1, 540}};
+    Cache cache({1, 1, 64, Dtype::bf16}, kPaged16, {600, 1100, 540});
+    fill_visible(cache, small, 0);
+    Step step(cache, small, heads.n_heads, 0, 0);
+    round_q(step, Dtype::bf16);
+    Truth truth(step);
+    Step bounds(cache, large, heads.n_heads, 0, 0);
+    DeviceCall call(cache, large, bounds, Dtype::bf16);
+    cuda::Graph graph =
+        cuda::Graph::capture(call.stream, [&] { variant.run(call.args, call.stream); });
+    DeviceCall now(cache, small, step, Dtype::bf16);
+    auto move = [&](const cuda::Memory& to, const cuda::Memory& from) {
+      cuda::copy(to.data(), from.data(), std::min(to.size(), from.size()), call.stream);
+    };
+    // The graph's stride is that of the larger step, so are its tables.
+    std::vector<int32_t> table(size_t(3 * call.args.step.table_stride), 0x3fffffff);
+    for (size_t s : {size_t(0), size_t(2)})
+      std::copy_n(cache.tables[s].begin(), size_t((small[s].kv_length + 15) / 16),
+                  table.begin() + long(s) * call.args.step.table_stride);
+    cuda::Memory tables = upload(table, call.stream);
+    move(call.tables.tables, tables);
+    move(call.tables.q_offsets, now.tables.q_offsets),
+        move(call.tables.kv_lengths, now.tables.kv_lengths);
+    move(call.tables.token_seqs, now.tables.token_seqs),
+        move(call.tables.positions, now.tables.positions);
+    move(call.q, now.q);
+    graph.launch(call.stream);
+    std::vector<float> got = call.result();
+    INFO(variant.name);
+    CHECK(truth.compare(got, needs_mma(variant), Dtype::bf16) == "");
+    CHECK(std::all_of(got.begin() + long(step.q.size()), got.end(),
+                      [](float x) { return std::isnan(x); }));
+  }
+}
+
+TEST_CASE("cuda attention: huge scores give a one-hot weight, not NaN", "[cuda][attention]") {
+  for (const Variant& variant : cuda_attention_variants()) {
+    Cache cache({1, 1, 64, Dtype::bf16}, kPaged16, {700});
+    cache.fill(0, 0, 700);
+    for (int d = 0; d < 64; ++d)
+      cache.put(0, 0, 0, 333, 0, d, 1000.0f), cache.put(0, 0, 0, 5, 0, d, -1000.0f);
+    Step step(cache, {{0, 1, 700}}, 1, 0, 0);
+    for (float& q : step.q) q = 1000.0f;
+    std::vector<float> got = run(variant, cache, {{0, 1, 700}}, step, Dtype::bf16);
+    INFO(variant.name);
+    // The one weight is 2^rounding rather than 1 on tensor cores: its bf16 in the numerator, itself
+    // below.
+    double bound = needs_mma(variant) ? 0x1.02p-7 : 0;
+    for (int d = 0; d < 64; ++d) {
+      float want = to_f32(to_bf16(v_number(0, 0, 333, 0, d)));
+      CHECK(std::abs(got[size_t(d)] - want) <= bound * std::abs(want));
+    }
+  }
+}
+
+// Banks: 32 of 4 bytes; a quarter of a warp reads or writes 8 pieces of 16 bytes at once.
+template <int kDim>
+void check_banks() {
+  using cuda::attention::in_step, cuda::attention::swizzled;
+  constexpr int kPieces = kDim / 8;
+  auto group = [](int element) { return element / 8 % 8; };
+  std::set<int> places;
+  for (int row = 0; row < 64; ++row)
+    for (int piece = 0; piece < kPieces; ++piece) {
+      places.insert(swizzled<kDim>(row, piece));
+      CHECK(in_step(swizzled<kDim>(row, piece % 2), piece / 2) == swizzled<kDim>(row, piece));
+    }
+  CHECK(int(places.size()) == 64 * kPieces);
+  CHECK(*places.rbegin() == (64 * kPieces - 1) * 8);
+  for (int first = 0; first < 64; first += 8)
+    for (int piece = 0; piece < kPieces; ++piece) {
+      std::set<int> one_matrix, one_row;
+      for (int i = 0; i < 8; ++i) one_matrix.insert(group(swizzled<kDim>(first + i, piece)));
+      for (int i = 0; i < 8; ++i) one_row.insert(group(swizzled<kDim>(first, piece / 8 * 8 + i)));
+      CHECK(one_matrix.size() == 8);
+      CHECK(one_row.size() == 8);
+    }
+}
+
+TEST_CASE("cuda attention: tiles in shared memory have no bank conflicts", "[cuda][attention]") {
+  check_banks<64>();
+  check_banks<128>();
+}
+
+TEST_CASE("cuda attention: what is not verified is never a default, and refusals say why",
+          "[cuda][attention]") {
+  CudaAttentionArgs args;
+  args.dtype = Dtype::bf16, args.layout.shape = {1, 1, 128, Dtype::bf16}, args.n_heads = 4;
+  for (auto phase : {Variant::prefill, Variant::decode}) {
+    const Variant& chosen = default_cuda_attention(phase, args, card());
+    CHECK(chosen.phase == phase);
+    CHECK(chosen.verified);
+    CHECK(chosen.refuses(args, card()) == nullptr);
+  }
+  for (const Variant& variant : cuda_attention_variants()) {
+    if (!needs_mma(variant)) continue;
+    CHECK(variant.refuses(args, card()) == nullptr);
+    CudaAttentionArgs other = args;
+    other.dtype = Dtype::f32;
+    CHECK(std::string(variant.refuses(other, card())) == "needs bf16 queries");
+    other = args;
+    other.layout.shape.dtype = Dtype::f32;
+    CHECK(std::string(variant.refuses(other, card())) == "needs bf16 KV");
+    other = args;
+    other.layout.shape.head_dim = 96;
+    CHECK(std::string(variant.refuses(other, card())) == "needs head_dim 64 or 128");
+  }
+}
+
+}  // namespace xpyd

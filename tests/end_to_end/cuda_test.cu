@@ -1,0 +1,124 @@
+// The spine (parity_test.cc) on CUDA: one logits hash per card, whatever manages memory, schedules,
+// splits and moves; and the CPU's tokens.
+#include <cstdio>
+
+#include "base/device_cuda.h"
+#include "experiments/gpu/rounds.h"
+#include "model/model_cuda.h"
+#include "model/weights.h"
+#include "tests/catch.h"
+#include "tests/end_to_end/cuda_parity.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing {
+namespace {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kStride = 97;
+#else
+constexpr int kStride =
+    7;  // of 480 combinations; coprime with every factor, so that each value occurs
+#endif
+
+struct OnCuda {
+  cuda::Card card = cuda::open().value();
+  std::unique_ptr<Device> device = make_cuda_device();
+  std::shared_ptr<const CudaWeights> weights;
+  OnCuda() {
+    cuda::Stream stream;
+    weights = upload_weights(*tiny_weights(), stream).value();
+  }
+  void put(TinySetup& setup, bool graphs) {
+    setup.device = device.get();
+    setup.make_model = [this, graphs](const TinySetup& s,
+                                      DeviceQueue& queue) -> Result<std::unique_ptr<Model>> {
+      CudaModelOptions options{.max_step_tokens = std::max(s.step_tokens, s.max_batch),
+                               .max_logits = s.max_batch,
+                               .max_seqs = s.max_batch,
+                               .decode_attention = "naive",
+                               .graphs = graphs};
+      options.prefill_attention = "naive";
+      auto model = make_cuda_llama(weights, card, stream_of(queue), options);
+      if (!model) return model.error();
+      return Result<std::unique_ptr<Model>>(std::move(model).value());
+    };
+  }
+};
+
+struct Outcome {
+  uint64_t hash = 0;
+  std::vector<std::vector<int32_t>> tokens;
+};
+
+Outcome run(const TinySetup& setup) {
+  TinyCluster tiny(setup);
+  uint64_t id = 0;
+  auto prompts = ragged_prompts();
+  for (const auto& prompt : prompts) REQUIRE(tiny.submit(tiny_request(id++, prompt, 6)).ok());
+  tiny.run();
+  REQUIRE(tiny.recorder->ended() == int(prompts.size()));
+  for (const auto& instance : tiny.cluster->instances())
+    instance->memory().check_invariants(tiny.cluster->stats().shared_pool == false);
+  Outcome outcome{tiny.cluster->logits_hash(), {}};
+  for (uint64_t i = 0; i < id; ++i) outcome.tokens.push_back(tiny.recorder->choice(i).tokens);
+  return outcome;
+}
+
+}  // namespace
+
+void check_cuda_parity(int stride) {
+  OnCuda cuda;
+  TinySetup first{
+      .scheme = "contiguous", .batching = "static", .prefix_cache = false, .step_tokens = 2048};
+  Outcome on_cpu = run(first);
+  cuda.put(first, false);
+  Outcome expected = run(first);
+  CHECK(expected.tokens == on_cpu.tokens);
+  int index = 0, ran = 0;
+  for (const char* topology : {"1C", "1P1D", "2P2D"})
+    for (auto& [scheme, block] :
+         {std::pair{"contiguous", 16}, {"paged", 1}, {"paged", 16}, {"paged", 64}})
+      for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
+        for (auto& [batching, step] :
+             {std::pair{"prefill_first", 2048}, {"chunked", 7}, {"chunked", 64}})
+          for (const char* transport : {"local", "handoff"})
+            for (StreamKv stream : {StreamKv::layer, StreamKv::request})
+              for (bool prefix : {false, true})
+                for (bool graphs : {false, true}) {
+                  if (index++ % stride != 0) continue;
+                  TinySetup setup{.topology = topology,
+                                  .scheme = scheme,
+                                  .batching = batching,
+                                  .transport = transport};
+                  setup.order = order;
+                  setup.stream_kv = stream;
+                  setup.block_tokens = block;
+                  setup.prefix_cache = prefix;
+                  setup.step_tokens = step;
+                  setup.pool_bytes = scheme == std::string("contiguous") ? 3 << 20 : 1 << 19;
+                  cuda.put(setup, graphs);
+                  INFO(setup.describe() << (graphs ? ", graphs" : ""));
+                  Outcome got = run(setup);
+                  CHECK(got.tokens == expected.tokens);
+                  REQUIRE(got.hash == expected.hash);
+                  ++ran;
+                }
+  std::printf("cuda parity on %s: %d of %d combinations have the hash %016llx\n",
+              cuda.card.name.c_str(), ran, index, static_cast<unsigned long long>(expected.hash));
+}
+
+namespace {
+
+TEST_CASE("cuda parity: one hash for memory, batching, topology and wire, and the CPU's tokens",
+          "[cuda][parity]") {
+  check_cuda_parity(kStride);
+}
+
+TEST_CASE("gpu report: its tiny run finds every result right", "[cuda][report]") {
+  char name[] = "xpyd_gpu_report", tiny[] = "--tiny";
+  char* words[] = {name, tiny};
+  CHECK(gpu::run(2, words) == 0);
+}
+
+}  // namespace
+}  // namespace xpyd::testing

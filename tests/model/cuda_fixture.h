@@ -1,0 +1,110 @@
+// What the tests of the model on CUDA share: arrays to the card and back, a model of a folder
+// there, and KV in device memory.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/cuda.h"
+#include "model/model_cuda.h"
+#include "tests/model/model_fixture.h"
+
+namespace xpyd::testing {
+
+template <class T>
+cuda::Memory to_card(const std::vector<T>& from, cuda::Stream& stream) {
+  const size_t bytes = std::max(from.size() * sizeof(T), size_t(16));
+  cuda::Memory staging = cuda::Memory::pinned(bytes);
+  if (!from.empty()) std::memcpy(staging.data(), from.data(), from.size() * sizeof(T));
+  cuda::Memory memory = cuda::Memory::device(bytes).value();
+  cuda::copy(memory.data(), staging.data(), bytes, stream);
+  stream.wait();
+  return memory;
+}
+
+template <class T>
+std::vector<T> from_card(const void* from, size_t n, cuda::Stream& stream) {
+  if (n == 0) return {};
+  cuda::Memory staging = cuda::Memory::pinned(n * sizeof(T));
+  cuda::copy(staging.data(), from, n * sizeof(T), stream);
+  stream.wait();
+  return {staging.as<T>(), staging.as<T>() + n};
+}
+
+// n floats as an array of `dtype` on the card, and back. What came back was rounded.
+inline cuda::Memory floats_to_card(const std::vector<float>& from, Dtype dtype,
+                                   cuda::Stream& stream) {
+  if (dtype == Dtype::f32) return to_card(from, stream);
+  std::vector<bf16> rounded(from.size());
+  std::transform(from.begin(), from.end(), rounded.begin(), to_bf16);
+  return to_card(rounded, stream);
+}
+inline std::vector<float> floats_from_card(const void* from, size_t n, Dtype dtype,
+                                           cuda::Stream& stream) {
+  if (dtype == Dtype::f32) return from_card<float>(from, n, stream);
+  const std::vector<bf16> rounded = from_card<bf16>(from, n, stream);
+  std::vector<float> values(n);
+  std::transform(rounded.begin(), rounded.end(), values.begin(), to_f32);
+  return values;
+}
+
+// A model of a folder on the card, beside the host's model of the same weights.
+struct CudaLoaded {
+  CudaLoaded(const std::string& dir, CudaModelOptions options = small(), LoadOptions load = {})
+      : host(dir, load, 1, options.max_step_tokens), card(cuda::open().value()) {
+    auto uploaded = upload_weights(*host.weights, stream);
+    INFO((uploaded ? "" : uploaded.error().message));
+    REQUIRE(uploaded.ok());
+    weights = uploaded.value();
+    model = make(options);
+  }
+  std::unique_ptr<CudaModel> make(const CudaModelOptions& options) {
+    auto made = make_cuda_llama(weights, card, stream, options);
+    INFO((made ? "" : made.error().message));
+    REQUIRE(made.ok());
+    return std::move(made).value();
+  }
+  // One attention kernel for both phases: then the chunking cannot show.
+  static CudaModelOptions small() {
+    return {.max_step_tokens = 64,
+            .max_logits = 64,
+            .max_seqs = 8,
+            .prefill_attention = "naive",
+            .decode_attention = "naive"};
+  }
+  LoadedModel host;
+  cuda::Card card;
+  cuda::Stream stream;
+  std::shared_ptr<const CudaWeights> weights;
+  std::unique_ptr<CudaModel> model;
+};
+
+// KV of up to n_seqs sequences of max_tokens tokens on the card, all NaN at first. block_tokens 0:
+// contiguous slots; else blocks scattered over the pool.
+struct CudaKv {
+  CudaKv(const Model& model, cuda::Stream& stream, int max_tokens, int n_seqs = 1,
+         int block_tokens = 0, KvOrder order = KvOrder::layer_major, Dtype dtype = Dtype::f32)
+      : blocks_per_seq(block_tokens ? (max_tokens + block_tokens - 1) / block_tokens : 1),
+        layout{kv_shape(model.config(), dtype), order, block_tokens ? block_tokens : max_tokens,
+               blocks_per_seq * n_seqs},
+        pool(cuda::Memory::device(layout.pool_bytes()).value()),
+        contiguous(block_tokens == 0) {
+    cuda::fill(pool.data(), 0xff, pool.size(), stream);
+    int step = 7;  // coprime to the number of blocks: a permutation
+    while (std::gcd(step, layout.n_blocks) != 1) ++step;
+    for (int i = 0; i < layout.n_blocks; ++i) tables.push_back((i * step + 1) % layout.n_blocks);
+  }
+  KvView view(int seq = 0) const {
+    const int32_t* table = tables.data() + seq * blocks_per_seq;
+    return {pool.data(), &layout, contiguous ? nullptr : table, contiguous ? *table : 0};
+  }
+  int blocks_per_seq;
+  KvLayout layout;
+  cuda::Memory pool;
+  bool contiguous;
+  std::vector<int32_t> tables;  // [n_seqs, blocks_per_seq]
+};
+
+}  // namespace xpyd::testing

@@ -1,0 +1,326 @@
+// base/cuda.h over the interpreter. Work on a stream is done when the call that enqueues it
+// returns, except inside a capture, where it is kept for Graph::launch, and on late streams, where
+// it waits to be waited for.
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "base/cuda.h"
+
+using xpyd::cuda::simt::host_fault;
+using Work = std::function<void()>;
+using Recording = std::vector<Work>;
+
+// What late streams have not done yet. One lock for all: a stream may have to run another's work.
+struct Queue {
+  std::deque<Work> works;
+  uint64_t n_done = 0;
+  uint64_t end() const { return n_done + works.size(); }
+};
+struct Moment {  // that an event recorded
+  std::shared_ptr<Queue> queue;
+  uint64_t end = 0;  // done when queue->n_done is that
+  std::chrono::steady_clock::time_point time{};
+};
+struct CUstream_st {
+  Recording* recording = nullptr;  // of the capture that this stream is part of
+  std::shared_ptr<Queue> queue = std::make_shared<Queue>();
+};
+struct CUevent_st {
+  bool timing = false;
+  Recording* recording = nullptr;  // recorded inside this capture
+  std::shared_ptr<Moment> moment;
+};
+
+namespace xpyd::cuda {
+
+namespace {
+
+// Live device and pinned memory of the process, and how much of the former there may be.
+struct Registry {
+  std::mutex mutex;
+  std::map<const std::byte*, std::pair<size_t, bool>> ranges;  // begin -> bytes, pinned
+  size_t limit = default_limit, used = 0;
+  std::atomic<uint64_t> generation = 1;
+  static constexpr size_t default_limit = size_t{1} << 30;
+
+  bool contains(const void* at, size_t bytes, const std::byte** begin = nullptr,
+                size_t* range_bytes = nullptr) {
+    auto p = static_cast<const std::byte*>(at);
+    std::lock_guard lock(mutex);
+    auto after = ranges.upper_bound(p);
+    if (after == ranges.begin()) return false;
+    auto& [first, range] = *std::prev(after);
+    if (size_t(p - first) > range.first || bytes > range.first - size_t(p - first)) return false;
+    if (begin) *begin = first, *range_bytes = range.first;
+    return true;
+  }
+  void add(const std::byte* begin, size_t bytes, bool pinned) {
+    std::lock_guard lock(mutex);
+    ranges[begin] = {bytes, pinned};
+    generation.fetch_add(1);
+  }
+  void remove(const std::byte* begin) {
+    std::lock_guard lock(mutex);
+    auto it = ranges.find(begin);
+    XPYD_CHECK(it != ranges.end());
+    if (!it->second.second) used -= it->second.first;
+    ranges.erase(it);
+    generation.fetch_add(1);
+  }
+};
+Registry& registry() {
+  static Registry instance;
+  return instance;
+}
+
+thread_local CUstream_st* captured = nullptr;   // the stream that this thread captures
+thread_local std::vector<CUstream_st*> joined;  // and those that an event of the capture drew in
+
+void refuse_in_capture(const char* what) {
+  if (captured) host_fault(std::string(what) + " inside a capture");
+}
+void check_memory(const void* at, size_t bytes, const char* what) {
+  if (bytes > 0 && !registry().contains(at, bytes))
+    host_fault(std::string(what) + ": " + std::to_string(bytes) +
+               " bytes that are neither device nor pinned memory");
+}
+struct Late {
+  std::recursive_mutex mutex;
+  std::atomic<bool> on = [] {
+    const char* value = std::getenv("XPYD_SIMT_LATE");
+    return value && *value == '1';
+  }();
+  std::vector<std::weak_ptr<Queue>> queues;  // all that ever kept work
+
+  void push(const std::shared_ptr<Queue>& queue, Work work) {
+    std::lock_guard lock(mutex);
+    if (queue->end() == 0) queues.push_back(queue);
+    queue->works.push_back(std::move(work));
+  }
+  // True when nothing was left to do.
+  bool drain(Queue& queue, uint64_t end) {
+    std::lock_guard lock(mutex);
+    bool nothing = queue.n_done >= end;
+    while (queue.n_done < end) {
+      Work work = std::move(queue.works.front());
+      queue.works.pop_front();
+      ++queue.n_done;
+      work();
+    }
+    return nothing;
+  }
+  bool drain(Queue& queue) {
+    std::lock_guard lock(mutex);
+    return drain(queue, queue.end());
+  }
+  void drain_all() {
+    std::lock_guard lock(mutex);
+    std::erase_if(queues, [](const auto& queue) { return queue.expired(); });
+    auto live = queues;
+    for (const auto& weak : live)
+      if (auto queue = weak.lock()) drain(*queue);
+  }
+};
+Late& late() {
+  static Late instance;
+  return instance;
+}
+
+void enqueue(cudaStream_t stream, Work work) {
+  if (simt::keeps_work(stream))
+    simt::keep(stream, std::move(work));
+  else
+    work();
+}
+
+}  // namespace
+
+namespace simt {
+
+bool keeps_work(cudaStream_t stream) { return stream->recording || late().on.load(); }
+void keep(cudaStream_t stream, Work work) {
+  if (stream->recording)
+    stream->recording->push_back(std::move(work));
+  else
+    late().push(stream->queue, std::move(work));
+}
+void set_late_streams(bool on) {
+  late().on = on;
+  if (!on) late().drain_all();
+}
+
+void set_device_memory_limit(size_t bytes) {
+  std::lock_guard lock(registry().mutex);
+  registry().limit = bytes ? bytes : Registry::default_limit;
+}
+size_t device_memory_used() {
+  std::lock_guard lock(registry().mutex);
+  return registry().used;
+}
+bool is_device_memory(const void* begin, size_t bytes) {
+  // Kernels ask for every 16 bytes: remember the last range.
+  thread_local const std::byte* first = nullptr;
+  thread_local size_t range_bytes = 0;
+  thread_local uint64_t generation = 0;
+  uint64_t now = registry().generation.load();
+  size_t offset = size_t(static_cast<const std::byte*>(begin) - first);
+  if (generation == now && offset < range_bytes && bytes <= range_bytes - offset) return true;
+  generation = now;
+  return registry().contains(begin, bytes, &first, &range_bytes);
+}
+
+}  // namespace simt
+
+Result<Card> open() {
+  Card card;
+  card.name = "SIMT interpreter";
+  card.major = 8;
+  card.minor = 0;
+  card.n_sms = 4;
+  std::lock_guard lock(registry().mutex);
+  card.memory_bytes = registry().limit;
+  card.free_bytes = registry().limit - std::min(registry().limit, registry().used);
+  card.max_shared_bytes = 227 * 1024;
+  card.driver = card.runtime = 13000;
+  return card;
+}
+
+cudaStream_t simt::make_stream() { return new CUstream_st; }
+Stream::Stream(bool) : handle_(simt::make_stream()) {}
+Stream::~Stream() {
+  late().drain(*handle_->queue);
+  delete handle_;
+}
+void Stream::wait() {
+  refuse_in_capture("waiting for a stream");
+  late().drain(*handle_->queue);
+}
+// On a late stream the first to ask hears "no".
+bool Stream::done() const {
+  refuse_in_capture("asking a stream");
+  return late().drain(*handle_->queue);
+}
+
+Event::Event(bool timing) : handle_(new CUevent_st{.timing = timing}) {}
+Event::~Event() { delete handle_; }
+void Event::record(Stream& stream) {
+  handle_->recording = stream.handle()->recording;
+  if (handle_->recording) return;
+  auto moment = handle_->moment = std::make_shared<Moment>();
+  enqueue(stream.handle(), [moment] { moment->time = std::chrono::steady_clock::now(); });
+  std::lock_guard lock(late().mutex);
+  moment->queue = stream.handle()->queue;
+  moment->end = moment->queue->end();
+}
+bool Event::done() const {
+  refuse_in_capture("asking an event");
+  if (handle_->recording) host_fault("asking an event that a capture recorded");
+  return !handle_->moment || late().drain(*handle_->moment->queue, handle_->moment->end);
+}
+void Event::wait() const {
+  refuse_in_capture("waiting for an event");
+  if (handle_->recording) host_fault("waiting for an event that a capture recorded");
+  if (handle_->moment) late().drain(*handle_->moment->queue, handle_->moment->end);
+}
+void Event::hold(Stream& stream) const {
+  Recording*& other = stream.handle()->recording;
+  if (!handle_->recording) {
+    if (other) return host_fault("an event from outside held by a stream inside a capture");
+    if (!handle_->moment || !late().on) return;
+    return late().push(stream.handle()->queue,
+                       [moment = handle_->moment] { late().drain(*moment->queue, moment->end); });
+  }
+  if (other == handle_->recording) return;
+  if (other) return host_fault("an event of one capture held by a stream of another");
+  other = handle_->recording;
+  joined.push_back(stream.handle());
+}
+double Event::seconds(const Event& begin, const Event& end) {
+  XPYD_CHECK(begin.handle_->timing && end.handle_->timing);
+  XPYD_CHECK(begin.handle_->moment && end.handle_->moment);
+  return std::chrono::duration<double>(end.handle_->moment->time - begin.handle_->moment->time)
+      .count();
+}
+
+Graph::~Graph() { delete static_cast<std::shared_ptr<Recording>*>(handle_); }
+void Graph::begin_capture(Stream& stream) {
+  XPYD_CHECK(!captured, "one capture per thread at a time");
+  captured = stream.handle();
+  captured->recording = new Recording;
+}
+Graph Graph::end_capture(Stream& stream) {
+  XPYD_CHECK(captured == stream.handle());
+  Graph graph;
+  graph.handle_ = new std::shared_ptr<Recording>(captured->recording);
+  captured->recording = nullptr;
+  for (CUstream_st* other : joined) other->recording = nullptr;
+  joined.clear();
+  captured = nullptr;
+  return graph;
+}
+void Graph::launch(Stream& stream) const {
+  XPYD_CHECK(handle_);
+  XPYD_CHECK(!stream.handle()->recording, "a graph launched inside a capture");
+  enqueue(stream.handle(), [recording = *static_cast<std::shared_ptr<Recording>*>(handle_)] {
+    for (const Work& work : *recording) work();
+  });
+}
+
+Result<Memory> Memory::device(size_t bytes) {
+  refuse_in_capture("allocating");
+  Registry& r = registry();
+  {
+    std::lock_guard lock(r.mutex);
+    if (bytes > r.limit - std::min(r.limit, r.used))
+      return Error{ErrorCode::unavailable,
+                   "out of device memory: " + std::to_string(bytes) + " bytes asked for, " +
+                       std::to_string(r.limit - std::min(r.limit, r.used)) + " free"};
+    r.used += bytes;
+  }
+  Memory memory;
+  memory.bytes_ = bytes;
+  memory.data_ = static_cast<std::byte*>(
+      std::aligned_alloc(256, std::max<size_t>(1, (bytes + 255) / 256) * 256));
+  XPYD_CHECK(memory.data_);
+  std::memset(memory.data_, 0xff, bytes);  // NaN in every float type
+  r.add(memory.data_, bytes, false);
+  return memory;
+}
+Memory Memory::pinned(size_t bytes) {
+  refuse_in_capture("allocating");
+  Memory memory;
+  memory.bytes_ = bytes;
+  memory.pinned_ = true;
+  memory.data_ = static_cast<std::byte*>(
+      std::aligned_alloc(256, std::max<size_t>(1, (bytes + 255) / 256) * 256));
+  XPYD_CHECK(memory.data_);
+  registry().add(memory.data_, bytes, true);
+  return memory;
+}
+Memory::~Memory() {
+  if (!data_) return;
+  late().drain_all();  // as cudaFree and cudaFreeHost do
+  registry().remove(data_);
+  std::free(data_);
+}
+
+void copy(void* destination, const void* source, size_t bytes, Stream& stream) {
+  enqueue(stream.handle(), [=] {
+    check_memory(destination, bytes, "copy to");
+    check_memory(source, bytes, "copy from");
+    if (bytes > 0) std::memmove(destination, source, bytes);
+  });
+}
+void fill(void* destination, int byte, size_t bytes, Stream& stream) {
+  enqueue(stream.handle(), [=] {
+    check_memory(destination, bytes, "fill");
+    if (bytes > 0) std::memset(destination, byte, bytes);
+  });
+}
+
+}  // namespace xpyd::cuda

@@ -1,0 +1,122 @@
+// The inside of the interpreter: one Machine per host thread, with its fibres and the block that
+// runs.
+#pragma once
+
+#include <boost/context/detail/fcontext.hpp>
+#include <memory>
+
+#include "simt.h"
+
+namespace xpyd::cuda::simt {
+
+inline constexpr size_t max_block_threads = 1024, max_shared_bytes = 227 * 1024;
+
+struct Abandon {};  // unwinds a fibre of a launch that has faulted
+
+// What is known of two bytes of shared memory since the last barrier. Epochs count barriers of the
+// block; who = warp << 24 | lane << 16 | number of __syncwarps, in which warp, lane may be `many`.
+struct Cell {
+  uint32_t write_epoch = 0, writer = 0, read_epoch = 0, reader = 0;
+};
+inline constexpr uint32_t under_way = ~0u;  // write_epoch of bytes that cp.async has not delivered
+
+struct AsyncCopy {
+  std::byte* to;
+  uint4 value;
+  int group;
+};
+
+enum class State : uint8_t { ready, at_barrier, at_collective, done };
+
+struct Fibre;
+struct Machine;
+struct Warp {
+  unsigned lanes = 0, waiting = 0, done = 0;  // masks
+  uint32_t epoch = 0;                         // __syncwarps so far
+  Fibre* lane[32];
+};
+
+struct Fibre : Thread {
+  boost::context::detail::fcontext_t context = nullptr;
+  std::byte* stack = nullptr;  // null: the host's own stack
+  const void* stack_bottom = nullptr;
+  size_t stack_bytes = 0;
+  void* fake_stack = nullptr;  // of AddressSanitizer
+
+  Machine* machine = nullptr;
+  int lane = 0;
+  Warp* warp = nullptr;
+  uint32_t who_base = 0;
+  State state = State::done;
+  Where where;  // of its wait
+  Collective kind{};
+  unsigned mask = 0;
+  void* arguments = nullptr;  // of its collective
+  std::vector<AsyncCopy> copies;
+  int group = 0;  // of cp.async, open
+
+  uint32_t who() const { return who_base | (warp->epoch & 0xffff); }
+};
+
+struct Machine {
+  Machine();
+  ~Machine();
+  Machine(const Machine&) = delete;
+  void run(const char* name, dim3 grid, dim3 block, size_t shared, Body body, const void* context);
+
+  // Called by fibres.
+  void wait(Fibre& fibre, State state, Where where);
+  void wake(Fibre& fibre);
+  [[noreturn]] void fault(const Fibre& fibre, const std::string& what, Where where);
+
+  const char* kernel = nullptr;
+  BlockShape shape{};
+  size_t n_threads = 0, shared_bytes = 0;
+  bool forward = true;  // the order in which this block's threads start and wake
+  std::byte* shared = nullptr;
+  std::vector<Cell> cells;
+  uint32_t epoch = 1, block_epoch = 1;
+
+  // The barrier under way.
+  size_t n_at_barrier = 0;
+  Where barrier_where;
+  Vote barrier_vote{};
+  int n_true = 0, barrier_result = 0;
+
+  std::vector<std::unique_ptr<Fibre>> fibres;
+  std::vector<Warp> warps;
+
+ private:
+  void add_fibre();
+  void run_block();
+  void report(const std::string& what);
+  void abandon();
+  void stuck();
+  Fibre& next();
+  static void switch_to(Fibre& from, Fibre& to);
+  static void arrive(Fibre& me, boost::context::detail::transfer_t from);
+  static void enter(boost::context::detail::transfer_t from);
+
+  Fibre host_;
+  std::vector<Fibre*> ready_;  // a stack: a warp's lanes run close together
+  size_t n_live_ = 0;
+  bool abandoned_ = false;
+  Body body_ = nullptr;
+  const void* body_context_ = nullptr;
+  uint64_t n_launches_ = 0;
+};
+
+inline Fibre& running() { return *static_cast<Fibre*>(self); }
+inline bool same_place(Where a, Where b) {
+  return a.line() == b.line() && a.column() == b.column() &&
+         (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
+}
+std::string place_name(Where where);  // file:line
+std::string thread_name(const uint3& index);
+const char* collective_name(Collective kind);
+
+// Waits until all lanes of `mask` are at the same collective; the last to arrive runs `complete`.
+void collective(Collective kind, unsigned mask, void* arguments,
+                void (*complete)(Machine&, Warp&, unsigned mask), Where where);
+
+}  // namespace xpyd::cuda::simt

@@ -1,0 +1,507 @@
+// The interpreter's checks: each planted fault is caught, and its corrected twin (planted = 0) runs
+// clean.
+#include <algorithm>
+#include <functional>
+#include <thread>
+
+#include "base/cuda.h"
+#include "base/cuda_kernel.h"
+#include "tests/catch.h"
+
+namespace xpyd {
+namespace {
+
+using cuda::simt::FaultCatcher;
+
+std::string faults_of(const std::function<void()>& run) {
+  FaultCatcher catcher;
+  run();
+  std::string all;
+  for (const std::string& fault : catcher.faults()) all += fault + "\n";
+  return all;
+}
+
+struct Planted {
+  const char* name;
+  void (*kernel)(int planted, float* out);  // out: [256], device
+  int planted;
+  const char* message;  // part of the fault
+  unsigned block = 64;
+  size_t shared_bytes = 1024;
+  unsigned grid = 1;
+};
+
+// --- Bounds.
+
+__global__ void index_past_end(int planted, float* out) {
+  cuda::Carver carver;
+  auto a = carver.take<float>(64);
+  auto b = carver.take<float>(64);
+  int t = threadIdx.x;
+  a[t] = b[t] = 0;
+  out[t] = a[planted == 1 ? t + 1 : planted == 2 ? t - 1 : t];
+  if (planted == 3) out[t] = a.at(60, 5)[0];
+  if (planted == 4 && t == 0) out[t] = float(cuda::load_16(a, 62).x);
+  if (planted == 5) a[t + 64] = 1;
+  if (planted == 6 && t == 0) cuda::store_16(a, 2, uint4{});
+}
+
+__global__ void carve(int planted, float* out) {
+  cuda::Carver carver;
+  auto a = carver.take<float>(planted ? 257 : 256);
+  for (int i = threadIdx.x; i < a.n; i += int(blockDim.x)) a[i] = 1;
+  out[threadIdx.x] = a[threadIdx.x];
+}
+
+// --- Races.
+
+__global__ void share(int planted, float* out) {
+  cuda::Carver carver;
+  auto a = carver.take<float>(64);
+  int t = threadIdx.x;
+  a[t] = 0;
+  __syncthreads();
+  a[t] = float(t);
+  if (planted != 1) __syncthreads();
+  float other = a[63 - t];  // 1: read without a barrier after the write
+  if (planted != 2) __syncthreads();
+  a[t] = other;                        // 2: written without a barrier after the read
+  if (planted == 3) a[63] = 0;         // 3: by all
+  if (planted == 4) a[t / 2 * 2] = 0;  // 4: by two threads of a warp
+  out[t] = a[t];
+}
+
+// All read one place, then one thread writes it. Values pass between lanes, so that they all have
+// read.
+__global__ void read_then_write(int planted, float* out) {
+  cuda::Carver carver;
+  auto a = carver.take<float>(1);
+  int t = threadIdx.x;
+  if (t == 0) a[0] = 1;
+  __syncthreads();
+  float sum = 0;
+  if (planted != 1 || t < 32) sum = cuda::warp_sum(a[0]);  // 1: of one warp, which also writes
+  if (planted == 0) __syncthreads();
+  if (planted == 2 ? t == 63 : t == 0)
+    a[0] = sum;  // 2: the first reader after the barrier, or the last
+  out[t] = sum;
+}
+
+__global__ void share_in_warp(int planted, float* out) {
+  cuda::Carver carver;
+  auto a = carver.take<float>(64);
+  int t = threadIdx.x;
+  a[t] = 0;
+  __syncthreads();
+  for (int round = 0; round < 3; ++round) {
+    a[t] = float(t);
+    if (planted == 1)
+      __shfl_sync(0xffffffffu, 0, 0);  // exchanges values, orders no memory
+    else
+      __syncwarp();
+    out[t] = a[planted == 2 ? 63 - t : t ^ 1];  // 2: of the other warp
+    if (planted != 3) __syncwarp();
+  }
+}
+
+__global__ void share_halves(int planted, float* out) {  // two elements of one word are two places
+  cuda::Carver carver;
+  auto a = carver.take<bf16>(64);
+  int t = threadIdx.x;
+  a[planted ? t / 2 : t] = to_bf16(1);
+  __syncthreads();
+  out[t] = to_f32(a[planted ? 0 : t]);
+}
+
+__global__ void count(int planted, float* out) {
+  cuda::Carver carver;
+  auto n = carver.take<int>(1);
+  if (threadIdx.x == 0 && planted != 2) n[0] = 0;
+  __syncthreads();
+  atomicAdd(&n[0], 1);
+  if (planted == 3) n[0] += 1;
+  if (planted == 4) __syncwarp();  // orders one warp's atomics, not the other's
+  if (planted != 1 && planted != 4) __syncthreads();
+  if (planted != 4 || threadIdx.x == 63) out[threadIdx.x] = float(n[0]);
+}
+
+// --- Initialisation.
+
+__global__ void partly_written(int planted, float* out) {
+  cuda::Carver carver;
+  auto a = carver.take<float>(64);
+  int t = threadIdx.x;
+  if (planted == 1 ? t != 5 : planted == 2 ? blockIdx.x == 0 : true)
+    a[t] = 1;  // 2: what another block left
+  __syncthreads();
+  out[t] = a[t ^ 1];
+}
+
+// --- Barriers and warps.
+
+__global__ void barriers(int planted, float* out) {
+  int t = threadIdx.x;
+  if (planted == 1 && t == 40) return;
+  if (planted == 2 && t < 32) {
+    __syncthreads();
+  } else {
+    __syncthreads();
+  }
+  if (planted == 3 && t < 60) __syncthreads();
+  if (planted == 4 && t == 7) {
+    __syncthreads();
+  } else if (planted == 4) {
+    __syncwarp();
+    return;
+  }
+  __syncthreads();
+  out[t] = 1;
+}
+
+__global__ void warps(int planted, float* out) {
+  int t = threadIdx.x, lane = t % 32;
+  unsigned mask = planted == 1 ? 0xffffu : 0xffffffffu;  // 1: leaves lanes out that call it
+  if (planted == 8 && lane == 9) mask = 0xffffu;         // 8: another mask at the same place
+  if (planted == 2 && lane == 3) return;                 // 2: names a lane that has finished
+  if (planted == 3 && lane == 3) {                       // 3: one lane is elsewhere
+    __syncwarp();
+  } else if (planted == 4 && lane < 16) {  // 4: two places
+    out[t] = __shfl_xor_sync(mask, float(t), 1);
+  } else if (planted == 5 && lane == 9) {  // 5: two instructions
+    out[t] = __ballot_sync(mask, 1);
+  } else if (planted == 6 && lane == 9) {  // 6: two masks
+    out[t] = __shfl_xor_sync(0x200u, float(t), 1);
+  } else {
+    out[t] = __shfl_xor_sync(mask, float(t), 1);
+  }
+  unsigned half = lane < 16 ? 0x0000ffffu : 0xffff0000u;             // masks need not be full
+  out[t] += __shfl_xor_sync(half, float(t), planted == 7 ? 16 : 1);  // 7: reads a lane outside
+}
+
+// --- Asynchronous copies.
+
+__global__ void fetch(int planted, float* out) {
+  cuda::Carver carver;
+  auto a = carver.take<float>(256 + 4);
+  int t = threadIdx.x, from = planted == 1 ? t * 4 + 1 : t * 4;
+  if (planted == 8 && t == 3) from = 1 << 20;
+  cuda::cp_async_16(a, planted == 2 ? t * 4 + 2 : t * 4, out + from, planted != 9);
+  if (planted != 3) cuda::cp_async_commit();  // 3: waits for groups, and this is none
+  if (planted == 4) a[t * 4] = 0;
+  if (planted != 5) cuda::cp_async_wait<0>();
+  if (planted != 6) __syncthreads();
+  float got = a[255 - t];
+  if (planted == 5) cuda::cp_async_wait<0>();
+  if (planted == 7) {
+    cuda::cp_async_commit();
+    __syncthreads();
+    cuda::cp_async_16(a, t * 4, out);  // ends under way
+  }
+  if (planted == 0) out[t] = got;
+}
+
+// --- Tensor cores.
+
+__global__ void tensor(int planted, float* out) {
+  cuda::Carver carver;
+  auto a = carver.take<bf16>(8 * 32 + 8);
+  int t = threadIdx.x;
+  for (int i = t; i < a.n; i += int(blockDim.x)) a[i] = to_bf16(1);
+  __syncthreads();
+  if (planted == 3 && t > 20) return;
+  uint32_t r[4];
+  cuda::ldmatrix_x4(r, a, t % 32 * 8 + (planted == 1 ? 4 : planted == 2 ? 16 : 0));
+  float d[4] = {};
+  if (planted != 4 || t != 3) cuda::mma_m16n8k16(d, r, 0x3f803f80u, 0x3f803f80u);
+  out[t] = d[0];
+}
+
+const Planted plants[] = {
+    {"index past the end", index_past_end, 1,
+     "index out of range: elements [64, 65) of a shared array of 64"},
+    {"index before the start", index_past_end, 2, "elements [-1, 0)"},
+    {"part past the end", index_past_end, 3, "elements [60, 65)"},
+    {"16 bytes past the end", index_past_end, 4, "elements [62, 66)"},
+    {"write past the end", index_past_end, 5, "index out of range"},
+    {"16 bytes misaligned", index_past_end, 6, "store_16: byte 8 is not a multiple of 16"},
+    {"more than was launched with", carve, 1,
+     "shared memory out of range: 4 bytes at byte 1024 of the block's 1024"},
+    {"missing barrier after write", share, 1, "race: "},
+    {"missing barrier after read", share, 2, "race: "},
+    {"two warps write one place", share, 3, "race: writes"},
+    {"two lanes write one place", share, 4, "race: writes what lane"},
+    {"a warp reads, its first lane writes", read_then_write, 1,
+     "race: writes what lanes of warp 0 read,"},
+    {"all read, the last thread writes", read_then_write, 2,
+     "race: writes what threads of several warps read,"},
+    {"missing __syncwarp after write", share_in_warp, 1, "race: "},
+    {"__syncwarp for two warps", share_in_warp, 2, "race: "},
+    {"missing __syncwarp after read", share_in_warp, 3, "race: "},
+    {"two lanes write one half word", share_halves, 1, "race: writes"},
+    {"missing barrier after atomics", count, 1, "race: reads what"},
+    {"atomic on what was not written", count, 2,
+     "atomic of shared memory that nothing has written yet"},
+    {"atomic and plain write", count, 3, "race: "},
+    {"__syncwarp for atomics of two warps", count, 4, "race: "},
+    {"uninitialised read", partly_written, 1, "read of shared memory that nothing has written yet"},
+    {"what another block left", partly_written, 2,
+     "read of shared memory that nothing has written yet", 64, 1024, 2},
+    {"a thread leaves before the barrier", barriers, 1,
+     "barrier divergence: 1 finished (first thread (40,0,0)); 63 wait at __syncthreads"},
+    {"two barriers at once", barriers, 2, "barrier divergence: others wait at the barrier of"},
+    {"a barrier in a branch", barriers, 3, "barrier divergence"},
+    {"barrier against warp barrier", barriers, 4, "deadlock:"},
+    {"mask leaves out the caller", warps, 1, "the mask leaves out the calling lane"},
+    {"mask names a finished lane", warps, 2, ""},
+    {"a lane at another collective", warps, 3, "warp divergence"},
+    {"one collective at two places", warps, 4, "warp divergence"},
+    {"two collectives at once", warps, 5, "warp divergence"},
+    {"two masks", warps, 6, "shuffle from lane 8, which is not in the mask"},
+    {"two masks at one place", warps, 8, "warp divergence"},
+    {"shuffle from outside the mask", warps, 7, "which is not in the mask"},
+    {"a warp of 16 lanes", warps, 0, "the mask names lanes that the block does not have", 48},
+    {"cp.async from a misaligned place", fetch, 1, "the global address is not a multiple of 16", 64,
+     1040},
+    {"cp.async to a misaligned place", fetch, 2, "is not a multiple of 16", 64, 1040},
+    {"cp.async without commit", fetch, 3, "read of what cp.async has not delivered", 64, 1040},
+    {"write under cp.async", fetch, 4, "race: writes where cp.async is under way", 64, 1040},
+    {"cp.async without wait", fetch, 5, "read of what cp.async has not delivered", 64, 1040},
+    {"cp.async without barrier", fetch, 6, "", 64, 1040},
+    {"cp.async under way at the end", fetch, 7, "ends with a cp.async under way", 64, 1040},
+    {"cp.async from nowhere", fetch, 8, "cp.async: reads outside of device memory", 64, 1040},
+    {"ldmatrix misaligned", tensor, 1, "ldmatrix: byte 8 is not a multiple of 16", 32},
+    {"ldmatrix past the end", tensor, 2, "index out of range", 32},
+    {"ldmatrix without all lanes", tensor, 3, "", 32},
+    {"mma without one lane", tensor, 4, "mma", 32},
+    {"mma by half a warp", tensor, 0, "the mask names lanes that the block does not have", 16},
+};
+
+std::string run(const Planted& plant, int planted, unsigned block) {
+  cuda::Stream stream;
+  auto out = std::move(cuda::Memory::device(256 * sizeof(float)).value());
+  return faults_of([&] {
+    cuda::fill(out.data(), 0, out.size(), stream);
+    // Four launches: both orders of blocks and of threads.
+    for (int i = 0; i < 4; ++i)
+      cuda::launch(plant.kernel, plant.name,
+                   {.grid = plant.grid, .block = block, .shared_bytes = plant.shared_bytes}, stream,
+                   planted, out.as<float>());
+  });
+}
+
+TEST_CASE("the interpreter catches planted faults, and only those", "[simt]") {
+  for (const Planted& plant : plants) {
+    INFO(plant.name);
+    std::string faults = run(plant, plant.planted, plant.block);
+    INFO(faults);
+    CHECK(std::count(faults.begin(), faults.end(), '\n') ==
+          4);  // one per launch, in whatever order
+    CHECK(faults.find(plant.message) != std::string::npos);
+    CHECK(faults.find("kernel " + std::string(plant.name) + ", block (") != std::string::npos);
+    std::string twin = run(plant, 0, plant.planted ? plant.block : 64);
+    CHECK(twin == "");
+  }
+}
+
+TEST_CASE("a fault names kernel, block, thread and line", "[simt]") {
+  std::string faults = run({"planted", index_past_end, 1, ""}, 1, 64);
+  CHECK(faults.find("block (0,0,0), thread (63,0,0) at tests/simt/simt_test.cu:") !=
+        std::string::npos);
+}
+
+__global__ void one(float* out) { out[threadIdx.x] = 1; }
+
+TEST_CASE("launches that no card takes are refused", "[simt]") {
+  cuda::Stream stream;
+  auto out = std::move(cuda::Memory::device(8192).value());
+  auto faults = [&](cuda::Shape shape) {
+    return faults_of([&] { cuda::launch(one, "one", shape, stream, out.as<float>()); });
+  };
+  CHECK(faults({.grid = 1, .block = 1024, .shared_bytes = 227 * 1024}) == "");
+  CHECK(faults({.grid = 1, .block = 1025}).find("a block of 1025 threads") != std::string::npos);
+  CHECK(faults({.grid = 1, .block = dim3(16, 16, 5)}).find("a block of 1280") != std::string::npos);
+  CHECK(faults({.grid = 0, .block = 32}).find("a grid of (0,1,1) blocks") != std::string::npos);
+  CHECK(faults({.grid = dim3(1, 65536), .block = 32}).find("a grid") != std::string::npos);
+  CHECK(faults({.grid = 1, .block = 32, .shared_bytes = 227 * 1024 + 1}).find("bytes of shared") !=
+        std::string::npos);
+}
+
+TEST_CASE("host calls with wrong memory or at the wrong time are faults", "[simt]") {
+  cuda::Stream stream;
+  auto device = std::move(cuda::Memory::device(100).value());
+  auto pinned = cuda::Memory::pinned(100);
+  std::vector<std::byte> pageable(100);
+  auto copies = [&](void* to, const void* from, size_t bytes) {
+    return faults_of([&] { cuda::copy(to, from, bytes, stream); });
+  };
+  CHECK(copies(device.data(), pinned.data(), 100) == "");
+  CHECK(copies(pinned.data() + 50, device.data() + 50, 50) == "");
+  CHECK(faults_of([&] { cuda::fill(device.data(), 1, 101, stream); }) != "");
+  CHECK(copies(device.data(), pinned.data(), 101) != "");
+  CHECK(copies(device.data(), pageable.data(), 100) != "");
+  auto capture = [&](auto body) { return faults_of([&] { cuda::Graph::capture(stream, body); }); };
+  cuda::Event event;
+  CHECK(capture([&] { cuda::fill(device.data(), 1, 100, stream); }) == "");
+  CHECK(capture([&] { stream.wait(); }).find("waiting for a stream inside a capture") !=
+        std::string::npos);
+  CHECK(capture([&] { event.wait(); }) != "");
+  CHECK(capture([&] { CHECK(cuda::Memory::device(16).ok()); }).find("allocating") !=
+        std::string::npos);
+}
+
+TEST_CASE("a capture draws in the streams that hold its events", "[simt]") {
+  cuda::Stream first, second;
+  auto out = std::move(cuda::Memory::device(32 * sizeof(float)).value());
+  auto pinned = cuda::Memory::pinned(out.size());
+  cuda::Event fork, join;
+  cuda::fill(out.data(), 0, out.size(), first);
+  cuda::Graph graph = cuda::Graph::capture(first, [&] {
+    fork.record(first);
+    fork.hold(second);
+    cuda::launch(one, "one", {.grid = 1, .block = 32}, second, out.as<float>());
+    join.record(second);
+    join.hold(first);
+  });
+  auto value = [&] {
+    cuda::copy(pinned.data(), out.data(), out.size(), first);
+    first.wait();
+    return pinned.as<float>()[31];
+  };
+  CHECK(value() == 0);
+  graph.launch(first);
+  CHECK(value() == 1);
+}
+
+struct LateStreams {
+  LateStreams() { cuda::simt::set_late_streams(true); }
+  ~LateStreams() { cuda::simt::set_late_streams(false); }
+};
+
+TEST_CASE("late streams show a missing wait", "[simt]") {
+  LateStreams late;
+  cuda::Stream first, second;
+  auto device = std::move(cuda::Memory::device(32 * sizeof(float)).value());
+  auto pinned = cuda::Memory::pinned(device.size());
+  auto reset = [&] {
+    cuda::fill(device.data(), 0, device.size(), first);
+    first.wait();
+    pinned.as<float>()[31] = -1;
+  };
+  auto run_and_copy = [&](cuda::Stream& stream) {
+    cuda::launch(one, "one", {.grid = 1, .block = 32}, first, device.as<float>());
+    cuda::Event ran;
+    if (&stream != &first) {
+      ran.record(first);
+      ran.hold(stream);
+    }
+    cuda::copy(pinned.data(), device.data(), device.size(), stream);
+  };
+  auto value = [&] { return pinned.as<float>()[31]; };
+
+  reset();
+  run_and_copy(first);
+  CHECK(value() == -1);  // read too early
+  first.wait();
+  CHECK(value() == 1);
+
+  reset();
+  run_and_copy(second);  // ordered by an event, which is gone when its stream waits
+  second.wait();
+  CHECK(value() == 1);
+
+  reset();
+  cuda::launch(one, "one", {.grid = 1, .block = 32}, first, device.as<float>());
+  cuda::copy(pinned.data(), device.data(), device.size(), second);  // in no order
+  second.wait();
+  CHECK(value() == 0);
+
+  reset();
+  cuda::Event copied;
+  run_and_copy(first);
+  copied.record(first);
+  cuda::fill(device.data(), 0, device.size(), first);
+  CHECK(!copied.done());
+  CHECK(copied.done());
+  CHECK(value() == 1);
+  CHECK(device.as<float>()[31] == 1);  // what comes after the event still waits
+  CHECK(!first.done());
+  CHECK(first.done());
+  CHECK(device.as<float>()[31] == 0);
+
+  // A graph may go before it has run.
+  pinned.as<float>()[31] = -1;
+  cuda::Graph::capture(second, [&] {
+    cuda::copy(pinned.data(), device.data(), device.size(), second);
+  }).launch(second);
+  CHECK(value() == -1);
+  second.wait();
+  CHECK(value() == 0);
+}
+
+TEST_CASE("device memory is bounded, and NaN until written", "[simt]") {
+  size_t before = cuda::simt::device_memory_used();
+  cuda::simt::set_device_memory_limit(before + 1000);
+  {
+    auto first = cuda::Memory::device(600);
+    REQUIRE(first.ok());
+    CHECK(std::isnan(first.value().as<float>()[149]));
+    CHECK(cuda::simt::device_memory_used() == before + 600);
+    CHECK(cuda::open().value().free_bytes == 400);
+    auto second = cuda::Memory::device(401);
+    REQUIRE(!second.ok());
+    CHECK(second.error().code == ErrorCode::unavailable);
+    CHECK(cuda::Memory::device(400).ok());
+  }
+  CHECK(cuda::simt::device_memory_used() == before);
+  cuda::simt::set_device_memory_limit(0);
+}
+
+__global__ void last_writer(float* out) { out[blockIdx.x] = float(threadIdx.x); }
+
+TEST_CASE("threads run in more than one order", "[simt]") {
+  cuda::Stream stream;
+  auto out = std::move(cuda::Memory::device(2 * sizeof(float)).value());
+  cuda::launch(last_writer, "last_writer", {.grid = 2, .block = 64}, stream, out.as<float>());
+  float sum = out.as<float>()[0] + out.as<float>()[1];
+  CHECK(sum == 63);
+}
+
+__global__ void sum_up(float* out, int rounds) {
+  cuda::Carver carver;
+  auto a = carver.take<float>(int(blockDim.x));
+  int t = threadIdx.x, n = int(blockDim.x);
+  a[t] = 0;
+  __syncthreads();
+  for (int i = 0; i < rounds; ++i) {
+    float next = a[(t + 1) % n] + 1;
+    __syncthreads();
+    a[t] = next;
+    __syncthreads();
+  }
+  out[t] = cuda::warp_max(a[t]);
+}
+
+TEST_CASE("two host threads launch side by side", "[simt]") {
+  std::string faults[3];
+  float results[3] = {};
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < 3; ++i)
+    threads.emplace_back([&, i] {
+      cuda::Stream stream;
+      auto out = std::move(cuda::Memory::device(256 * sizeof(float)).value());
+      faults[i] = faults_of([&] {
+        for (int round = 0; round < 10; ++round)
+          cuda::launch(sum_up, "sum_up", {.grid = 2, .block = 64 + 32 * i, .shared_bytes = 1024},
+                       stream, out.as<float>(), int(10 + i));
+      });
+      results[i] = out.as<float>()[5];
+    });
+  for (auto& thread : threads) thread.join();
+  for (unsigned i = 0; i < 3; ++i) {
+    CHECK(faults[i] == "");
+    CHECK(results[i] == float(10 + i));
+  }
+}
+
+}  // namespace
+}  // namespace xpyd

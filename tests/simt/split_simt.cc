@@ -1,0 +1,28 @@
+// base/cuda_split.h on the interpreter: two parts by count, in multiples of 2 as on sm_80, and
+// ordinary streams.
+#include "base/cuda_split.h"
+
+namespace xpyd::cuda {
+namespace {
+
+class CountedSplit final : public Split {
+ public:
+  CountedSplit(int first, int second) : n_sms_{first, second} {}
+  int n_sms(int part) const override { return n_sms_[part]; }
+  cudaStream_t make_stream(int, bool) override { return simt::make_stream(); }
+
+ private:
+  int n_sms_[2];
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Split>> Split::cut(const Card& card, int n_sms) {
+  const int first = (n_sms + 1) / 2 * 2;
+  if (n_sms < 1 || first >= card.n_sms)
+    return invalid("--gpu-split " + std::to_string(n_sms) + ": " + card.name + " has " +
+                   std::to_string(card.n_sms) + " SMs, and each part needs some");
+  return Result<std::unique_ptr<Split>>(std::make_unique<CountedSplit>(first, card.n_sms - first));
+}
+
+}  // namespace xpyd::cuda

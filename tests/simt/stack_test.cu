@@ -1,0 +1,98 @@
+// --device cuda from the options to the tokens, and what it says where it cannot run.
+#include <algorithm>
+#include <fstream>
+
+#include "base/cuda.h"
+#include "server/options.h"
+#include "server/stack.h"
+#include "tests/catch.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing {
+namespace {
+
+constexpr const char* kConfig =
+    R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 128,
+  "intermediate_size": 192, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
+  "vocab_size": 128, "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "rope_theta": 10000,
+  "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": false, "hidden_act": "silu"})";
+
+struct ModelDir {
+  TempDir dir;
+  ModelDir() { std::ofstream(dir.path + "/config.json") << kConfig; }
+};
+
+Result<std::unique_ptr<Stack>> build(const ModelDir& model, std::vector<std::string> words) {
+  for (const char* word : {"--load-format", "dummy", "--kv-bytes", "1MiB"})
+    words.insert(words.begin() + 0, word);
+  std::reverse(words.begin(), words.begin() + 4);
+  words.push_back(model.dir.path);
+  auto options = Options::parse(option_table(), "generate", words, 1);
+  INFO((options ? "" : options.error().message));
+  REQUIRE(options);
+  return build_stack(options.value());
+}
+
+std::vector<int32_t> tokens(const ModelDir& model, std::vector<std::string> words) {
+  auto stack = build(model, std::move(words));
+  INFO((stack ? "" : stack.error().message));
+  REQUIRE(stack);
+  auto recorder = std::make_shared<Recorder>();
+  auto request = tiny_request(1, {5, 9, 33, 70, 2, 8, 8, 101, 64, 3}, 12);
+  REQUIRE(stack.value()->cluster->submit(request, recorder).ok());
+  while (stack.value()->cluster->turn()) {
+  }
+  CHECK(recorder->ended() == 1);
+  return recorder->choice(1).tokens;
+}
+
+struct Limit {
+  explicit Limit(size_t bytes) { cuda::simt::set_device_memory_limit(bytes); }
+  ~Limit() { cuda::simt::set_device_memory_limit(0); }
+};
+
+TEST_CASE("--device cuda: the CPU's tokens, however P and D share the card", "[simt][server]") {
+  ModelDir model;
+  const std::vector<int32_t> expected = tokens(model, {});
+  REQUIRE(expected.size() > 1);
+  const std::vector<std::vector<std::string>> ways = {
+      {},
+      {"--topology", "1P1D"},
+      {"--topology", "1P1D", "--transport", "handoff", "--gpu-split", "off", "--allocator",
+       "contiguous"},
+      {"--topology", "1P1D", "--gpu-split", "2", "--cuda-graphs", "off"},
+      {"--topology", "1P1D", "--kv-layout", "token_major", "--cuda-decode-attention", "split_kv"}};
+  for (std::vector<std::string> words : ways) {
+    words.insert(words.end(), {"--device", "cuda"});
+    CHECK(tokens(model, words) == expected);
+  }
+  CHECK(tokens(model,
+               {"--device", "cuda", "--dtype", "bf16", "--kv-dtype", "bf16",
+                "--cuda-prefill-attention", "flash_mma", "--cuda-decode-attention", "split_mma"})
+            .size() == expected.size());
+}
+
+TEST_CASE("--device cuda: what cannot be is said, and nothing aborts", "[simt][server]") {
+  ModelDir model;
+  auto refused = [&](std::vector<std::string> words, ErrorCode code, const std::string& says) {
+    words.insert(words.end(), {"--device", "cuda"});
+    auto stack = build(model, words);
+    REQUIRE_FALSE(stack);
+    INFO(stack.error().message);
+    CHECK(stack.error().code == code);
+    CHECK(stack.error().message.find(says) != std::string::npos);
+  };
+  refused({"--gpu-split", "half"}, ErrorCode::invalid_argument, "expected off, priority");
+  refused({"--gpu-split", "4"}, ErrorCode::invalid_argument, "has 4 SMs");
+  refused({"--cuda-prefill-attention", "fast"}, ErrorCode::invalid_argument, "no variant \"fast\"");
+  refused({"--cuda-prefill-attention", "flash_mma"}, ErrorCode::invalid_argument, "bf16");
+  {
+    Limit limit(64 << 10);
+    refused({}, ErrorCode::unavailable, "weights");
+  }
+  Limit limit(24 << 20);
+  refused({"--kv-bytes", "30MiB"}, ErrorCode::unavailable, "--kv-bytes");
+}
+
+}  // namespace
+}  // namespace xpyd::testing

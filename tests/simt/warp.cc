@@ -1,0 +1,195 @@
+// What a warp's lanes do together. Each lane leaves the address of its arguments, which lie on its
+// fibre's stack; the last to arrive works for all.
+#include <algorithm>
+#include <bit>
+
+#include "machine.h"
+
+namespace xpyd::cuda::simt {
+
+namespace {
+
+template <class Arguments>
+Arguments& arguments_of(const Warp& warp, int lane) {
+  return *static_cast<Arguments*>(warp.lane[lane]->arguments);
+}
+template <class F>
+void for_lanes(unsigned mask, F&& f) {
+  for (; mask; mask &= mask - 1) f(std::countr_zero(mask));
+}
+
+}  // namespace
+
+void sync_warp(unsigned mask, Where where) {
+  // Only a barrier of the whole warp orders its memory accesses here (README.md).
+  collective(
+      Collective::syncwarp, mask, nullptr,
+      [](Machine&, Warp& warp, unsigned m) { warp.epoch += m == warp.lanes; }, where);
+}
+
+namespace {
+struct Shuffle {
+  uint64_t bits, result;
+  int argument, width;
+};
+}  // namespace
+
+uint64_t shuffle(Collective kind, unsigned mask, uint64_t bits, int argument, int width,
+                 Where where) {
+  Shuffle mine{bits, 0, argument, width};
+  collective(
+      kind, mask, &mine,
+      [](Machine& m, Warp& warp, unsigned lanes) {
+        for_lanes(lanes, [&](int l) {
+          auto& s = arguments_of<Shuffle>(warp, l);
+          const Fibre& fibre = *warp.lane[l];
+          if (!std::has_single_bit(unsigned(s.width)) || s.width > 32)
+            m.fault(fibre, "shuffle of width " + std::to_string(s.width), fibre.where);
+          int first = l & ~(s.width - 1), end = first + s.width, from = l;
+          switch (fibre.kind) {
+            case Collective::shuffle:
+              from = first + (s.argument & (s.width - 1));
+              break;
+            case Collective::shuffle_up:
+              from = l - s.argument;
+              break;
+            case Collective::shuffle_down:
+              from = l + s.argument;
+              break;
+            default:
+              from = l ^ s.argument;
+              break;
+          }
+          // Outside its part of the warp a lane keeps its own value; xor may read the parts before
+          // it.
+          bool outside = fibre.kind == Collective::shuffle_xor ? from < 0 || from >= end
+                                                               : from < first || from >= end;
+          if (outside) from = l;
+          if (!(lanes >> from & 1))
+            m.fault(fibre,
+                    "shuffle from lane " + std::to_string(from) + ", which is not in the mask",
+                    fibre.where);
+          s.result = arguments_of<Shuffle>(warp, from).bits;
+        });
+      },
+      where);
+  return mine.result;
+}
+
+namespace {
+struct Ballot {
+  bool predicate;
+  unsigned result;
+};
+struct Reduce {
+  uint32_t value, result;
+  uint32_t (*sum)(uint32_t, uint32_t);
+};
+}  // namespace
+
+unsigned ballot(unsigned mask, bool predicate, Where where) {
+  Ballot mine{predicate, 0};
+  collective(
+      Collective::ballot, mask, &mine,
+      [](Machine&, Warp& warp, unsigned lanes) {
+        unsigned votes = 0;
+        for_lanes(lanes,
+                  [&](int l) { votes |= unsigned(arguments_of<Ballot>(warp, l).predicate) << l; });
+        for_lanes(lanes, [&](int l) { arguments_of<Ballot>(warp, l).result = votes; });
+      },
+      where);
+  return mine.result;
+}
+
+uint32_t reduce(unsigned mask, uint32_t bits, uint32_t (*sum)(uint32_t, uint32_t), Where where) {
+  Reduce mine{bits, 0, sum};
+  collective(
+      Collective::reduce, mask, &mine,
+      [](Machine&, Warp& warp, unsigned lanes) {
+        int first = std::countr_zero(lanes);
+        uint32_t total = arguments_of<Reduce>(warp, first).value;
+        for_lanes(lanes & (lanes - 1), [&](int l) {
+          total = arguments_of<Reduce>(warp, l).sum(total, arguments_of<Reduce>(warp, l).value);
+        });
+        for_lanes(lanes, [&](int l) { arguments_of<Reduce>(warp, l).result = total; });
+      },
+      where);
+  return mine.result;
+}
+
+namespace {
+struct LoadMatrices {
+  const void* row;
+  bool transposed;
+  uint32_t (&r)[4];
+};
+}  // namespace
+
+// PTX ISA, "ldmatrix": the address of row i of matrix j comes from lane 8 j + i.
+void load_matrices(uint32_t (&r)[4], const void* row, bool transposed, Where where) {
+  check_aligned_16(row, "ldmatrix", where);
+  check_read(row, 16, where);  // here, so that the lane that gave the address is named
+  LoadMatrices mine{row, transposed, r};
+  collective(
+      Collective::ldmatrix, ~0u, &mine,
+      [](Machine&, Warp& warp, unsigned) {
+        uint16_t matrix[4][8][8];
+        for (int l = 0; l < 32; ++l)
+          std::memcpy(matrix[l / 8][l % 8], arguments_of<LoadMatrices>(warp, l).row, 16);
+        for (int l = 0; l < 32; ++l) {
+          auto& lane = arguments_of<LoadMatrices>(warp, l);
+          int i = l / 4, k = l % 4 * 2;
+          for (int j = 0; j < 4; ++j) {
+            uint16_t low = lane.transposed ? matrix[j][k][i] : matrix[j][i][k];
+            uint16_t high = lane.transposed ? matrix[j][k + 1][i] : matrix[j][i][k + 1];
+            lane.r[j] = uint32_t(low) | uint32_t(high) << 16;
+          }
+        }
+      },
+      where);
+}
+
+namespace {
+struct Mma {
+  float (&d)[4];
+  const uint32_t (&a)[4];
+  uint32_t b[2];
+};
+float low(uint32_t word) { return std::bit_cast<float>(word << 16); }
+float high(uint32_t word) { return std::bit_cast<float>(word & 0xffff0000u); }
+}  // namespace
+
+// PTX ISA, "Matrix fragments for mma.m16n8k16": lane l holds, with i = l / 4 and k = 2 (l % 4), of
+// a the rows i and i + 8 at columns k, k + 1 and k + 8, k + 9; of b column i at rows k, k + 1 and k
+// + 8, k + 9; of d the rows i and i + 8 at columns k, k + 1. The sum is exact until it is rounded
+// into d, where hardware truncates between groups of products: do not compare bits across the two.
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Where where) {
+  Mma mine{d, a, {b0, b1}};
+  collective(
+      Collective::mma, ~0u, &mine,
+      [](Machine&, Warp& warp, unsigned) {
+        double a_tile[16][16], b_tile[16][8], d_tile[16][8];
+        for (int l = 0; l < 32; ++l) {
+          auto& lane = arguments_of<Mma>(warp, l);
+          int i = l / 4, k = l % 4 * 2;
+          for (int j = 0; j < 4; ++j) {
+            a_tile[i + j % 2 * 8][k + j / 2 * 8] = low(lane.a[j]);
+            a_tile[i + j % 2 * 8][k + j / 2 * 8 + 1] = high(lane.a[j]);
+            d_tile[i + j / 2 * 8][k + j % 2] = lane.d[j];
+          }
+          for (int j = 0; j < 2; ++j) {
+            b_tile[k + j * 8][i] = low(lane.b[j]);
+            b_tile[k + j * 8 + 1][i] = high(lane.b[j]);
+          }
+        }
+        for (int i = 0; i < 16; ++i)
+          for (int k = 0; k < 16; ++k)
+            for (int j = 0; j < 8; ++j) d_tile[i][j] += a_tile[i][k] * b_tile[k][j];
+        for (int l = 0; l < 32; ++l)
+          for (int j = 0; j < 4; ++j)
+            arguments_of<Mma>(warp, l).d[j] = float(d_tile[l / 4 + j / 2 * 8][l % 4 * 2 + j % 2]);
+      },
+      where);
+}
+
+}  // namespace xpyd::cuda::simt
