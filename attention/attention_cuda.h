@@ -1,8 +1,9 @@
-// Attention and append on CUDA: the contracts of attention.h over device memory. A step's tables are
-// uploaded once (CudaStep) and read by every layer.
+// Attention on CUDA: the contract of attention.h over device memory (append is fused with RoPE:
+// model/ops_cuda.h). A step's tables are uploaded once (CudaStep) and read by every layer.
 //
-// As on the CPU, the bits of out[i, h] depend on q[i, h] and the visible rows alone, for one variant
-// and one card: tiles and splits are fixed from position 0 of the sequence, merged in a fixed order.
+// As on the CPU, the bits of out[i, h] depend on q[i, h] and the visible rows alone, for one
+// variant and one card: tiles and splits are fixed from position 0 of the sequence, merged in a
+// fixed order.
 #pragma once
 
 #include <span>
@@ -12,28 +13,30 @@
 
 namespace xpyd {
 
-// One step as kernels see it. All pointers: device memory. Token i is query token i - q_offsets[s] of
-// its sequence s and stands at position kv_lengths[s] - (q_offsets[s + 1] - q_offsets[s]) + that.
+// One step as kernels see it. All pointers: device memory. Token i is query token i - q_offsets[s]
+// of its sequence s and stands at position kv_lengths[s] - (q_offsets[s + 1] - q_offsets[s]) +
+// that.
 struct CudaStep {
-  const int32_t* q_offsets = nullptr;     // [n_seqs + 1]
-  const int32_t* kv_lengths = nullptr;    // [n_seqs], this step's tokens included
-  const int32_t* token_seqs = nullptr;    // [n_tokens]: the sequence of each token
-  const int32_t* positions = nullptr;     // [n_tokens]
-  const int32_t* block_tables = nullptr;  // [n_seqs, table_stride]; contiguous: [n_seqs, 1], the slot
+  const int32_t* q_offsets = nullptr;   // [n_seqs + 1]
+  const int32_t* kv_lengths = nullptr;  // [n_seqs], this step's tokens included
+  const int32_t* token_seqs = nullptr;  // [n_tokens]: the sequence of each token
+  const int32_t* positions = nullptr;   // [n_tokens]
+  const int32_t* block_tables =
+      nullptr;  // [n_seqs, table_stride]; contiguous: [n_seqs, 1], the slot
   int table_stride = 0;
   bool contiguous = false;  // one block holds the whole sequence
   int n_seqs = 0, n_tokens = 0;
-  int max_q_tokens = 0;    // of one sequence: at most this (a captured graph keeps an upper bound)
-  int max_kv_length = 0;   // likewise
+  int max_q_tokens = 0;   // of one sequence: at most this (a captured graph keeps an upper bound)
+  int max_kv_length = 0;  // likewise
 };
 
 // Sequences with q_offsets[s] == q_offsets[s + 1] are skipped (padding of a captured batch).
 struct CudaAttentionArgs {
-  const void* q = nullptr;  // [n_tokens, n_heads, head_dim], `dtype`, contiguous, after RoPE
-  void* out = nullptr;      // [n_tokens, n_heads, head_dim], `dtype`, contiguous
+  const void* q = nullptr;   // [n_tokens, n_heads, head_dim], `dtype`, contiguous, after RoPE
+  void* out = nullptr;       // [n_tokens, n_heads, head_dim], `dtype`, contiguous
   Dtype dtype = Dtype::f32;  // of q and out: f32 or bf16; sums are f32
   std::byte* pool = nullptr;
-  KvLayout layout;           // layout.shape.dtype: f32 or bf16
+  KvLayout layout;  // layout.shape.dtype: f32 or bf16
   CudaStep step;
   int layer = 0;
   int n_heads = 0;
@@ -43,23 +46,11 @@ struct CudaAttentionArgs {
 };
 
 // Floats that any variant needs for steps of at most these sizes.
-size_t cuda_attention_workspace(int max_seqs, int max_tokens, int n_heads, int head_dim, int max_kv_length);
+size_t cuda_attention_workspace(int max_seqs, int max_tokens, int n_heads, int head_dim,
+                                int max_kv_length);
 
-struct CudaAppendArgs {
-  const void* k = nullptr;  // [n_tokens, n_kv_heads, head_dim], `dtype`; element stride between tokens: `stride`
-  const void* v = nullptr;
-  Dtype dtype = Dtype::f32;
-  int stride = 0;
-  std::byte* pool = nullptr;
-  KvLayout layout;
-  CudaStep step;
-  int layer = 0;
-};
-
-void cuda_append_kv(const CudaAppendArgs& args, cuda::Stream& stream);
-
-// One way to compute attention; `prefill` rows take steps with any number of query tokens per sequence,
-// `decode` rows steps with at most one per sequence.
+// One way to compute attention; `prefill` rows take steps with any number of query tokens per
+// sequence, `decode` rows steps with at most one per sequence.
 struct CudaAttentionVariant {
   const char* name;
   enum Phase { prefill, decode } phase;
@@ -72,6 +63,7 @@ struct CudaAttentionVariant {
 std::span<const CudaAttentionVariant> cuda_attention_variants();
 // The last verified row of that phase that takes these arguments; a naive row always does.
 const CudaAttentionVariant& default_cuda_attention(CudaAttentionVariant::Phase phase,
-                                                   const CudaAttentionArgs& args, const cuda::Card& card);
+                                                   const CudaAttentionArgs& args,
+                                                   const cuda::Card& card);
 
 }  // namespace xpyd

@@ -280,50 +280,6 @@ const testing::Memory kPaged16 = kMemories[2];
 
 }  // namespace
 
-TEST_CASE("cuda append: every row lands in its place and nothing else changes",
-          "[cuda][attention]") {
-  std::vector<Part> parts = {{0, 1, 30}, {1, 17, 17}, {2, 0, 12}, {3, 40, 75}};
-  for (const testing::Memory& memory : kMemories)
-    for (Dtype from : {Dtype::f32, Dtype::bf16})
-      for (Dtype to : {Dtype::f32, Dtype::bf16})
-        for (int dim : {5, 8, 64})
-          for (int pad : {0, 7}) {
-            KvShape shape = {2, 3, dim, to};
-            Cache got(shape, memory, lengths_of(parts)), want(shape, memory, lengths_of(parts));
-            // K and V as a fused projection leaves them: V behind K.
-            int width = 3 * dim, stride = 2 * width + pad;
-            std::vector<float> fused(size_t(58 * stride), std::nanf(""));
-            size_t token = 0;
-            for (const Part& part : parts)
-              for (int i = part.kv_length - part.n_q; i < part.kv_length; ++i, ++token)
-                for (int h = 0; h < 3; ++h)
-                  for (int d = 0; d < dim; ++d)
-                    for (int kv = 0; kv < 2; ++kv) {
-                      float x = number(kv + 1, part.seq, 1, i, h, d);
-                      fused[token * size_t(stride) + size_t(kv * width + h * dim + d)] = x;
-                      want.put(part.seq, 1, kv, i, h, d,
-                               from == Dtype::f32 ? x : to_f32(to_bf16(x)));
-                    }
-            cuda::Stream stream;
-            DeviceStep tables(got, parts, 0, stream);
-            cuda::Memory pool = upload(got.pool, stream), rows = upload(as(from, fused), stream);
-            CudaAppendArgs args = {.k = rows.data(),
-                                   .v = rows.data() + size_t(width) * dtype_bytes(from),
-                                   .dtype = from,
-                                   .stride = stride,
-                                   .pool = pool.data(),
-                                   .layout = got.layout,
-                                   .step = tables.step,
-                                   .layer = 1};
-            cuda_append_kv(args, stream);
-            std::vector<std::byte> moved = download(pool, stream);
-            moved.resize(got.pool.size());
-            INFO(memory.name << ", " << dtype_name(from) << " to " << dtype_name(to) << ", dim "
-                             << dim << ", pad " << pad);
-            CHECK(moved == want.pool);
-          }
-}
-
 TEST_CASE("cuda attention: decode at every edge agrees with double precision",
           "[cuda][attention]") {
   std::vector<Part> parts;
