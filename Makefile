@@ -108,9 +108,9 @@ gpu-report: cuda  ## on a machine with a card: check and time everything CUDA; w
 	@MODEL=$(MODEL) tools/gpu-report build/cuda
 
 gpu-bundle: cuda  ## build/xpyd-gpu.tar.gz: gpu-report for a machine with a card but no compiler or network
-	@rm -rf build/xpyd-gpu && mkdir -p build/xpyd-gpu/bin build/xpyd-gpu/tools build/xpyd-gpu/experiments
+	@rm -rf build/xpyd-gpu && mkdir -p build/xpyd-gpu/bin build/xpyd-gpu/tools build/xpyd-gpu/experiments build/xpyd-gpu/tests
 	@for b in xpyd xpyd_gpu_tests xpyd_gpu_report; do strip -o build/xpyd-gpu/bin/$$b build/cuda/$$b || exit 1; done
-	@cp tools/gpu-report build/xpyd-gpu/tools/ && cp -r experiments/models build/xpyd-gpu/experiments/ && cp LICENSE build/xpyd-gpu/
+	@cp tools/gpu-report build/xpyd-gpu/tools/ && cp -r experiments/models build/xpyd-gpu/experiments/ && cp -r tests/data build/xpyd-gpu/tests/ && cp LICENSE build/xpyd-gpu/
 	@tar -C build -czf build/xpyd-gpu.tar.gz xpyd-gpu
 	@ls -l build/xpyd-gpu.tar.gz && echo "there: tar xzf xpyd-gpu.tar.gz && xpyd-gpu/tools/gpu-report bin"
 
@@ -180,5 +180,5 @@ $(BUILD)/xpyd_bench_peers: $(BUILD)/experiments/bench/peers/gemm_peers.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -ldnnl -ldl -o $@
 
 .SECONDARY: $(call object,$(wildcard tests/fuzz/*.cc))
--include $(patsubst %.o,%.d,$(SIMT_OBJ) $(call object,$(LIB_SRC) $(TEST_SRC) $(BENCH_SRC) server/main.cc \
+-include $(patsubst %.o,%.d,$(SIMT_OBJ) $(CUDA_OBJ) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC) experiments/gpu/main.cu) $(call object,$(LIB_SRC) $(TEST_SRC) $(BENCH_SRC) server/main.cc \
             $(wildcard tests/fuzz/*.cc)))

@@ -35,7 +35,6 @@ struct KvOptions {
   bool prefix_cache = true;      // paged; contiguous memory has no shareable block and never hits
   Device* device = nullptr;      // where the pool is; null: the CPU
   DeviceQueue* queue = nullptr;  // of the instance, on that device, for its copies; null: the CPU's
-  bool shared_pool = false;      // instances with other queues draw from the pool, too
 };
 
 // Blocks by state; free + active + cached + in_transfer == capacity, always.

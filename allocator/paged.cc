@@ -63,10 +63,7 @@ class PagedMemory final : public PooledMemory {
     XPYD_CHECK(s.written + int64_t(tokens.size()) <= s.room, "written without room");
     int before = s.written;
     s.written += int(tokens.size());
-    if (!caching_) return;
-    // What becomes findable can be read by others at once: it must be there, not merely enqueued.
-    if (options_.shared_pool && s.written / block_tokens_ > before / block_tokens_) queue_.wait();
-    index_new(s, before, tokens);
+    if (caching_) index_new(s, before, tokens);
   }
 
   void trim(KvHandle handle) override {

@@ -1,12 +1,14 @@
 // What kernels use beyond CUDA's own words: shared memory that an interpreter can check, and the
-// tensor-core and copy instructions of sm_80 as functions. One source, two machines: under nvcc these
-// are pointers and PTX; under -DXPYD_SIMT (tests/simt) every access to shared memory is checked for
-// its bounds and for races between barriers, and the instructions are interpreted lane by lane.
+// tensor-core and copy instructions of sm_80 as functions. One source, two machines: under nvcc
+// these are pointers and PTX; under -DXPYD_SIMT (tests/simt) every access to shared memory is
+// checked for its bounds and for races between barriers, and the instructions are interpreted lane
+// by lane.
 //
-// Kernels write plain CUDA otherwise: __global__, __device__, threadIdx, blockIdx, blockDim, gridDim,
-// __syncthreads, __syncwarp, __shfl_sync, __shfl_xor_sync, __shfl_down_sync, __ballot_sync, __any_sync,
-// atomicAdd, __expf, rsqrtf. They have no __shared__ variables: they cut arrays out of the block's dynamic
-// shared memory with Carver.
+// Kernels write plain CUDA otherwise: __global__, __device__, threadIdx, blockIdx, blockDim,
+// gridDim,
+// __syncthreads, __syncwarp, __shfl_sync, __shfl_xor_sync, __shfl_down_sync, __ballot_sync,
+// __any_sync, atomicAdd, __expf, rsqrtf. They have no __shared__ variables: they cut arrays out of
+// the block's dynamic shared memory with Carver.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +31,13 @@ struct Shared {
   __device__ Shared at(int i, int count) const { return {data + i, count}; }  // a part of it
 };
 __device__ inline std::byte* shared_base() {
-  extern __shared__ std::byte xpyd_shared[];
+  extern __shared__ __align__(128) std::byte xpyd_shared[];
   return xpyd_shared;
 }
 #endif
 
-// Cuts the dynamic shared memory into arrays, each aligned to 16 bytes. Host code sums the same sizes:
-// shared_bytes<T>(n) per array.
+// Cuts the dynamic shared memory into arrays, each aligned to 16 bytes. Host code sums the same
+// sizes: shared_bytes<T>(n) per array.
 template <class T>
 constexpr size_t shared_bytes(size_t n) {
   return (n * sizeof(T) + 15) / 16 * 16;
@@ -74,12 +76,14 @@ __device__ inline void store_16(const Shared<T>& to, int i, uint4 value) {
   *reinterpret_cast<uint4*>(to.data + i) = value;
 }
 
-// 16 bytes from global to shared memory without a register; zeros when !valid (`from` is not read then).
-// Visible to this thread after cp_async_wait, to the others after a barrier that follows.
+// 16 bytes from global to shared memory without a register; zeros when !valid (`from` is not read
+// then). Visible to this thread after cp_async_wait, to the others after a barrier that follows.
 template <class T>
-__device__ inline void cp_async_16(const Shared<T>& to, int i, const void* from, bool valid = true) {
+__device__ inline void cp_async_16(const Shared<T>& to, int i, const void* from,
+                                   bool valid = true) {
   uint32_t address = uint32_t(__cvta_generic_to_shared(to.data + i));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(address), "l"(from), "r"(valid ? 16 : 0)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(address), "l"(from),
+               "r"(valid ? 16 : 0)
                : "memory");
 }
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
@@ -89,8 +93,9 @@ __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(N) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements. Lane l gives the 16-byte row l % 8 of matrix l / 8, at element i; it
-// gets, of each matrix, the two elements of row l / 4, columns 2 (l % 4) and + 1 (trans: of the transpose).
+// Four 8x8 matrices of 16-bit elements. Lane l gives the 16-byte row l % 8 of matrix l / 8, at
+// element i; it gets, of each matrix, the two elements of row l / 4, columns 2 (l % 4) and + 1
+// (trans: of the transpose).
 __device__ inline void ldmatrix_x4(uint32_t (&r)[4], const Shared<bf16>& from, int i) {
   uint32_t address = uint32_t(__cvta_generic_to_shared(from.data + i));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
@@ -108,7 +113,8 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&r)[4], const Shared<bf16>& f
 
 // d[16, 8] += a[16, 16] b[16, 8], bf16 in, f32 out; fragments as PTX lays them on the warp's lanes
 // (PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type").
-__device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                    uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};\n"

@@ -76,7 +76,6 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions options, Clock& 
   Result<KvLayout> layout = plan_pool(o.kv_scheme->name, pool_options);
   if (!layout) return layout.error();
   pool_options.device = o.kv.device = o.device;
-  pool_options.shared_pool = shared;
   if (shared) {
     auto pool = make_block_pool(o.kv_scheme->name, pool_options);
     if (!pool) return Error{pool.error().code, "--kv-bytes: " + pool.error().message};

@@ -378,12 +378,11 @@ const CudaSampling* CudaLlama::start(const StepInput& step, int n_previous,
 void CudaLlama::forward(const StepInput& step, float* logits) {
   XPYD_CHECK(begun_ == ended_, "forward() while steps are under way");
   start(step, 0, {});
-  if (step.logit_rows.empty()) return;
   const size_t bytes = step.logit_rows.size() * size_t(c_.vocab) * sizeof(float);
-  cuda::copy(pinned_logits_.data(), logits_, bytes, stream_);
+  if (bytes > 0) cuda::copy(pinned_logits_.data(), logits_, bytes, stream_);
   logits_done_.record(stream_);
   logits_done_.wait();
-  if (logits != pinned_logits()) std::memcpy(logits, pinned_logits_.data(), bytes);
+  if (bytes > 0 && logits != pinned_logits()) std::memcpy(logits, pinned_logits_.data(), bytes);
 }
 
 void CudaLlama::begin(const StepInput& step, std::span<const CudaSampling> rows) {

@@ -1,10 +1,10 @@
 // The Llama family on CUDA: xpyd::Model over weights on the card. KV pools of its steps are device
 // memory, block tables and all other arrays of StepInput host memory, as on the CPU.
 //
-// forward() enqueues a whole step on the stream and waits once, at its end, for the logits; where
-// none are wanted it does not wait. So work of others that is enqueued on the same stream (KV
-// transfers, hooks of layer_done) is in order with it: layer_done(i) is called when the writing of
-// layer i's KV has been enqueued.
+// forward() enqueues a whole step on the stream and waits once, at its end, with or without logits:
+// when it returns the step's KV is in place, and its blocks may be shared, handed over or given up.
+// Work of others that is enqueued on the same stream (KV transfers, hooks of layer_done) is in order
+// with it: layer_done(i) is called when the writing of layer i's KV has been enqueued.
 //
 // Thread safety: as Model; the stream belongs to the caller's thread.
 #pragma once

@@ -61,6 +61,11 @@ double Rounds::gemm_tflops() {
   return 2e-12 * n * n * n / time([&] { gemm_.run(product_); }, 4);
 }
 
+void Rounds::found_wrong(const std::string& name, const std::string& what) {
+  std::printf("%-60s WRONG: %s\n", name.c_str(), what.c_str());
+  all_right_ = false;
+}
+
 void Rounds::measure(const std::vector<Case>& cases) {
   struct Timed {
     const Case* test;
@@ -73,8 +78,7 @@ void Rounds::measure(const std::vector<Case>& cases) {
     std::string wrong = c.check ? c.check() : "";
     stream_.wait();
     if (!wrong.empty()) {
-      std::printf("%-60s WRONG: %s\n", c.name.c_str(), wrong.c_str());
-      all_right_ = false;
+      found_wrong(c.name, wrong);
       continue;
     }
     const double once = time(c.run, 1);

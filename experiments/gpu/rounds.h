@@ -44,6 +44,7 @@ class Rounds {
   double time(const std::function<void()>& run, int repetitions);
   double copy_gbps();    // device to device, bytes read and written
   double gemm_tflops();  // bf16, n^3, through cuBLASLt, random data
+  void found_wrong(const std::string& name, const std::string& what);
   bool all_right() const { return all_right_; }
 
  private:
