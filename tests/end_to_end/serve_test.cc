@@ -184,6 +184,7 @@ TEST_CASE("serve: what cannot work is said before anything listens", "[serve]") 
   }
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 // Of a 1P1D server with --allocator contiguous: weights once, and of each instance pool and
 // scratch.
 long planned_bytes(const std::string& dir, const std::string& kv_bytes) {
@@ -202,6 +203,7 @@ long planned_bytes(const std::string& dir, const std::string& kv_bytes) {
   return info["weight_bytes"]["f32"].get<long>() +
          2 * (pool + scratch["activation_bytes"].get<long>() + scratch["logits_bytes"].get<long>());
 }
+#endif
 
 TEST_CASE("serve: resident memory is what info adds up, from the first moment", "[serve]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
