@@ -38,7 +38,8 @@ CUDA      ?= $(if $(and $(NVCC),$(wildcard /dev/nvidiactl)),1)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 CUDA_ARCH ?= 80 90a
 NVCCFLAGS  = -std=c++20 -O3 -I. -lineinfo --expt-relaxed-constexpr --expt-extended-lambda -Werror all-warnings \
-             -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-pthread,-ffp-contract=off $(foreach a,$(1),-gencode arch=compute_$(a),code=sm_$(a))
+             -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-pthread,-ffp-contract=off $(foreach a,$(1),-gencode arch=compute_$(a),code=sm_$(a)) \
+             $(if $(filter 80,$(1)),-gencode arch=compute_80$(comma)code=compute_80)
 CUDA_OBJ   = $(if $(CUDA),$(patsubst %.cu,$(BUILD)/cuda/%.o,$(CUDA_SRC)))
 CUDA_LIBS  = $(if $(CUDA),-L$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -ldl -lrt -Wl$(comma)-rpath$(comma)'$$ORIGIN:$(CUDA_HOME)/lib64')
 comma     := ,
