@@ -8,10 +8,10 @@ namespace {
 
 #ifndef XPYD_CUDA
 Result<std::unique_ptr<Backend>> no_cuda(const BackendOptions&) {
-  return Error{ErrorCode::unavailable,
-               "--device cuda: this build has no CUDA, because nvcc was not found when it was "
-               "built; install the "
-               "CUDA toolkit (12.4 to 13) and build again"};
+  return Error{
+      ErrorCode::unavailable,
+      "--device cuda: this build has no CUDA: it is compiled in where nvcc (12.4 to 13) and a card "
+      "are found, and by `make cuda`"};
 }
 #endif
 

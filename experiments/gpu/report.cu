@@ -342,7 +342,7 @@ int run(int argc, char** argv) {
   bench.print_conditions();
   Sizes sizes;
   if (tiny) sizes = {.copy_bytes = 1 << 16, .gemm_n = 32, .rounds = 2, .sample_seconds = 1e-9};
-  Rounds rounds(bench, c, sizes);
+  Rounds rounds(bench, sizes);
   peaks(rounds, bench, tiny);
   bench.write_files();  // after each part: what is known stays when a later part cannot run
   attention(rounds, c, tiny);

@@ -15,8 +15,7 @@ double at(std::vector<double> values, double share) {
 
 }  // namespace
 
-Rounds::Rounds(Bench& bench, const cuda::Card&, const Sizes& sizes)
-    : bench_(bench), sizes_(sizes), gemm_(stream_) {
+Rounds::Rounds(Bench& bench, const Sizes& sizes) : bench_(bench), sizes_(sizes), gemm_(stream_) {
   from_ = cuda::Memory::device(sizes.copy_bytes).value();
   to_ = cuda::Memory::device(sizes.copy_bytes).value();
   cuda::fill(from_.data(), 1, sizes.copy_bytes, stream_);

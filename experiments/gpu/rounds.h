@@ -36,7 +36,7 @@ struct Sizes {
 
 class Rounds {
  public:
-  Rounds(Bench& bench, const cuda::Card& card, const Sizes& sizes);
+  Rounds(Bench& bench, const Sizes& sizes);
   cuda::Stream& stream() { return stream_; }
   // Checks and times all cases; a wrong one is reported and not timed.
   void measure(const std::vector<Case>& cases);
