@@ -125,4 +125,18 @@ std::vector<std::vector<int32_t>> ragged_prompts() {
   return prompts;
 }
 
+RaggedRun run_ragged(const TinySetup& setup) {
+  TinyCluster tiny(setup);
+  uint64_t id = 0;
+  auto prompts = ragged_prompts();
+  for (const auto& prompt : prompts) REQUIRE(tiny.submit(tiny_request(id++, prompt, 6)).ok());
+  tiny.run();
+  REQUIRE(tiny.recorder->ended() == int(prompts.size()));
+  for (const auto& instance : tiny.cluster->instances())
+    instance->memory().check_invariants(tiny.cluster->stats().shared_pool == false);
+  RaggedRun run{tiny.cluster->logits_hash(), {}};
+  for (uint64_t i = 0; i < id; ++i) run.tokens.push_back(tiny.recorder->choice(i).tokens);
+  return run;
+}
+
 }  // namespace xpyd::testing

@@ -78,4 +78,12 @@ std::shared_ptr<Request> tiny_request(uint64_t id, std::vector<int32_t> prompt, 
 // Ragged prompts, some with a common beginning; lengths around the edges of blocks and tiles.
 std::vector<std::vector<int32_t>> ragged_prompts();
 
+// Those prompts through a cluster of this kind, six greedy tokens each; requires that every one
+// ends and that the memories' invariants hold.
+struct RaggedRun {
+  uint64_t hash = 0;  // of all logits
+  std::vector<std::vector<int32_t>> tokens;
+};
+RaggedRun run_ragged(const TinySetup& setup);
+
 }  // namespace xpyd::testing

@@ -45,34 +45,15 @@ struct OnCuda {
   }
 };
 
-struct Outcome {
-  uint64_t hash = 0;
-  std::vector<std::vector<int32_t>> tokens;
-};
-
-Outcome run(const TinySetup& setup) {
-  TinyCluster tiny(setup);
-  uint64_t id = 0;
-  auto prompts = ragged_prompts();
-  for (const auto& prompt : prompts) REQUIRE(tiny.submit(tiny_request(id++, prompt, 6)).ok());
-  tiny.run();
-  REQUIRE(tiny.recorder->ended() == int(prompts.size()));
-  for (const auto& instance : tiny.cluster->instances())
-    instance->memory().check_invariants(tiny.cluster->stats().shared_pool == false);
-  Outcome outcome{tiny.cluster->logits_hash(), {}};
-  for (uint64_t i = 0; i < id; ++i) outcome.tokens.push_back(tiny.recorder->choice(i).tokens);
-  return outcome;
-}
-
 }  // namespace
 
 void check_cuda_parity(int stride) {
   OnCuda cuda;
   TinySetup first{
       .scheme = "contiguous", .batching = "static", .prefix_cache = false, .step_tokens = 2048};
-  Outcome on_cpu = run(first);
+  RaggedRun on_cpu = run_ragged(first);
   cuda.put(first, false);
-  Outcome expected = run(first);
+  RaggedRun expected = run_ragged(first);
   CHECK(expected.tokens == on_cpu.tokens);
   int index = 0, ran = 0;
   for (const char* topology : {"1C", "1P1D", "2P2D"})
@@ -98,7 +79,7 @@ void check_cuda_parity(int stride) {
                   setup.pool_bytes = scheme == std::string("contiguous") ? 3 << 20 : 1 << 19;
                   cuda.put(setup, graphs);
                   INFO(setup.describe() << (graphs ? ", graphs" : ""));
-                  Outcome got = run(setup);
+                  RaggedRun got = run_ragged(setup);
                   CHECK(got.tokens == expected.tokens);
                   REQUIRE(got.hash == expected.hash);
                   ++ran;

@@ -1,4 +1,5 @@
-// The spine of the project (DESIGN D1): one logits hash, whatever manages memory, schedules, splits and moves.
+// The spine of the project (DESIGN D1): one logits hash, whatever manages memory, schedules, splits
+// and moves.
 
 #include <cstdio>
 
@@ -14,17 +15,7 @@ constexpr int kStride = 9;  // a sanitizer run takes every ninth combination
 constexpr int kStride = 1;
 #endif
 
-uint64_t run_hash(const TinySetup& setup) {
-  TinyCluster tiny(setup);
-  uint64_t id = 0;
-  auto prompts = ragged_prompts();
-  for (const auto& prompt : prompts) REQUIRE(tiny.submit(tiny_request(id++, prompt, 6)).ok());
-  tiny.run();
-  REQUIRE(tiny.recorder->ended() == int(prompts.size()));
-  for (const auto& instance : tiny.cluster->instances())
-    instance->memory().check_invariants(tiny.cluster->stats().shared_pool == false);
-  return tiny.cluster->logits_hash();
-}
+uint64_t run_hash(const TinySetup& setup) { return run_ragged(setup).hash; }
 
 uint64_t reference_hash() {
   static const uint64_t hash = run_hash({.topology = "1C",
@@ -62,8 +53,8 @@ void check_all(const std::string& topology, int threads) {
               REQUIRE(run_hash(setup) == expected);
               ++ran;
             }
-  std::printf("parity: %d of %d combinations of %s with %d threads have the hash %016llx\n", ran, index,
-              topology.c_str(), threads, static_cast<unsigned long long>(expected));
+  std::printf("parity: %d of %d combinations of %s with %d threads have the hash %016llx\n", ran,
+              index, topology.c_str(), threads, static_cast<unsigned long long>(expected));
 }
 
 TEST_CASE("parity: 1C with 1 thread", "[parity]") { check_all("1C", 1); }
