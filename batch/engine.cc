@@ -2,11 +2,13 @@
 
 #include <algorithm>
 
-#include "base/hash.h"
+#include "base/row_hash.h"
+#include "base/status.h"
 
 namespace xpyd {
 
-Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clock, EngineHooks* hooks)
+Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clock,
+               EngineHooks* hooks)
     : model_(model), memory_(memory), options_(std::move(options)), clock_(clock), hooks_(hooks) {
   logits_.resize(size_t(options_.max_batch) * size_t(model.config().vocab));
 }
@@ -33,18 +35,28 @@ int Engine::waiting_with_kv() const {
 }
 
 bool Engine::step() {
-  double start = clock_.now();
+  const double start = clock_.now(), stepped = stats_.step_seconds;
   drop_ended(start);
   make_plan();
-  bool moved = apply_plan(start);
-  if (entries_.empty()) return moved;
-  double planned = clock_.now();
-  forward();
-  emit_tokens();
-  double done = clock_.now();
+  if (under_way_.begun && needs_settling()) {
+    settle();
+    make_plan();
+  }
+  const bool moved = apply_plan(start);
+  const double planned = clock_.now();
+  stats_.schedule_seconds += planned - start - (stats_.step_seconds - stepped);
+  if (next_.entries.empty()) {
+    if (!under_way_.begun) return moved;
+    settle();
+    return true;
+  }
+  if (chosen_by_model()) {
+    begin();
+  } else {
+    forward();
+  }
   ++stats_.steps;
-  stats_.schedule_seconds += planned - start;
-  stats_.step_seconds += done - planned;
+  stats_.step_seconds += clock_.now() - planned;
   return true;
 }
 
@@ -64,9 +76,16 @@ SequenceView Engine::view_of(const Sequence& s) const {
 void Engine::make_plan() {
   running_views_.clear();
   waiting_views_.clear();
-  for (const SequencePtr& s : running_) running_views_.push_back(view_of(*s));
+  runnable_.clear();
+  for (size_t i = 0; i < running_.size(); ++i) {
+    const Sequence& s = *running_[i];
+    // Its last token here is being chosen: it takes part in no further step.
+    if (s.tokens.back() < 0 && (s.leaves || s.n_output() >= s.request->max_tokens)) continue;
+    runnable_.push_back(int(i));
+    running_views_.push_back(view_of(s));
+  }
   // No policy can start more than the free places; the rest of the queue need not be looked at.
-  size_t startable = size_t(std::max(0, options_.max_batch - int(running_.size())));
+  size_t startable = size_t(std::max(0, options_.max_batch - int(runnable_.size())));
   for (size_t i = 0; i < waiting_.size() && i < startable; ++i) {
     Sequence& s = *waiting_[i];
     if (!s.probed) {
@@ -85,6 +104,27 @@ void Engine::make_plan() {
                  .step_tokens = options_.step_tokens};
   plan_.clear();
   options_.policy->plan(view, plan_);
+}
+
+// Whether the plan does what may not be done to sequences that are under way: preempt, or choose
+// from logits that the CPU sees.
+bool Engine::needs_settling() const {
+  auto by_cpu = [](const Sequence& s) {
+    return s.stands_for > 1 || more_than_a_draw(s.request->sampling);
+  };
+  return !plan_.preempts.empty() ||
+         std::any_of(plan_.runs.begin(), plan_.runs.end(),
+                     [&](const ScheduledRun& run) {
+                       const Sequence& s = *running_[size_t(runnable_[size_t(run.index)])];
+                       return by_cpu(s) && run.n_tokens == s.pending();
+                     }) ||
+         std::any_of(plan_.admits.begin(), plan_.admits.end(),
+                     [&](const ScheduledRun& run) { return by_cpu(*waiting_[size_t(run.index)]); });
+}
+
+// Room for n_tokens beyond those computed or under way.
+bool Engine::append(const Sequence& s, int n_tokens) {
+  return memory_.append(s.kv, s.computed - memory_.written_tokens(s.kv) + n_tokens);
 }
 
 // Gets memory for the next n_tokens of a waiting sequence. False: nothing has changed.
@@ -106,27 +146,30 @@ bool Engine::place(SequencePtr& s, int n_tokens, double now) {
     }
     if (s->leaves && !s->scheduled) hooks_->prefill_started(*s);
     if (s->leaves && cached > 0) hooks_->kv_written(*s, 0, model_.config().n_layers, 0, cached);
-  } else if (!memory_.append(s->kv, n_tokens)) {
+  } else if (!append(*s, n_tokens)) {
     return false;
   }
   if (!s->scheduled) s->scheduled_s = now;
   s->scheduled = true;
   s->queue_ticket.reset();
-  entries_.push_back({s.get(), n_tokens, s->computed + n_tokens == int(s->tokens.size())});
+  next_.entries.push_back(
+      {s.get(), s->computed, n_tokens, s->computed + n_tokens == int(s->tokens.size())});
   return true;
 }
 
 // False: nothing runs, and nothing was changed either.
 bool Engine::apply_plan(double now) {
-  entries_.clear();
+  next_.entries.clear();
   std::sort(plan_.preempts.begin(), plan_.preempts.end());
   for (auto i = plan_.preempts.rbegin(); i != plan_.preempts.rend(); ++i) {
-    preempt(std::move(running_[size_t(*i)]));  // youngest first, so that the oldest waits in front
+    preempt(std::move(running_[size_t(runnable_[size_t(*i)])]));  // youngest first, so that the
+                                                                  // oldest waits in front
   }
   for (const ScheduledRun& run : plan_.runs) {
-    Sequence& s = *running_[size_t(run.index)];
-    if (!memory_.append(s.kv, run.n_tokens)) continue;  // the plan's arithmetic was too hopeful: next step
-    entries_.push_back({&s, run.n_tokens, s.computed + run.n_tokens == int(s.tokens.size())});
+    Sequence& s = *running_[size_t(runnable_[size_t(run.index)])];
+    if (!append(s, run.n_tokens)) continue;  // the plan's arithmetic was too hopeful: next step
+    next_.entries.push_back(
+        {&s, s.computed, run.n_tokens, s.computed + run.n_tokens == int(s.tokens.size())});
   }
   std::erase(running_, nullptr);
   // A refusal stops admission: whoever comes later waits too.
@@ -139,13 +182,13 @@ bool Engine::apply_plan(double now) {
   }
   waiting_.erase(waiting_.begin(), waiting_.begin() + long(admitted));
 
-  if (entries_.empty() && plan_.preempts.empty()) return make_room();
+  if (next_.entries.empty() && plan_.preempts.empty()) return !under_way_.begun && make_room();
   return true;
 }
 
-// Nothing fits: the youngest of those who hold memory gives it up. One alone fits, because no request is taken
-// whose longest output exceeds the pool (of a shared pool: once the prompts that others hold have arrived
-// here, too). False: there is nobody to ask.
+// Nothing fits: the youngest of those who hold memory gives it up. One alone fits, because no
+// request is taken whose longest output exceeds the pool (of a shared pool: once the prompts that
+// others hold have arrived here, too). False: there is nobody to ask.
 bool Engine::make_room() {
   if (running_.size() > 1) {
     SequencePtr victim = std::move(running_.back());
@@ -171,72 +214,195 @@ void Engine::preempt(SequencePtr s) {
   waiting_.insert(place, std::move(s));
 }
 
-void Engine::forward() {
+// The next step as the model sees it: spans into this engine's arrays.
+StepInput Engine::gather() {
   token_ids_.clear();
   q_offsets_.assign(1, 0);
   kv_lengths_.clear();
   logit_rows_.clear();
   views_.clear();
-  for (const Entry& entry : entries_) {
+  for (const Entry& entry : next_.entries) {
     const Sequence& s = *entry.sequence;
-    auto first = s.tokens.begin() + s.computed;
-    token_ids_.insert(token_ids_.end(), first, first + entry.n_tokens);
+    token_ids_.insert(token_ids_.end(), s.tokens.begin() + entry.first,
+                      s.tokens.begin() + entry.end());
     q_offsets_.push_back(int32_t(token_ids_.size()));
-    kv_lengths_.push_back(s.computed + entry.n_tokens);
+    kv_lengths_.push_back(entry.end());
     views_.push_back(memory_.view(s.kv));
     if (entry.wants_logits) logit_rows_.push_back(int32_t(token_ids_.size()) - 1);
   }
-  bool layerwise = hooks_ && hooks_->layerwise();
-  StepInput input{.token_ids = token_ids_,
-                  .q_offsets = q_offsets_,
-                  .kv_lengths = kv_lengths_,
-                  .views = views_,
-                  .logit_rows = logit_rows_,
-                  .observer = layerwise ? this : nullptr};
-  model_.forward(input, logits_.data());
-  for (const Entry& entry : entries_) {
-    Sequence& s = *entry.sequence;
-    memory_.written(s.kv, std::span(s.tokens).subspan(size_t(s.computed), size_t(entry.n_tokens)));
-    s.computed += entry.n_tokens;
-    if (s.leaves && !layerwise)
-      hooks_->kv_written(s, 0, model_.config().n_layers, s.computed - entry.n_tokens, s.computed);
-  }
+  return {.token_ids = token_ids_,
+          .q_offsets = q_offsets_,
+          .kv_lengths = kv_lengths_,
+          .views = views_,
+          .logit_rows = logit_rows_,
+          .observer = hooks_ && hooks_->layerwise() ? this : nullptr};
 }
 
 void Engine::layer_done(int layer) {
-  for (const Entry& entry : entries_) {
+  for (const Entry& entry : next_.entries) {
     Sequence& s = *entry.sequence;
-    if (s.leaves) hooks_->kv_written(s, layer, layer + 1, s.computed, s.computed + entry.n_tokens);
+    if (s.leaves) hooks_->kv_written(s, layer, layer + 1, entry.first, entry.end());
   }
 }
 
-void Engine::emit_tokens() {
-  double now = clock_.now();
+bool Engine::chosen_by_model() const {
+  return options_.ahead && model_.chooses() &&
+         std::none_of(next_.entries.begin(), next_.entries.end(), [](const Entry& entry) {
+           const Sequence& s = *entry.sequence;
+           return entry.wants_logits && (s.stands_for > 1 || more_than_a_draw(s.request->sampling));
+         });
+}
+
+// ---- One step at a time: the CPU waits, then chooses from the logits
+// ----------------------------------------
+
+void Engine::forward() {
+  XPYD_CHECK(!under_way_.begun);
+  const StepInput input = gather();
+  const double start = clock_.now();
+  model_.forward(input, logits_.data());
+  const double now = clock_.now();
+  stats_.wait_seconds += now - start;
+  for (const Entry& entry : next_.entries) entry.sequence->computed = entry.end();
+  kv_in_place(next_);
   const float* logits = logits_.data();
-  for (const Entry& entry : entries_) {
+  const size_t vocab = size_t(model_.config().vocab);
+  for (Entry& entry : next_.entries) {
     if (!entry.wants_logits) continue;
     Sequence& s = *entry.sequence;
-    if (s.n_output() == 0) {
-      first_tokens(s, logits, now);
-    } else if (accept_token(s, logits, now)) {
-      release(s);
-      s.stands_for = 0;  // ended
+    if (s.stands_for > 1) {
+      split(s, logits, now);
+    } else {
+      open_choice(s, 0);
+      Sampled sampled = sample({logits, vocab}, s.request->sampling, s.sampler, sampler_scratch_);
+      take_token(entry, std::move(sampled), row_hash(logits, vocab), now);
     }
-    logits += model_.config().vocab;
+    logits += vocab;
   }
-  std::erase_if(running_, [](const SequencePtr& s) { return s->stands_for == 0; });
+  tidy(next_);
+}
+
+// ---- Two steps at a time: the model chooses
+// ----------------------------------------------------------------- A token that is not known yet
+// is -1 - r in its sequence, r being the row that chooses it; the step after may compute it
+// already. So a sequence's end is seen one step late, and that step's work on it is dropped.
+
+void Engine::begin() {
+  draws_.clear();
+  const StepInput input = gather();
+  for (const Entry& entry : next_.entries) {
+    if (!entry.wants_logits) continue;
+    Sequence& s = *entry.sequence;
+    open_choice(s, 0);
+    draws_.push_back(next_draw(s.request->sampling, s.sampler));
+    s.tokens.push_back(-int32_t(draws_.size()));
+  }
+  model_.begin(input, draws_);
+  for (const Entry& entry : next_.entries) entry.sequence->computed = entry.end();
+  next_.begun = true;
+  if (under_way_.begun) finish(under_way_);
+  std::swap(next_, under_way_);
+}
+
+void Engine::finish(Step& step) {
+  const double start = clock_.now();
+  chosen_.resize(step.entries.size());
+  model_.end(chosen_.data());
+  const double now = clock_.now();
+  stats_.wait_seconds += now - start;
+  kv_in_place(step);
+  auto chosen = chosen_.begin();
+  for (Entry& entry : step.entries) {
+    if (!entry.wants_logits) continue;
+    const Chosen& c = *chosen++;
+    if (entry.ended) continue;
+    Sampled sampled;
+    sampled.chosen.token = c.token;
+    sampled.nan_logits = c.nan_logits;
+    take_token(entry, std::move(sampled), c.row_hash, now);
+  }
+  tidy(step);
+}
+
+void Engine::settle() {
+  if (!under_way_.begun) return;
+  const double start = clock_.now();
+  finish(under_way_);
+  stats_.step_seconds += clock_.now() - start;
+}
+
+// ---- What a step gave
+// ---------------------------------------------------------------------------------------
+
+void Engine::kv_in_place(const Step& step) {
+  const bool layerwise = hooks_ && hooks_->layerwise();
+  for (const Entry& entry : step.entries) {
+    if (entry.ended) continue;
+    Sequence& s = *entry.sequence;
+    memory_.written(s.kv, std::span(s.tokens).subspan(size_t(entry.first), size_t(entry.n_tokens)));
+    if (s.leaves && !layerwise)
+      hooks_->kv_written(s, 0, model_.config().n_layers, entry.first, entry.end());
+  }
+}
+
+void Engine::tidy(Step& step) {
+  for (SequencePtr& s : step.ended) release(*s);
+  step.ended.clear();
+  step.entries.clear();
+  step.begun = false;
+  std::erase(running_, nullptr);
   for (SequencePtr& s : arrived_) running_.push_back(std::move(s));
   arrived_.clear();
 }
 
-// The prompt is done: the sequence becomes its n choices, each with a first token of its own. `s` itself is
-// spent (stands_for = 0); those who go on stay here or leave.
-void Engine::first_tokens(Sequence& s, const float* logits, double now) {
+// What a choice has of its own begins with its first token.
+void Engine::open_choice(Sequence& s, int choice) {
+  if (s.n_output() > 0) return;
+  s.choice = choice;
+  s.stands_for = 1;
+  s.sampler = SamplerState(s.request->sampling, choice, s.request->prompt);
+  s.text = OutputText(options_.tokenizer, *s.request);
+}
+
+// One sequence's next token. A first token may be the last one here.
+void Engine::take_token(const Entry& entry, Sampled sampled, uint64_t row_hash, double now) {
+  Sequence& s = *entry.sequence;
+  const bool first = entry.end() == s.n_prompt();
+  if (first) s.prompt_ticket.reset();
+  const bool ended = accept_token(s, size_t(entry.end()), std::move(sampled), row_hash, now);
+  if (!ended && !(first && s.leaves)) return;
+  SequencePtr gone = remove(s);
+  if (!ended) {
+    std::vector<SequencePtr> choices;
+    choices.push_back(std::move(gone));
+    hooks_->prefill_done(std::move(choices));
+    return;
+  }
+  if (s.leaves) hooks_->prefill_cancelled(s);
+  for (Entry& later : next_.entries) {
+    if (!next_.begun || later.sequence != &s) continue;
+    later.ended = true;
+    next_.ended.push_back(std::move(gone));
+    return;
+  }
+  release(s);
+}
+
+SequencePtr Engine::remove(const Sequence& s) {
+  return std::move(*std::find_if(running_.begin(), running_.end(),
+                                 [&s](const SequencePtr& other) { return other.get() == &s; }));
+}
+
+// The prompt of n > 1 choices is done: each gets a first token of its own, and those who go on stay
+// here or leave.
+void Engine::split(Sequence& s, const float* logits, double now) {
+  const SequencePtr spent = remove(s);
+  const size_t vocab = size_t(model_.config().vocab);
+  const uint64_t hash = row_hash(logits, vocab);
   std::vector<SequencePtr> alive;
   for (int choice = 0; choice < s.stands_for; ++choice) {
     SequencePtr child = make_sequence(s.request, s.sink, s.cancelled);
-    child->choice = choice;
-    child->stands_for = 1;
+    open_choice(*child, choice);
     child->leaves = s.leaves;
     child->decode_instance = s.decode_instance;
     child->computed = s.computed;
@@ -244,11 +410,11 @@ void Engine::first_tokens(Sequence& s, const float* logits, double now) {
     child->probed = child->scheduled = true;
     child->queued_s = s.queued_s;
     child->scheduled_s = s.scheduled_s;
-    child->sampler = SamplerState(s.request->sampling, choice, s.request->prompt);
-    child->text = OutputText(options_.tokenizer, *s.request);
-    if (!accept_token(*child, logits, now)) alive.push_back(std::move(child));
+    Sampled sampled =
+        sample({logits, vocab}, s.request->sampling, child->sampler, sampler_scratch_);
+    if (!accept_token(*child, size_t(s.n_prompt()), std::move(sampled), hash, now))
+      alive.push_back(std::move(child));
   }
-  s.stands_for = 0;
   if (alive.empty()) {
     release(s);
     if (s.leaves) hooks_->prefill_cancelled(s);
@@ -262,17 +428,22 @@ void Engine::first_tokens(Sequence& s, const float* logits, double now) {
   share_kv(std::move(alive));
 }
 
-bool Engine::accept_token(Sequence& s, const float* logits, double now) {
+// Token `at` of the sequence. True: it has ended.
+bool Engine::accept_token(Sequence& s, size_t at, Sampled sampled, uint64_t row_hash, double now) {
   const Request& request = *s.request;
-  size_t vocab = size_t(model_.config().vocab);
-  s.logits_hash = hash_bytes(logits, vocab * sizeof(float), s.logits_hash);
-  TokenEvent event;
-  event.sampled = sample({logits, vocab}, request.sampling, s.sampler, sampler_scratch_);
-  int32_t token = event.sampled.chosen.token;
-  s.tokens.push_back(token);
+  const int32_t token = sampled.chosen.token;
+  s.logits_hash = chain_hash(s.logits_hash, row_hash);
+  if (at == s.tokens.size()) {
+    s.tokens.push_back(token);
+  } else {
+    s.tokens[at] = token;
+  }
+  const int n_output = int(at) + 1 - s.n_prompt();
   ++stats_.generated_tokens;
+  TokenEvent event;
+  event.sampled = std::move(sampled);
 
-  bool may_stop = s.n_output() >= request.min_tokens;
+  bool may_stop = n_output >= request.min_tokens;
   auto among = [token](const auto& list) {
     return std::find(list.begin(), list.end(), token) != list.end();
   };
@@ -289,7 +460,7 @@ bool Engine::accept_token(Sequence& s, const float* logits, double now) {
     if (piece.stop) {
       event.finish = FinishReason::stop;
       event.stop_text = *piece.stop;
-    } else if (s.n_output() >= request.max_tokens) {
+    } else if (n_output >= request.max_tokens) {
       event.finish = FinishReason::length;
       event.text += s.text.flush();
     }
@@ -308,7 +479,8 @@ bool Engine::accept_token(Sequence& s, const float* logits, double now) {
   return ended;
 }
 
-// choices[0] holds the KV of all: the others fork it, or wait and compute it again when there is no room.
+// choices[0] holds the KV of all: the others fork it, or wait and compute it again when there is no
+// room.
 void Engine::share_kv(std::vector<SequencePtr> choices) {
   for (size_t i = 1; i < choices.size(); ++i) {
     Result<KvHandle> forked = memory_.fork(choices[0]->kv);
@@ -333,18 +505,25 @@ void Engine::end(Sequence& s, FinishReason reason, const std::string& error, dou
 }
 
 void Engine::drop_ended(double now) {
-  auto ended = [&](const SequencePtr& s) {
-    bool cancelled = s->cancelled && s->cancelled->load(std::memory_order_relaxed);
-    bool late = s->request->deadline_s > 0 && now > s->request->deadline_s;
-    if (!cancelled && !late) return false;
-    end(*s, cancelled ? FinishReason::abort : FinishReason::timeout, "", now);
-    return true;
+  auto reason = [now](const SequencePtr& s) {
+    if (s->cancelled && s->cancelled->load(std::memory_order_relaxed)) return FinishReason::abort;
+    const bool late = s->request->deadline_s > 0 && now > s->request->deadline_s;
+    return late ? FinishReason::timeout : FinishReason::none;
   };
+  auto ended = [&](const SequencePtr& s) {
+    const FinishReason why = reason(s);
+    if (why != FinishReason::none) end(*s, why, "", now);
+    return why != FinishReason::none;
+  };
+  if (std::any_of(running_.begin(), running_.end(),
+                  [&](const SequencePtr& s) { return reason(s) != FinishReason::none; }))
+    settle();
   std::erase_if(running_, ended);
   std::erase_if(waiting_, ended);
 }
 
 void Engine::end_all(FinishReason reason, const std::string& error) {
+  settle();
   double now = clock_.now();
   for (SequencePtr& s : running_) end(*s, reason, error, now);
   for (SequencePtr& s : waiting_) end(*s, reason, error, now);

@@ -1,7 +1,9 @@
-// The engine: plan -> forward -> emit, over one model and one KV memory. There is no other loop: colocated,
-// prefill and decode instances are this engine, and differ in what their hooks do with a finished prompt.
+// The engine: plan -> forward -> emit, over one model and one KV memory. There is no other loop:
+// colocated, prefill and decode instances are this engine, and differ in what their hooks do with a
+// finished prompt.
 //
-// Thread safety: one thread calls everything. It owns the model, the memory and every sequence inside.
+// Thread safety: one thread calls everything. It owns the model, the memory and every sequence
+// inside.
 #pragma once
 
 #include <deque>
@@ -19,8 +21,10 @@ namespace xpyd {
 
 struct EngineOptions {
   const BatchPolicy* policy = nullptr;
-  int max_batch = 64;     // sequences running at once; the model's max_logits is at least this
-  int step_tokens = 512;  // tokens of one step; the model's max_step_tokens is at least max(this, max_batch)
+  int max_batch = 64;  // sequences running at once; the model's max_logits is at least this
+  int step_tokens =
+      512;  // tokens of one step; the model's max_step_tokens is at least max(this, max_batch)
+  bool ahead = true;  // plan the next step while the model computes one, where the model can
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // null: tokens only, no text
 };
@@ -29,11 +33,12 @@ struct EngineOptions {
 struct EngineStats {
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
   double step_seconds = 0;      // forward and sampling
+  double wait_seconds = 0;      // of these, in forward() or waiting for a step to end
   double schedule_seconds = 0;  // everything else of step()
 };
 
-// What happens to sequences whose KV goes to another instance (Sequence::leaves). All calls come from inside
-// step(), on the engine's thread.
+// What happens to sequences whose KV goes to another instance (Sequence::leaves). All calls come
+// from inside step(), on the engine's thread.
 class EngineHooks {
  public:
   virtual ~EngineHooks() = default;
@@ -46,8 +51,9 @@ class EngineHooks {
                           int token_end) {
     (void)sequence, (void)layer_begin, (void)layer_end, (void)token_begin, (void)token_end;
   }
-  // The prompt is done and its choices have their first tokens. Those that go on are in `choices` (at least
-  // one); the KV, shared by all, is choices[0]->kv of the engine's memory, and the callee's from now on.
+  // The prompt is done and its choices have their first tokens. Those that go on are in `choices`
+  // (at least one); the KV, shared by all, is choices[0]->kv of the engine's memory, and the
+  // callee's from now on.
   virtual void prefill_done(std::vector<SequencePtr> choices) { (void)choices; }
   // A leaving sequence ended here (abort, timeout, one-token output): nothing will be handed over.
   virtual void prefill_cancelled(const Sequence& sequence) { (void)sequence; }
@@ -61,7 +67,8 @@ class Engine final : private LayerObserver {
   void submit(SequencePtr sequence);
   // A sequence whose first `computed` tokens have their KV in sequence->kv already.
   void adopt(SequencePtr sequence);
-  // One iteration. False: nothing could move. Cancelled and late sequences end here, between iterations.
+  // One iteration. False: nothing could move. Cancelled and late sequences end here, between
+  // iterations.
   bool step();
   // Ends every sequence (shutdown).
   void end_all(FinishReason reason, const std::string& error);
@@ -69,26 +76,44 @@ class Engine final : private LayerObserver {
   int running() const { return int(running_.size()); }
   int waiting() const { return int(waiting_.size()); }
   int waiting_with_kv() const;
-  bool idle() const { return running_.empty() && waiting_.empty(); }
+  bool idle() const { return running_.empty() && waiting_.empty() && !under_way_.begun; }
   const EngineStats& stats() const { return stats_; }
 
  private:
   struct Entry {  // one sequence's share of a step
     Sequence* sequence;
-    int n_tokens;
-    bool wants_logits;
+    int first, n_tokens;  // its tokens [first, first + n_tokens)
+    bool wants_logits;    // and then tokens[first + n_tokens] is chosen
+    bool ended = false;  // it ended while the step was under way: what the step gives it is dropped
+    int end() const { return first + n_tokens; }
+  };
+  struct Step {
+    std::vector<Entry> entries;
+    std::vector<SequencePtr> ended;  // those of its entries: their KV is in use until the step ends
+    bool begun = false;
   };
 
   void layer_done(int layer) override;
   void drop_ended(double now);
   void make_plan();
+  bool needs_settling() const;
   bool apply_plan(double now);
   bool make_room();
+  bool append(const Sequence& sequence, int n_tokens);
   bool place(SequencePtr& sequence, int n_tokens, double now);
+  StepInput gather();
+  bool chosen_by_model() const;
   void forward();
-  void emit_tokens();
-  void first_tokens(Sequence& sequence, const float* logits, double now);
-  bool accept_token(Sequence& sequence, const float* logits, double now);
+  void begin();
+  void finish(Step& step);
+  void settle();
+  void kv_in_place(const Step& step);
+  void tidy(Step& step);
+  void open_choice(Sequence& sequence, int choice);
+  void take_token(const Entry& entry, Sampled sampled, uint64_t row_hash, double now);
+  void split(Sequence& sequence, const float* logits, double now);
+  SequencePtr remove(const Sequence& sequence);
+  bool accept_token(Sequence& sequence, size_t at, Sampled sampled, uint64_t row_hash, double now);
   void share_kv(std::vector<SequencePtr> choices);
   void preempt(SequencePtr sequence);
   void release(Sequence& sequence);
@@ -101,17 +126,21 @@ class Engine final : private LayerObserver {
   Clock& clock_;
   EngineHooks* hooks_;
 
-  std::vector<SequencePtr> running_;  // oldest first
-  std::deque<SequencePtr> waiting_;   // those that hold KV, then preempted ones, then new ones by priority
+  std::vector<SequencePtr> running_;  // oldest first; null only inside apply_plan and finish
+  std::deque<SequencePtr>
+      waiting_;  // those that hold KV, then preempted ones, then new ones by priority
   std::vector<SequencePtr> arrived_;  // split off in this step, join running_ at its end
 
   // Reused from step to step.
   std::vector<SequenceView> running_views_, waiting_views_;
   BatchPlan plan_;
-  std::vector<Entry> entries_;
+  std::vector<int> runnable_;  // running_views_[i] is of running_[runnable_[i]]
+  Step next_, under_way_;
   std::vector<int32_t> token_ids_, q_offsets_, kv_lengths_, logit_rows_;
   std::vector<KvView> views_;
   std::vector<float> logits_;
+  std::vector<Draw> draws_;
+  std::vector<Chosen> chosen_;
   SamplerScratch sampler_scratch_;
   EngineStats stats_;
 };

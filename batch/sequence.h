@@ -27,14 +27,14 @@ struct Sequence {
   bool leaves = false; // its KV goes to another instance when the prompt is done
   int decode_instance = -1;
 
-  std::vector<int32_t> tokens;  // prompt, then output
-  int computed = 0;             // tokens whose KV is in place, on the instance that holds it
+  std::vector<int32_t> tokens;  // prompt, then output; below 0: being chosen (batch/engine.cc)
+  int computed = 0;  // tokens whose KV is in place or under way, on the instance that holds it
   KvHandle kv = kNoKv;          // in that instance's memory
   int cached_tokens = 0;        // prompt tokens found in a prefix cache at first admission
 
   SamplerState sampler;
   OutputText text;
-  uint64_t logits_hash = 0;  // XXH3 chain over the logits rows that were sampled, in order
+  uint64_t logits_hash = 0;  // of the logits rows that were sampled, in order (base/row_hash.h)
 
   double queued_s = 0, scheduled_s = 0;  // Clock: reached the first engine, first step
   bool scheduled = false;            // has run at least once, somewhere

@@ -94,6 +94,7 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions options, Clock& 
     options_i.engine = {.policy = o.batching,
                         .max_batch = o.max_batch,
                         .step_tokens = o.step_tokens,
+                        .ahead = o.ahead,
                         .eos_tokens = o.eos_tokens,
                         .tokenizer = o.tokenizer};
     cluster->queues_.push_back(o.device->make_queue(role == Role::prefill  ? Device::Phase::prefill

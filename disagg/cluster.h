@@ -36,6 +36,7 @@ struct ClusterOptions {
   int step_tokens = 512;  // tokens per step
   int max_model_len = 0;  // tokens: prompt and output together
   int max_queue = 256;    // requests waiting per prefill or colocated instance
+  bool ahead = true;  // engines plan a step while the model computes the one before, where it can
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // may be null
   uint64_t seed = 0;

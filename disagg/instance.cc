@@ -311,6 +311,7 @@ void Instance::publish() {
   s.generated_tokens = engine.generated_tokens;
   s.preemptions = engine.preemptions;
   s.step_seconds = engine.step_seconds;
+  s.wait_seconds = engine.wait_seconds;
   s.schedule_seconds = engine.schedule_seconds;
   s.transfers = transfers_;
   s.transfer_bytes = transfer_bytes_;

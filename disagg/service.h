@@ -18,6 +18,7 @@ struct InstanceStats {
   KvStats kv;
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
   double step_seconds = 0, schedule_seconds = 0;  // in forward + sampling; in planning
+  double wait_seconds = 0;                        // of step_seconds: waiting for the model
   int64_t transfer_bytes = 0, transfer_descriptors = 0, transfers = 0;  // sent by this instance
   double transfer_seconds = 0;
   double heartbeat_s = 0;  // Clock seconds of the last loop turn

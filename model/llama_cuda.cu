@@ -18,9 +18,12 @@
 #include "model/model_cuda.h"
 #include "model/ops_cuda.h"
 #include "model/plan_cuda.h"
+#include "model/row_hash_cuda.h"
 
 namespace xpyd {
 namespace {
+
+constexpr size_t kChosenBytes = sizeof(uint64_t) + 2 * sizeof(int32_t);  // of one row
 
 int rounded(int n, int to) { return (n + to - 1) / to * to; }
 
@@ -48,8 +51,9 @@ class CudaLlama final : public CudaModel {
 
   const ModelConfig& config() const override { return c_; }
   void forward(const StepInput& step, float* logits) override;
-  void begin(const StepInput& step, std::span<const CudaSampling> rows) override;
-  void end(int32_t* tokens, int32_t* nans) override;
+  void begin(const StepInput& step, std::span<const Draw> draws) override;
+  void end(Chosen* chosen) override;
+  bool chooses() const override { return true; }
   Work work(const StepInput& step) const override { return llama_work(step, c_, dtype_, dtype_); }
   size_t weight_bytes() const override { return weights_->bytes(); }
   size_t scratch_bytes() const override { return scratch_.size() + gemm_.bytes(); }
@@ -62,8 +66,7 @@ class CudaLlama final : public CudaModel {
   void choose_attention(const StepInput& step);
   // Enqueues everything up to the logits on the device. The step before chose `n_previous` tokens.
   // Gives where the device finds `rows`.
-  const CudaSampling* start(const StepInput& step, int n_previous,
-                            std::span<const CudaSampling> rows);
+  const Draw* start(const StepInput& step, int n_previous, std::span<const Draw> rows);
   int graph_batch(const StepInput& step) const;
   void run_graph(const Plan& plan);
   void enqueue(const Plan& plan, LayerObserver* observer);
@@ -105,20 +108,23 @@ class CudaLlama final : public CudaModel {
   std::byte* gate_up_ = nullptr;   // gate_up_stride: SwiGLU's result takes the gate's place
   float* logits_ = nullptr;        // [max_logits, vocab]
   float* workspace_ = nullptr;     // of attention
-  int32_t* sampled_ = nullptr;     // [2, max_logits]: tokens, NaN counts
+  // What the last step chose: row hashes [max_logits], tokens and NaN counts, [max_logits] each.
+  uint64_t* hashes_ = nullptr;
+  int32_t *sampled_ = nullptr, *nans_ = nullptr;
   cuda::Memory pinned_logits_;
   cuda::Event logits_done_;
   // Steps between begin() and end(); step i of all uses place i % 2.
-  struct Chosen {
-    cuda::Memory pinned;  // as sampled_
+  struct Begun {
+    cuda::Memory pinned;  // as hashes_, sampled_, nans_
     cuda::Event done;
     int n = 0;
   };
-  std::array<Chosen, 2> chosen_;
+  std::array<Begun, 2> steps_;
   long begun_ = 0, ended_ = 0;
   int n_previous_ = 0;  // wanted rows of the step begun last
-  // A graph fits steps of this batch, KV bound, pool and layout; null until the second such step.
-  using GraphKey = std::tuple<int, int, const std::byte*, bool, int>;
+  // A graph fits steps of this batch, KV bound, table stride, pool and layout (blocks, their
+  // tokens, order); null until the second such step.
+  using GraphKey = std::tuple<int, int, int, const std::byte*, bool, int, int, KvOrder>;
   std::map<GraphKey, cuda::Graph> graphs_;
   Counts counts_;
 };
@@ -144,7 +150,7 @@ Status CudaLlama::allocate() {
                    part(sizeof(float) *
                         cuda_attention_workspace(options_.max_seqs, options_.max_step_tokens,
                                                  c_.n_heads, c_.head_dim, options_.max_kv_length)),
-               sampled = part(2 * n_logits * sizeof(int32_t));
+               chosen = part(n_logits * kChosenBytes);
   const size_t max_ints = StepPlanner::max_ints(options_);
   const size_t arrays = part(max_ints * sizeof(int32_t));
   Result<cuda::Memory> scratch = cuda::Memory::device(total);
@@ -166,11 +172,13 @@ Status CudaLlama::allocate() {
   gate_up_ = base + gate_up;
   logits_ = reinterpret_cast<float*>(base + logits);
   workspace_ = reinterpret_cast<float*>(base + workspace);
-  sampled_ = reinterpret_cast<int32_t*>(base + sampled);
+  hashes_ = reinterpret_cast<uint64_t*>(base + chosen);
+  sampled_ = reinterpret_cast<int32_t*>(hashes_ + n_logits);
+  nans_ = sampled_ + n_logits;
   planner_.allocate(options_, reinterpret_cast<int32_t*>(base + arrays), max_ints);
   if (n_logits > 0) {
     pinned_logits_ = cuda::Memory::pinned(n_logits * size_t(c_.vocab) * sizeof(float));
-    for (Chosen& c : chosen_) c.pinned = cuda::Memory::pinned(2 * n_logits * sizeof(int32_t));
+    for (Begun& step : steps_) step.pinned = cuda::Memory::pinned(n_logits * kChosenBytes);
   }
   const CudaLayerWeights& l = weights_->layers[0];
   for (const auto& [like, m] :
@@ -345,8 +353,10 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
 // The first step of a kind runs plainly, so that its kernels are loaded before anything is
 // captured.
 void CudaLlama::run_graph(const Plan& plan) {
-  const auto [entry, fresh] = graphs_.try_emplace(GraphKey{
-      plan.n, plan.all.max_kv_length, plan.pool, plan.all.contiguous, plan.all.table_stride});
+  const KvLayout& layout = plan.layout;
+  const auto [entry, fresh] = graphs_.try_emplace(
+      GraphKey{plan.n, plan.all.max_kv_length, plan.all.table_stride, plan.pool,
+               plan.all.contiguous, layout.n_blocks, layout.block_tokens, layout.order});
   cuda::Graph& graph = entry->second;
   if (fresh) return enqueue(plan, nullptr);
   if (!graph) {
@@ -357,8 +367,7 @@ void CudaLlama::run_graph(const Plan& plan) {
   ++counts_.replays;
 }
 
-const CudaSampling* CudaLlama::start(const StepInput& step, int n_previous,
-                                     std::span<const CudaSampling> rows) {
+const Draw* CudaLlama::start(const StepInput& step, int n_previous, std::span<const Draw> rows) {
   check(step, n_previous);
   choose_attention(step);
   ++counts_.steps;
@@ -366,7 +375,7 @@ const CudaSampling* CudaLlama::start(const StepInput& step, int n_previous,
   planner_.begin();
   const bool split = decode_->run != prefill_->run;  // one kernel takes all sequences at once
   const Plan plan = batch > 0 ? planner_.plan_padded(step, batch) : planner_.plan(step, split);
-  const CudaSampling* sampling = planner_.add(rows);
+  const Draw* sampling = planner_.add(rows);
   planner_.copy(stream_);
   if (batch > 0)
     run_graph(plan);
@@ -385,32 +394,34 @@ void CudaLlama::forward(const StepInput& step, float* logits) {
   if (bytes > 0 && logits != pinned_logits()) std::memcpy(logits, pinned_logits_.data(), bytes);
 }
 
-void CudaLlama::begin(const StepInput& step, std::span<const CudaSampling> rows) {
-  XPYD_CHECK(begun_ - ended_ < long(chosen_.size()), "two steps are under way");
-  XPYD_CHECK(rows.empty() || rows.size() == step.logit_rows.size(), std::to_string(rows.size()));
-  const CudaSampling* sampling = start(step, n_previous_, rows);
-  Chosen& chosen = chosen_[size_t(begun_++) % chosen_.size()];
-  chosen.n = n_previous_ = int(step.logit_rows.size());
-  const size_t most = size_t(options_.max_logits);
-  if (chosen.n > 0) {
+void CudaLlama::begin(const StepInput& step, std::span<const Draw> draws) {
+  XPYD_CHECK(begun_ - ended_ < long(steps_.size()), "two steps are under way");
+  XPYD_CHECK(draws.empty() || draws.size() == step.logit_rows.size(), std::to_string(draws.size()));
+  const Draw* on_card = start(step, n_previous_, draws);
+  Begun& begun = steps_[size_t(begun_++) % steps_.size()];
+  begun.n = n_previous_ = int(step.logit_rows.size());
+  if (begun.n > 0) {
     cuda_sample({.logits = logits_,
-                 .rows = sampling,
+                 .rows = on_card,
                  .tokens = sampled_,
-                 .nans = sampled_ + most,
-                 .n = chosen.n,
+                 .nans = nans_,
+                 .n = begun.n,
                  .vocab = c_.vocab},
                 stream_);
-    cuda::copy(chosen.pinned.data(), sampled_, 2 * most * sizeof(int32_t), stream_);
+    hash_rows(logits_, begun.n, c_.vocab, hashes_, stream_);
+    cuda::copy(begun.pinned.data(), hashes_, size_t(options_.max_logits) * kChosenBytes, stream_);
   }
-  chosen.done.record(stream_);
+  begun.done.record(stream_);
 }
 
-void CudaLlama::end(int32_t* tokens, int32_t* nans) {
+void CudaLlama::end(Chosen* chosen) {
   XPYD_CHECK(ended_ < begun_, "no step is under way");
-  Chosen& chosen = chosen_[size_t(ended_++) % chosen_.size()];
-  chosen.done.wait();
-  std::copy_n(chosen.pinned.as<int32_t>(), chosen.n, tokens);
-  std::copy_n(chosen.pinned.as<int32_t>() + options_.max_logits, chosen.n, nans);
+  Begun& begun = steps_[size_t(ended_++) % steps_.size()];
+  begun.done.wait();
+  const uint64_t* hashes = begun.pinned.as<uint64_t>();
+  const int32_t* tokens = reinterpret_cast<const int32_t*>(hashes + options_.max_logits);
+  const int32_t* nans = tokens + options_.max_logits;
+  for (int r = 0; r < begun.n; ++r) chosen[r] = {tokens[r], nans[r], hashes[r]};
 }
 
 std::string CudaLlama::describe() const {

@@ -6,9 +6,11 @@
 #include <span>
 
 #include "allocator/kv_layout.h"
+#include "base/status.h"
 #include "base/thread_team.h"
 #include "base/work.h"
 #include "model/config.h"
+#include "model/sampler.h"
 
 namespace xpyd {
 
@@ -33,6 +35,13 @@ struct StepInput {
   LayerObserver* observer = nullptr;  // may be null
 };
 
+// What a model chose from one row of logits.
+struct Chosen {
+  int32_t token = 0;
+  int32_t nan_logits = 0;  // read as -infinity
+  uint64_t row_hash = 0;   // base/row_hash.h, of the logits
+};
+
 // Thread safety: forward() is called by one thread, the engine's. Weights may be shared by many
 // models.
 class Model {
@@ -42,6 +51,24 @@ class Model {
   // Writes KV through the views and the wanted logits to logits[n_logits, vocab].
   // Before: every token id is in [0, vocab), every position is below max_position.
   virtual void forward(const StepInput& step, float* logits) = 0;
+
+  // Steps ahead: a model whose device works beside the CPU may choose tokens itself, so that the
+  // CPU plans and enqueues one step while another is under way. At most two are begun and not
+  // ended, and forward() is called when none is.
+  virtual bool chooses() const { return false; }
+  // Enqueues a step and one choice for each wanted row, and returns; hooks are called as by
+  // forward(), when what they ask for has been enqueued. Among the token ids, -1 - r stands for
+  // what row r of the step begun just before will choose. The spans are read during the call alone.
+  virtual void begin(const StepInput& step, std::span<const Draw> draws) {
+    (void)step, (void)draws;
+    XPYD_CHECK(chooses(), "begin() of a model that does not choose");
+  }
+  // Waits for the oldest step: its KV is in place. chosen: one for each of its wanted rows.
+  virtual void end(Chosen* chosen) {
+    (void)chosen;
+    XPYD_CHECK(chooses(), "end() of a model that does not choose");
+  }
+
   // Weights, KV and activations that this step must touch, and its useful FLOPs.
   virtual Work work(const StepInput& step) const = 0;
   virtual size_t weight_bytes() const = 0;  // shared with other models over the same weights

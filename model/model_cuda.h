@@ -43,14 +43,6 @@ class CudaModel : public Model {
  public:
   // [max_logits, vocab]: logits given to forward() here are not copied once more by the CPU.
   virtual float* pinned_logits() = 0;
-  // Steps whose tokens are chosen on the card, of which two may be under way: the CPU plans one
-  // while the card works on the other. begin() enqueues a step and the choice of one token for each
-  // wanted row, as `rows` say (empty: greedy), and returns. Among its token ids, -1 - r stands for
-  // what wanted row r of the step begun before it will choose. end() waits for the oldest step and
-  // gives its tokens, and how many NaN were read as -infinity in each row. Before forward(): every
-  // begun step has ended.
-  virtual void begin(const StepInput& step, std::span<const CudaSampling> rows) = 0;
-  virtual void end(int32_t* tokens, int32_t* nans) = 0;
   struct Counts {
     long steps = 0;     // forward passes
     long captures = 0;  // graphs made

@@ -7,9 +7,9 @@
 namespace xpyd {
 namespace {
 
-constexpr size_t kSamplingInts = sizeof(CudaSampling) / sizeof(int32_t);
-static_assert(sizeof(CudaSampling) % sizeof(int32_t) == 0 &&
-              alignof(CudaSampling) == alignof(int32_t));
+constexpr size_t kSamplingInts = sizeof(Draw) / sizeof(int32_t);
+static_assert(sizeof(Draw) % sizeof(int32_t) == 0 &&
+              alignof(Draw) == alignof(int32_t));
 constexpr int kMinGraphKv = 256;  // tokens: the smallest upper bound of a captured step's sequences
 
 Plan plan_of(const StepInput& step) {
@@ -146,11 +146,11 @@ Plan StepPlanner::plan(const StepInput& original, bool split_phases) {
   return plan;
 }
 
-const CudaSampling* StepPlanner::add(std::span<const CudaSampling> rows) {
+const Draw* StepPlanner::add(std::span<const Draw> rows) {
   if (rows.empty()) return nullptr;
   const StepUpload::Place place = upload_.take(rows.size() * kSamplingInts);
   std::memcpy(place.host, rows.data(), rows.size_bytes());
-  return reinterpret_cast<const CudaSampling*>(place.device);
+  return reinterpret_cast<const Draw*>(place.device);
 }
 
 }  // namespace xpyd

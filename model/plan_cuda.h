@@ -61,7 +61,7 @@ class StepPlanner {
   // next power of two of the longest: the same plan for all such steps.
   Plan plan_padded(const StepInput& step, int batch);
   // Where the device finds these rows; null where there are none.
-  const CudaSampling* add(std::span<const CudaSampling> rows);
+  const Draw* add(std::span<const Draw> rows);
   void copy(cuda::Stream& stream) { upload_.copy(stream); }
 
  private:

@@ -275,6 +275,18 @@ SamplerState::SamplerState(const SamplingParams& params, int choice,
   prompt_tokens.erase(std::unique(prompt_tokens.begin(), prompt_tokens.end()), prompt_tokens.end());
 }
 
+bool more_than_a_draw(const SamplingParams& params) {
+  return has_penalties(params) || params.top_logprobs >= 0;
+}
+
+Draw next_draw(const SamplingParams& params, SamplerState& state) {
+  Draw draw{params.temperature, params.top_k, params.top_p, params.min_p, 0};
+  constexpr double kBelowOne = 0x1.fffffep-1;  // rounding to float must not give 1
+  if (params.temperature > 0 && params.top_k != 1)
+    draw.uniform = float(std::min(state.random.uniform(), kBelowOne));
+  return draw;
+}
+
 Sampled sample(std::span<const float> logits, const SamplingParams& params, SamplerState& state,
                SamplerScratch& scratch) {
   XPYD_CHECK(!logits.empty());

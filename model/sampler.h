@@ -22,6 +22,14 @@ struct SamplingParams {
   int top_logprobs = -1;         // -1: no logprobs; 0..20: that many alternatives
 };
 
+// One token's choice where no penalty and no logprob is asked for; a model may make it itself (model.h).
+struct Draw {
+  float temperature = 0;  // 0 = greedy: the lowest id among the highest logits
+  int top_k = 0;          // 0 = off
+  float top_p = 1, min_p = 0;
+  float uniform = 0;  // in [0, 1): where in the mass of the kept tokens, by ascending id, the draw falls
+};
+
 struct TokenLogprob {
   int32_t token = 0;
   float logprob = 0;  // log-softmax of the raw logits, before penalties and temperature
@@ -44,6 +52,11 @@ struct SamplerState {
   // `choice` is the index among n choices: each has its own stream of the same seed.
   SamplerState(const SamplingParams& params, int choice, std::span<const int32_t> prompt);
 };
+
+// Whether sample() needs more than a Draw says: penalties, logprobs.
+bool more_than_a_draw(const SamplingParams& params);
+// The next choice as a Draw; takes from state.random what sample() would.
+Draw next_draw(const SamplingParams& params, SamplerState& state);
 
 // Scratch that a caller reuses from call to call. Once it has grown to the vocabulary, sampling
 // allocates only what penalties (a new entry of output_counts) and top_logprobs (Sampled::top) need.

@@ -16,7 +16,8 @@ using cuda::Carver;
 using cuda::Shared;
 
 constexpr int kWarp = 32;
-constexpr int kDigits = 256;
+constexpr int kMaxWarps = 32;
+constexpr int kDigits = 256, kCopies = 4;
 constexpr float kOne = 0x1p40f;  // the most likely token's weight; 2^23 of them fit 64 bits
 constexpr unsigned kAll = 0xffffffffu;
 
@@ -29,16 +30,26 @@ __device__ inline uint32_t order_key(float x) {
 }
 
 struct Scratch {
-  Shared<float> values;  // [32]
-  Shared<int> ids;       // [32]
-  Shared<Mass> masses;   // [32]
-  Shared<Mass> digits;   // [kDigits]
-  Shared<Mass> found;    // [2]
+  Shared<float> values;    // [kMaxWarps]
+  Shared<int> ids;         // [kMaxWarps]
+  Shared<Mass> masses;     // [kMaxWarps]
+  Shared<uint32_t> parts;  // [2, kDigits, kCopies]: low words, high words
+  Shared<Mass> digits;     // [kDigits]
+  Shared<Mass> found;      // [2]
+
+  // Shared memory adds 32 bits at once, and 64 in a loop of attempts; so the carry is ours. Lanes
+  // that meet at a digit, as most do at the first, are spread over copies of it.
+  __device__ void add(int digit, Mass weight) const {
+    const int at = digit * kCopies + int(threadIdx.x) % kCopies;
+    const uint32_t low = uint32_t(weight), before = atomicAdd(&parts[at], low);
+    const uint32_t high = uint32_t(weight >> 32) + uint32_t(before + low < before);
+    if (high > 0) atomicAdd(&parts[kDigits * kCopies + at], high);
+  }
 };
 size_t scratch_bytes() {
-  return cuda::shared_bytes<float>(kWarp) + cuda::shared_bytes<int>(kWarp) +
-         cuda::shared_bytes<Mass>(kWarp) + cuda::shared_bytes<Mass>(kDigits) +
-         cuda::shared_bytes<Mass>(2);
+  return cuda::shared_bytes<float>(kMaxWarps) + cuda::shared_bytes<int>(kMaxWarps) +
+         cuda::shared_bytes<Mass>(kMaxWarps) + cuda::shared_bytes<uint32_t>(2 * kDigits * kCopies) +
+         cuda::shared_bytes<Mass>(kDigits) + cuda::shared_bytes<Mass>(2);
 }
 
 // A row and what is left of it: tokens above the cut, and at its key those up to its id.
@@ -118,31 +129,33 @@ __device__ inline Mass total(int n, const Scratch& s, Weight weight) {
 }
 
 // The first id at which the running sum over ascending ids passes `target`, which is below the
-// total.
+// total: again and again, every warp sums a piece of the ids that are left, and one piece remains.
 template <class Weight>
 __device__ inline int walk(int n, const Scratch& s, Weight weight, Mass target) {
-  const int each = (n + int(blockDim.x) - 1) / int(blockDim.x), begin = int(threadIdx.x) * each;
-  const int end = begin + each < n ? begin + each : n, lane = int(threadIdx.x) % kWarp;
-  Mass mine = 0;
-  for (int i = begin; i < end; ++i) mine += weight(i);
-  Mass upto = mine;  // of this warp, up to this lane
+  const int n_warps = int(blockDim.x / kWarp), warp = int(threadIdx.x / kWarp);
+  const int lane = int(threadIdx.x % kWarp);
+  int begin = 0, end = n;
+  Mass before = 0;  // of the ids below `begin`
+  while (end - begin > kWarp) {
+    const int piece = ((end - begin + n_warps - 1) / n_warps + kWarp - 1) / kWarp * kWarp;
+    const int first = begin + warp * piece, last = first + piece < end ? first + piece : end;
+    Mass sum = 0;
+    for (int i = first + lane; i < last; i += kWarp) sum += weight(i);
+    for (int step = kWarp / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kAll, sum, step);
+    if (lane == 0) s.masses[warp] = sum;
+    __syncthreads();
+    int w = 0;
+    for (Mass here; w < n_warps - 1 && before + (here = s.masses[w]) <= target; ++w) before += here;
+    __syncthreads();
+    begin += w * piece;
+    end = begin + piece < end ? begin + piece : end;
+  }
+  Mass upto = begin + lane < end ? weight(begin + lane) : 0;
   for (int step = 1; step < kWarp; step *= 2) {
-    const Mass before = __shfl_up_sync(kAll, upto, step);
-    if (lane >= step) upto += before;
+    const Mass lower = __shfl_up_sync(kAll, upto, step);
+    if (lane >= step) upto += lower;
   }
-  if (lane == kWarp - 1) s.masses[int(threadIdx.x / kWarp)] = upto;
-  __syncthreads();
-  for (int w = 0; w < int(threadIdx.x / kWarp); ++w) upto += s.masses[w];
-  if (upto > target && upto - mine <= target) {
-    Mass running = upto - mine;
-    int i = begin;
-    while ((running += weight(i)) <= target) ++i;
-    s.found[0] = Mass(i);
-  }
-  __syncthreads();
-  const int id = int(Mass(s.found[0]));
-  __syncthreads();
-  return id;
+  return begin + __ffs(int(__ballot_sync(kAll, before + upto > target))) - 1;
 }
 
 // Lowers row's cut to the heaviest tokens that together weigh at least `target` (> 0, at most the
@@ -152,25 +165,42 @@ __device__ inline void cut(Row& row, const Scratch& s, Weight weight, Mass targe
   uint32_t prefix = 0, mask = 0;
   Mass above = 0;
   for (int shift = 24; shift >= 0; shift -= 8) {
-    for (int d = int(threadIdx.x); d < kDigits; d += int(blockDim.x)) s.digits[d] = 0;
+    for (int d = int(threadIdx.x); d < 2 * kDigits * kCopies; d += int(blockDim.x)) s.parts[d] = 0;
     __syncthreads();
     for (int i = int(threadIdx.x); i < row.n; i += int(blockDim.x)) {
       const uint32_t key = row.key(i);
       if ((key & mask) != prefix) continue;
       const Mass w = weight(i);
-      if (w > 0) atomicAdd(&s.digits[int(key >> shift & (kDigits - 1))], w);
+      if (w > 0) s.add(int(key >> shift & (kDigits - 1)), w);
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      int digit = kDigits - 1;
-      Mass sum = above;
-      for (; digit > 0; --digit) {
-        const Mass here = s.digits[digit];
-        if (sum + here >= target) break;
-        sum += here;
+    for (int d = int(threadIdx.x); d < kDigits; d += int(blockDim.x)) {
+      Mass sum = 0;
+      for (int copy = 0; copy < kCopies; ++copy) {
+        const uint32_t low = s.parts[d * kCopies + copy];
+        const uint32_t high = s.parts[(kDigits + d) * kCopies + copy];
+        sum += Mass(high) << 32 | low;
       }
-      s.found[0] = Mass(digit);
-      s.found[1] = sum;
+      s.digits[d] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < kWarp) {  // lane l: the l-th highest digits
+      constexpr int kMine = kDigits / kWarp;
+      const int lane = int(threadIdx.x);
+      Mass mine = 0;
+      for (int i = 0; i < kMine; ++i) mine += s.digits[kDigits - 1 - lane * kMine - i];
+      Mass upto = mine;
+      for (int step = 1; step < kWarp; step *= 2) {
+        const Mass higher = __shfl_up_sync(kAll, upto, step);
+        if (lane >= step) upto += higher;
+      }
+      Mass sum = above + upto - mine;
+      if (sum < target && above + upto >= target) {
+        int digit = kDigits - 1 - lane * kMine;
+        for (Mass here; sum + (here = s.digits[digit]) < target; --digit) sum += here;
+        s.found[0] = Mass(digit);
+        s.found[1] = sum;
+      }
     }
     __syncthreads();
     prefix |= uint32_t(Mass(s.found[0])) << shift;
@@ -187,15 +217,16 @@ __device__ inline void cut(Row& row, const Scratch& s, Weight weight, Mass targe
 __global__ void sample_kernel(CudaSampleArgs a) {
   Carver carver;
   Scratch s;
-  s.values = carver.take<float>(kWarp);
-  s.ids = carver.take<int>(kWarp);
-  s.masses = carver.take<Mass>(kWarp);
+  s.values = carver.take<float>(kMaxWarps);
+  s.ids = carver.take<int>(kMaxWarps);
+  s.masses = carver.take<Mass>(kMaxWarps);
+  s.parts = carver.take<uint32_t>(2 * kDigits * kCopies);
   s.digits = carver.take<Mass>(kDigits);
   s.found = carver.take<Mass>(2);
   Row row{a.logits + size_t(blockIdx.x) * size_t(a.vocab), a.vocab, 0, 0, 0, a.vocab, 0};
   int token = 0;
   const int nans = find_top(row, s, row.peak, token);
-  const CudaSampling how = a.rows ? a.rows[blockIdx.x] : CudaSampling{};
+  const Draw how = a.rows ? a.rows[blockIdx.x] : Draw{};
   if (how.temperature > 0 && how.top_k != 1 && row.peak > -INFINITY) {
     row.scale = 1 / fmaxf(how.temperature, 1e-6f);
     if (how.top_k > 0 && how.top_k < row.n)
@@ -225,7 +256,9 @@ __global__ void sample_kernel(CudaSampleArgs a) {
 void cuda_sample(const CudaSampleArgs& a, cuda::Stream& stream) {
   XPYD_CHECK(a.vocab < 1 << 23);
   if (a.n == 0) return;
-  const int threads = std::clamp((a.vocab / 4 + kWarp - 1) / kWarp * kWarp, kWarp, 1024);
+  // Two warps at least: walk() halves.
+  const int threads =
+      std::clamp((a.vocab / 4 + kWarp - 1) / kWarp * kWarp, 2 * kWarp, kMaxWarps * kWarp);
   cuda::launch(sample_kernel, "sample",
                cuda::Shape{dim3(unsigned(a.n)), dim3(unsigned(threads)), scratch_bytes()}, stream,
                a);

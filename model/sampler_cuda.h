@@ -4,21 +4,13 @@
 #pragma once
 
 #include "base/cuda.h"
+#include "model/sampler.h"
 
 namespace xpyd {
 
-// One row's choice.
-struct CudaSampling {
-  float temperature = 0;  // 0 = greedy: the lowest id among the highest logits
-  int top_k = 0;          // 0 = off
-  float top_p = 1, min_p = 0;
-  float uniform =
-      0;  // in [0, 1): where in the mass of the kept tokens, by ascending id, the draw falls
-};
-
 struct CudaSampleArgs {
   const float* logits = nullptr;       // [n, vocab], device
-  const CudaSampling* rows = nullptr;  // [n], device; null: all greedy
+  const Draw* rows = nullptr;  // [n], device; null: all greedy
   int32_t* tokens = nullptr;           // [n], device
   int32_t* nans = nullptr;             // [n], device: NaN among the logits, each read as -infinity
   int n = 0, vocab = 0;

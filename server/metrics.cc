@@ -229,6 +229,9 @@ std::string Metrics::render(const ServiceStats& service) const {
                  [](I i) { return i.steps; });
   text.instances("engine_step_seconds_total", "counter", "Time in forward passes and sampling.",
                  all, [](I i) { return i.step_seconds; });
+  text.instances("engine_wait_seconds_total", "counter",
+                 "Of engine_step_seconds_total, waiting for the model; the rest is the CPU's work.", all,
+                 [](I i) { return i.wait_seconds; });
   text.instances("scheduler_step_seconds_total", "counter", "Time in planning.", all,
                  [](I i) { return i.schedule_seconds; });
   text.instances("engine_prompt_tokens_total", "counter",

@@ -120,6 +120,8 @@ std::vector<OptionRow> make_rows() {
        "--device cuda: how P and D share the card: by stream priority (D first), or that many SMs "
        "for P",
        kEngine},
+      {"async-scheduling", choice, "on", "", "on|off", 0, 0,
+       "--device cuda: plan the next step and choose tokens on the card while it computes", kEngine},
       {"cuda-graphs", choice, "on", "", "on|off", 0, 0,
        "--device cuda: replay decode steps as captured graphs", kEngine},
 

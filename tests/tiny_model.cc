@@ -82,6 +82,7 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.step_tokens = setup.step_tokens;
   options.max_model_len = tiny_config().max_position;
   options.max_queue = setup.max_queue;
+  options.ahead = setup.ahead;
   int max_step = std::max(setup.step_tokens, setup.max_batch);
   for (size_t i = 0; i < options.topology.size(); ++i)
     teams.push_back(std::make_unique<ThreadTeam>(setup.threads));

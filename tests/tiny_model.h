@@ -32,6 +32,7 @@ struct TinySetup {
   int max_batch = 16;
   int max_queue = 256;
   size_t pool_bytes = 1 << 20;
+  bool ahead = true;
   // Another device than the CPU, and the tiny model on it.
   Device* device = &cpu_device();
   std::function<Result<std::unique_ptr<Model>>(const TinySetup&, DeviceQueue&)> make_model;

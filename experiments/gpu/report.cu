@@ -290,13 +290,13 @@ void model(Rounds& rounds, const cuda::Card& card, bool tiny) {
                     .kv_lengths = s.lengths,
                     .views = s.views,
                     .logit_rows = s.rows};
-    std::vector<int32_t> tokens(static_cast<size_t>(n_seqs)), nans(static_cast<size_t>(n_seqs));
+    std::vector<Chosen> chosen(static_cast<size_t>(n_seqs));
     // Decoding: the next step is enqueued, with the tokens that this one will choose, before this
     // one is waited for.
     int under_way = 0, n_nans = 0;
     auto end = [&] {
-      llama.end(tokens.data(), nans.data());
-      for (int32_t n : nans) n_nans += n;
+      llama.end(chosen.data());
+      for (const Chosen& c : chosen) n_nans += c.nan_logits;
       --under_way;
     };
     auto next = [&] {

@@ -2,8 +2,8 @@
 
 namespace xpyd::testing {
 
-// Every `stride`-th combination of memory, batching, topology, wire and graphs on CUDA has the
-// first one's hash, and the CPU's tokens.
+// Every `stride`-th combination of memory, batching, topology, wire, graphs and planning ahead on
+// CUDA has the first one's hash, and the CPU's tokens.
 void check_cuda_parity(int stride);
 
 }  // namespace xpyd::testing

@@ -51,6 +51,7 @@ void check_cuda_parity(int stride) {
   OnCuda cuda;
   TinySetup first{
       .scheme = "contiguous", .batching = "static", .prefix_cache = false, .step_tokens = 2048};
+  first.ahead = false;
   RaggedRun on_cpu = run_ragged(first);
   cuda.put(first, false);
   RaggedRun expected = run_ragged(first);
@@ -76,6 +77,7 @@ void check_cuda_parity(int stride) {
                   setup.block_tokens = block;
                   setup.prefix_cache = prefix;
                   setup.step_tokens = step;
+                  setup.ahead = index % 3 != 0;
                   setup.pool_bytes = scheme == std::string("contiguous") ? 3 << 20 : 1 << 19;
                   cuda.put(setup, graphs);
                   INFO(setup.describe() << (graphs ? ", graphs" : ""));

@@ -358,10 +358,10 @@ TEST_CASE("cuda llama: greedy text of stories260k is the CPU's", "[cuda][model][
     const std::vector<int32_t> ids(mine.begin() + done, mine.end()),
         offsets = {0, n}, lengths = {int32_t(mine.size())}, last = {n - 1};
     const std::vector<KvView> views = {kv.view()};
-    int32_t token = -1, nans = -1;
+    Chosen chosen;
     loaded.model->begin({ids, offsets, lengths, views, last}, {});
-    loaded.model->end(&token, &nans);
-    CHECK(nans == 0);
+    loaded.model->end(&chosen);
+    CHECK(chosen.nan_logits == 0);
     const auto logits = run_step(*loaded.host.model, {host_kv.view()},
                                  {{theirs.begin() + done, theirs.end()}}, {done});
     SamplerState state;
@@ -369,7 +369,7 @@ TEST_CASE("cuda llama: greedy text of stories260k is the CPU's", "[cuda][model][
     theirs.push_back(
         sample({logits.data() + logits.size() - vocab, vocab}, {.temperature = 0}, state, scratch)
             .chosen.token);
-    mine.push_back(token);
+    mine.push_back(chosen.token);
   }
   CHECK(mine == theirs);
   CHECK(loaded.model->counts().replays > 30);
@@ -391,20 +391,25 @@ TEST_CASE("cuda llama: two steps under way choose what one at a time chooses", "
     rows.push_back(offsets.back() - 1);
   }
   const std::vector<int32_t> one_each = {0, 1, 2, 3}, all = {0, 1, 2};
-  std::vector<int32_t> chosen[2], nans(size_t(n), -1);
+  std::vector<int32_t> chosen[2];
+  std::vector<uint64_t> hashes[2];
   for (bool ahead : {false, true}) {
     std::vector<int32_t> kv_lengths = lengths, tokens(static_cast<size_t>(n));
+    std::vector<Chosen> last(static_cast<size_t>(n));
     // One row draws, the others are greedy.
-    std::vector<CudaSampling> sampling(static_cast<size_t>(n));
+    std::vector<Draw> sampling(static_cast<size_t>(n));
     auto begin = [&](const StepInput& step) {
       sampling[1] = {
           .temperature = 1.5f, .top_k = 40, .uniform = float(step.kv_lengths[0] % 5) / 5};
       model.begin(step, sampling);
     };
     auto end = [&] {
-      model.end(tokens.data(), nans.data());
-      chosen[ahead].insert(chosen[ahead].end(), tokens.begin(), tokens.end());
-      CHECK(nans == std::vector<int32_t>(size_t(n), 0));
+      model.end(last.data());
+      for (size_t r = 0; r < last.size(); ++r) {
+        CHECK(last[r].nan_logits == 0);
+        hashes[ahead].push_back(last[r].row_hash);
+        chosen[ahead].push_back(tokens[r] = last[r].token);
+      }
     };
     begin({ids, offsets, kv_lengths, views, rows});
     for (int i = 1; i < n_steps; ++i) {
@@ -419,6 +424,7 @@ TEST_CASE("cuda llama: two steps under way choose what one at a time chooses", "
   }
   CHECK(chosen[0].size() == size_t(n * n_steps));
   CHECK(chosen[0] == chosen[1]);
+  CHECK(hashes[0] == hashes[1]);
 }
 
 }  // namespace

@@ -385,7 +385,7 @@ TEST_CASE("cuda sampler: the greedy token is the host sampler's", "[cuda][model]
 struct Interval {
   double begin = 0, end = 0;
 };
-std::vector<Interval> intervals(const std::vector<float>& x, const CudaSampling& how) {
+std::vector<Interval> intervals(const std::vector<float>& x, const Draw& how) {
   const int n = int(x.size());
   std::vector<int> order(static_cast<size_t>(n));
   std::iota(order.begin(), order.end(), 0);
@@ -418,8 +418,8 @@ TEST_CASE("cuda sampler: draws fall where double precision puts them", "[cuda][m
   cuda::Stream stream;
   Random random(8);
   for (int vocab : {7, 300, 5000})
-    for (const CudaSampling& how :
-         std::vector<CudaSampling>{{.temperature = 1},
+    for (const Draw& how :
+         std::vector<Draw>{{.temperature = 1},
                                    {.temperature = 0.3f},
                                    {.temperature = 2, .top_k = 5},
                                    {.temperature = 1, .top_p = 0.7f},
@@ -436,7 +436,7 @@ TEST_CASE("cuda sampler: draws fall where double precision puts them", "[cuda][m
         x[size_t(i)] = how.top_k == 50 ? float(i % 3) : std::round(x[size_t(i)]);
       const int n = 12;
       std::vector<float> logits;
-      std::vector<CudaSampling> rows;
+      std::vector<Draw> rows;
       for (int i = 0; i < n; ++i) {
         logits.insert(logits.end(), x.begin(), x.end());
         rows.push_back(how);
@@ -445,7 +445,7 @@ TEST_CASE("cuda sampler: draws fall where double precision puts them", "[cuda][m
       cuda::Memory on_logits = to_card(logits, stream), on_rows = to_card(rows, stream),
                    out = to_card(std::vector<int32_t>(size_t(2 * n), -1), stream);
       cuda_sample({.logits = on_logits.as<float>(),
-                   .rows = on_rows.as<CudaSampling>(),
+                   .rows = on_rows.as<Draw>(),
                    .tokens = out.as<int32_t>(),
                    .nans = out.as<int32_t>() + n,
                    .n = n,

@@ -1,0 +1,128 @@
+// The engine that plans a step while the model computes the one before gives what the engine that
+// waits gives: tokens, ends, hashes; and nothing is given away while it is in use.
+#include "batch/engine.h"
+
+#include <array>
+#include <map>
+
+#include "base/random.h"
+#include "tests/catch.h"
+#include "tests/late_model.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing {
+namespace {
+
+// Requests of every kind: some end by their length, some by a stop token, some are aborted, some
+// need logits on the CPU.
+struct Load {
+  std::vector<std::shared_ptr<Request>> requests;
+  std::map<int, uint64_t> aborts;  // before that turn, that request
+  std::map<int, int> arrivals;     // before that turn, so many requests have arrived
+};
+
+Load make_load(uint64_t seed) {
+  Random random(seed);
+  auto below = [&](int n) { return int(random.next() % uint64_t(n)); };
+  Load load;
+  const int n = 8 + below(12);
+  for (int id = 0; id < n; ++id) {
+    std::vector<int32_t> prompt(size_t(1 + below(60)));
+    const int family = below(4);
+    for (size_t i = 0; i < prompt.size(); ++i)
+      prompt[i] = int32_t((i * 7 + size_t(i < 20 ? family : id) * 13) % 96);
+    auto request = tiny_request(uint64_t(id), prompt, 1 + below(12));
+    for (int stops = below(6); stops > 0; --stops) request->stop_token_ids.push_back(below(96));
+    if (below(6) == 0) request->n = 2 + below(2);
+    if (below(8) == 0) request->sampling.frequency_penalty = 1;
+    if (below(8) == 0) request->sampling.top_logprobs = 2;
+    if (below(3) == 0) request->priority = below(3);
+    if (below(5) == 0) load.aborts[below(40)] = uint64_t(id);
+    load.requests.push_back(request);
+  }
+  for (int arrived = 0, turn = 0; arrived < n; turn += 1 + below(3))
+    load.arrivals[turn] = arrived = std::min(n, arrived + 1 + below(4));
+  return load;
+}
+
+using Results = std::map<std::pair<uint64_t, int>, Recorder::Choice>;
+
+Results run(const Load& load, const TinySetup& setup) {
+  TinyCluster tiny(setup);
+  int submitted = 0;
+  // What ends in one turn may be noticed by the other instance in the next.
+  for (int turn = 0, still = 0; still < 3 || turn <= load.arrivals.rbegin()->first; ++turn) {
+    if (auto due = load.arrivals.find(turn); due != load.arrivals.end())
+      for (; submitted < due->second; ++submitted)
+        REQUIRE(tiny.submit(load.requests[size_t(submitted)]).ok());
+    if (auto due = load.aborts.find(turn); due != load.aborts.end())
+      tiny.cluster->abort(due->second);
+    still = tiny.cluster->turn() ? 0 : still + 1;
+    for (const auto& instance : tiny.cluster->instances())
+      instance->memory().check_invariants(!tiny.cluster->stats().shared_pool);
+  }
+  CHECK(tiny.cluster->wait_idle(0));
+  for (const auto& instance : tiny.cluster->instances()) {
+    const KvStats kv = instance->memory().stats();
+    CHECK(kv.free + kv.cached == kv.capacity);
+  }
+  Results results;
+  for (const auto& request : load.requests)
+    for (int c = 0; c < request->n; ++c)
+      results[{request->id, c}] = tiny.recorder->choice(request->id, c);
+  return results;
+}
+
+TEST_CASE("planning ahead of the model changes no token, end or hash", "[engine]") {
+  ThreadTeam team(1);
+  const long begun = LateModel::begun, overlapped = LateModel::overlapped;
+  int compared = 0, aborted = 0, stopped = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    const Load load = make_load(seed);
+    for (const char* topology : {"1C", "1P1D"}) {
+      TinySetup setup{.topology = topology,
+                      .batching = std::array{"chunked", "prefill_first", "static"}[seed % 3],
+                      .transport = seed % 2 ? "handoff" : "local",
+                      .stream_kv = seed % 4 < 2 ? StreamKv::chunk : StreamKv::request};
+      setup.step_tokens = 16 + int(seed % 5) * 16;
+      setup.max_batch = 3 + int(seed % 7);
+      setup.pool_bytes = (seed / 3 % 2 ? 12 : 128) * 16 * 256;  // 12 blocks: preemptions
+      INFO("seed " << seed << " " << setup.describe());
+      Results results[2];
+      setup.make_model = [&](const TinySetup& s, DeviceQueue&) {
+        return Result<std::unique_ptr<Model>>(
+            make_llama(tiny_weights(), team, std::max(s.step_tokens, s.max_batch), s.max_batch));
+      };
+      results[0] = run(load, setup);
+      setup.make_model = [&, plain = setup.make_model](const TinySetup& s, DeviceQueue& queue) {
+        return Result<std::unique_ptr<Model>>(std::make_unique<LateModel>(plain(s, queue).value()));
+      };
+      results[1] = run(load, setup);
+      for (const auto& [key, theirs] : results[0]) {
+        const Recorder::Choice& mine = results[1].at(key);
+        INFO("request " << key.first << " choice " << key.second);
+        CHECK(mine.ends == 1);
+        CHECK(theirs.ends == 1);
+        if (mine.finish == FinishReason::abort || theirs.finish == FinishReason::abort) {
+          // Aborts meet a request at different tokens: as far as both go they agree.
+          ++aborted;
+          for (size_t i = 0; i < std::min(mine.tokens.size(), theirs.tokens.size()); ++i)
+            CHECK(mine.tokens[i] == theirs.tokens[i]);
+          continue;
+        }
+        ++compared;
+        stopped += mine.finish == FinishReason::stop;
+        CHECK(mine.tokens == theirs.tokens);
+        CHECK(mine.finish == theirs.finish);
+        CHECK(mine.logits_hash == theirs.logits_hash);
+      }
+    }
+  }
+  CHECK(compared > 1000);
+  CHECK(aborted > 20);
+  CHECK(stopped > 100);
+  CHECK(LateModel::overlapped - overlapped > (LateModel::begun - begun) / 2);
+}
+
+}  // namespace
+}  // namespace xpyd::testing

@@ -1,0 +1,92 @@
+// A device that computes beside the CPU, on the CPU: a begun step is computed when it is waited
+// for, so that whatever the engine gives away, reuses or forgets too early shows in its tokens.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "base/row_hash.h"
+#include "model/model.h"
+#include "tests/catch.h"
+
+namespace xpyd::testing {
+
+class LateModel final : public Model {
+ public:
+  explicit LateModel(std::unique_ptr<Model> model) : model_(std::move(model)) {}
+
+  const ModelConfig& config() const override { return model_->config(); }
+  void forward(const StepInput& step, float* logits) override {
+    REQUIRE(steps_.empty());
+    model_->forward(step, logits);
+  }
+  bool chooses() const override { return true; }
+  void begin(const StepInput& step, std::span<const Draw> draws) override {
+    REQUIRE(steps_.size() < 2);
+    REQUIRE(draws.size() == step.logit_rows.size());
+    for (const Draw& draw : draws) REQUIRE(draw.temperature == 0);
+    auto copy = [](auto span) { return std::vector<int32_t>(span.begin(), span.end()); };
+    Step mine{copy(step.token_ids),
+              copy(step.q_offsets),
+              copy(step.kv_lengths),
+              copy(step.logit_rows),
+              {},
+              {step.views.begin(), step.views.end()}};
+    for (size_t s = 0; s < mine.views.size(); ++s) {
+      KvView& view = mine.views[s];
+      if (view.contiguous()) continue;
+      const int n = (mine.lengths[s] + view.layout->block_tokens - 1) / view.layout->block_tokens;
+      mine.tables.push_back({view.block_table, view.block_table + n});
+      view.block_table = mine.tables.back().data();
+    }
+    for (int32_t token : mine.ids)
+      if (token < 0) {
+        REQUIRE(steps_.size() == 1);  // else the token is known
+        REQUIRE(size_t(-token) <= steps_[0].rows.size());
+      }
+    steps_.push_back(std::move(mine));
+    ++begun;
+    overlapped += steps_.size() == 2;
+  }
+  void end(Chosen* chosen) override {
+    REQUIRE(!steps_.empty());
+    Step& step = steps_.front();
+    const size_t vocab = size_t(config().vocab);
+    std::vector<float> logits(step.rows.size() * vocab);
+    for (int32_t& token : step.ids)
+      if (token < 0) token = previous_[size_t(-1 - token)];
+    model_->forward({.token_ids = step.ids,
+                     .q_offsets = step.offsets,
+                     .kv_lengths = step.lengths,
+                     .views = step.views,
+                     .logit_rows = step.rows},
+                    logits.data());
+    previous_.clear();
+    SamplerState state;
+    for (size_t r = 0; r < step.rows.size(); ++r) {
+      const std::span<const float> row{logits.data() + r * vocab, vocab};
+      previous_.push_back(sample(row, {.temperature = 0}, state, scratch_).chosen.token);
+      chosen[r] = {previous_.back(), 0, row_hash(row.data(), vocab)};
+    }
+    steps_.pop_front();
+  }
+  Work work(const StepInput& step) const override { return model_->work(step); }
+  size_t weight_bytes() const override { return model_->weight_bytes(); }
+  size_t scratch_bytes() const override { return model_->scratch_bytes(); }
+
+  static inline long begun = 0, overlapped = 0;  // steps, all models: those begun beside another
+
+ private:
+  struct Step {
+    std::vector<int32_t> ids, offsets, lengths, rows;
+    std::deque<std::vector<int32_t>> tables;
+    std::vector<KvView> views;
+  };
+  std::unique_ptr<Model> model_;
+  std::deque<Step> steps_;
+  std::vector<int32_t> previous_;
+  SamplerScratch scratch_;
+};
+
+}  // namespace xpyd::testing
