@@ -41,10 +41,29 @@ BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, 
     index_ = std::make_unique<PrefixIndex>(layout.n_blocks, layout.block_tokens, hash_mask,
                                            &at(0).node, sizeof(Block));
   for (int32_t b = layout.n_blocks - 1; b >= 0; --b) {  // taken in ascending order: runs coalesce
-    at(b) = {{}, 0, 0, -1, free_head_};
-    free_head_ = b;
+    at(b) = {{}, 0, 0, -1, -1};
+    push_free(b);
   }
   count_[kFree] = layout.n_blocks;
+}
+
+BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<PageGroups> page_groups)
+    : BlockPool(layout, std::shared_ptr<std::byte>(), false) {
+  page_groups_ = std::move(page_groups);
+  poison_ = false;
+}
+
+void BlockPool::push_free(int32_t block) {
+  Block& b = at(block);
+  b.older = -1, b.newer = free_head_;
+  if (free_head_ >= 0) at(free_head_).older = block;
+  free_head_ = block;
+}
+
+void BlockPool::take_free(int32_t block) {
+  Block& b = at(block);
+  (b.older < 0 ? free_head_ : at(b.older).newer) = b.newer;
+  if (b.newer >= 0) at(b.newer).older = b.older;
 }
 
 size_t BlockPool::metadata_bytes(const KvLayout& layout, bool prefix_cache) {
@@ -117,14 +136,14 @@ void BlockPool::retire(int32_t block) {
     lru_append(block);
   } else {
     ++count_[kFree];
-    at(block).newer = free_head_, free_head_ = block;
+    push_free(block);
   }
 }
 
 void BlockPool::evict(int32_t block) {
   lru_remove(block);
   index_->erase(block);
-  at(block).newer = free_head_, free_head_ = block;
+  push_free(block);
   --count_[kCached], ++count_[kFree];
 }
 
@@ -147,13 +166,35 @@ bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions) {
         ++evictions;
       }
       int32_t block = free_head_;
-      free_head_ = at(block).newer;
+      take_free(block);
       add_reference(block);
       out.push_back(block);
     }
   }
   if (poison_)
     for (size_t i = first; i < out.size(); ++i) poison(out[i]);
+  return true;
+}
+
+int32_t BlockPool::run_start() const {
+  for (int32_t b = 0; b + kRun <= layout_.n_blocks; b += kRun) {
+    int n = 0;
+    while (n < kRun && state(b + n) == kFree) ++n;
+    if (n == kRun) return b;
+  }
+  return free_head_;
+}
+
+bool BlockPool::allocate_run(int n, std::vector<int32_t>& out) {
+  Lock lock(mutex_);
+  if (n > count_[kFree]) return false;
+  for (int i = 0; i < n; ++i) {
+    int32_t block = out.empty() ? layout_.n_blocks : out.back() + 1;
+    if (block >= layout_.n_blocks || state(block) != kFree) block = run_start();
+    take_free(block);
+    add_reference(block);
+    out.push_back(block);
+  }
   return true;
 }
 

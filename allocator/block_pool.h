@@ -21,6 +21,7 @@
 #include "allocator/kv_memory.h"
 #include "allocator/prefix_index.h"
 #include "base/memory.h"
+#include "base/page_groups.h"
 
 namespace xpyd {
 
@@ -29,9 +30,12 @@ class BlockPool {
   // `memory`: layout.pool_bytes() at least. `hash_mask`: see PrefixIndex.
   BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
             uint64_t hash_mask = ~uint64_t{0});
+  // Blocks of page groups, which have an address only while somebody maps them (vattention).
+  BlockPool(const KvLayout& layout, std::shared_ptr<PageGroups> page_groups);
 
   const KvLayout& layout() const { return layout_; }
   std::byte* data() const { return memory_.get(); }
+  PageGroups* page_groups() const { return page_groups_.get(); }  // null: data() is the memory
   bool prefix_cache() const { return index_ != nullptr; }
   const PrefixIndex* prefix_index() const {
     return index_.get();
@@ -41,6 +45,10 @@ class BlockPool {
   // cached ones, least recently used first; adds the number of those to `evictions`. False: fewer
   // than n are available, and nothing has changed.
   [[nodiscard]] bool allocate(int n, std::vector<int32_t>& out, int64_t& evictions);
+
+  // As allocate(), of free blocks only, each one after out.back() where that is free, so that runs of
+  // neighbours can be mapped as one; a new run begins where the next kRun blocks are free.
+  [[nodiscard]] bool allocate_run(int n, std::vector<int32_t>& out);
 
   void add_references(std::span<const int32_t> blocks);
   // Drops one reference of each, the last block first, so that tails become the oldest of the LRU.
@@ -86,12 +94,13 @@ class BlockPool {
   static size_t metadata_bytes(const KvLayout& layout, bool prefix_cache);
 
  private:
+  static constexpr int kRun = 16;
   enum State : int { kFree, kActive, kCached, kInTransfer, kStates };
   struct Block {
     PrefixIndex::Node node;
     int32_t references, holds;
     int32_t older,
-        newer;  // LRU neighbours while cached; `newer` links the free list while free; -1: end
+        newer;  // neighbours in the LRU list while cached, in the free list while free; -1: end
   };
   class Lock;
 
@@ -105,6 +114,9 @@ class BlockPool {
   void add_hold(int32_t block);  // before: referenced or held
   void drop_hold(int32_t block);
   void retire(int32_t block);  // nobody's any more: to the LRU or the free list
+  void push_free(int32_t block);
+  void take_free(int32_t block);  // from anywhere in the list
+  int32_t run_start() const;
   void lru_append(int32_t block);
   void lru_remove(int32_t block);
   void evict(int32_t block);
@@ -113,6 +125,7 @@ class BlockPool {
 
   const KvLayout layout_;
   const std::shared_ptr<std::byte> memory_;  // the KV
+  std::shared_ptr<PageGroups> page_groups_;
   Buffer blocks_;                            // Block [n_blocks]
   std::unique_ptr<PrefixIndex> index_;
   std::vector<int32_t> handovers_;  // [n_blocks]: of holds, how many are hand-overs

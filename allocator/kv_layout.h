@@ -33,6 +33,23 @@ struct KvShape {
   }
 };
 
+// One layer's rows for kernels, which look up many: KvLayout::offset() is affine in block, token, K or V, and
+// head, and these are its differences, counted in rows [head_dim] from the start of the pool.
+struct KvRows {
+  uint32_t first = 0;  // of K of block 0, token 0, head 0
+  uint32_t block = 0, token = 0, value = 0, head = 0;  // from one to the next; value: from K to V
+  int32_t block_tokens = 1;
+  int32_t shift = -1;  // block_tokens == 1 << shift, or -1; 31 where one block holds the whole sequence
+
+  // The row of token `token` of a sequence whose blocks `table` lists: KvView::row() / row_bytes().
+  XPYD_HD constexpr uint32_t row(const int32_t* table, int kv, int position, int kv_head) const {
+    int index = shift >= 0 ? position >> shift : position / block_tokens;
+    uint32_t in_block = uint32_t(shift == 31 ? position : position - index * block_tokens);
+    return first + uint32_t(table[index]) * block + in_block * token + uint32_t(kv) * value +
+           uint32_t(kv_head) * head;
+  }
+};
+
 struct KvLayout {
   KvShape shape;
   KvOrder order = KvOrder::layer_major;
@@ -58,6 +75,23 @@ struct KvLayout {
                      ? (plane * size_t(n_blocks) * size_t(block_tokens) + token_in_pool)
                      : (token_in_pool * planes + plane);
     return (row * size_t(shape.n_kv_heads) + size_t(head)) * shape.row_bytes();
+  }
+
+  // Before: the pool has fewer than 2^32 rows. contiguous: a sequence's table is its slot.
+  XPYD_HD constexpr KvRows rows(int layer, bool contiguous) const {
+    size_t row_bytes = shape.row_bytes(), first = offset(0, layer, 0, 0, 0);
+    KvRows r{.first = uint32_t(first / row_bytes),
+             .block = uint32_t((offset(1, layer, 0, 0, 0) - first) / row_bytes),
+             .token = uint32_t((offset(0, layer, 0, 1, 0) - first) / row_bytes),
+             .value = uint32_t((offset(0, layer, 1, 0, 0) - first) / row_bytes),
+             .head = uint32_t((offset(0, layer, 0, 0, 1) - first) / row_bytes),
+             .block_tokens = block_tokens};
+    if (contiguous) {
+      r.shift = 31;
+    } else if ((block_tokens & (block_tokens - 1)) == 0) {
+      for (r.shift = 0; 1 << r.shift < block_tokens;) ++r.shift;
+    }
+    return r;
   }
 };
 

@@ -1,5 +1,6 @@
 #include "allocator/kv_memory.h"
 
+#include <algorithm>
 #include <climits>
 #include <utility>
 
@@ -12,11 +13,17 @@ namespace xpyd {
 namespace {
 
 int small_block(const KvOptions& options) { return options.block_tokens; }
+constexpr size_t kPage = 4096;
+
 int whole_slot(const KvOptions& options) { return options.max_sequence_tokens; }
 
 constexpr KvScheme kSchemes[] = {
-    {"contiguous", make_contiguous, whole_slot, "SOSP'23 (PagedAttention) section 3.1: Orca (Max)"},
-    {"paged", make_paged, small_block, "SOSP'23 (PagedAttention) section 4; vLLM V1 prefix cache"},
+    {"contiguous", make_contiguous, whole_slot, nullptr,
+     "SOSP'23 (PagedAttention) section 3.1: Orca (Max)"},
+    {"paged", make_paged, small_block, nullptr,
+     "SOSP'23 (PagedAttention) section 4; vLLM V1 prefix cache"},
+    {"vattention", make_vattention, vattention_row_tokens, vattention_row_bytes,
+     "ASPLOS'25 (vAttention) sections 5 and 6"},
 };
 
 std::string scheme_names() {
@@ -24,6 +31,26 @@ std::string scheme_names() {
   for (const KvScheme& scheme : kSchemes)
     names += (names.empty() ? "" : ", ") + std::string(scheme.name);
   return names;
+}
+
+// What a system must have for these page groups.
+Status check_page_groups(const KvOptions& o, int row_tokens) {
+  const std::string bytes = "page-group-bytes is " + std::to_string(o.page_group_bytes);
+  if (o.page_group_bytes == 0 || o.page_group_bytes % kPage != 0)
+    return invalid(bytes + ": expected a multiple of the page, " + std::to_string(kPage));
+  if (row_tokens < 1) return invalid(bytes + ", less than one token of one layer's K or V");
+  if (o.max_sequence_tokens < 1 || o.max_sequences < 1)
+    return invalid("vattention: expected the longest sequence and the most sequences at once");
+  // Each sequence has at least one mapping and one gap per plane.
+  const long planes = long(vattention_row_bytes(o) / o.page_group_bytes);
+  const long rows = long(o.pool_bytes / vattention_row_bytes(o));
+  const long least = 2 * planes * std::min(rows, long(o.max_sequences)), limit = max_mappings();
+  if (limit > 0 && least > limit)
+    return invalid("vattention: " + std::to_string(o.max_sequences) + " sequences of " +
+                   std::to_string(planes) + " tensors take " + std::to_string(least) +
+                   " mappings or more, vm.max_map_count is " + std::to_string(limit) +
+                   ": a smaller --max-batch, or --kv-layout token_major (one tensor)");
+  return ok();
 }
 
 }  // namespace
@@ -52,6 +79,10 @@ Result<KvLayout> plan_pool(const std::string& scheme_name, const KvOptions& opti
                    ": expected f32 or bf16");
   int block_tokens = scheme->block_tokens(options);
   const char* unit = scheme->block_tokens == whole_slot ? "slot" : "block";
+  if (scheme->block_bytes) {
+    if (Status status = check_page_groups(options, block_tokens); !status) return status.error();
+    unit = "row of page groups";
+  }
   if (block_tokens < 1)
     return invalid("tokens per " + std::string(unit) + " is " + std::to_string(block_tokens) +
                    ": expected at least 1");
@@ -61,6 +92,7 @@ Result<KvLayout> plan_pool(const std::string& scheme_name, const KvOptions& opti
     if (__builtin_mul_overflow(needed, size_t(factor), &needed))
       return invalid("one KV " + std::string(unit) + " of " + std::to_string(block_tokens) +
                      " tokens exceeds 64-bit addresses");
+  if (scheme->block_bytes) needed = scheme->block_bytes(options);
   if (options.pool_bytes < needed)
     return invalid("kv-bytes is " + std::to_string(options.pool_bytes) + ", too small for one " +
                    unit + ": " + std::to_string(block_tokens) + " tokens need " +
@@ -83,6 +115,15 @@ Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme,
   XPYD_CHECK(layout.ok(), layout.ok() ? "" : layout.error().message);
   bool prefix_cache = options.prefix_cache && find_kv_scheme(scheme)->block_tokens == small_block;
   Device& device = options.device ? *options.device : cpu_device();
+  if (find_kv_scheme(scheme)->block_bytes) {
+    const int planes = int(vattention_row_bytes(options) / options.page_group_bytes);
+    auto groups = device.make_page_groups({.group_bytes = options.page_group_bytes,
+                                           .n_groups = layout.value().n_blocks * planes,
+                                           .call_us = options.page_call_us,
+                                           .guard = options.guard});
+    if (!groups) return groups.error();
+    return std::make_shared<BlockPool>(layout.value(), groups.value());
+  }
   Result<std::shared_ptr<std::byte>> memory = device.allocate(options.pool_bytes);
   if (!memory) return memory.error();
   auto pool = std::make_shared<BlockPool>(layout.value(), memory.value(), prefix_cache);

@@ -26,6 +26,9 @@ class BlockPool;
 class Device;
 class DeviceQueue;
 
+// How a sequence of contiguous memory gets KV that another one has computed (vattention).
+enum class KvSharing : uint8_t { none, copy, take_over, alias };
+
 struct KvOptions {
   KvShape shape;
   KvOrder order = KvOrder::layer_major;
@@ -33,6 +36,14 @@ struct KvOptions {
   int block_tokens = 16;  // paged
   int max_sequence_tokens = 0;   // contiguous: tokens of a slot; both: the longest sequence allowed
   bool prefix_cache = true;      // paged; contiguous memory has no shareable block and never hits
+  // vattention:
+  size_t page_group_bytes = 65536;  // what one map call backs
+  int max_sequences = 0;            // at once, in one memory: slots of virtual addresses
+  bool map_ahead = true;            // in the background, what the next steps need
+  bool keep_idle = true;            // deferred reclamation; off where other memories share the pool
+  KvSharing sharing = KvSharing::none;
+  double page_call_us = 0;          // PageGroupOptions
+  bool guard = false;               // PageGroupOptions
   Device* device = nullptr;      // where the pool is; null: the CPU
   DeviceQueue* queue = nullptr;  // of the instance, on that device, for its copies; null: the CPU's
 };
@@ -47,6 +58,9 @@ struct KvStats {
   int block_tokens = 0;
   int64_t prefix_query_tokens = 0, prefix_hit_tokens = 0;  // cumulative, this KvMemory
   int64_t evictions = 0, cow_copies = 0;                   // cumulative blocks
+  // vattention, cumulative: calls, and what of them the engine waited for.
+  int64_t map_calls = 0, unmap_calls = 0, waited_jobs = 0;
+  double map_wait_seconds = 0;
   int available() const { return free + cached; }          // blocks that an append can get
 };
 
@@ -139,8 +153,9 @@ Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme,
 struct KvScheme {
   const char* name;
   std::unique_ptr<KvMemory> (*make)(std::shared_ptr<BlockPool> pool, const KvOptions& options);
-  int (*block_tokens)(
-      const KvOptions& options);  // tokens of one block of the pool under this scheme
+  // Of one block of the pool under this scheme: tokens, and bytes (null: those of the tokens).
+  int (*block_tokens)(const KvOptions& options);
+  size_t (*block_bytes)(const KvOptions& options);
   const char* source;
 };
 

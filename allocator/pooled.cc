@@ -24,6 +24,7 @@ void PooledMemory::Sequence::clear() {
   tail.clear();
   written = room = 0;
   maybe_shared = false;
+  slot = -1;
   chain = PrefixChain{};
 }
 
@@ -89,7 +90,7 @@ KvStats PooledMemory::stats() const {
 }
 
 void PooledMemory::check_invariants(bool complete) const {
-  size_t n = size_t(layout().n_blocks);
+  size_t n = size_t(pool_->layout().n_blocks);
   std::vector<int32_t> references(n, 0), leases(n, 0), last_user(n, -1);
   int32_t user = 0;
   sequences_.for_each([&](const Sequence& s) {
@@ -101,12 +102,13 @@ void PooledMemory::check_invariants(bool complete) const {
     }
     ++user;
     XPYD_CHECK(0 <= s.written && s.written <= s.room);
-    XPYD_CHECK(int64_t(s.room) <= int64_t(s.table.size()) * layout().block_tokens);
+    XPYD_CHECK(int64_t(s.room) <= int64_t(s.table.size()) * pool_->layout().block_tokens);
     check_sequence(s);
   });
   leases_.for_each([&](const std::vector<int32_t>& blocks) {
     for (int32_t block : blocks) ++leases[size_t(block)];
   });
+  count_references(references);
   pool_->check_invariants(references, leases, complete);
 }
 

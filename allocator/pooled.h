@@ -37,6 +37,7 @@ class PooledMemory : public KvMemory {
     std::vector<int32_t> table;  // its blocks, one reference each
     int written = 0;             // tokens
     int room = 0;                // tokens that may be written without another append
+    int32_t slot = -1;           // vattention
     // paged:
     bool maybe_shared = false;  // the block of the next token may have other users
     PrefixChain chain;          // end of the chain of its full blocks
@@ -44,6 +45,8 @@ class PooledMemory : public KvMemory {
     void clear();
   };
   virtual void check_sequence(const Sequence& sequence) const = 0;
+  // Blocks that this memory references beside its sequences' tables.
+  virtual void count_references(std::vector<int32_t>& references) const { (void)references; }
   void check_length(int tokens) const;  // of one sequence, against options.max_sequence_tokens
   Sequence& add_adopted(KvHandover& handover, KvHandle& handle);
   // The first n_tokens of one block onto another. Done when it returns: the source may be given up.
@@ -62,5 +65,12 @@ class PooledMemory : public KvMemory {
 std::unique_ptr<KvMemory> make_paged(std::shared_ptr<BlockPool> pool, const KvOptions& options);
 std::unique_ptr<KvMemory> make_contiguous(std::shared_ptr<BlockPool> pool,
                                           const KvOptions& options);
+std::unique_ptr<KvMemory> make_vattention(std::shared_ptr<BlockPool> pool,
+                                          const KvOptions& options);
+// Tokens and bytes of one row of page groups, the block of vattention's pool. 0 tokens: a group does not hold one.
+int vattention_row_tokens(const KvOptions& options);
+size_t vattention_row_bytes(const KvOptions& options);
+// The virtual slots of one memory.
+KvLayout vattention_slots(const KvOptions& options);
 
 }  // namespace xpyd

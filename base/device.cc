@@ -25,6 +25,9 @@ class CpuDevice final : public Device {
     auto buffer = std::make_shared<Buffer>(bytes);
     return std::shared_ptr<std::byte>(buffer, buffer->data());
   }
+  Result<std::shared_ptr<PageGroups>> make_page_groups(const PageGroupOptions& options) override {
+    return make_host_page_groups(options);
+  }
   std::unique_ptr<DeviceQueue> make_queue(Phase) override { return std::make_unique<CpuQueue>(); }
 };
 

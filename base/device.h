@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "base/copy.h"
+#include "base/page_groups.h"
 #include "base/status.h"
 
 namespace xpyd {
@@ -35,6 +37,11 @@ class Device {
   // Zeroed, ready for use (touched, pinned), freed with the last owner. Error `unavailable`: not
   // that much.
   virtual Result<std::shared_ptr<std::byte>> allocate(size_t bytes) = 0;
+  // Error `unavailable`: not that much, or not on this device.
+  virtual Result<std::shared_ptr<PageGroups>> make_page_groups(const PageGroupOptions& options) {
+    (void)options;
+    return Error{ErrorCode::unavailable, std::string("page groups on ") + name() + ": not there yet"};
+  }
   // `phase` is what the instance mostly does: a device may give each its own priority or part of
   // itself.
   enum class Phase { prefill, decode, both };

@@ -71,6 +71,8 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions options, Clock& 
   size_t n = o.topology.size();
   bool shared = o.transport->shared_pool && n > 1;
   o.kv.max_sequence_tokens = o.max_model_len;
+  o.kv.max_sequences = max_sequences(o.max_batch);
+  o.kv.keep_idle = !shared;  // an idle instance would keep what another one needs
   KvOptions pool_options = o.kv;
   if (shared) pool_options.pool_bytes *= n;
   Result<KvLayout> layout = plan_pool(o.kv_scheme->name, pool_options);

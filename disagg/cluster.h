@@ -45,6 +45,10 @@ struct ClusterOptions {
   std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_model;
 };
 
+// Sequences that hold KV in one memory at once: those of a batch, and as many prompts that are being
+// sent away.
+constexpr int max_sequences(int max_batch) { return 2 * max_batch; }
+
 class Cluster final : public Service {
  public:
   // Allocates and touches all KV memory. The error names the option that cannot be met.

@@ -210,8 +210,8 @@ bool Instance::reserve_one(const ReserveKv& wanted) {
     reservation.lease = memory_->pin(reservation.kv);
     KvView view = memory_->view(reservation.kv);
     auto blocks = memory_->blocks(reservation.kv);
-    destination = {view.pool, view.layout, {blocks.begin(), blocks.end()}, view.contiguous(),
-                   reservation.cached_tokens};
+    destination = {view.pool, view.layout, {}, view.slot, reservation.cached_tokens};
+    if (!view.contiguous()) destination.blocks.assign(blocks.begin(), blocks.end());
   }
   reserved_choices_ += reservation.choices;
   reservations_.emplace(request.id, reservation);

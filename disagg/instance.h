@@ -29,11 +29,11 @@ enum class StreamKv : uint8_t { layer, chunk, request };
 struct KvDestination {
   std::byte* pool = nullptr;
   const KvLayout* layout = nullptr;
-  std::vector<int32_t> blocks;
-  bool contiguous = false;
+  std::vector<int32_t> blocks;  // empty: contiguous, in `slot`
+  int32_t slot = 0;
   int cached_tokens = 0;  // there already, from its own prefix cache: not sent again
   KvView view() const {
-    return {pool, layout, contiguous ? nullptr : blocks.data(), contiguous ? blocks[0] : 0};
+    return {pool, layout, blocks.empty() ? nullptr : blocks.data(), slot};
   }
 };
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -12,10 +11,12 @@
 #include "allocator/kv_plan.h"
 #include "attention/attention.h"
 #include "disagg/transfer_plan.h"
+#include "model/folder.h"
 #include "model/gemm.h"
 #include "model/weights.h"
 #include "server/commands.h"
 #include "server/result_file.h"
+#include "server/stack.h"
 
 namespace xpyd {
 namespace {
@@ -178,7 +179,9 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
   KvOptions kv{.shape = shape,
                .pool_bytes = kv_bytes,
                .block_tokens = int(subject.options.integer("block-tokens")),
-               .max_sequence_tokens = subject.max_len};
+               .max_sequence_tokens = subject.max_len,
+               .page_group_bytes = size_t(subject.options.integer("page-group-bytes")),
+               .max_sequences = max_sequences(int(subject.options.integer("max-batch")))};
   auto plan = plan_pool(scheme.name, kv);
   if (!plan) {
     std::printf("  %-11s none: %s\n", scheme.name, plan.error().message.c_str());
@@ -186,24 +189,26 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
   }
   const KvLayout& layout = plan.value();
   int64_t tokens = int64_t(layout.n_blocks) * layout.block_tokens;
-  size_t unused = kv_bytes - layout.pool_bytes();
-  bool shares = layout.block_tokens < subject.max_len;  // a slot is never in a prefix cache
+  const size_t block_bytes = scheme.block_bytes ? scheme.block_bytes(kv) : layout.block_bytes();
+  size_t unused = kv_bytes - size_t(layout.n_blocks) * block_bytes;
+  // A slot is never in a prefix cache.
+  bool shares = !scheme.block_bytes && layout.block_tokens < subject.max_len;
   size_t tables = pool_metadata_bytes(layout, shares);
   std::printf(
       "  %-11s %d blocks of %d tokens, %zu bytes each: %ld tokens, %zu bytes unused; "
       "tables %zu bytes\n",
-      scheme.name, layout.n_blocks, layout.block_tokens, layout.block_bytes(), long(tokens), unused,
-      tables);
+      scheme.name, layout.n_blocks, layout.block_tokens, block_bytes, long(tokens), unused, tables);
   json out = {{"scheme", scheme.name},
               {"blocks", layout.n_blocks},
               {"block_tokens", layout.block_tokens},
-              {"block_bytes", layout.block_bytes()},
+              {"block_bytes", block_bytes},
               {"tokens", tokens},
               {"unused_bytes", unused},
               {"table_bytes", tables}};
   for (auto [order, name] :
        {std::pair{KvOrder::layer_major, "layer_major"}, {KvOrder::token_major, "token_major"}}) {
-    size_t copies = descriptors(shape, order, layout.block_tokens, subject.tokens);
+    const int run = scheme.block_bytes ? subject.max_len : layout.block_tokens;  // of addresses
+    size_t copies = descriptors(shape, order, run, subject.tokens);
     size_t bytes = size_t(subject.tokens) * shape.token_bytes();
     std::printf("    %-11s %zu descriptors for %d tokens, %zu bytes each on average\n", name,
                 copies, subject.tokens, bytes / copies);
@@ -215,15 +220,10 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
 }  // namespace
 
 int info_main(const Options& options) {
-  if (options.positional().empty())
-    return fail(invalid("expected MODEL_DIR, a folder with config.json: the embedded demo model is "
-                        "not part of this build yet"),
-                2);
-  const std::string& dir = options.positional()[0];
+  const std::string dir = model_dir(options);
   const std::string& json_path = options.text("json");
   if (Status status = check_writable(json_path); !status) return fail(status.error(), 2);
-  if (!std::filesystem::is_directory(dir))
-    return fail(invalid("MODEL_DIR " + dir + " is not a folder"), 2);
+  if (!is_model_folder(dir)) return fail(invalid("MODEL_DIR " + dir + " is not a folder"), 2);
   auto loaded = load_model_config(dir);
   if (!loaded) return fail(loaded.error(), 2);
   Subject subject{loaded.value(), options};

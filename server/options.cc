@@ -74,6 +74,14 @@ std::vector<OptionRow> make_rows() {
       {"kv-bytes", bytes, "512MiB", "bytes", "", 1, kMaxBytes,
        "KV pool of each instance, exactly; with --transport handoff they share one pool of the sum",
        kShape},
+      {"page-group-bytes", bytes, "64KiB", "bytes", "", 4096, 1 << 30,
+       "what one map call backs (vattention): a multiple of the page", kEngine},
+      {"page-op-us", number, "0", "us", "", 0, 1e6,
+       "every map and unmap call takes that much longer (vattention): another device's latency", kEngine},
+      {"kv-map-ahead", choice, "on", "", "on|off", 0, 0,
+       "map in the background what the next steps need (vattention)", kEngine},
+      {"kv-guard", choice, "off", "", "on|off", 0, 0,
+       "a touch of KV addresses without memory stops the program (vattention)", kEngine},
       {"kv-layout", choice, "layer_major", "", "layer_major|token_major", 0, 0,
        "order of KV bytes in the pool", kEngine},
       {"prefix-cache", choice, "on", "", "on|off", 0, 0,
@@ -205,15 +213,23 @@ std::vector<OptionRow> make_rows() {
       {"tokens", integer, "2048", "tokens", "", 1, 1 << 17,
        "prompt length for which a transfer is worked out", "info"},
 
+      // prefix-stats.
+      {"min-count", integer, "2", "prompts", "", 2, kMaxTokens,
+       "a prefix counts when at least so many share it", "prefix-stats"},
+      {"min-length", integer, "0", "tokens", "", 0, kMaxTokens,
+       "and when it is longer than this; of conversations: bytes", "prefix-stats"},
+
       // peak.
       {"threads", integer, "0", "threads", "", 0, 1024, "0: all cores of this machine", "peak"},
+      {"device", choice, "cpu", "", device_names.c_str(), 0, 0,
+       "what to measure; cuda: copies, products and launches of the card", "peak"},
 
       // Everybody.
       {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random", "serve generate bench"},
-      {"json", text, "", "", "FILE", 0, 0, "also write the result there", "bench peak info"},
+      {"json", text, "", "", "FILE", 0, 0, "also write the result there", "bench peak info prefix-stats"},
       {"config", text, "", "", "FILE", 0, 0,
        "read options from FILE, lines `name = value`; the command line wins",
-       "serve generate bench peak info"},
+       "serve generate bench peak info prefix-stats"},
   };
 }
 

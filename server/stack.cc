@@ -2,18 +2,12 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 
 #include "allocator/kv_plan.h"
+#include "model/folder.h"
 
 namespace xpyd {
 namespace {
-
-constexpr const char* kNoDemoModel =
-    "no MODEL_DIR was given, and this build does not carry the embedded demo model yet: give the "
-    "folder of a "
-    "Hugging Face model (config.json, model.safetensors, tokenizer.json), for example "
-    "`make serve MODEL=path/to/model` or `xpyd serve path/to/model`";
 
 StreamKv stream_kv(const std::string& name) {
   return name == "layer" ? StreamKv::layer : name == "chunk" ? StreamKv::chunk : StreamKv::request;
@@ -23,19 +17,23 @@ Dtype dtype(const std::string& name) { return name == "bf16" ? Dtype::bf16 : Dty
 
 }  // namespace
 
+std::string model_dir(const Options& options) {
+  return options.positional().empty() ? kDemoModel : options.positional()[0];
+}
+
 Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
-  if (options.positional().empty()) return invalid(kNoDemoModel);
-  const std::string& dir = options.positional()[0];
-  if (!std::filesystem::is_directory(dir)) return invalid("MODEL_DIR " + dir + " is not a folder");
   Result<std::vector<Role>> topology = parse_topology(options.text("topology"));
   if (!topology) return topology.error();
 
   auto stack = std::make_unique<Stack>();
+  stack->model_dir = model_dir(options);
+  const std::string& dir = stack->model_dir;
+  if (!is_model_folder(dir)) return invalid("MODEL_DIR " + dir + " is not a folder");
   Result<ModelConfig> config = load_model_config(dir);
   if (!config) return config.error();
   stack->config = config.value();
   bool dummy = options.text("load-format") == "dummy";
-  if (!dummy || std::filesystem::exists(dir + "/tokenizer.json")) {
+  if (!dummy || has_model_file(dir + "/tokenizer.json")) {
     Result<std::unique_ptr<const Tokenizer>> tokenizer = Tokenizer::load(dir);
     if (!tokenizer) return tokenizer.error();
     stack->tokenizer = std::move(tokenizer).value();
@@ -64,6 +62,10 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
   cluster.kv.pool_bytes = size_t(options.integer("kv-bytes"));
   cluster.kv.block_tokens = int(options.integer("block-tokens"));
   cluster.kv.prefix_cache = options.text("prefix-cache") == "on";
+  cluster.kv.page_group_bytes = size_t(options.integer("page-group-bytes"));
+  cluster.kv.page_call_us = options.number("page-op-us");
+  cluster.kv.map_ahead = options.text("kv-map-ahead") == "on";
+  cluster.kv.guard = options.text("kv-guard") == "on";
   cluster.batching = find_batch_policy(options.text("batching"));
   cluster.placement = find_placement_policy(options.text("placement"));
   cluster.transport = find_transport(options.text("transport"));
@@ -73,12 +75,15 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
       options.integer(options.text("batching") == "chunked" ? "chunk-tokens" : "max-step-tokens"));
   cluster.max_model_len = stack->max_model_len;
   cluster.max_queue = int(options.integer("max-queue"));
+  cluster.ahead = options.text("async-scheduling") == "on";
   cluster.eos_tokens = stack->config.eos_tokens;
   cluster.tokenizer = stack->tokenizer.get();
   cluster.seed = uint64_t(options.integer("seed"));
   cluster.kv.shape = kv_shape(stack->config, dtype(options.text("kv-dtype")));
   // Without --max-model-len the context is what one pool holds, if that is less than the model's.
   if (cluster.kv_scheme->name != std::string("contiguous")) {
+    cluster.kv.max_sequence_tokens = stack->max_model_len;
+    cluster.kv.max_sequences = max_sequences(cluster.max_batch);
     Result<KvLayout> layout = plan_pool(cluster.kv_scheme->name, cluster.kv);
     if (!layout) return layout.error();
     int64_t holds = int64_t(layout.value().n_blocks) * layout.value().block_tokens;

@@ -18,6 +18,7 @@ namespace xpyd {
 
 struct Stack {
   RealClock clock;
+  std::string model_dir;  // kDemoModel where none was given
   ModelConfig config;
   std::unique_ptr<const Tokenizer>
       tokenizer;  // null with --load-format dummy and no tokenizer.json
@@ -26,6 +27,9 @@ struct Stack {
   int max_model_len = 0;             // tokens
   std::unique_ptr<Cluster> cluster;  // not started
 };
+
+// MODEL_DIR, or the embedded demo model.
+std::string model_dir(const Options& options);
 
 // The error names the option or the file.
 Result<std::unique_ptr<Stack>> build_stack(const Options& options);

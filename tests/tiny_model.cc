@@ -73,6 +73,7 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.kv.order = setup.order;
   options.kv.pool_bytes = setup.pool_bytes;
   options.kv.block_tokens = setup.block_tokens;
+  options.kv.page_group_bytes = 4096;
   options.kv.prefix_cache = setup.prefix_cache;
   options.batching = find_batch_policy(setup.batching);
   options.placement = find_placement_policy(setup.placement);

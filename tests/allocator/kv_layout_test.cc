@@ -110,3 +110,26 @@ TEST_CASE("plan_pool: the layout, or what is wrong with the options", "[allocato
   check(
       "paged", [](auto& c) { c.pool_bytes = size_t(1) << 60; }, "2^31");
 }
+
+TEST_CASE("KvRows: the rows of KvView, for every block size, order and head", "[allocator]") {
+  for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
+    for (int block_tokens : {1, 2, 3, 16, 24, 64}) {
+      KvLayout l{{3, 2, 5, Dtype::bf16}, order, block_tokens, 6};
+      std::vector<std::byte> pool(l.pool_bytes());
+      const int32_t table[] = {5, 0, 3}, slot[] = {4};
+      KvView paged{pool.data(), &l, table, 0}, contiguous{pool.data(), &l, nullptr, slot[0]};
+      for (int layer : {0, 2}) {
+        KvRows blocks = l.rows(layer, false), whole = l.rows(layer, true);
+        for (int kv : {0, 1})
+          for (int head : {0, 1}) {
+            auto row = [&](const KvView& view, int t) {
+              return size_t(view.row(layer, kv, t, head) - pool.data()) / l.shape.row_bytes();
+            };
+            for (int t = 0; t < 3 * block_tokens; ++t)
+              REQUIRE(blocks.row(table, kv, t, head) == row(paged, t));
+            for (int t = 0; t < block_tokens; ++t)
+              REQUIRE(whole.row(slot, kv, t, head) == row(contiguous, t));
+          }
+      }
+    }
+}

@@ -29,10 +29,15 @@ TEST_CASE("kv_schemes: every row makes a memory of its name", "[allocator]") {
   CHECK(kv_schemes().size() >= 2);
   for (const KvScheme& scheme : kv_schemes()) {
     KvOptions options = tiny_options(16, 8, true, KvOrder::layer_major, 64);
+    options.max_sequences = 4;
+    options.page_group_bytes = 4096;
+    options.keep_idle = false;
+    options.map_ahead = false;
+    options.pool_bytes = std::max(options.pool_bytes, size_t(1) << 16);
     auto pool = make_block_pool(scheme.name, options).value();
     auto kv = scheme.make(pool, options);
     CHECK(std::string(kv->name()) == scheme.name);
-    CHECK(kv->layout().block_tokens == scheme.block_tokens(options));
+    CHECK(pool->layout().block_tokens == scheme.block_tokens(options));
     CHECK(find_kv_scheme(scheme.name) == &scheme);
     // Two instances over one pool.
     auto other = scheme.make(pool, options);

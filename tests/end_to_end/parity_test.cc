@@ -30,7 +30,7 @@ void check_all(const std::string& topology, int threads) {
   uint64_t expected = reference_hash();
   int index = 0, ran = 0;
   std::vector<std::pair<std::string, int>> memories = {
-      {"contiguous", 16}, {"paged", 1}, {"paged", 16}, {"paged", 64}};
+      {"contiguous", 16}, {"paged", 1}, {"paged", 16}, {"paged", 64}, {"vattention", 64}};
   std::vector<std::pair<std::string, int>> batchings = {
       {"static", 2048}, {"prefill_first", 2048}, {"chunked", 7}, {"chunked", 64}, {"chunked", 512}};
   for (auto& [scheme, block] : memories)

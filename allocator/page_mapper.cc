@@ -1,0 +1,135 @@
+#include "allocator/page_mapper.h"
+
+#include <chrono>
+
+namespace xpyd {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+PageMapper::PageMapper(BlockPool& pool, VirtualRange& range, const KvLayout& layout)
+    : pool_(pool),
+      range_(range),
+      layout_(layout),
+      group_bytes_(pool.page_groups()->options().group_bytes),
+      n_planes_(layout.order == KvOrder::layer_major ? 2 * layout.shape.n_layers : 1),
+      n_rows_(pool.layout().n_blocks),
+      thread_([this] { work(); }) {}
+
+PageMapper::~PageMapper() {
+  drain();
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  posted_.notify_one();
+  thread_.join();
+}
+
+size_t PageMapper::offset(int plane, int slot, int row) const {
+  return layout_.offset(slot, plane / 2, plane % 2, 0, 0) + size_t(row) * group_bytes_;
+}
+
+// Rows that are neighbours in the pool take one call per plane. All or nothing.
+bool PageMapper::map_rows(const Job& job) {
+  for (int begin = 0, n = int(job.rows.size()); begin < n;) {
+    int end = begin + 1;
+    while (end < n && job.rows[size_t(end)] == job.rows[size_t(end) - 1] + 1) ++end;
+    for (int plane = 0; plane < n_planes_; ++plane) {
+      const int group = plane * n_rows_ + job.rows[size_t(begin)];
+      if (range_.map(offset(plane, job.slot, job.first + begin), group, end - begin)) continue;
+      unmap_rows(job, plane, end);
+      unmap_rows(job, n_planes_, begin);
+      return false;
+    }
+    begin = end;
+  }
+  return true;
+}
+
+void PageMapper::unmap_rows(const Job& job, int planes, int n_rows) {
+  for (int plane = 0; plane < planes && n_rows > 0; ++plane)
+    range_.unmap(offset(plane, job.slot, job.first), n_rows);
+}
+
+bool PageMapper::execute(const Job& job) {
+  if (job.rows.empty()) return true;
+  if (job.what == Job::map) return map_rows(job);
+  unmap_rows(job, n_planes_, int(job.rows.size()));
+  if (job.what == Job::unmap_and_release) pool_.release(job.rows);
+  if (job.released) job.released->fetch_sub(int(job.rows.size()), std::memory_order_relaxed);
+  return true;
+}
+
+void PageMapper::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    posted_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    Job job = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    const bool done = execute(job);
+    lock.lock();
+    ++n_done_;
+    ++stats_.background_jobs;
+    if (!done) {
+      ++stats_.failed_jobs;
+      failed_.insert(n_done_);
+    }
+    finished_.notify_all();
+  }
+}
+
+uint64_t PageMapper::post(Job job) {
+  uint64_t ticket;
+  {
+    std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(job));
+    ticket = ++n_posted_;
+  }
+  posted_.notify_one();
+  return ticket;
+}
+
+bool PageMapper::wait(uint64_t ticket) {
+  std::unique_lock lock(mutex_);
+  if (n_done_ < ticket) {
+    const auto start = std::chrono::steady_clock::now();
+    finished_.wait(lock, [&] { return n_done_ >= ticket; });
+    stats_.stall_seconds += seconds_since(start);
+  }
+  return failed_.erase(ticket) == 0;
+}
+
+bool PageMapper::run(Job job) {
+  {
+    std::unique_lock lock(mutex_);
+    const auto start = std::chrono::steady_clock::now();
+    finished_.wait(lock, [&] { return n_done_ == n_posted_; });
+    // The mapper's thread is idle and only this thread posts: the job is in order here.
+    lock.unlock();
+    const bool done = execute(job);
+    lock.lock();
+    stats_.stall_seconds += seconds_since(start);
+    ++stats_.owner_jobs;
+    if (!done) ++stats_.failed_jobs;
+    return done;
+  }
+}
+
+void PageMapper::drain() {
+  std::unique_lock lock(mutex_);
+  finished_.wait(lock, [&] { return n_done_ == n_posted_; });
+}
+
+PageMapper::Stats PageMapper::stats() const {
+  std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+}  // namespace xpyd

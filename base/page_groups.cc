@@ -1,0 +1,121 @@
+#include "base/page_groups.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+namespace xpyd {
+namespace {
+
+Error os_error(const std::string& what) {
+  return {ErrorCode::unavailable, what + ": " + std::strerror(errno)};
+}
+
+// A driver call occupies the thread that makes it.
+void spin(double us) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double, std::micro>(us);
+  while (us > 0 && std::chrono::steady_clock::now() < end) {
+  }
+}
+
+class HostGroups final : public PageGroups, public std::enable_shared_from_this<HostGroups> {
+ public:
+  HostGroups(const PageGroupOptions& options, int fd) : PageGroups(options), fd_(fd) {}
+  ~HostGroups() override { ::close(fd_); }
+  Result<std::unique_ptr<VirtualRange>> reserve(size_t bytes) override;
+  int fd() const { return fd_; }
+
+ private:
+  const int fd_;
+};
+
+class HostRange final : public VirtualRange {
+ public:
+  HostRange(std::shared_ptr<HostGroups> groups, std::byte* data, size_t bytes)
+      : groups_(std::move(groups)), o_(groups_->options()) {
+    data_ = data;
+    bytes_ = bytes;
+  }
+  ~HostRange() override { ::munmap(data_, bytes_); }
+
+  // MAP_POPULATE: the mapper pays for the page tables, and no kernel ever faults.
+  Status map(size_t offset, int group, int n) override {
+    const size_t bytes = size_t(n) * o_.group_bytes;
+    XPYD_CHECK(offset + bytes <= bytes_ && group >= 0 && group + n <= o_.n_groups);
+    spin(o_.call_us);
+    void* at =
+        ::mmap(data_ + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
+               groups_->fd(), off_t(size_t(group) * o_.group_bytes));
+    if (at != MAP_FAILED) {
+      calls.maps.fetch_add(1, std::memory_order_relaxed);
+      return ok();
+    }
+    if (errno == ENOMEM)
+      return Error{ErrorCode::unavailable,
+                   "mmap of a page group: out of mappings (vm.max_map_count is " +
+                       std::to_string(max_mappings()) + ") or of memory for page tables"};
+    return os_error("mmap of a page group");
+  }
+
+  // Never munmap: another thread could be given the hole.
+  void unmap(size_t offset, int n) override {
+    const size_t bytes = size_t(n) * o_.group_bytes;
+    XPYD_CHECK(offset + bytes <= bytes_);
+    spin(o_.call_us);
+    void* at = ::mmap(data_ + offset, bytes, o_.guard ? PROT_NONE : PROT_READ,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    XPYD_CHECK(at != MAP_FAILED, std::strerror(errno));
+    calls.unmaps.fetch_add(1, std::memory_order_relaxed);
+  }
+
+ private:
+  const std::shared_ptr<HostGroups> groups_;
+  const PageGroupOptions& o_;
+};
+
+Result<std::unique_ptr<VirtualRange>> HostGroups::reserve(size_t bytes) {
+  void* at = ::mmap(nullptr, bytes, options_.guard ? PROT_NONE : PROT_READ,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED)
+    return os_error("reserving " + std::to_string(bytes) + " bytes of addresses");
+  return std::unique_ptr<VirtualRange>(
+      std::make_unique<HostRange>(shared_from_this(), static_cast<std::byte*>(at), bytes));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<PageGroups>> make_host_page_groups(const PageGroupOptions& o) {
+  const size_t page = size_t(::sysconf(_SC_PAGESIZE));
+  if (o.group_bytes == 0 || o.group_bytes % page != 0)
+    return invalid("page-group-bytes is " + std::to_string(o.group_bytes) +
+                   ": expected a multiple of the page, " + std::to_string(page));
+  XPYD_CHECK(o.n_groups > 0);
+  const size_t bytes = o.group_bytes * size_t(o.n_groups);
+  const int fd = ::memfd_create("xpyd-kv", MFD_CLOEXEC);
+  if (fd < 0) return os_error("memfd_create");
+  auto groups = std::make_shared<HostGroups>(o, fd);
+  // Every page exists from now on: a map never waits for memory, and none can run out later.
+  const int error = ::posix_fallocate(fd, 0, off_t(bytes));
+  if (error != 0) {
+    errno = error;
+    return os_error("no room for " + std::to_string(bytes) + " bytes of page groups");
+  }
+  return std::shared_ptr<PageGroups>(std::move(groups));
+}
+
+long max_mappings() {
+  long limit = 0;
+  if (std::FILE* file = std::fopen("/proc/sys/vm/max_map_count", "r")) {
+    if (std::fscanf(file, "%ld", &limit) != 1) limit = 0;
+    std::fclose(file);
+  }
+  return limit;
+}
+
+}  // namespace xpyd

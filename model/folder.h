@@ -1,0 +1,27 @@
+// Where a model's files are: a folder on disk, or inside this binary, which carries the demo model
+// (model/demo, made by experiments/demo_model).
+//
+// Thread safety: plain functions.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace xpyd {
+
+// Stands for a folder wherever one is asked for; its last component is the model's name.
+inline constexpr const char* kDemoModel = "embedded:/xpyd-demo";
+
+// The bytes of an embedded file; nothing for a path outside kDemoModel or a name that is not there.
+std::optional<std::string_view> embedded_file(std::string_view path);
+bool is_embedded(std::string_view path);  // kDemoModel, or inside it
+
+bool is_model_folder(const std::string& dir);
+bool has_model_file(const std::string& path);
+// A whole small file, from either place; errors are those of read_small_file.
+Result<std::string> read_model_file(const std::string& path, size_t max_bytes);
+
+}  // namespace xpyd

@@ -1,0 +1,366 @@
+// vattention: contiguous addresses with memory behind what is used, against what each sequence
+// wrote.
+#include <algorithm>
+#include <atomic>
+#include <string>
+
+#include "allocator/kv_plan.h"
+#include "allocator/pooled.h"
+#include "base/page_groups.h"
+#include "base/random.h"
+#include "tests/allocator/kv_fixture.h"
+#include "tests/catch.h"
+
+using namespace xpyd;
+using namespace xpyd::testing;
+
+namespace {
+
+KvOptions options_of(KvOrder order, int n_rows, int max_sequences, int max_tokens) {
+  KvOptions o;
+  o.shape = kTinyShape;  // a page is 256 tokens of one plane, or 64 of all
+  o.order = order;
+  o.page_group_bytes = 4096;
+  o.max_sequences = max_sequences;
+  o.max_sequence_tokens = max_tokens;
+  o.pool_bytes = size_t(n_rows) * vattention_row_bytes(o);
+  return o;
+}
+
+std::vector<int32_t> tokens_of(int n, int salt) {
+  std::vector<int32_t> tokens(static_cast<size_t>(n));
+  for (int i = 0; i < n; ++i) tokens[size_t(i)] = (i * 7 + salt) % 5;
+  return tokens;
+}
+
+// Page groups whose maps fail when told to.
+class Faulty final : public PageGroups {
+ public:
+  explicit Faulty(std::shared_ptr<PageGroups> groups)
+      : PageGroups(groups->options()), groups_(std::move(groups)) {}
+  Result<std::unique_ptr<VirtualRange>> reserve(size_t bytes) override {
+    auto range = std::make_unique<Range>(*this, groups_->reserve(bytes).value());
+    return std::unique_ptr<VirtualRange>(std::move(range));
+  }
+  std::atomic<int> fail_after{1 << 30};  // maps that succeed from now on; then one fails
+  std::atomic<int> mapped{0};            // groups behind addresses now
+
+ private:
+  class Range final : public VirtualRange {
+   public:
+    Range(Faulty& owner, std::unique_ptr<VirtualRange> range)
+        : owner_(owner), range_(std::move(range)) {
+      data_ = range_->data();
+      bytes_ = range_->bytes();
+    }
+    Status map(size_t offset, int group, int n) override {
+      if (owner_.fail_after-- == 0) return Error{ErrorCode::unavailable, "told to fail"};
+      owner_.mapped += n;
+      return range_->map(offset, group, n);
+    }
+    void unmap(size_t offset, int n) override {
+      owner_.mapped -= n;
+      range_->unmap(offset, n);
+    }
+
+   private:
+    Faulty& owner_;
+    std::unique_ptr<VirtualRange> range_;
+  };
+  std::shared_ptr<PageGroups> groups_;
+};
+
+class Trial {
+ public:
+  Trial(const KvOptions& options, int n_memories, uint64_t seed) : o_(options), random_(seed) {
+    pool_ = make_block_pool("vattention", o_).value();
+    for (int i = 0; i < n_memories; ++i) memories_.push_back(make_vattention(pool_, o_));
+  }
+  void run(int operations) {
+    for (int i = 0; i < operations; ++i) {
+      step();
+      check(i % 64 == 0);
+    }
+    for (auto& [memory, lease] : leases_) memories_[memory]->unpin(lease);
+    leases_.clear();
+    for (Flying& f : flying_) memories_[0]->discard(f.handover);
+    flying_.clear();
+    while (!live_.empty()) release(0);
+    check(true);
+    KvStats stats = memories_[0]->stats();
+    CHECK(stats.in_transfer == 0);
+    if (memories_.size() == 1) CHECK(stats.active == 0);
+    memories_.clear();
+    CHECK(pool_->stats().free == pool_->stats().capacity);
+    CHECK(refused > 20);
+    CHECK(adopted > 20);
+    CHECK(forked > 20);
+  }
+  int refused = 0, adopted = 0, forked = 0;
+
+ private:
+  struct Live {
+    size_t memory;
+    KvHandle handle;
+    std::vector<int32_t> tokens;
+    int pins;
+  };
+  struct Flying {
+    KvHandover handover;
+    std::vector<int32_t> tokens;
+  };
+
+  void step() {
+    const uint64_t what = random_.below(100);
+    if (what < 20) return reserve();
+    if (what < 25 && !leases_.empty()) return unpin();
+    if (what < 30 && !flying_.empty()) return land();
+    if (live_.empty()) return;
+    Live& s = live_[random_.below(live_.size())];
+    KvMemory& kv = *memories_[s.memory];
+    if (what < 70) return grow(s);
+    if (what < 76) {
+      Result<KvHandle> child = kv.fork(s.handle);
+      if (!child) return void(++refused);
+      ++forked;
+      live_.push_back({s.memory, child.value(), s.tokens, 0});
+    } else if (what < 80) {
+      if (leases_.size() < 3) leases_.push_back({s.memory, kv.pin(s.handle)}), ++s.pins;
+    } else if (what < 84 && flying_.size() < 2 && s.pins == 0) {
+      flying_.push_back({kv.hand_over(s.handle), s.tokens});
+      live_.erase(live_.begin() + (&s - live_.data()));
+    } else if (what < 96) {
+      release(size_t(&s - live_.data()));
+    } else {
+      kv.trim(s.handle);
+    }
+  }
+  void reserve() {
+    Live s{random_.below(memories_.size()), kNoKv, {}, 0};
+    const auto prompt = tokens_of(1 + int(random_.below(size_t(o_.max_sequence_tokens))), 0);
+    Result<KvReservation> r = memories_[s.memory]->reserve(prompt, 0);
+    if (!r) return void(++refused);
+    s.handle = r.value().handle;
+    live_.push_back(s);
+  }
+  void grow(Live& s) {
+    KvMemory& kv = *memories_[s.memory];
+    const int left = o_.max_sequence_tokens - int(s.tokens.size());
+    if (left == 0) return;
+    const int n = 1 + int(random_.below(size_t(std::min(left, random_.below(3) == 0 ? 400 : 9))));
+    const KvStats before = kv.stats();
+    if (!kv.append(s.handle, n)) {
+      ++refused;
+      REQUIRE(before.available() < pool_->stats().capacity);
+      if (random_.below(2) == 0) release(random_.below(live_.size()));
+      return;
+    }
+    const size_t done = s.tokens.size();
+    for (int i = 0; i < n; ++i) s.tokens.push_back(int32_t(random_.below(1000)));
+    write_rows(kv.view(s.handle), s.tokens, 0, int(done));
+    kv.written(s.handle, std::span<const int32_t>(s.tokens).subspan(done));
+  }
+  void unpin() {
+    memories_[leases_.front().first]->unpin(leases_.front().second);
+    leases_.erase(leases_.begin());
+  }
+  void land() {
+    Flying f = std::move(flying_.back());
+    flying_.pop_back();
+    const size_t memory = random_.below(memories_.size());
+    size_t mine = leases_.size();  // slots that a lease may keep
+    for (const Live& s : live_) mine += s.memory == memory;
+    if (int(mine) >= o_.max_sequences) return memories_[memory]->discard(f.handover);
+    const KvHandle handle = memories_[memory]->adopt(f.handover, f.tokens, 0);
+    live_.push_back({memory, handle, f.tokens, 0});
+    ++adopted;
+  }
+  void release(size_t i) {
+    memories_[live_[i].memory]->free(live_[i].handle);
+    live_.erase(live_.begin() + ptrdiff_t(i));
+  }
+  void check(bool all) {
+    for (auto& m : memories_) {
+      m->check_invariants(memories_.size() == 1);
+      const KvStats s = m->stats();
+      REQUIRE(s.free + s.active + s.cached + s.in_transfer == s.capacity);
+    }
+    const size_t only = live_.empty() ? 0 : random_.below(live_.size());
+    for (size_t i = 0; i < live_.size(); ++i) {
+      const Live& s = live_[i];
+      REQUIRE(memories_[s.memory]->written_tokens(s.handle) == int(s.tokens.size()));
+      if (all || i == only)
+        REQUIRE(wrong_rows(memories_[s.memory]->view(s.handle), s.tokens, 0) == 0);
+    }
+  }
+
+  const KvOptions o_;
+  Random random_;
+  std::shared_ptr<BlockPool> pool_;
+  std::vector<std::unique_ptr<KvMemory>> memories_;
+  std::vector<Live> live_;
+  std::vector<Flying> flying_;
+  std::vector<std::pair<size_t, KvLease>> leases_;
+};
+
+TEST_CASE("vattention: random operations against a model", "[allocator][vattention]") {
+  for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
+    for (bool ahead : {true, false})
+      for (bool guard : {true, false})
+        for (int memories : {1, 2}) {
+          CAPTURE(int(order), ahead, guard, memories);
+          KvOptions o = options_of(order, 24, 7, order == KvOrder::layer_major ? 1500 : 500);
+          o.map_ahead = ahead;
+          o.guard = guard;
+          o.keep_idle = memories == 1;
+          Trial(o, memories, uint64_t(memories) + 2 * ahead + 4 * guard).run(2500);
+        }
+}
+
+TEST_CASE("vattention: a later sequence takes the best fitting slot and maps only what is missing",
+          "[allocator][vattention]") {
+  KvOptions o = options_of(KvOrder::layer_major, 64, 4, 2048);
+  o.map_ahead = false;
+  Memory m(o, "vattention");
+  const int row = vattention_row_tokens(o), planes = 2 * kTinyShape.n_layers;
+  KvReservation a = fill(*m.kv, tokens_of(row, 1), 0), b = fill(*m.kv, tokens_of(4 * row, 2), 0),
+                c = fill(*m.kv, tokens_of(2 * row, 3), 0);
+  // Neighbours in the pool: one call per plane, whatever the length.
+  CHECK(m.kv->stats().map_calls == 3 * planes);
+  const KvView of_b = m.kv->view(b.handle), of_c = m.kv->view(c.handle);
+  m.kv->free(a.handle);
+  m.kv->free(b.handle);
+  m.kv->free(c.handle);
+  KvStats idle = m.kv->stats();
+  CHECK(idle.cached == 7);
+  CHECK(idle.available() == idle.capacity);
+  CHECK(idle.unmap_calls == 0);
+  // The first idle slot has too few rows and must not win (vattention's alloc_new_batch_idx).
+  KvReservation d = fill(*m.kv, tokens_of(2 * row, 4), 0);
+  CHECK(m.kv->view(d.handle).slot == of_c.slot);
+  CHECK(m.kv->stats().map_calls == 3 * planes);
+  KvReservation e = fill(*m.kv, tokens_of(3 * row, 5), 0);
+  CHECK(m.kv->view(e.handle).slot == of_b.slot);
+  CHECK(m.kv->stats().map_calls == 3 * planes);
+  CHECK(wrong_rows(m.kv->view(d.handle), tokens_of(2 * row, 4), 0) == 0);
+  m.kv->check_invariants();
+}
+
+TEST_CASE("vattention: idle rows are unmapped for those who need them, oldest first",
+          "[allocator][vattention]") {
+  KvOptions o = options_of(KvOrder::layer_major, 8, 4, 2048);
+  o.map_ahead = false;
+  Memory m(o, "vattention");
+  const int row = vattention_row_tokens(o);
+  KvReservation a = fill(*m.kv, tokens_of(4 * row, 1), 0),
+                b = fill(*m.kv, tokens_of(3 * row, 2), 0);
+  m.kv->free(a.handle);
+  KvReservation c = m.kv->reserve(tokens_of(row, 1), 0).value();  // takes a's slot with its 4 rows
+  CHECK(m.kv->blocks(c.handle).size() == 4);
+  m.kv->free(c.handle);
+  KvReservation d = m.kv->reserve(tokens_of(5 * row, 3), 0).value();
+  CHECK(m.kv->append(d.handle, 5 * row));
+  CHECK_FALSE(m.kv->append(d.handle, 6 * row));  // 3 + 6 > 8, and nothing has changed
+  CHECK(m.kv->blocks(d.handle).size() == 5);
+  CHECK(wrong_rows(m.kv->view(b.handle), tokens_of(3 * row, 2), 0) == 0);
+  m.kv->check_invariants();
+}
+
+TEST_CASE("vattention: decoding maps in the background and does not wait",
+          "[allocator][vattention]") {
+  KvOptions o = options_of(KvOrder::layer_major, 64, 4, 4096);
+  Memory m(o, "vattention");
+  const int row = vattention_row_tokens(o);
+  KvReservation a = fill(*m.kv, tokens_of(row, 1), 0);
+  m.kv->check_invariants();  // lets the mapper finish
+  const KvStats before = m.kv->stats();
+  for (int i = row; i < 6 * row; ++i) {
+    REQUIRE(m.kv->append(a.handle, 1));
+    const int32_t token = i % 5;
+    m.kv->written(a.handle, {&token, 1});
+    if (i % 4 == 0) m.kv->check_invariants();  // a step takes longer than a map
+  }
+  const KvStats after = m.kv->stats();
+  CHECK(after.map_calls - before.map_calls >= 5 * 2 * kTinyShape.n_layers);
+  CHECK(after.waited_jobs == before.waited_jobs);
+}
+
+TEST_CASE("vattention: a map that the system refuses is undone and nothing is lost",
+          "[allocator][vattention]") {
+  for (bool ahead : {false, true})
+    for (int fail = 0; fail < 14; ++fail) {
+      CAPTURE(ahead, fail);
+      KvOptions o = options_of(KvOrder::layer_major, 32, 4, 4096);
+      o.map_ahead = ahead;
+      KvLayout layout = plan_pool("vattention", o).value();
+      const int planes = 2 * kTinyShape.n_layers;
+      auto faulty =
+          std::make_shared<Faulty>(make_host_page_groups({4096, layout.n_blocks * planes}).value());
+      auto pool = std::make_shared<BlockPool>(layout, faulty);
+      auto kv = make_vattention(pool, o);
+      const int row = layout.block_tokens;
+      auto tokens = tokens_of(3 * row, 1);
+      KvReservation a = fill(*kv, tokens, 0);
+      kv->check_invariants();
+      faulty->fail_after = fail;
+      int refused = 0;
+      for (int i = 0; i < 8; ++i) {
+        if (!kv->append(a.handle, row)) {
+          ++refused;
+          continue;
+        }
+        const size_t done = tokens.size();
+        for (int t = 0; t < row; ++t) tokens.push_back(t % 3);
+        write_rows(kv->view(a.handle), tokens, 0, int(done));
+        kv->written(a.handle, std::span<const int32_t>(tokens).subspan(done));
+      }
+      kv->check_invariants();
+      CHECK(faulty->fail_after < 0);  // it happened
+      if (!ahead) CHECK(refused == 1);
+      CHECK(refused <= 1);
+      CHECK(wrong_rows(kv->view(a.handle), tokens, 0) == 0);
+      CHECK(faulty->mapped >= int(kv->blocks(a.handle).size()) * planes);
+      kv->free(a.handle);
+      kv.reset();
+      CHECK(pool->stats().free == pool->stats().capacity);
+    }
+}
+
+TEST_CASE("vattention: what cannot work is refused with a word", "[allocator][vattention]") {
+  auto refuse = [](KvOptions o, const std::string& word) {
+    Result<KvLayout> plan = plan_pool("vattention", o);
+    REQUIRE_FALSE(plan.ok());
+    INFO(plan.error().message);
+    CHECK(plan.error().message.find(word) != std::string::npos);
+  };
+  KvOptions good = options_of(KvOrder::layer_major, 8, 4, 2048), o = good;
+  CHECK(plan_pool("vattention", good).ok());
+  o.page_group_bytes = 5000;
+  refuse(o, "multiple of the page");
+  o = good;
+  o.pool_bytes = 4096;
+  refuse(o, "too small for one row of page groups");
+  o = good;
+  o.max_sequences = 100000;
+  o.pool_bytes = size_t(1) << 31;
+  refuse(o, "vm.max_map_count");
+  o = good;
+  o.shape.n_kv_heads = 1024;
+  refuse(o, "less than one token");
+}
+
+TEST_CASE("vattention: rows come in runs, so that one mapping holds many",
+          "[allocator][vattention]") {
+  KvOptions o = options_of(KvOrder::token_major, 512, 8, 64 * 48);
+  auto pool = make_block_pool("vattention", o).value();
+  std::vector<std::vector<int32_t>> tables(8);
+  // Eight sequences grow in turn, row by row.
+  for (int i = 0; i < 48; ++i)
+    for (auto& table : tables) REQUIRE(pool->allocate_run(1, table));
+  int runs = 0;
+  for (const auto& table : tables)
+    for (size_t i = 0; i < table.size(); ++i) runs += i == 0 || table[i] != table[i - 1] + 1;
+  CHECK(runs <= 8 * 48 / 16);
+}
+
+}  // namespace
