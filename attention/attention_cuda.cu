@@ -6,6 +6,8 @@ namespace xpyd {
 namespace cuda::attention {
 namespace {
 
+constexpr int kAtOnce = 8;  // splits
+
 // One block per (head, sequence): thread d folds element d. Splits in ascending order.
 __global__ void merge_kernel(const __grid_constant__ CudaAttentionArgs args) {
   int head = int(blockIdx.x), seq = int(blockIdx.y), dim = args.layout.shape.head_dim;
@@ -14,16 +16,28 @@ __global__ void merge_kernel(const __grid_constant__ CudaAttentionArgs args) {
   Tokens seen = visible(args.step.kv_lengths[seq] - 1, args.sliding_window);
   int first = seen.begin / kSplitTokens, last = (seen.end - 1) / kSplitTokens;
   if (first == last) return;
+  const float* part = partial(args, seq, first, head);
+  size_t distance = size_t(partial(args, seq, first + 1, head) - part),
+         state = partial_floats(dim) - 4;
   for (int d = int(threadIdx.x); d < dim; d += int(blockDim.x)) {
     float max = kNone, sum = 0, acc = 0;
-    for (int split = first; split <= last; ++split) {
-      const float* next = partial(args, seq, split, head);
-      const float* state = next + (partial_floats(dim) - 4);
-      float new_max = fmaxf(max, state[0]);
-      float a = exp2f(max - new_max), b = exp2f(state[0] - new_max);
-      acc = acc * a + next[d] * b;
-      sum = sum * a + state[1] * b;
-      max = new_max;
+    for (int split = first; split <= last; split += kAtOnce) {
+      float accs[kAtOnce] = {}, maxima[kAtOnce] = {}, sums[kAtOnce] = {};
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {  // all on their way before the first is needed
+        if (split + i > last) continue;
+        const float* next = part + size_t(split + i - first) * distance;
+        accs[i] = next[d], maxima[i] = next[state], sums[i] = next[state + 1];
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (split + i > last) continue;
+        float new_max = fmaxf(max, maxima[i]);
+        float a = exp2f(max - new_max), b = exp2f(maxima[i] - new_max);
+        acc = acc * a + accs[i] * b;
+        sum = sum * a + sums[i] * b;
+        max = new_max;
+      }
     }
     size_t row = size_t(q_token) * size_t(args.n_heads) + size_t(head);
     put(args.out, args.dtype, row * size_t(dim) + size_t(d), acc / sum);
@@ -42,6 +56,7 @@ void check(const CudaAttentionArgs& args) {
   const KvShape& shape = args.layout.shape;
   XPYD_CHECK(args.dtype != Dtype::f16 && shape.dtype != Dtype::f16);
   XPYD_CHECK(args.n_heads > 0 && args.n_heads % shape.n_kv_heads == 0);
+  XPYD_CHECK(args.layout.pool_bytes() / shape.row_bytes() < uint32_t(-1), "KvRows counts 32 bits");
   XPYD_CHECK(args.layer >= 0 && args.layer < shape.n_layers && args.sliding_window >= 0);
 }
 
@@ -62,6 +77,8 @@ std::span<const CudaAttentionVariant> cuda_attention_variants() {
   static constexpr CudaAttentionVariant kVariants[] = {
       {"naive", prefill, naive, naive_refuses, true, "online softmax, Milakov & Gimelshein 2018"},
       {"flash_mma", prefill, flash_mma, mma_refuses, false, "FlashAttention-2, Dao 2023"},
+      {"flash_wgmma", prefill, flash_wgmma, wgmma_refuses, false,
+       "FlashAttention-3, Shah et al. 2024"},
       {"naive", decode, naive, naive_refuses, true, "online softmax, Milakov & Gimelshein 2018"},
       {"split_kv", decode, split_kv, split_kv_refuses, false, "Flash-Decoding, Dao et al. 2023"},
       {"split_mma", decode, split_mma, mma_refuses, false,

@@ -38,6 +38,14 @@ __device__ inline KvView view_of(const CudaStep& step, std::byte* pool, const Kv
   return KvView{pool, &layout, table, 0};
 }
 
+// The blocks of a sequence, as KvRows reads them.
+__device__ inline const int32_t* table_of(const CudaStep& step, int seq) {
+  return step.block_tables + size_t(seq) * size_t(step.table_stride);
+}
+inline KvRows rows_of(const CudaAttentionArgs& args) {
+  return args.layout.rows(args.layer, args.step.contiguous);
+}
+
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(bf16 x) { return to_f32(x); }
 __device__ inline void from_float(float x, float& to) { to = x; }

@@ -17,4 +17,7 @@ void split_mma(const CudaAttentionArgs& args, Stream& stream);
 void flash_mma(const CudaAttentionArgs& args, Stream& stream);
 const char* mma_refuses(const CudaAttentionArgs& args, const Card& card);
 
+void flash_wgmma(const CudaAttentionArgs& args, Stream& stream);
+const char* wgmma_refuses(const CudaAttentionArgs& args, const Card& card);
+
 }  // namespace xpyd::cuda::attention

@@ -26,13 +26,11 @@ XPYD_HD constexpr int in_step(int i, int k) { return i ^ (16 * k); }
 // or V, counted in rows from the start of the pool. A token outside `readable` has none, and its
 // table is not read either.
 constexpr uint32_t kNoRow = 0xffffffffu;
-template <int kDim>
-__device__ inline uint32_t find_rows(const CudaAttentionArgs& args, const KvView& view, int kv_head,
-                                     int first, Tokens readable, int lane) {
+__device__ inline uint32_t find_rows(const KvRows& kv, const int32_t* table, int kv_head, int first,
+                                     Tokens readable, int lane) {
   int token = first + lane % kWarpTokens;
   if (token < readable.begin || token >= readable.end) return kNoRow;
-  return uint32_t(size_t(view.row(args.layer, lane / kWarpTokens, token, kv_head) - args.pool) /
-                  (2 * kDim));
+  return kv.row(table, lane / kWarpTokens, token, kv_head);
 }
 
 // Starts the copy of those rows of K (kv = 0) or V to rows [at, at + 16) of `to`; zeros where there

@@ -10,19 +10,28 @@ namespace xpyd::cuda::attention {
 namespace {
 
 constexpr int kRows = 16;   // query heads of a block
+constexpr int kBlocks = 3;  // of an SM: what its registers and, on sm_90, its shared memory hold
 constexpr int kStages = 2;  // tiles in shared memory; three blocks of an SM have 96 KiB under way
+
+// Of the merge's accumulators, in pairs of floats: the four rows that half a warp writes at once
+// lie in different banks.
+template <int kDim>
+constexpr int kPitch = kDim / 2 + 4;
 
 template <int kDim>
 constexpr size_t split_shared_bytes() {
   size_t kv = 2 * shared_bytes<bf16>(kStages * kTileTokens * kDim);
   size_t merge =
-      shared_bytes<float>(kWarps * kRows * kDim) + 2 * shared_bytes<float>(kWarps * kRows);
+      shared_bytes<float2>(kWarps * kRows * kPitch<kDim>) + 2 * shared_bytes<float>(kWarps * kRows);
   return kv > merge ? kv : merge;
 }
 
 template <int kDim>
-__global__ void split_mma_kernel(const __grid_constant__ CudaAttentionArgs args, int chunks) {
-  int split = int(blockIdx.x), kv_head = int(blockIdx.y) / chunks, chunk = int(blockIdx.y) % chunks;
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    split_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
+                     const __grid_constant__ KvRows kv, int chunks) {
+  // KV heads of a token are neighbours in memory: blocks that run together read whole pages of it.
+  int kv_head = int(blockIdx.x) / chunks, chunk = int(blockIdx.x) % chunks, split = int(blockIdx.y);
   int seq = int(blockIdx.z), thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
   SplitWork work = split_work(args, seq, split);
   Tokens tokens = work.tokens;
@@ -34,10 +43,9 @@ __global__ void split_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
   Carver carver;
   Shared<bf16> keys = carver.take<bf16>(kStages * kTileTokens * kDim);
   Shared<bf16> values = carver.take<bf16>(kStages * kTileTokens * kDim);
-  KvView view = view_of(args.step, args.pool, args.layout, seq);
+  const int32_t* table = table_of(args.step, seq);
   auto find = [&](int tile) {
-    return find_rows<kDim>(args, view, kv_head, tile * kTileTokens + warp * kWarpTokens, tokens,
-                           lane);
+    return find_rows(kv, table, kv_head, tile * kTileTokens + warp * kWarpTokens, tokens, lane);
   };
   auto place = [&](int tile) { return tile % kStages * kTileTokens + warp * kWarpTokens; };
   auto load = [&](int tile, uint32_t rows) {
@@ -91,7 +99,7 @@ __global__ void split_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
 
   // What was KV becomes [warp][row][dim] and the rows' states.
   Carver again;
-  Shared<float> accs = again.take<float>(kWarps * kRows * kDim);
+  Shared<float2> accs = again.take<float2>(kWarps * kRows * kPitch<kDim>);
   Shared<float> maxima = again.take<float>(kWarps * kRows),
                 sums = again.take<float>(kWarps * kRows);
   for (int half = 0; half < 2; ++half) {
@@ -99,25 +107,29 @@ __global__ void split_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
     float total = rows.total(0, half);
     if (lane % 4 == 0) maxima[row] = __fmul_rn(rows.max[0][half], scale), sums[row] = total;
     for (int n = 0; n < kDim / 8; ++n)
-      for (int c = 0; c < 2; ++c)
-        accs[row * kDim + 8 * n + 2 * (lane % 4) + c] = rows.acc[0][n][2 * half + c];
+      accs[row * kPitch<kDim> + 4 * n + lane % 4] =
+          float2{rows.acc[0][n][2 * half], rows.acc[0][n][2 * half + 1]};
   }
   __syncthreads();
-  for (int i = thread; i < n_heads * kDim; i += kThreads) {
-    int row = i / kDim, d = i % kDim;
-    float top = kNone, sum = 0, acc = 0;
+  for (int i = thread; i < n_heads * kDim / 2; i += kThreads) {
+    int row = i / (kDim / 2), pair = i % (kDim / 2);
+    float top = kNone, sum = 0;
+    float2 acc = {0, 0};
     for (int w = 0; w < kWarps; ++w) top = fmaxf(top, maxima[w * kRows + row]);
     for (int w = 0; w < kWarps; ++w) {
       float factor = exp2_approx(maxima[w * kRows + row] - top);
       sum += sums[w * kRows + row] * factor;
-      acc += accs[(w * kRows + row) * kDim + d] * factor;
+      float2 part = accs[(w * kRows + row) * kPitch<kDim> + pair];
+      acc.x += part.x * factor;
+      acc.y += part.y * factor;
     }
     if (work.alone) {
-      put(args.out, args.dtype, q_at + size_t(i), acc / sum);
+      uint32_t* out = reinterpret_cast<uint32_t*>(static_cast<bf16*>(args.out) + q_at);
+      out[i] = pack_bf16(acc.x / sum, acc.y / sum);
     } else {
-      float* to = partial(args, seq, split, head + row);
-      to[d] = acc;
-      if (d == 0) to[kDim] = top, to[kDim + 1] = sum;
+      float2* to = reinterpret_cast<float2*>(partial(args, seq, split, head + row));
+      to[pair] = acc;
+      if (pair == 0) to[kDim / 2] = float2{top, sum};
     }
   }
 }
@@ -126,11 +138,12 @@ template <int kDim>
 void run(const CudaAttentionArgs& args, Stream& stream) {
   int n_kv_heads = args.layout.shape.n_kv_heads,
       chunks = divide_up(args.n_heads / n_kv_heads, kRows);
-  Shape shape = {.grid = dim3(unsigned(divide_up(args.step.max_kv_length, kSplitTokens)),
-                              unsigned(n_kv_heads * chunks), unsigned(args.step.n_seqs)),
+  Shape shape = {.grid = dim3(unsigned(n_kv_heads * chunks),
+                              unsigned(divide_up(args.step.max_kv_length, kSplitTokens)),
+                              unsigned(args.step.n_seqs)),
                  .block = kThreads,
                  .shared_bytes = split_shared_bytes<kDim>()};
-  launch(split_mma_kernel<kDim>, "split_mma", shape, stream, args, chunks);
+  launch(split_mma_kernel<kDim>, "split_mma", shape, stream, args, rows_of(args), chunks);
 }
 
 }  // namespace

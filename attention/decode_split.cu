@@ -31,7 +31,7 @@ template <class T>
 size_t split_shared_bytes(int n_heads, int dim) {
   return shared_bytes<float>(size_t(n_heads * dim)) +
          shared_bytes<float>(size_t(n_heads * kTile<T>)) +
-         shared_bytes<float>(size_t(3 * n_heads)) + shared_bytes<uint64_t>(kSplitTokens) +
+         shared_bytes<float>(size_t(3 * n_heads)) + shared_bytes<uint32_t>(kSplitTokens) +
          2 * shared_bytes<T>(size_t(2 * kTile<T> * pitch<T>(dim)));
 }
 
@@ -49,8 +49,10 @@ __device__ inline void unpack(uint4 w, float (&x)[8], bf16) {
 
 // kHeads: query heads that a block takes at most; groups that are larger take several blocks.
 template <class T, int kHeads>
-__global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, int chunks) {
-  int split = int(blockIdx.x), kv_head = int(blockIdx.y) / chunks, chunk = int(blockIdx.y) % chunks;
+__global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args,
+                                const __grid_constant__ KvRows kv, int chunks) {
+  // KV heads of a token are neighbours in memory: blocks that run together read whole pages of it.
+  int kv_head = int(blockIdx.x) / chunks, chunk = int(blockIdx.x) % chunks, split = int(blockIdx.y);
   int seq = int(blockIdx.z), thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
   SplitWork work = split_work(args, seq, split);
   Tokens tokens = work.tokens;
@@ -63,19 +65,18 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
 
   Carver carver;
   Shared<float> q = carver.take<float>(kHeads * dim);
-  Shared<float> weights = carver.take<float>(kTokens * kHeads);  // [token][head]; scores at first
+  Shared<float> weights = carver.take<float>(kHeads * kTokens);  // [head][token]; scores at first
   Shared<float> state = carver.take<float>(3 * kHeads);  // [head]: factor of the past; maximum; sum
-  Shared<uint64_t> rows = carver.take<uint64_t>(kSplitTokens);  // byte offset of K in the pool
+  Shared<uint32_t> rows = carver.take<uint32_t>(kSplitTokens);  // of K in the pool
   Shared<T> keys = carver.take<T>(2 * kTokens * row_pitch);     // of two tiles
   Shared<T> values = carver.take<T>(2 * kTokens * row_pitch);
 
-  KvView view = view_of(args.step, args.pool, args.layout, seq);
-  size_t value_distance = size_t(view.row(args.layer, 1, tokens.begin, kv_head) -
-                                 view.row(args.layer, 0, tokens.begin, kv_head));
+  const int32_t* table = table_of(args.step, seq);
+  size_t row_bytes = size_t(dim) * sizeof(T), value_distance = kv.value * row_bytes;
   for (int i = thread; i < kSplitTokens; i += kThreads) {
     int t = split * kSplitTokens + i;
     bool readable = t >= tokens.begin && t < tokens.end;
-    rows[i] = readable ? uint64_t(view.row(args.layer, 0, t, kv_head) - args.pool) : 0;
+    rows[i] = readable ? kv.row(table, 0, t, kv_head) : 0;
   }
   size_t q_at = (size_t(work.q_token) * size_t(args.n_heads) + size_t(head)) * size_t(dim);
   for (int i = thread; i < kHeads * dim; i += kThreads)
@@ -88,7 +89,7 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
     for (int i = thread; i < kTokens * pieces; i += kThreads) {
       int r = i / pieces, piece = i % pieces, t = tile * kTokens + r;
       bool readable = t >= tokens.begin && t < tokens.end;
-      const std::byte* from = args.pool + rows[t % kSplitTokens] + piece * 16;
+      const std::byte* from = args.pool + rows[t % kSplitTokens] * row_bytes + piece * 16;
       int at = to + r * row_pitch + piece * kPiece<T>;
       cp_async_16(keys, at, from, readable);
       cp_async_16(values, at, from + value_distance, readable);
@@ -133,7 +134,7 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
       }
       bool seen = first + r >= tokens.begin && first + r < tokens.end;
       for (int i = 0; i < kPartHeads; ++i)
-        weights[r * kHeads + part + i * kParts] = seen ? dot[i] * scale : kNone;
+        weights[(part + i * kParts) * kTokens + r] = seen ? dot[i] * scale : kNone;
     }
     __syncthreads();
 
@@ -142,13 +143,13 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
       if (h >= kHeads) continue;
       float score[kTokens / 32], top = max[i], added = 0;
       for (int j = 0; j < kTokens / 32; ++j) {
-        score[j] = weights[(lane + 32 * j) * kHeads + h];
+        score[j] = weights[h * kTokens + lane + 32 * j];
         top = fmaxf(top, score[j]);
       }
       top = warp_max(top);
       for (int j = 0; j < kTokens / 32; ++j) {
         float weight = exp2_approx(score[j] - top);
-        weights[(lane + 32 * j) * kHeads + h] = weight;
+        weights[h * kTokens + lane + 32 * j] = weight;
         added += weight;
       }
       float keep = exp2_approx(max[i] - top);
@@ -165,23 +166,22 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
           float keep = set < kSets ? float(state[set * kSet + e]) : 0.0f;
           for (float& a : acc[i][e]) a *= keep;
         }
-      for (int t = 0; t < kTokens; ++t) {  // where there is no token, zeros
-        float v[kMaxHeadDim / kThreads];
-        for (int j = 0; j < kMaxHeadDim / kThreads; ++j) {
-          int d = thread % lanes + kThreads * j;
-          v[j] = d < dim ? to_float(T(values[from + t * row_pitch + d])) : 0.0f;
-        }
+      for (int t = 0; t < kTokens; t += 4) {  // where there is no token, zeros
+        float v[4][kMaxHeadDim / kThreads];
+        for (int u = 0; u < 4; ++u)
+          for (int j = 0; j < kMaxHeadDim / kThreads; ++j) {
+            int d = thread % lanes + kThreads * j;
+            v[u][j] = d < dim ? to_float(T(values[from + (t + u) * row_pitch + d])) : 0.0f;
+          }
         for (int i = 0; i < kSets; ++i) {
           int set = owner + i * owners;
           if (set >= kSets) continue;
-          float w[4];
-          if constexpr (kSet == 4) {
-            unpack(load_16(weights, t * kHeads + set * 4), w, float{});
-          } else {
-            w[0] = weights[t * kHeads + set];
+          for (int e = 0; e < kSet; ++e) {
+            float w[4];  // of four tokens
+            unpack(load_16(weights, (set * kSet + e) * kTokens + t), w, float{});
+            for (int u = 0; u < 4; ++u)
+              for (int j = 0; j < kMaxHeadDim / kThreads; ++j) acc[i][e][j] += w[u] * v[u][j];
           }
-          for (int e = 0; e < kSet; ++e)
-            for (int j = 0; j < kMaxHeadDim / kThreads; ++j) acc[i][e][j] += w[e] * v[j];
         }
       }
     }
@@ -215,11 +215,12 @@ template <class T, int kHeads>
 void run(const CudaAttentionArgs& args, Stream& stream) {
   const KvShape& shape = args.layout.shape;
   int chunks = divide_up(args.n_heads / shape.n_kv_heads, kHeads);
-  Shape grid = {.grid = dim3(unsigned(divide_up(args.step.max_kv_length, kSplitTokens)),
-                             unsigned(shape.n_kv_heads * chunks), unsigned(args.step.n_seqs)),
+  Shape grid = {.grid = dim3(unsigned(shape.n_kv_heads * chunks),
+                             unsigned(divide_up(args.step.max_kv_length, kSplitTokens)),
+                             unsigned(args.step.n_seqs)),
                 .block = kThreads,
                 .shared_bytes = split_shared_bytes<T>(kHeads, shape.head_dim)};
-  launch(split_kv_kernel<T, kHeads>, "split_kv", grid, stream, args, chunks);
+  launch(split_kv_kernel<T, kHeads>, "split_kv", grid, stream, args, rows_of(args), chunks);
 }
 
 template <class T>

@@ -24,7 +24,8 @@ constexpr size_t flash_shared_bytes() {
 }
 
 template <int kDim, int kRowTiles>
-__global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args) {
+__global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
+                                 const __grid_constant__ KvRows kv) {
   constexpr int kWarpRows = 16 * kRowTiles, kRows = kWarps * kWarpRows;
   const CudaStep& step = args.step;
   int head = int(blockIdx.x), seq = int(blockIdx.z);
@@ -43,10 +44,9 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args)
   Shared<bf16> values = carver.take<bf16>(2 * kTileTokens * kDim);
 
   int kv_head = head / (args.n_heads / args.layout.shape.n_kv_heads);
-  KvView view = view_of(step, args.pool, args.layout, seq);
+  const int32_t* table = table_of(step, seq);
   auto find = [&](int t) {
-    return find_rows<kDim>(args, view, kv_head, t * kTileTokens + warp * kWarpTokens, readable,
-                           lane);
+    return find_rows(kv, table, kv_head, t * kTileTokens + warp * kWarpTokens, readable, lane);
   };
   auto load = [&](int t, uint32_t rows) {
     int at = t % 2 * kTileTokens + warp * kWarpTokens;
@@ -130,7 +130,7 @@ void run(const CudaAttentionArgs& args, Stream& stream) {
   Shape shape = {.grid = dim3(unsigned(args.n_heads), tiles, unsigned(args.step.n_seqs)),
                  .block = kThreads,
                  .shared_bytes = flash_shared_bytes<kDim, kRowTiles>()};
-  launch(flash_mma_kernel<kDim, kRowTiles>, "flash_mma", shape, stream, args);
+  launch(flash_mma_kernel<kDim, kRowTiles>, "flash_mma", shape, stream, args, rows_of(args));
 }
 
 }  // namespace

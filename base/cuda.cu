@@ -171,6 +171,11 @@ void launch_kernel(const void* kernel, const char* name, const Shape& shape, voi
       bytes = shape.shared_bytes;
       check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)),
             name);
+      // Such a kernel streams through shared memory: it takes what an SM has of it, so that as many
+      // blocks as fit are there; L1 gets the rest.
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared),
+            name);
     }
   }
   check(

@@ -31,7 +31,7 @@ struct Shared {
   __device__ Shared at(int i, int count) const { return {data + i, count}; }  // a part of it
 };
 __device__ inline std::byte* shared_base() {
-  extern __shared__ __align__(128) std::byte xpyd_shared[];
+  extern __shared__ __align__(1024) std::byte xpyd_shared[];
   return xpyd_shared;
 }
 #endif

@@ -9,7 +9,7 @@
 namespace xpyd {
 namespace {
 
-constexpr int kCopyThreads = 256;
+constexpr size_t kCopyThreads = 256;
 constexpr size_t kPieceBytes =
     64 << 10;  // of one block: a long copy is cut, so that many blocks share it
 constexpr size_t kListCopies = 4096;  // of one launch
@@ -17,12 +17,20 @@ constexpr int kLists = 4;             // launches under way before the host wait
 
 template <class T>
 __device__ void copy_as(std::byte* destination, const std::byte* source, size_t bytes) {
-  T* to = reinterpret_cast<T*>(destination);
-  const T* from = reinterpret_cast<const T*>(source);
-  for (size_t i = threadIdx.x; i < bytes / sizeof(T); i += blockDim.x) to[i] = from[i];
+  T* __restrict__ to = reinterpret_cast<T*>(destination);
+  const T* __restrict__ from = reinterpret_cast<const T*>(source);
+  const size_t n = bytes / sizeof(T);
+  size_t i = threadIdx.x;
+  // Several loads under way before the first is stored: little else hides their latency.
+  for (; i + 3 * kCopyThreads < n; i += 4 * kCopyThreads) {
+    const T a = from[i], b = from[i + kCopyThreads], c = from[i + 2 * kCopyThreads],
+            d = from[i + 3 * kCopyThreads];
+    to[i] = a, to[i + kCopyThreads] = b, to[i + 2 * kCopyThreads] = c, to[i + 3 * kCopyThreads] = d;
+  }
+  for (; i < n; i += kCopyThreads) to[i] = from[i];
 }
 
-__global__ void copy_list(const Copy* list) {
+__global__ void __launch_bounds__(kCopyThreads) copy_list(const Copy* list) {
   const Copy copy = list[blockIdx.x];
   const size_t all = reinterpret_cast<size_t>(copy.destination) |
                      reinterpret_cast<size_t>(copy.source) | copy.bytes;
@@ -77,8 +85,8 @@ class CudaQueue final : public DeviceQueue {
   void send() {
     List& list = lists_[turn_];
     cuda::copy(list.device.data(), list.host.data(), n_ * sizeof(Copy), stream_);
-    cuda::launch(copy_list, "copy_list", {.grid = unsigned(n_), .block = kCopyThreads}, stream_,
-                 list.device.as<const Copy>());
+    cuda::launch(copy_list, "copy_list", {.grid = unsigned(n_), .block = unsigned(kCopyThreads)},
+                 stream_, list.device.as<const Copy>());
     list.free.record(stream_);
     turn_ = (turn_ + 1) % kLists;
     n_ = 0;

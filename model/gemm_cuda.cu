@@ -1,17 +1,21 @@
 // The product over cuBLASLt. For every prepared shape the heuristics' candidates are run on the
-// weights themselves and random rows, for sizes of M from 1 to the largest in powers of two, and a
-// hash of the bits of every output row is kept. A reference is sought among the candidates of the
-// largest M such that for every other M some candidate gives the same rows; the best placed of
-// those is used from then on.
+// weights themselves and random rows, for sizes of M in powers of two, and a hash of the bits of
+// every output row is kept. Candidates that give the same rows add in the same order. Of the orders
+// that some candidate has for every M, the one that the heuristics place best over all sizes is
+// taken, small M as much as large, and for each size the fastest candidate of that order. Clocks
+// choose among equals only: which order it is depends on nothing but the card and the library.
 #include <cublasLt.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/cuda_kernel.h"
+#include "base/row_hash.h"
 #include "model/gemm_cuda.h"
 
 #define XPYD_CUBLAS(call)                                                           \
@@ -26,22 +30,19 @@ namespace {
 constexpr size_t kWorkspace = size_t(32) << 20;    // NVIDIA's advice for sm_90
 constexpr size_t kCheckBytes = size_t(512) << 20;  // of x or of y: bounds the rows that are checked
 constexpr int kCandidates = 16;
-constexpr int kReferences = 8;
+constexpr int kOrders = 8;  // that are followed
+constexpr int kTimed = 4;   // candidates of one order and size
+// The order is sought among these sizes' candidates, and over all sizes up to the last, whatever is
+// asked for: instances that take larger and smaller steps add alike.
+constexpr int kSeeds[] = {1, 16, 128, 1024};
 
 cudaDataType_t cuda_type(Dtype dtype) { return dtype == Dtype::f32 ? CUDA_R_32F : CUDA_R_16BF; }
-
-__device__ inline uint64_t mix(uint64_t x) {  // SplitMix64
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 // Uniform in [-1, 1).
 __global__ void random_kernel(void* out, Dtype dtype, size_t n) {
   for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n;
        i += size_t(gridDim.x) * blockDim.x) {
-    const float x = float(int32_t(uint32_t(mix(i)))) * 0x1p-31f;
+    const float x = float(int32_t(uint32_t(mix64(i + 1)))) * 0x1p-31f;
     if (dtype == Dtype::f32)
       static_cast<float*>(out)[i] = x;
     else
@@ -57,9 +58,10 @@ __global__ void hash_kernel(const void* y, Dtype dtype, int n, int stride,
   for (int i = int(threadIdx.x); i < n; i += int(blockDim.x)) {
     const uint64_t bits = dtype == Dtype::f32 ? static_cast<const uint32_t*>(y)[first + size_t(i)]
                                               : static_cast<const uint16_t*>(y)[first + size_t(i)];
-    sum += mix(uint64_t(i) << 32 | bits);
+    sum += mix64(uint64_t(i + 1) << 32 | bits);
   }
-  atomicAdd(&hashes[blockIdx.x], sum);
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (threadIdx.x % 32 == 0) atomicAdd(&hashes[blockIdx.x], sum);
 }
 
 template <class T>
@@ -112,17 +114,19 @@ struct Product {
 
 using Hashes = std::vector<uint64_t>;  // [rows]
 
-// One way to add, and for each power of two of M an algorithm that adds so.
-struct Reference {
+// One order of additions, and for each power of two of M algorithms that have it.
+struct Order {
   Hashes rows;
-  Algo algo;
-  std::vector<std::optional<Algo>> chosen;
-  int covered = 0, places = 0;
+  Algo found;                          // the algorithm that it was seen in
+  std::vector<std::vector<Algo>> fit;  // [bucket], at most kTimed
+  int covered = 0, places = 0;  // buckets; the heuristics' places in those of the first kSeeds
 
   bool agrees(const Hashes& some) const {
-    return std::equal(some.begin(), some.end(), rows.begin());
+    return !some.empty() &&
+           std::equal(some.begin(), some.begin() + ptrdiff_t(std::min(some.size(), rows.size())),
+                      rows.begin());
   }
-  bool before(const Reference& other) const {
+  bool before(const Order& other) const {
     return covered != other.covered ? covered > other.covered : places < other.places;
   }
 };
@@ -141,11 +145,82 @@ struct Layouts {
   cublasLtMatrixLayoutOpaque_t w, x, y;
 };
 
+// Rows for one product's trials, on the card.
+class Trial {
+ public:
+  using Multiply = std::function<cublasStatus_t(const Algo&, const CudaGemmArgs&)>;
+  Trial(const CudaGemmArgs& like, cuda::Stream& stream, Multiply multiply)
+      : args_(like),
+        stream_(stream),
+        multiply_(std::move(multiply)),
+        x_row_(size_t(like.x_stride) * dtype_bytes(like.x_dtype)),
+        y_row_(size_t(like.y_stride) * dtype_bytes(like.y_dtype)),
+        most_(int(std::clamp<size_t>(kCheckBytes / std::max(x_row_, y_row_), 1, 1 << 24))) {}
+
+  Status allocate(int max_m) {
+    rows_ = std::min(max_m, most_);
+    for (auto [memory, bytes] : {std::pair(&x_, size_t(rows_) * x_row_),
+                                 {&y_, size_t(rows_) * y_row_},
+                                 {&hashes_, size_t(rows_) * 8}}) {
+      Result<cuda::Memory> made = cuda::Memory::device(bytes);
+      if (!made) return made.error();
+      *memory = std::move(made).value();
+    }
+    host_ = cuda::Memory::pinned(size_t(rows_) * 8);
+    cuda::launch(random_kernel, "random", cuda::Shape{dim3(1024), dim3(256)}, stream_, x_.data(),
+                 args_.x_dtype, size_t(rows_) * size_t(args_.x_stride));
+    args_.x = x_.data();
+    args_.y = y_.data();
+    return ok();
+  }
+  int rows() const { return rows_; }
+
+  // The bits of the first m rows, as far as there is room; none where it cannot run.
+  Hashes run(const Algo& algo, int m) {
+    args_.m = std::min(m, rows_);
+    cuda::fill(y_.data(), 0xff, size_t(args_.m) * y_row_, stream_);
+    cuda::fill(hashes_.data(), 0, size_t(args_.m) * 8, stream_);
+    if (multiply_(algo, args_) != CUBLAS_STATUS_SUCCESS) return {};
+    cuda::launch(hash_kernel, "hash", cuda::Shape{dim3(unsigned(args_.m)), dim3(256)}, stream_,
+                 args_.y, args_.y_dtype, args_.w.n, args_.y_stride,
+                 hashes_.as<unsigned long long>());
+    cuda::copy(host_.data(), hashes_.data(), size_t(args_.m) * 8, stream_);
+    stream_.wait();
+    return Hashes(host_.as<uint64_t>(), host_.as<uint64_t>() + args_.m);
+  }
+  double seconds(const Algo& algo, int m, cuda::Memory& workspace) {
+    args_.m = std::min(m, rows_);
+    double best = 1e9;
+    for (int i = 0; i < 3; ++i) {
+      // Most of what the L2 cache holds of the weights gives way, as between two steps.
+      cuda::fill(workspace.data(), 0, workspace.size(), stream_);
+      begin_.record(stream_);
+      if (multiply_(algo, args_) != CUBLAS_STATUS_SUCCESS) return 1e9;
+      end_.record(stream_);
+      end_.wait();
+      best = std::min(best, cuda::Event::seconds(begin_, end_));
+    }
+    return best;
+  }
+
+ private:
+  CudaGemmArgs args_;
+  cuda::Stream& stream_;
+  Multiply multiply_;
+  size_t x_row_, y_row_;
+  int most_, rows_ = 0;
+  cuda::Memory x_, y_, hashes_, host_;
+  cuda::Event begin_{true}, end_{true};
+};
+
 }  // namespace
 
 struct CudaGemm::Impl {
-  explicit Impl(cuda::Stream& s) : stream(s) { XPYD_CUBLAS(cublasLtCreate(&handle)); }
-  ~Impl() { cublasLtDestroy(handle); }
+  Impl(cuda::Stream& s, bool one) : stream(s), one_order(one) {}
+  ~Impl() {
+    if (handle) cublasLtDestroy(handle);
+  }
+  Status open();  // before anything else; again and again
 
   cublasStatus_t multiply(Product& p, const Algo& algo, const CudaGemmArgs& a) {
     Layouts layouts(a, a.m);
@@ -164,7 +239,8 @@ struct CudaGemm::Impl {
       XPYD_CUBLAS(cublasLtMatmulPreferenceSetAttribute(&preference, what, &value, sizeof value));
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(workspace.size()));
-    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE));
+    if (one_order)
+      prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE));
     for (auto what :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
@@ -177,7 +253,7 @@ struct CudaGemm::Impl {
     std::vector<Algo> eligible;
     if (status == CUBLAS_STATUS_SUCCESS)
       for (int i = 0; i < found; ++i)
-        if (results[i].state == CUBLAS_STATUS_SUCCESS && !splits_k(results[i].algo))
+        if (results[i].state == CUBLAS_STATUS_SUCCESS && !(one_order && splits_k(results[i].algo)))
           eligible.push_back({results[i].algo});
     return eligible;
   }
@@ -185,107 +261,130 @@ struct CudaGemm::Impl {
   Status choose(Product& p, int max_m);
 
   cuda::Stream& stream;
+  const bool one_order;
   cublasLtHandle_t handle = nullptr;
   cuda::Memory workspace;
   std::vector<Product> products;
 };
 
-Status CudaGemm::Impl::choose(Product& p, int max_m) {
-  const CudaGemmArgs& like = p.like;
-  const size_t x_row = size_t(like.x_stride) * dtype_bytes(like.x_dtype);
-  const size_t y_row = size_t(like.y_stride) * dtype_bytes(like.y_dtype);
-  const int rows = int(
-      std::min<size_t>(size_t(max_m), std::max<size_t>(1, kCheckBytes / std::max(x_row, y_row))));
-  Result<cuda::Memory> x = cuda::Memory::device(size_t(rows) * x_row);
-  if (!x) return x.error();
-  Result<cuda::Memory> y = cuda::Memory::device(size_t(rows) * y_row);
-  if (!y) return y.error();
-  Result<cuda::Memory> hashed = cuda::Memory::device(size_t(rows) * 8);
-  if (!hashed) return hashed.error();
-  cuda::Memory host = cuda::Memory::pinned(size_t(rows) * 8);
-  cuda::launch(random_kernel, "random", cuda::Shape{dim3(1024), dim3(256)}, stream,
-               x.value().data(), like.x_dtype, size_t(rows) * size_t(like.x_stride));
-
-  auto run = [&](const Algo& algo, int m) -> Hashes {  // empty: cannot run
-    CudaGemmArgs a = like;
-    a.x = x.value().data();
-    a.y = y.value().data();
-    a.m = std::min(m, rows);
-    cuda::fill(a.y, 0xff, size_t(a.m) * y_row, stream);
-    cuda::fill(hashed.value().data(), 0, size_t(a.m) * 8, stream);
-    if (multiply(p, algo, a) != CUBLAS_STATUS_SUCCESS) return {};
-    cuda::launch(hash_kernel, "hash", cuda::Shape{dim3(unsigned(a.m)), dim3(256)}, stream, a.y,
-                 a.y_dtype, a.w.n, a.y_stride, hashed.value().as<unsigned long long>());
-    cuda::copy(host.data(), hashed.value().data(), size_t(a.m) * 8, stream);
-    stream.wait();
-    return Hashes(host.as<uint64_t>(), host.as<uint64_t>() + a.m);
-  };
-
-  const int n_buckets = bucket_of(max_m) + 1;
-  std::vector<Reference> references;
-  for (const Algo& algo : candidates(p, max_m)) {
-    Hashes bits = run(algo, max_m);
-    bool known = bits.empty() || int(references.size()) == kReferences;
-    for (const Reference& r : references) known = known || r.rows == bits;
-    if (known) continue;
-    Reference& added = references.emplace_back();
-    added.rows = std::move(bits);
-    added.algo = algo;
-    added.chosen.resize(size_t(n_buckets));
-  }
-  for (int bucket = 0; bucket < n_buckets; ++bucket) {
-    const int most = std::min(1 << bucket, max_m), least = (1 << bucket) / 2 + 1;
-    std::vector<Algo> tried = candidates(p, most);
-    const int n_offered = int(tried.size());
-    for (const Reference& r : references)
-      tried.push_back(r.algo);  // where the heuristics offer none of its kind
-    for (int i = 0; i < int(tried.size()); ++i) {
-      const Hashes whole = run(tried[size_t(i)], most),
-                   part = run(tried[size_t(i)], std::min(least, most));
-      if (whole.empty() || part.empty()) continue;
-      for (Reference& r : references) {
-        if (r.chosen[size_t(bucket)] || !r.agrees(whole) || !r.agrees(part)) continue;
-        r.chosen[size_t(bucket)] = tried[size_t(i)];
-        ++r.covered;
-        r.places += std::min(i, n_offered);
-      }
+Status CudaGemm::Impl::open() {
+  if (!handle) {
+    const cublasStatus_t status = cublasLtCreate(&handle);
+    if (status == CUBLAS_STATUS_ALLOC_FAILED || status == CUBLAS_STATUS_NOT_INITIALIZED) {
+      handle = nullptr;
+      return Error{ErrorCode::unavailable,
+                   std::string("cuBLASLt cannot start, most likely for lack of device memory: ") +
+                       cublasLtGetStatusString(status)};
     }
+    XPYD_CUBLAS(status);
   }
-  const Reference* best = nullptr;
-  for (const Reference& r : references)
-    if (!best || r.before(*best)) best = &r;
-  const std::string shape = std::to_string(like.w.n) + " x " + std::to_string(like.w.k) + " " +
-                            dtype_name(like.x_dtype) + " -> " + dtype_name(like.y_dtype);
-  if (!best || best->covered < n_buckets)
-    return Error{ErrorCode::unavailable, "cuBLASLt has no algorithms for " + shape +
-                                             " whose rows keep their bits for M = 1 to " +
-                                             std::to_string(max_m) +
-                                             " (best: " + std::to_string(best ? best->covered : 0) +
-                                             " of " + std::to_string(n_buckets) + " sizes)"};
-  p.notes = shape + ":";
-  std::string last;
-  for (int bucket = 0; bucket < n_buckets; ++bucket) {
-    p.chosen.push_back(*best->chosen[size_t(bucket)]);
-    const std::string name = name_of(p.chosen.back().value);
-    if (name != last) p.notes += " M <= " + std::to_string(1 << bucket) + ": " + name + ";";
-    last = name;
+  if (workspace.size() == 0) {
+    Result<cuda::Memory> memory = cuda::Memory::device(kWorkspace);
+    if (!memory) return memory.error();
+    workspace = std::move(memory).value();
   }
-  p.notes += " rows compared up to M = " + std::to_string(rows) + "\n";
   return ok();
 }
 
-CudaGemm::CudaGemm(cuda::Stream& stream) : impl_(new Impl(stream)) {}
+Status CudaGemm::Impl::choose(Product& p, int max_m) {
+  const CudaGemmArgs& like = p.like;
+  const int seeded = kSeeds[std::size(kSeeds) - 1], n_seeded = bucket_of(seeded) + 1;
+  const int largest = one_order ? std::max(max_m, seeded) : max_m;
+  const int n_buckets = bucket_of(largest) + 1;
+  auto most_of = [&](int bucket) { return std::min(1 << bucket, largest); };
+  Trial trial(like, stream,
+              [&](const Algo& algo, const CudaGemmArgs& a) { return multiply(p, algo, a); });
+  if (Status status = trial.allocate(largest); !status) return status;
+
+  std::vector<std::vector<Algo>> fit(static_cast<size_t>(n_buckets));
+  const std::string shape = std::to_string(like.w.n) + " x " + std::to_string(like.w.k) + " " +
+                            dtype_name(like.x_dtype) + " -> " + dtype_name(like.y_dtype);
+  if (!one_order) {
+    for (int bucket = 0; bucket < n_buckets; ++bucket)
+      fit[size_t(bucket)] = candidates(p, most_of(bucket));
+  } else {
+    std::vector<Order> orders;
+    for (int m : kSeeds)
+      for (const Algo& algo : candidates(p, m)) {
+        if (int(orders.size()) == kOrders) break;
+        Hashes bits = trial.run(algo, seeded);
+        if (bits.empty() || std::any_of(orders.begin(), orders.end(),
+                                        [&](const Order& o) { return o.rows == bits; }))
+          continue;
+        orders.push_back({std::move(bits), algo, decltype(fit)(size_t(n_buckets))});
+      }
+    for (int bucket = 0; bucket < n_buckets; ++bucket) {
+      const int most = most_of(bucket), least = std::min((1 << bucket) / 2 + 1, most);
+      std::vector<Algo> tried = candidates(p, most);
+      const int n_offered = int(tried.size());
+      // Where the heuristics offer none of its kind.
+      for (const Order& o : orders) tried.push_back(o.found);
+      // Rows after the last seed's have no record: there, the order's first algorithm is the rest
+      // of it.
+      for (Order& o : orders)
+        if (most > int(o.rows.size()) && int(o.rows.size()) < trial.rows()) {
+          Hashes more = trial.run(o.found, most);
+          if (o.agrees(more)) o.rows = std::move(more);
+        }
+      for (int i = 0; i < int(tried.size()); ++i) {
+        auto full = [&](const Order& o) {  // or missing a smaller size, and so out of the race
+          return o.fit[size_t(bucket)].size() == kTimed || o.covered < bucket;
+        };
+        if (std::all_of(orders.begin(), orders.end(), full)) break;
+        const Hashes whole = trial.run(tried[size_t(i)], most),
+                     part = trial.run(tried[size_t(i)], least);
+        for (Order& o : orders) {
+          if (full(o) || whole.size() > o.rows.size() || !o.agrees(whole) || !o.agrees(part))
+            continue;
+          if (o.fit[size_t(bucket)].empty()) {
+            ++o.covered;
+            if (bucket < n_seeded) o.places += std::min(i, n_offered);
+          }
+          o.fit[size_t(bucket)].push_back(tried[size_t(i)]);
+        }
+      }
+    }
+    const Order* best = nullptr;
+    for (const Order& o : orders)
+      if (!best || o.before(*best)) best = &o;
+    if (!best || best->covered < n_buckets)
+      return Error{ErrorCode::unavailable,
+                   "cuBLASLt has no algorithms for " + shape +
+                       " whose rows keep their bits for M = 1 to " + std::to_string(largest) +
+                       " (best: " + std::to_string(best ? best->covered : 0) + " of " +
+                       std::to_string(n_buckets) + " sizes)"};
+    fit = best->fit;
+    p.notes = shape + ", one of " + std::to_string(orders.size()) + " orders:";
+  }
+  if (p.notes.empty()) p.notes = shape + ", any order:";
+
+  std::string last;
+  for (int bucket = 0; bucket < n_buckets; ++bucket) {
+    const Algo* fastest = nullptr;
+    double least = 0;
+    for (const Algo& algo : fit[size_t(bucket)]) {
+      const double seconds = trial.seconds(algo, most_of(bucket), workspace);
+      if (!fastest || seconds < least) fastest = &algo, least = seconds;
+    }
+    if (!fastest || least == 1e9)
+      return Error{ErrorCode::unavailable, "cuBLASLt has no algorithm for " + shape};
+    p.chosen.push_back(*fastest);
+    const std::string name = name_of(fastest->value);
+    if (name != last) p.notes += " M <= " + std::to_string(1 << bucket) + ": " + name + ";";
+    last = name;
+  }
+  p.notes += one_order ? " rows compared up to M = " + std::to_string(trial.rows()) + "\n" : "\n";
+  return ok();
+}
+
+CudaGemm::CudaGemm(cuda::Stream& stream, bool one_order) : impl_(new Impl(stream, one_order)) {}
 CudaGemm::~CudaGemm() = default;
 
 Status CudaGemm::prepare(const CudaGemmArgs& like, int max_m) {
   XPYD_CHECK(max_m > 0 && like.w.data);
   for (const Product& p : impl_->products)
     if (p.is_like(like) && bucket_of(max_m) < int(p.chosen.size())) return ok();
-  if (impl_->workspace.size() == 0) {
-    Result<cuda::Memory> workspace = cuda::Memory::device(kWorkspace);
-    if (!workspace) return workspace.error();
-    impl_->workspace = std::move(workspace).value();
-  }
+  if (Status status = impl_->open(); !status) return status;
   Product p{like, {}, {}, {}};
   // Pedantic: f32 stays f32, no TF32 and no emulation.
   XPYD_CUBLAS(cublasLtMatmulDescInit(

@@ -4,8 +4,9 @@
 //
 // One addition order (DESIGN D1): the bits of y[m, :] depend on x[m, :] and W, not on M or the
 // row's place. cuBLASLt promises no such thing, so prepare() makes it so: algorithms that split K
-// are refused, and of the rest only those are used whose rows have the same bits, on these weights
-// and random x, as one reference's, for every size of M.
+// are refused, and of the rest only those are used whose rows have the same bits as one another's,
+// on these weights and random x, for every size of M. Which bits is the same choice in every
+// process with this card and library.
 //
 // Thread safety: one thread, its stream's.
 #pragma once
@@ -33,7 +34,9 @@ class CudaGemm {
  public:
   // Everything that run() enqueues goes to this stream; the workspace is one for all products on
   // it.
-  explicit CudaGemm(cuda::Stream& stream);
+  // one_order = false lets every size of M have the fastest algorithm there is, whatever the bits:
+  // for measuring what the promise above costs.
+  explicit CudaGemm(cuda::Stream& stream, bool one_order = true);
   ~CudaGemm();
   // Chooses for products like this one (matrix shape, strides, dtypes) with m up to max_m, and
   // checks; waits, and uses device memory that it gives back. x, y and m of `like` are not read.

@@ -9,10 +9,10 @@
 namespace xpyd {
 
 struct CudaSampleArgs {
-  const float* logits = nullptr;       // [n, vocab], device
-  const Draw* rows = nullptr;  // [n], device; null: all greedy
-  int32_t* tokens = nullptr;           // [n], device
-  int32_t* nans = nullptr;             // [n], device: NaN among the logits, each read as -infinity
+  const float* logits = nullptr;  // [n, vocab], device
+  const Draw* rows = nullptr;     // [n], device; null: all greedy
+  int32_t* tokens = nullptr;      // [n], device
+  int32_t* nans = nullptr;        // [n], device: NaN among the logits, each read as -infinity
   int n = 0, vocab = 0;
 };
 

@@ -7,20 +7,21 @@ namespace xpyd {
 namespace {
 
 #ifndef XPYD_CUDA
-Result<std::unique_ptr<Backend>> no_cuda(const BackendOptions&) {
-  return Error{
-      ErrorCode::unavailable,
-      "--device cuda: this build has no CUDA: it is compiled in where nvcc (12.4 to 13) and a card "
-      "are found, and by `make cuda`"};
+Error no_cuda() {
+  return {ErrorCode::unavailable,
+          "--device cuda: this build has no CUDA: it is compiled in where nvcc (12.4 to 13) and a "
+          "card are found, and by `make cuda`"};
 }
+Result<std::unique_ptr<Backend>> open_no_cuda(const BackendOptions&) { return no_cuda(); }
+Result<DevicePeak> peak_of_no_cuda() { return no_cuda(); }
 #endif
 
 constexpr DeviceRow kDevices[] = {
-    {"cpu", open_cpu_backend},
+    {"cpu", open_cpu_backend, nullptr},
 #ifdef XPYD_CUDA
-    {"cuda", open_cuda_backend},
+    {"cuda", open_cuda_backend, cuda_device_peak},
 #else
-    {"cuda", no_cuda},
+    {"cuda", open_no_cuda, peak_of_no_cuda},
 #endif
 };
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/device.h"
 #include "base/options.h"
@@ -29,6 +30,19 @@ class Backend {
   virtual Device& device() = 0;
   // Error `unavailable`: no room on the device.
   virtual Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue& queue) = 0;
+  // What instance 0's model, which must still be there, has chosen by now: lines, or "".
+  virtual std::string describe() const { return ""; }
+};
+
+// One figure of `xpyd peak`.
+struct PeakFigure {
+  const char* name;
+  const char* unit;
+  double value;
+};
+struct DevicePeak {
+  std::string device;  // "NVIDIA H200"
+  std::vector<PeakFigure> figures;
 };
 
 struct DeviceRow {
@@ -36,6 +50,8 @@ struct DeviceRow {
   // Loads the weights. Errors: invalid_argument for input that is wrong, `unavailable` for a
   // machine that cannot.
   Result<std::unique_ptr<Backend>> (*open)(const BackendOptions& options);
+  // What it can do, measured now; errors as of open(). Null: the host, which base/peak.h measures.
+  Result<DevicePeak> (*peak)();
 };
 std::span<const DeviceRow> devices();
 const DeviceRow* find_device(const std::string& name);  // null: no such row
@@ -43,6 +59,7 @@ const DeviceRow* find_device(const std::string& name);  // null: no such row
 // The rows' functions.
 Result<std::unique_ptr<Backend>> open_cpu_backend(const BackendOptions& options);
 Result<std::unique_ptr<Backend>> open_cuda_backend(const BackendOptions& options);
+Result<DevicePeak> cuda_device_peak();
 
 // The host's weights as the options ask for them, read with every core.
 Result<std::shared_ptr<const Weights>> load_host_weights(const BackendOptions& options);

@@ -5,6 +5,7 @@
 #include "allocator/kv_memory.h"
 #include "base/device_cuda.h"
 #include "model/model_cuda.h"
+#include "model/peak_cuda.h"
 #include "server/backend.h"
 
 namespace xpyd {
@@ -23,11 +24,17 @@ class CudaBackend final : public Backend {
     Result<std::unique_ptr<CudaModel>> made =
         make_cuda_llama(weights_, card_, stream_of(queue), model_);
     if (!made) return made.error();
-    if (instance == 0) std::fprintf(stderr, "%s", made.value()->describe().c_str());
+    if (instance == 0) {
+      first_ = made.value().get();
+      std::fprintf(stderr, "%s", describe().c_str());
+    }
     return Result<std::unique_ptr<Model>>(std::move(made).value());
   }
 
+  std::string describe() const override { return first_ ? first_->describe() : ""; }
+
  private:
+  const CudaModel* first_ = nullptr;
   cuda::Card card_;
   std::shared_ptr<const CudaWeights> weights_;
   CudaModelOptions model_;
@@ -84,6 +91,24 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(const BackendOptions& o) {
   if (!weights) return weights.error();
   return std::unique_ptr<Backend>(
       std::make_unique<CudaBackend>(card, weights.value(), std::move(model), sharing.value()));
+}
+
+Result<DevicePeak> cuda_device_peak() {
+  Result<cuda::Card> card = cuda::open();
+  if (!card) return card.error();
+  cuda::Stream stream;
+  Result<std::unique_ptr<CudaPeakProbe>> probe = CudaPeakProbe::make(stream);
+  if (!probe) return probe.error();
+  const CudaPeak peak = measure_cuda_peak(*probe.value(), card.value().name, 9);
+  return DevicePeak{peak.card,
+                    {{"copy on the card, read and written", "GB/s", peak.copy_gbps},
+                     {"read on the card", "GB/s", peak.read_gbps},
+                     {"bf16 GEMM, cuBLASLt's fastest", "TFLOP/s", peak.gemm_tflops},
+                     {"bf16 GEMM whose rows keep their bits", "TFLOP/s", peak.one_order_tflops},
+                     {"pinned host to device", "GB/s", peak.to_card_gbps},
+                     {"device to pinned host", "GB/s", peak.from_card_gbps},
+                     {"one kernel on a stream", "us", peak.launch_us},
+                     {"one kernel in a graph of 100", "us", peak.graph_launch_us}}};
 }
 
 }  // namespace xpyd

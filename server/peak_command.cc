@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/peak.h"
+#include "server/backend.h"
 #include "server/commands.h"
 #include "server/result_file.h"
 
@@ -27,11 +28,33 @@ int fail(const Error& error, int code) {
   return code;
 }
 
+// A device's own figures; the host's are below.
+int peak_of_device(const DeviceRow& device, const Options& options) {
+  Result<DevicePeak> peak = device.peak();
+  if (!peak) return fail(peak.error(), 1);
+  std::printf("%s\n", peak.value().device.c_str());
+  nlohmann::json out;
+  out["machine"] = peak.value().device;
+  out["figures"] = nlohmann::json::array();
+  for (const PeakFigure& figure : peak.value().figures) {
+    std::printf("%-40s %10.2f %s\n", figure.name, figure.value, figure.unit);
+    out["figures"].push_back(
+        {{"name", figure.name}, {"value", figure.value}, {"unit", figure.unit}});
+  }
+  out["run"] = run_header(options);
+  const std::string& json_path = options.text("json");
+  if (json_path.empty()) return 0;
+  Status status = write_json(json_path, out);
+  return status ? 0 : fail(status.error(), 1);
+}
+
 }  // namespace
 
 int peak_main(const Options& options) {
   const std::string& json_path = options.text("json");
   if (Status status = check_writable(json_path); !status) return fail(status.error(), 2);
+  const DeviceRow& device = *find_device(options.text("device"));
+  if (device.peak) return peak_of_device(device, options);
   std::vector<int> cpus = usable_cpus();
   int threads = int(options.integer("threads"));
   if (threads == 0) threads = cpus.empty() ? 1 : int(cpus.size());

@@ -22,6 +22,17 @@ std::string shared_path(const std::string& relative);
 // Path of a fixture in tests/data.
 std::string data_path(const std::string& relative);
 
+// A device that this program's tests run on, registered by a static object. Where it is missing no
+// test runs, and all count as skipped; with --require-device=NAME, or XPYD_REQUIRE_DEVICE=NAME, that
+// is a failure, and so is a stand-in for the hardware.
+struct DeviceFound {
+  std::string missing;  // why it is not there, or ""
+  bool hardware = true;
+};
+struct DeviceOfTests {
+  DeviceOfTests(const char* name, DeviceFound (*look)());
+};
+
 // A fresh folder under build/, removed when the object goes.
 class TempDir {
  public:

@@ -1,5 +1,5 @@
 // Runs Catch2 and closes with one line, `N passed, N failed, N skipped`, and an exit code to match.
-// Run from the repository's root.
+// Run from the repository's root. --require-device=NAME: see tests/catch.h.
 
 #define CATCH_CONFIG_RUNNER
 #include "tests/catch.h"
@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 
@@ -18,6 +19,27 @@ struct Summary {
   std::string current;
   std::map<std::string, std::string> skipped;  // test -> why
 } summary;
+
+std::map<std::string, DeviceFound (*)()>& devices() {
+  static std::map<std::string, DeviceFound (*)()> registered;
+  return registered;
+}
+
+// Takes --require-device=NAME out of the arguments.
+std::string take_required_device(int& argc, char** argv) {
+  const char* from_environment = std::getenv("XPYD_REQUIRE_DEVICE");
+  std::string required = from_environment ? from_environment : "";
+  const std::string flag = "--require-device=";
+  int kept = 1;
+  for (int i = 1; i < argc; ++i) {
+    if (std::string(argv[i]).starts_with(flag))
+      required = argv[i] + flag.size();
+    else
+      argv[kept++] = argv[i];
+  }
+  argv[argc = kept] = nullptr;
+  return required;
+}
 
 std::string existing(const std::string& path) {
   return std::filesystem::exists(path) ? path : std::string();
@@ -58,6 +80,8 @@ void mark_skipped(const std::string& why) {
   SUCCEED("skipped: " << why);
 }
 
+DeviceOfTests::DeviceOfTests(const char* name, DeviceFound (*look)()) { devices()[name] = look; }
+
 std::string shared_path(const std::string& relative) { return existing("../shared/" + relative); }
 std::string data_path(const std::string& relative) { return "tests/data/" + relative; }
 
@@ -71,10 +95,29 @@ TempDir::~TempDir() { std::filesystem::remove_all(path); }
 }  // namespace xpyd::testing
 
 int main(int argc, char** argv) {
-  using xpyd::testing::summary;
+  using namespace xpyd::testing;
+  const std::string required = take_required_device(argc, argv);
+  if (!required.empty() && !devices().count(required)) {
+    std::printf("device %s is required: this program has no tests on one\n", required.c_str());
+    return 1;
+  }
   Catch::Session session;
   int code = session.applyCommandLine(argc, argv);
   if (code != 0) return code;
+  for (const auto& [name, look] : devices()) {
+    const DeviceFound found = look();
+    if (name == required && (!found.missing.empty() || !found.hardware)) {
+      std::printf("device %s is required: %s\n", name.c_str(),
+                  found.hardware ? found.missing.c_str()
+                                 : "this program runs its kernels on an interpreter");
+      return 1;
+    }
+    if (found.missing.empty()) continue;
+    std::printf("skipped: every test (%s)\n", found.missing.c_str());
+    std::printf("0 passed, 0 failed, %d skipped\n",
+                int(Catch::getAllTestCasesSorted(session.config()).size()));
+    return 0;
+  }
   code = session.run();
   for (auto& [name, why] : summary.skipped)
     std::printf("skipped: %s (%s)\n", name.c_str(), why.c_str());

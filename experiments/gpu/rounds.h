@@ -10,11 +10,12 @@
 #include "base/bench.h"
 #include "base/cuda.h"
 #include "base/work.h"
-#include "model/gemm_cuda.h"
+#include "model/peak_cuda.h"
 
 namespace xpyd::gpu {
 
-enum class Limit { copy, gemm, roofline, none };  // roofline: the slower of both
+// roofline: the slower of copy and gemm. copy: read and written; gemm: the fastest there is.
+enum class Limit { copy, gemm, roofline, none };
 
 struct Case {
   std::string name;
@@ -22,14 +23,13 @@ struct Case {
   std::function<std::string()> check;  // "" when the result is right
   Work work;
   Limit limit = Limit::none;
-  double target = 0;  // share (or ratio) to reach; 0 reports only
-  std::string
-      versus;  // another case of the same call: the target is then for the ratio of speeds to it
+  double target = 0;   // share to reach; 0 reports only
+  std::string versus;  // another case of the same call: one more row has the ratio of speeds to it
+  bool reported = true;  // false: it is here for `versus` of others
 };
 
 struct Sizes {
-  size_t copy_bytes = size_t(1) << 30;
-  int gemm_n = 8192;
+  CudaPeakSizes peak;
   int rounds = 9;
   double sample_seconds = 0.01;
 };
@@ -38,12 +38,11 @@ class Rounds {
  public:
   Rounds(Bench& bench, const Sizes& sizes);
   cuda::Stream& stream() { return stream_; }
-  // Checks and times all cases; a wrong one is reported and not timed.
-  void measure(const std::vector<Case>& cases);
-  // Seconds of one repetition.
-  double time(const std::function<void()>& run, int repetitions);
-  double copy_gbps();    // device to device, bytes read and written
-  double gemm_tflops();  // bf16, n^3, through cuBLASLt, random data
+  Bench& bench() { return bench_; }
+  // Checks and times all cases, reports them and writes the files; a wrong one is reported and not
+  // timed. Seconds of each case, 0: wrong.
+  std::vector<double> measure(const std::vector<Case>& cases);
+  CudaPeakProbe& probe() { return *probe_; }
   void found_wrong(const std::string& name, const std::string& what);
   bool all_right() const { return all_right_; }
 
@@ -51,17 +50,22 @@ class Rounds {
   Bench& bench_;
   Sizes sizes_;
   cuda::Stream stream_;
-  cuda::Event begin_{true}, end_{true};
-  cuda::Memory from_, to_;
-  cuda::Memory a_, b_, c_;
-  CudaGemm gemm_;
-  CudaGemmArgs product_;
+  std::unique_ptr<CudaPeakProbe> probe_;
   bool all_right_ = true;
 };
 
-// The whole report: `xpyd_gpu_report [--tiny] [bench options]`; --tiny keeps the shapes and shrinks
-// the sizes, so that the interpreter can run it. 0: every result was right; 1: a wrong one, or no
-// card; 2: bad arguments.
+// The parts of the report. tiny: the shapes stay, the sizes shrink.
+void peaks(Rounds& rounds, const cuda::Card& card, bool tiny);
+void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny);
+// yardsticks: a CSV of other implementations' times on this card (experiments/gpu/sdpa.py), or "".
+void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny,
+                       const std::string& yardsticks);
+void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny);
+
+// `xpyd_gpu_report [--tiny] [--yardsticks FILE] [peaks] [decode] [prefill] [model] [bench
+// options]`;
+// --tiny lets the interpreter run it. 0: every result was right; 1: a wrong one, or no card; 2: bad
+// arguments.
 int run(int argc, char** argv);
 
 }  // namespace xpyd::gpu

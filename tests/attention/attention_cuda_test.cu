@@ -139,6 +139,9 @@ const cuda::Card& card() {
 bool needs_mma(const Variant& variant) {
   return std::string(variant.name).find("mma") != std::string::npos;
 }
+// Rows that take bf16 of head_dim 64 or 128 on this card.
+int n_prefills() { return card().major == 9 ? 3 : 2; }
+int n_rows() { return n_prefills() + 3; }
 
 double cached(const AttentionArgs& args, int s, int kv, int t, int h, int d) {
   const std::byte* row = args.views[size_t(s)].row(args.layer, kv, t, h);
@@ -292,7 +295,7 @@ TEST_CASE("cuda attention: decode at every edge agrees with double precision",
   for (const Heads& heads : all)
     for (const Dtypes& dtypes : kDtypes) {
       bool mma = dtypes.q == Dtype::bf16 && dtypes.kv == Dtype::bf16 && heads.head_dim >= 64;
-      CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == (mma ? 5 : 3));
+      CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == (mma ? n_rows() : 3));
     }
 }
 
@@ -303,7 +306,7 @@ TEST_CASE("cuda attention: unusual head shapes agree with double precision", "[c
     for (const Dtypes& dtypes : kDtypes) {
       bool mma = dtypes.q == Dtype::bf16 && heads.head_dim == 64;
       CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == (heads.head_dim % 8 ? 2
-                                                                  : mma              ? 5
+                                                                  : mma              ? n_rows()
                                                                                      : 3));
     }
 }
@@ -316,21 +319,21 @@ TEST_CASE("cuda attention: prefill on a cached prefix agrees with double precisi
     for (const Dtypes& dtypes : kDtypes) {
       bool mma = dtypes.q == Dtype::bf16 && dtypes.kv == Dtype::bf16 && heads.head_dim >= 64;
       if (heads.n_heads == 8 && !mma) continue;
-      CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == (mma ? 2 : 1));
+      CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == (mma ? n_prefills() : 1));
     }
   // At most 64 query tokens: the narrow kernel.
   for (const Heads& heads : {Heads{2, 1, 64}, {1, 1, 128}})
     CHECK(check_variants(heads, kDtypes[1], kPaged16, {{0, 64, 64}, {1, 13, 100}, {2, 0, 5}}, 0) ==
-          2);
+          n_prefills());
 }
 
 TEST_CASE("cuda attention: sliding windows agree with double precision", "[cuda][attention]") {
   for (int window : {1, 2, 16, 17, 63, 64, 65, 100, 512, 4000}) {
     std::vector<Part> decodes = {{0, 1, 50}, {1, 1, 300}, {2, 1, 600}};
-    CHECK(check_variants({4, 1, 64}, kDtypes[1], kPaged16, decodes, window) == 5);
+    CHECK(check_variants({4, 1, 64}, kDtypes[1], kPaged16, decodes, window) == n_rows());
     CHECK(check_variants({2, 1, 8}, kDtypes[0], kPaged16, decodes, window) == 3);
     CHECK(check_variants({1, 1, 64}, kDtypes[1], kPaged16, {{0, 70, 70}, {1, 90, 300}}, window) ==
-          2);
+          n_prefills());
   }
 }
 
@@ -348,7 +351,7 @@ TEST_CASE("cuda attention: every memory, block size and order gives the same bit
           fill_visible(cache, parts, window);
           Step step(cache, parts, 4, 1, window);
           DeviceCall call(cache, parts, step, dtypes.q);
-          if (variant.refuses(call.args, card())) break;
+          if (variant.refuses(call.args, card())) continue;
           std::vector<float> got = run(variant, cache, parts, step, dtypes.q);
           if (first.empty()) {
             first = got;
@@ -495,24 +498,90 @@ TEST_CASE("cuda attention: what is not verified is never a default, and refusals
           "[cuda][attention]") {
   CudaAttentionArgs args;
   args.dtype = Dtype::bf16, args.layout.shape = {1, 1, 128, Dtype::bf16}, args.n_heads = 4;
+  args.layout.block_tokens = 16;
   for (auto phase : {Variant::prefill, Variant::decode}) {
     const Variant& chosen = default_cuda_attention(phase, args, card());
     CHECK(chosen.phase == phase);
     CHECK(chosen.verified);
     CHECK(chosen.refuses(args, card()) == nullptr);
   }
+  cuda::Card ampere, hopper;
+  ampere.major = 8, hopper.major = 9;
   for (const Variant& variant : cuda_attention_variants()) {
     if (!needs_mma(variant)) continue;
-    CHECK(variant.refuses(args, card()) == nullptr);
+    auto why = [&](const CudaAttentionArgs& a, const cuda::Card& on) {
+      const char* reason = variant.refuses(a, on);
+      return std::string(reason ? reason : "");
+    };
+    bool wgmma = std::string(variant.name) == "flash_wgmma";
+    CHECK(why(args, hopper) == "");
+    CHECK(why(args, ampere) == (wgmma ? "needs sm_90" : ""));
     CudaAttentionArgs other = args;
     other.dtype = Dtype::f32;
-    CHECK(std::string(variant.refuses(other, card())) == "needs bf16 queries");
+    CHECK(why(other, hopper) == "needs bf16 queries");
     other = args;
     other.layout.shape.dtype = Dtype::f32;
-    CHECK(std::string(variant.refuses(other, card())) == "needs bf16 KV");
+    CHECK(why(other, hopper) == "needs bf16 KV");
     other = args;
     other.layout.shape.head_dim = 96;
-    CHECK(std::string(variant.refuses(other, card())) == "needs head_dim 64 or 128");
+    CHECK(why(other, hopper) == "needs head_dim 64 or 128");
+    const char* blocks = "needs blocks of 8, 16, 32, 64 or a multiple of 128 tokens";
+    for (auto [block, taken] : {std::pair{1, false},
+                                {4, false},
+                                {8, true},
+                                {24, false},
+                                {64, true},
+                                {192, false},
+                                {256, true}}) {
+      other = args;
+      other.layout.block_tokens = block;
+      CHECK(why(other, hopper) == (taken || !wgmma ? "" : blocks));
+      other.step.contiguous = true;
+      CHECK(why(other, hopper) == "");
+    }
+  }
+}
+
+// Its tiles, rows and boxes are larger than those of the other rows: cases of its own.
+TEST_CASE("cuda attention: flash_wgmma at its own edges", "[cuda][attention]") {
+  const testing::Memory memories[] = {kMemories[0],
+                                      {"paged 8", KvOrder::layer_major, 8},
+                                      kPaged16,
+                                      kMemories[7],
+                                      {"paged 128", KvOrder::token_major, 128},
+                                      {"paged 256", KvOrder::layer_major, 256}};
+  const Variant& variant =
+      *std::find_if(cuda_attention_variants().begin(), cuda_attention_variants().end(),
+                    [](const Variant& v) { return std::string(v.name) == "flash_wgmma"; });
+  if (card().major != 9) SKIP_TEST("flash_wgmma needs sm_90");
+  for (auto [heads, window] : {std::pair{Heads{4, 1, 128}, 0},
+                               {Heads{7, 1, 64}, 0},
+                               {Heads{6, 2, 128}, 130},
+                               {Heads{8, 1, 64}, 129}}) {
+    // Whole tiles and one more, chunks on a cached prefix, nothing.
+    const std::vector<Part> parts = {{0, 40, 128}, {1, 33, 385}, {2, 1, 129}, {3, 0, 9}};
+    std::vector<float> first;
+    for (const testing::Memory& memory : memories) {
+      INFO(memory.name << ", heads " << heads.n_heads << "/" << heads.n_kv_heads << ", dim "
+                       << heads.head_dim << ", window " << window);
+      Cache cache({2, heads.n_kv_heads, heads.head_dim, Dtype::bf16}, memory, lengths_of(parts));
+      fill_visible(cache, parts, window);
+      Step step(cache, parts, heads.n_heads, 1, window);
+      std::vector<float> got = run(variant, cache, parts, step, Dtype::bf16);
+      if (first.empty()) CHECK(Truth(step).compare(got, true, Dtype::bf16) == "");
+      if (first.empty()) first = got;
+      CHECK(same_bits(got.data(), first.data(), first.size()));
+    }
+    // In two chunks: the same bits.
+    Cache cache({2, heads.n_kv_heads, heads.head_dim, Dtype::bf16}, kPaged16, lengths_of(parts));
+    fill_visible(cache, parts, window);
+    size_t row = size_t(heads.n_heads) * size_t(heads.head_dim), at = 40 * row;
+    for (auto [n_q, end] : {std::pair{5, 357}, {28, 385}}) {
+      Step step(cache, {{1, n_q, end}}, heads.n_heads, 1, window);
+      std::vector<float> got = run(variant, cache, {{1, n_q, end}}, step, Dtype::bf16);
+      CHECK(same_bits(got.data(), first.data() + at, got.size()));
+      at += got.size();
+    }
   }
 }
 

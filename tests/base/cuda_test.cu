@@ -12,8 +12,11 @@
 namespace xpyd {
 namespace {
 
-#define NEEDS_CARD() \
-  if (auto card = cuda::open(); !card.ok()) SKIP_TEST(card.error().message)
+const testing::DeviceOfTests kCard("cuda", [] {
+  const Result<cuda::Card> card = cuda::open();
+  if (!card) return testing::DeviceFound{card.error().message};
+  return testing::DeviceFound{"", card.value().name != "SIMT interpreter"};
+});
 
 // Input and output of a kernel: pinned and device memory of the same values.
 template <class T>
@@ -85,7 +88,6 @@ __global__ void multiply_tile(const bf16* a, const bf16* b, float* c, int how) {
 }
 
 TEST_CASE("mma and ldmatrix give the matrix product, every element", "[cuda]") {
-  NEEDS_CARD();
   cuda::Stream stream;
   Buffer<bf16> a(256), b(128);
   Buffer<float> c(128);
@@ -131,7 +133,6 @@ __global__ void load_four(const bf16* in, uint32_t* out, bool transposed) {
 }
 
 TEST_CASE("ldmatrix hands every element to its lane", "[cuda]") {
-  NEEDS_CARD();
   cuda::Stream stream;
   Buffer<bf16> in(4 * 64 + 8);
   Buffer<uint32_t> out(128);
@@ -168,7 +169,6 @@ __global__ void shuffle_all(int* out, int argument, int width) {
 }
 
 TEST_CASE("shuffles and votes of a warp", "[cuda]") {
-  NEEDS_CARD();
   cuda::Stream stream;
   Buffer<int> out(64 * 8);
   for (int width : {32, 16, 4})
@@ -218,7 +218,6 @@ __global__ void sum_blocks(const int* in, int* out, int n) {
 }
 
 TEST_CASE("barriers: sums and votes of blocks", "[cuda]") {
-  NEEDS_CARD();
   cuda::Stream stream;
   Random random(3);
   for (unsigned block : {1u, 2u, 32u, 64u, 256u, 1024u})
@@ -256,7 +255,6 @@ __global__ void name_places(unsigned* out, Places shape) {
 }
 
 TEST_CASE("every thread of a three-dimensional launch runs once", "[cuda]") {
-  NEEDS_CARD();
   cuda::Stream stream;
   Places shape{dim3(3, 2, 4), dim3(5, 7, 3)};
   Buffer<unsigned> out(24 * 105);
@@ -281,7 +279,6 @@ __global__ void histogram(const int* in, unsigned* out, int n) {
 }
 
 TEST_CASE("atomics on shared and on global memory", "[cuda]") {
-  NEEDS_CARD();
   cuda::Stream stream;
   Random random(11);
   Buffer<int> in(3000);
@@ -322,7 +319,6 @@ __global__ void sum_tiles(const float* in, float* out, int n) {
 }
 
 TEST_CASE("cp.async in a pipeline of two stages", "[cuda]") {
-  NEEDS_CARD();
   cuda::Stream stream;
   for (int n : {4, 128, 132, 640, 1000}) {
     CAPTURE(n);
@@ -346,7 +342,6 @@ __global__ void reverse_16(const uint4* in, uint4* out, int n) {
 }
 
 TEST_CASE("16 bytes at once through shared memory", "[cuda]") {
-  NEEDS_CARD();
   cuda::Stream stream;
   Buffer<uint4> in(64), out(64);
   for (unsigned i = 0; i < 64; ++i) in[i] = make_uint4(i, i + 100, i + 200, i + 300);
@@ -367,7 +362,6 @@ __global__ void add(int* values, int n, int what) {
 }
 
 TEST_CASE("a graph runs what was captured, each time it is launched", "[cuda]") {
-  NEEDS_CARD();
   cuda::Stream stream;
   Buffer<int> values(100), result(100);
   int* device = values.upload(stream);
@@ -392,7 +386,6 @@ TEST_CASE("a graph runs what was captured, each time it is launched", "[cuda]") 
 }
 
 TEST_CASE("events order streams and time them", "[cuda]") {
-  NEEDS_CARD();
   cuda::Stream first, second(true);
   Buffer<int> values(5000);
   int* device = values.upload(first);
@@ -413,7 +406,6 @@ TEST_CASE("events order streams and time them", "[cuda]") {
 }
 
 TEST_CASE("device memory that is not there is an error", "[cuda]") {
-  NEEDS_CARD();
   auto memory = cuda::Memory::device(size_t{1} << 50);
   REQUIRE(!memory.ok());
   CHECK(memory.error().code == ErrorCode::unavailable);

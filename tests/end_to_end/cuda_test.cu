@@ -1,6 +1,9 @@
 // The spine (parity_test.cc) on CUDA: one logits hash per card, whatever manages memory, schedules,
 // splits and moves; and the CPU's tokens.
 #include <cstdio>
+#include <fstream>
+#include <string>
+#include <vector>
 
 #include "base/device_cuda.h"
 #include "experiments/gpu/rounds.h"
@@ -97,10 +100,31 @@ TEST_CASE("cuda parity: one hash for memory, batching, topology and wire, and th
   check_cuda_parity(kStride);
 }
 
-TEST_CASE("gpu report: its tiny run finds every result right", "[cuda][report]") {
-  char name[] = "xpyd_gpu_report", tiny[] = "--tiny";
-  char* words[] = {name, tiny};
-  CHECK(gpu::run(2, words) == 0);
+TEST_CASE("gpu report: its tiny run finds every result right, beside the yardsticks",
+          "[cuda][report]") {
+  TempDir dir;
+  std::ofstream(dir.path + "/sdpa.csv")
+      << "yardstick,backend,shape,ms,tflops,versions\n"
+      << "sdpa,CUDNN_ATTENTION,prefill 96 causal bf16 heads 2/1 dim 128,1e9,0.1,torch 2.9\n"
+      << "sdpa,CUDNN_ATTENTION,prefill 967 causal bf16 heads 2/1 dim 128,1e-9,0.1,torch 2.9\n"
+      << "sdpa,FLASH_ATTENTION,prefill 96 causal bf16 heads 2/1 dim 128,1e-9,0.1,torch 2.9\n";
+  std::vector<std::string> words = {"xpyd_gpu_report",      "--tiny", "--yardsticks",
+                                    dir.path + "/sdpa.csv", "--csv",  dir.path + "/report.csv"};
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  CHECK(gpu::run(int(argv.size()), argv.data()) == 0);
+  std::ifstream in(dir.path + "/report.csv");
+  int of_cudnn = 0, yardsticks = 0, shares = 0;
+  for (std::string line; std::getline(in, line);) {
+    yardsticks += line.find("torch 2.9") != std::string::npos;
+    shares += line.find("of copy bandwidth") != std::string::npos;
+    if (line.find("x cuDNN's best") == std::string::npos) continue;
+    ++of_cudnn;
+    CHECK(line.ends_with(",1"));  // faster than 1e9 ms: the target is met
+  }
+  CHECK(yardsticks == 2);
+  CHECK(of_cudnn >= 4);  // two variants at least, contiguous and paged
+  CHECK(shares >= 6);
 }
 
 }  // namespace

@@ -179,7 +179,7 @@ bool is_device_memory(const void* begin, size_t bytes) {
 Result<Card> open() {
   Card card;
   card.name = "SIMT interpreter";
-  card.major = 8;
+  card.major = 9;
   card.minor = 0;
   card.n_sms = 4;
   std::lock_guard lock(registry().mutex);

@@ -26,7 +26,15 @@ struct AsyncCopy {
   int group;
 };
 
-enum class State : uint8_t { ready, at_barrier, at_collective, done };
+enum class State : uint8_t {
+  ready,
+  at_barrier,
+  at_collective,
+  at_mbarrier,
+  at_named_barrier,
+  at_warpgroup,
+  done
+};
 
 struct Fibre;
 struct Machine;
@@ -54,9 +62,17 @@ struct Fibre : Thread {
   void* arguments = nullptr;  // of its collective
   std::vector<AsyncCopy> copies;
   int group = 0;  // of cp.async, open
+  uint32_t proxy_fences = 0;
 
   uint32_t who() const { return who_base | (warp->epoch & 0xffff); }
 };
+
+// Barriers in shared memory, bulk copies, wgmma (sm90.cc).
+struct Sm90;
+struct Sm90Deleter {
+  void operator()(Sm90* state) const;
+};
+enum class Access { read, write, atomic };
 
 struct Machine {
   Machine();
@@ -67,6 +83,8 @@ struct Machine {
   // Called by fibres.
   void wait(Fibre& fibre, State state, Where where);
   void wake(Fibre& fibre);
+  void wait_out_of_line(Fibre& fibre, State state, Where where);
+  void wake_out_of_line(Fibre& fibre);
   [[noreturn]] void fault(const Fibre& fibre, const std::string& what, Where where);
 
   const char* kernel = nullptr;
@@ -82,6 +100,9 @@ struct Machine {
   Where barrier_where;
   Vote barrier_vote{};
   int n_true = 0, barrier_result = 0;
+
+  bool sm90_on = false;  // since the block's first mbarrier: it tracks races instead of `cells`
+  std::unique_ptr<Sm90, Sm90Deleter> sm90;
 
   std::vector<std::unique_ptr<Fibre>> fibres;
   std::vector<Warp> warps;
@@ -105,6 +126,10 @@ struct Machine {
   const void* body_context_ = nullptr;
   uint64_t n_launches_ = 0;
 };
+
+void sm90_access(Machine& m, size_t begin, size_t bytes, Access kind, Where where);
+void sm90_block_barrier(Machine& m);
+std::string sm90_left_over(const Machine& m);  // what a block ends with; "" when with nothing
 
 inline Fibre& running() { return *static_cast<Fibre*>(self); }
 inline bool same_place(Where a, Where b) {

@@ -104,6 +104,7 @@ void check_aligned_16(const void* place, const char* what, Where where) {
 
 void check_read(const void* place, size_t bytes, Where where) {
   Range r = range(place, bytes, where);
+  if (r.m.sm90_on) return sm90_access(r.m, r.begin, bytes, Access::read, where);
   uint32_t who = r.me.who(), epoch = r.m.epoch, block_epoch = r.m.block_epoch;
   for (Cell *cell = r.first(), *end = r.last(); cell != end; ++cell) {
     if (cell->write_epoch == epoch) {
@@ -127,6 +128,7 @@ void check_read(const void* place, size_t bytes, Where where) {
 
 void check_write(const void* place, size_t bytes, Where where) {
   Range r = range(place, bytes, where);
+  if (r.m.sm90_on) return sm90_access(r.m, r.begin, bytes, Access::write, where);
   uint32_t who = r.me.who(), epoch = r.m.epoch;
   for (Cell *cell = r.first(), *end = r.last(); cell != end; ++cell) {
     check_readers(r, *cell, who, "writes");
@@ -138,6 +140,7 @@ void check_write(const void* place, size_t bytes, Where where) {
 
 void check_atomic(const void* place, size_t bytes, Where where) {
   Range r = range(place, bytes, where);
+  if (r.m.sm90_on) return sm90_access(r.m, r.begin, bytes, Access::atomic, where);
   uint32_t who = r.me.who(), epoch = r.m.epoch;
   for (Cell *cell = r.first(), *end = r.last(); cell != end; ++cell) {
     check_initialised(r, *cell, "atomic");

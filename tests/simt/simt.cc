@@ -144,6 +144,11 @@ void Machine::enter(boost::context::detail::transfer_t from) {
   if (abandoned_) throw Abandon{};
 }
 
+void Machine::wait_out_of_line(Fibre& fibre, State state, Where where) {
+  wait(fibre, state, where);
+}
+void Machine::wake_out_of_line(Fibre& fibre) { wake(fibre); }
+
 // --- Faults.
 
 void Machine::report(const std::string& what) {
@@ -161,8 +166,7 @@ void Machine::fault(const Fibre& fibre, const std::string& what, Where where) {
 void Machine::abandon() {
   abandoned_ = true;
   for (size_t i = 0; i < n_threads; ++i)
-    if (fibres[i]->state == State::at_barrier || fibres[i]->state == State::at_collective)
-      wake(*fibres[i]);
+    if (fibres[i]->state != State::ready && fibres[i]->state != State::done) wake(*fibres[i]);
 }
 
 // Nobody can run: says who waits where.
@@ -179,6 +183,13 @@ void Machine::stuck() {
       std::snprintf(mask, sizeof mask, "0x%x", f.mask);
       at = std::string("wait at ") + collective_name(f.kind) + ", mask " + mask + ", " +
            place_name(f.where);
+      only_barrier = false;
+    } else if (f.state != State::done) {
+      at = std::string("wait at ") +
+           (f.state == State::at_mbarrier        ? "an mbarrier"
+            : f.state == State::at_named_barrier ? "a barrier of some warps"
+                                                 : "wgmma") +
+           ", " + place_name(f.where);
       only_barrier = false;
     }
     groups[at].push_back(&f);
@@ -215,6 +226,7 @@ int sync_threads(Vote vote, bool predicate, Where where) {
                                          : m.n_true;
   m.n_at_barrier = 0;
   ++m.epoch;
+  if (m.sm90_on) sm90_block_barrier(m);
   int n = int(m.n_threads);
   for (int i = 0; i < n; ++i) {
     Fibre& other = *m.fibres[size_t(m.forward ? n - 1 - i : i)];  // the last woken runs first
@@ -324,6 +336,7 @@ void Machine::run_block() {
   block_epoch = ++epoch;
   std::memset(shared, 0xff, shared_bytes);
   n_at_barrier = 0;
+  sm90_on = false;
   for (size_t w = 0; w < warps.size(); ++w) {
     size_t n = std::min<size_t>(32, n_threads - w * 32);
     warps[w] = {.lanes = n == 32 ? ~0u : (1u << n) - 1};
@@ -340,6 +353,7 @@ void Machine::run_block() {
     f.state = State::ready;
     f.copies.clear();
     f.group = 0;
+    f.proxy_fences = 0;
     if (++index.x == shape.dim.x) {
       index.x = 0;
       if (++index.y == shape.dim.y) {
@@ -352,6 +366,11 @@ void Machine::run_block() {
     ready_.push_back(fibres[forward ? n_threads - 1 - i : i].get());
   n_live_ = n_threads;
   switch_to(host_, next());
+  if (sm90_on && !abandoned_)
+    if (std::string left = sm90_left_over(*this); !left.empty()) {
+      report(left);
+      abandoned_ = true;
+    }
 }
 
 void run_grid(const char* name, dim3 grid, dim3 block, size_t shared_bytes, Body body,

@@ -263,6 +263,8 @@ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
 
 }  // namespace xpyd::cuda::simt
 
+#include "sm90.h"
+
 // --- The words themselves.
 
 #define XPYD_SIMT_WHERE ::xpyd::cuda::simt::Where where = ::xpyd::cuda::simt::Where::current()

@@ -1,0 +1,320 @@
+// Attention kernels over made-up KV, every variant that the card takes. K, V and q are functions of
+// their place in the sequence, so that one reference serves all memories.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include "allocator/kv_layout.h"
+#include "attention/attention.h"
+#include "attention/attention_cuda.h"
+#include "attention/attention_reference.h"
+#include "base/cuda_kernel.h"
+#include "base/random.h"
+#include "experiments/gpu/rounds.h"
+#include "model/random_cuda.h"
+
+namespace xpyd::gpu {
+namespace {
+
+constexpr int kDim = 128;
+constexpr uint64_t kQueries = 3, kCache = 4;  // arrays of random_element()
+// Large queries: few tokens have most of the weight, so that a lost tile or split is seen in the
+// result.
+constexpr float kQueryScale = 16;
+
+// n_seqs sequences of `length` tokens, the last n_q of which ask.
+struct Problem {
+  int n_seqs, length, n_q, n_heads, n_kv_heads;
+
+  XPYD_HD bf16 cached(int seq, int kv, int token, int head, int d) const {
+    const size_t row =
+        ((size_t(seq) * 2 + size_t(kv)) * size_t(length) + size_t(token)) * size_t(n_kv_heads);
+    return random_element(kCache, (row + size_t(head)) * kDim + size_t(d));
+  }
+  bf16 query(size_t i) const { return to_bf16(kQueryScale * to_f32(random_element(kQueries, i))); }
+  size_t n_queries() const { return size_t(n_seqs) * size_t(n_q) * size_t(n_heads) * kDim; }
+  Work work() const {
+    const KvLayout layout{{1, n_kv_heads, kDim, Dtype::bf16}, KvOrder::layer_major, length, 1};
+    const KvView view{nullptr, &layout, nullptr, 0};
+    const std::vector<KvView> views(size_t(n_seqs), view);
+    std::vector<int32_t> offsets, lengths(size_t(n_seqs), length);
+    for (int s = 0; s <= n_seqs; ++s) offsets.push_back(s * n_q);
+    Work w = xpyd::work(AttentionArgs{
+        .q_offsets = offsets, .kv_lengths = lengths, .views = views, .n_heads = n_heads});
+    w.bytes -= 2 * 2 * double(n_queries());  // q and out have two bytes an element here, not four
+    return w;
+  }
+};
+
+__global__ void fill_cache_kernel(bf16* pool, KvRows kv, const int32_t* tables, int stride,
+                                  Problem p) {
+  const int token = int(blockIdx.x), seq = int(blockIdx.y), half = p.n_kv_heads * kDim;
+  for (int i = int(threadIdx.x); i < 2 * half; i += int(blockDim.x)) {
+    const int which = i / half, head = i / kDim % p.n_kv_heads, d = i % kDim;
+    const size_t row = kv.row(tables + size_t(seq) * size_t(stride), which, token, head);
+    pool[row * kDim + size_t(d)] = p.cached(seq, which, token, head, d);
+  }
+}
+
+template <class T>
+cuda::Memory upload(const std::vector<T>& values, cuda::Stream& stream) {
+  cuda::Memory host = cuda::Memory::pinned(std::max<size_t>(1, values.size()) * sizeof(T));
+  std::copy(values.begin(), values.end(), host.as<T>());
+  cuda::Memory device = cuda::Memory::device(host.size()).value();
+  cuda::copy(device.data(), host.data(), host.size(), stream);
+  stream.wait();
+  return device;
+}
+
+// What all memories of one problem share: queries, the step's tables but the blocks, and the truth.
+class Queries {
+ public:
+  Queries(const Problem& p, cuda::Stream& stream) : p_(p), stream_(stream) {
+    const int n = p.n_seqs * p.n_q;
+    std::vector<int32_t> offsets, lengths(size_t(p.n_seqs), p.length), seqs, positions;
+    for (int s = 0; s <= p.n_seqs; ++s) offsets.push_back(s * p.n_q);
+    for (int i = 0; i < n; ++i)
+      seqs.push_back(i / p.n_q), positions.push_back(p.length - p.n_q + i % p.n_q);
+    offsets_ = upload(offsets, stream), lengths_ = upload(lengths, stream);
+    seqs_ = upload(seqs, stream), positions_ = upload(positions, stream);
+    q_ = cuda::Memory::device(p.n_queries() * sizeof(bf16)).value();
+    out_ = cuda::Memory::device(q_.size()).value();
+    fill_random(q_.data(), p.n_queries(), kQueries, kQueryScale, stream);
+    workspace_ =
+        cuda::Memory::device(std::max<size_t>(16, 4 * cuda_attention_workspace(
+                                                          p.n_seqs, n, p.n_heads, kDim, p.length)))
+            .value();
+    for (size_t token : {size_t{0}, size_t(n) / 3, size_t(n) - 1}) truth_.push_back(make(token));
+  }
+  const Problem& problem() const { return p_; }
+  cuda::Stream& stream() const { return stream_; }
+
+  CudaAttentionArgs args() const {
+    return {.q = q_.data(),
+            .out = out_.data(),
+            .dtype = Dtype::bf16,
+            .step = {.q_offsets = offsets_.as<int32_t>(),
+                     .kv_lengths = lengths_.as<int32_t>(),
+                     .token_seqs = seqs_.as<int32_t>(),
+                     .positions = positions_.as<int32_t>(),
+                     .n_seqs = p_.n_seqs,
+                     .n_tokens = p_.n_seqs * p_.n_q,
+                     .max_q_tokens = p_.n_q,
+                     .max_kv_length = p_.length},
+            .n_heads = p_.n_heads,
+            .scale = kScale,
+            .workspace = workspace_.as<float>()};
+  }
+
+  // The results of some tokens, all heads, against double precision. Then out is NaN again.
+  std::string check() const {
+    std::string wrong;
+    const size_t width = size_t(p_.n_heads) * kDim;
+    cuda::Memory got = cuda::Memory::pinned(width * sizeof(bf16));
+    for (const Truth& truth : truth_) {
+      cuda::copy(got.data(), out_.as<bf16>() + truth.token * width, got.size(), stream_);
+      stream_.wait();
+      for (size_t i = 0; i < width && wrong.empty(); ++i) {
+        // Weights rounded to bf16 (2^-9 each) over values below 1, and one rounding of the result.
+        const double error = std::abs(double(to_f32(got.as<bf16>()[i])) - double(truth.out[i]));
+        if (!(error < 0.01))
+          wrong = "token " + std::to_string(truth.token) + ", element " + std::to_string(i) +
+                  ": off by " + std::to_string(error);
+      }
+    }
+    cuda::fill(out_.data(), 0xff, out_.size(), stream_);
+    return wrong;
+  }
+
+ private:
+  static constexpr float kScale = 0.088388348f;  // 1 / sqrt(128)
+  struct Truth {
+    size_t token;
+    std::vector<float> out;
+  };
+  Truth make(size_t token) const {
+    const size_t width = size_t(p_.n_heads) * kDim;
+    const int seq = int(token) / p_.n_q, length = p_.length - p_.n_q + int(token) % p_.n_q + 1;
+    const KvLayout layout{{1, p_.n_kv_heads, kDim, Dtype::bf16}, KvOrder::layer_major, length, 1};
+    const KvView view{nullptr, &layout, nullptr, 0};
+    std::vector<float> q(width);
+    for (size_t i = 0; i < width; ++i) q[i] = to_f32(p_.query(token * width + i));
+    Truth truth{token, std::vector<float>(width)};
+    const int32_t offsets[] = {0, 1}, lengths[] = {length};
+    attention_reference_over(AttentionArgs{.q = q.data(),
+                                           .out = truth.out.data(),
+                                           .q_offsets = offsets,
+                                           .kv_lengths = lengths,
+                                           .views = {&view, 1},
+                                           .n_heads = p_.n_heads,
+                                           .scale = kScale},
+                             [&](int, int kv, int t, int head, int d) {
+                               return double(to_f32(p_.cached(seq, kv, t, head, d)));
+                             });
+    return truth;
+  }
+
+  Problem p_;
+  cuda::Stream& stream_;
+  cuda::Memory q_, out_, offsets_, lengths_, seqs_, positions_, workspace_;
+  std::vector<Truth> truth_;
+};
+
+// The KV of a problem in one memory: block_tokens 0 is contiguous, else blocks in random order.
+class Cache {
+ public:
+  Cache(const Queries& queries, int block_tokens) : queries_(queries), args_(queries.args()) {
+    const Problem& p = queries.problem();
+    const bool contiguous = block_tokens == 0;
+    const int block = contiguous ? p.length : block_tokens;
+    const int per_seq = (p.length + block - 1) / block;
+    args_.layout = {
+        {1, p.n_kv_heads, kDim, Dtype::bf16}, KvOrder::layer_major, block, p.n_seqs * per_seq};
+    Random random(7);
+    std::vector<int32_t> table(size_t(p.n_seqs) * size_t(per_seq));
+    for (size_t i = 0; i < table.size(); ++i) table[i] = int32_t(i);
+    for (size_t i = table.size(); i > 1; --i) std::swap(table[i - 1], table[random.below(i)]);
+    table_ = upload(table, queries.stream());
+    pool_ = cuda::Memory::device(args_.layout.pool_bytes()).value();
+    args_.pool = pool_.data();
+    args_.step.block_tables = table_.as<int32_t>();
+    args_.step.table_stride = per_seq;
+    args_.step.contiguous = contiguous;
+    cuda::launch(fill_cache_kernel, "fill_cache",
+                 cuda::Shape{dim3(unsigned(p.length), unsigned(p.n_seqs)), dim3(256)},
+                 queries.stream(), pool_.as<bf16>(), args_.layout.rows(0, contiguous),
+                 table_.as<const int32_t>(), per_seq, p);
+  }
+  const CudaAttentionArgs& args() const { return args_; }
+
+  Case make_case(const CudaAttentionVariant& variant, const std::string& name, Limit limit) const {
+    return {.name = name,
+            .run = [this, run = variant.run] { run(args_, queries_.stream()); },
+            .check = [this] { return queries_.check(); },
+            .work = queries_.problem().work(),
+            .limit = limit};
+  }
+
+ private:
+  const Queries& queries_;
+  CudaAttentionArgs args_;
+  cuda::Memory pool_, table_;
+};
+
+// The variants of a phase that take this; the others are named with their reason.
+std::vector<const CudaAttentionVariant*> takers(CudaAttentionVariant::Phase phase,
+                                                const CudaAttentionArgs& args,
+                                                const cuda::Card& card, const std::string& what) {
+  std::vector<const CudaAttentionVariant*> rows;
+  for (const CudaAttentionVariant& v : cuda_attention_variants()) {
+    if (v.phase != phase) continue;
+    if (const char* why = v.refuses(args, card))
+      std::printf("%-44s refused: %s\n", (std::string(v.name) + " " + what).c_str(), why);
+    else
+      rows.push_back(&v);
+  }
+  return rows;
+}
+
+// How long others took for the same on this card, minutes before and in another process: rows of
+// experiments/gpu/sdpa.py, "yardstick,backend,shape,ms,tflops,versions".
+struct Yardstick {
+  std::string name;
+  double seconds, gflops;
+};
+std::vector<Yardstick> read_yardsticks(const std::string& file, const std::string& shape) {
+  std::vector<Yardstick> rows;
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    std::istringstream words(line);
+    std::vector<std::string> fields;
+    for (std::string field; std::getline(words, field, ',');) fields.push_back(field);
+    if (fields.size() < 6 || !fields[2].starts_with(shape + " ")) continue;
+    const double ms = std::atof(fields[3].c_str());
+    if (ms > 0)
+      rows.push_back({fields[1] + " " + fields[2] + ", " + fields[5], 1e-3 * ms,
+                      1e3 * std::atof(fields[4].c_str())});
+  }
+  return rows;
+}
+
+std::string shape_name(const Problem& p, const char* phase) {
+  return std::string(phase) + " " + (p.n_seqs > 1 ? std::to_string(p.n_seqs) + " x " : "") +
+         std::to_string(p.length);
+}
+
+}  // namespace
+
+void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny) {
+  const Problem p = tiny ? Problem{2, 80, 1, 8, 1} : Problem{64, 8192, 1, 64, 8};
+  const Queries queries(p, rounds.stream());
+  const Cache contiguous(queries, 0);
+  const std::string shape = shape_name(p, "decode");
+  std::vector<Case> first;
+  for (const CudaAttentionVariant* v :
+       takers(CudaAttentionVariant::decode, contiguous.args(), card, shape)) {
+    first.push_back(contiguous.make_case(*v, v->name + (" " + shape) + " contiguous", Limit::copy));
+    if (v->name == std::string("split_mma")) first.back().target = 0.85;
+  }
+  rounds.measure(first);
+  for (int block : tiny ? std::vector{1, 16} : std::vector{1, 2, 4, 8, 16, 32, 64, 128, 256}) {
+    const Cache paged(queries, block);
+    std::vector<Case> cases;
+    for (const CudaAttentionVariant* v :
+         takers(CudaAttentionVariant::decode, paged.args(), card, shape)) {
+      const std::string name = v->name + (" " + shape), on_slots = name + " contiguous";
+      if (v->name == std::string("naive") && block != 16) continue;  // slow, and no contestant
+      cases.push_back(contiguous.make_case(*v, on_slots, Limit::copy));
+      cases.back().reported = false;  // once is enough
+      cases.push_back(paged.make_case(*v, name + " paged " + std::to_string(block), Limit::copy));
+      cases.back().versus = on_slots;
+      if (v->name == std::string("split_mma") && block == 16) cases.back().target = 0.85;
+    }
+    rounds.measure(cases);
+  }
+}
+
+void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny,
+                       const std::string& yardsticks) {
+  const Problem p = tiny ? Problem{1, 96, 96, 2, 1} : Problem{1, 16384, 16384, 32, 8};
+  const Queries queries(p, rounds.stream());
+  const Cache contiguous(queries, 0), paged(queries, 16);
+  const std::string shape = shape_name(p, "prefill");
+  const std::vector<Yardstick> others = read_yardsticks(yardsticks, shape);
+  const Yardstick* cudnn = nullptr;
+  for (const Yardstick& y : others) {
+    rounds.bench().report({.name = y.name, .seconds = y.seconds, .gflops = y.gflops});
+    if (y.name.starts_with("CUDNN") && (!cudnn || y.seconds < cudnn->seconds)) cudnn = &y;
+  }
+  // One variant after the other, the newest last: a fault of one leaves the others' rows.
+  for (const CudaAttentionVariant* v :
+       takers(CudaAttentionVariant::prefill, paged.args(), card, shape)) {
+    const std::string name = v->name + (" " + shape);
+    if (v->name == std::string("naive") && p.length > 4096) {
+      std::printf("%-44s not timed: it would take minutes\n", name.c_str());
+      continue;
+    }
+    std::vector<Case> cases = {
+        contiguous.make_case(*v, name + " contiguous", Limit::gemm),
+        paged.make_case(*v, name + " paged 16", Limit::gemm),
+    };
+    cases[1].versus = cases[0].name;
+    const std::vector<double> ours = rounds.measure(cases);
+    for (size_t i = 0; i < cases.size(); ++i)
+      if (cudnn && ours[i] > 0) {
+        const double share = cudnn->seconds / ours[i];
+        rounds.bench().report({.name = cases[i].name,
+                               .measure = "x cuDNN's best",
+                               .share = share,
+                               .share_p10 = share,
+                               .share_p90 = share,
+                               .target = 0.75});
+      }
+  }
+  rounds.bench().write_files();
+}
+
+}  // namespace xpyd::gpu

@@ -1,0 +1,225 @@
+// The interpreter of base/cuda_kernel_sm90.h: one kernel that uses all of it the way it is meant,
+// and the same kernel with one thing wrong, for each thing.
+#include <functional>
+
+#include "base/cuda_kernel_sm90.h"
+#include "tests/catch.h"
+
+namespace xpyd {
+namespace {
+
+using namespace cuda;
+
+constexpr int kRows = 64, kTile = 128, kDim = 64, kRounds = 3;
+constexpr int kFull = 0, kFree = 1, kUnused = 2;
+
+// out[64, 64] = sum over tiles b [128, 64] of bf16(a b^T) b. Warps 0 to 3 compute, warp 4 copies
+// b; a comes by plain stores.
+__global__ void products(int planted, const __grid_constant__ TensorMap map, const bf16* a_from,
+                         float* out) {
+  Carver carver;
+  Shared<bf16> a = carver.take<bf16>(kRows * kDim), b = carver.take<bf16>(kTile * kDim);
+  Shared<uint64_t> barriers = carver.take<uint64_t>(3);
+  int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  if (thread == 0) {
+    mbarrier_init(barriers, kFull, 1);
+    mbarrier_init(barriers, kFree, 4);
+    mbarrier_init(barriers, kUnused, 1);
+    if (planted != 1) mbarrier_init_done();
+  }
+  if (planted != 2) __syncthreads();
+  if (warp == 4) {
+    if (lane > 0) return;  // it may fall behind by more than a phase, which waits do not notice
+    for (int i = 0; i < kRounds; ++i) {
+      if (planted != 3) mbarrier_wait(barriers, kFree, (i + 1) % 2);
+      mbarrier_expect(barriers, kFull, kTile * kDim * 2 + (planted == 4 ? 16 : 0));
+      copy_box(b, planted == 5 ? 256 : 0, map, 0, i * kTile, barriers, kFull);
+      if (planted == 6) mbarrier_arrive(barriers, kFull);
+    }
+    if (planted == 7) {  // for nobody
+      mbarrier_wait(barriers, kFree, 0);
+      mbarrier_expect(barriers, kUnused, kTile * kDim * 2);
+      copy_box(b, 0, map, 0, 0, barriers, kUnused);
+    }
+    return;
+  }
+  for (int i = thread; i < kRows * kDim / 8; i += 128) {
+    int row = i / 8, piece = i % 8;
+    store_16(a, row * kDim + (planted == 8 ? piece : piece ^ (row & 7)) * 8,
+             reinterpret_cast<const uint4*>(a_from)[i]);
+  }
+  if (planted != 9) fence_proxy_async();
+  if (planted != 10) barrier_sync(1, planted == 11 && warp == 3 ? 96 : 128);
+  if (planted == 12 && warp == 0) return;
+
+  uint64_t a_matrix = matrix_descriptor(shared_address(a, 0)),
+           b_matrix = matrix_descriptor(shared_address(b, 0));
+  if (planted == 13) b_matrix ^= uint64_t(3) << 62;        // 64-byte swizzle
+  if (planted == 14) b_matrix ^= uint64_t(64 ^ 65) << 32;  // groups of 8 rows 16 bytes too far
+  float o[kDim / 8][4] = {}, s[kTile / 8][4];
+  uint32_t p[kTile / 16][4];
+  for (int i = 0; i < kRounds; ++i) {
+    if (planted != 15) mbarrier_wait(barriers, kFull, planted == 16 ? (i + 1) % 2 : i % 2);
+    if (planted != 17) wgmma_fence();
+    for (int k = 0; k < kDim / 16; ++k)
+      wgmma_shared(s, advance(a_matrix, k * 32), advance(b_matrix, k * (planted == 18 ? 16 : 32)),
+                   k > 0);
+    wgmma_commit();
+    if (planted != 19) wgmma_wait<0>();
+    keep_operands(s);
+    for (int k = 0; k < kTile / 16; ++k)
+      for (int j = 0; j < 4; ++j) {
+        const float(&block)[4] = s[2 * k + j / 2];
+        p[k][j] = pack_bf16(block[j % 2 * 2], block[j % 2 * 2 + 1]);
+      }
+    wgmma_fence();
+    for (int k = 0; k < kTile / 16; ++k)
+      wgmma_registers(o, p[k], advance(b_matrix, k * (planted == 20 ? 1024 : 2048)));
+    wgmma_commit();
+    if (planted == 21) p[3][2] = 0;
+    if (planted == 22) o[1][1] = 0;
+    if (planted != 23) wgmma_wait<0>();
+    keep_operands(o);
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(barriers, kFree);
+    if (planted == 24 && thread == 0) mbarrier_arrive(barriers, kFree);
+    wgmma_wait<0>();
+  }
+  if (planted == 25) barrier_arrive(2, 160);
+  for (int n = 0; n < kDim / 8; ++n)
+    for (int c = 0; c < 4; ++c)
+      out[(warp * 16 + c / 2 * 8 + lane / 4) * kDim + 8 * n + lane % 4 * 2 + c % 2] = o[n][c];
+}
+
+struct Planted {
+  const char* name;
+  const char* message;  // part of the fault; null: a wrong result
+};
+const Planted plants[] = {
+    {"initialisation is not published", "need not have seen the mbarrier's initialisation"},
+    {"initialisation without a barrier after it", "mbarrier"},
+    {"copy before its place is free", "race: writes what"},
+    {"more bytes expected than come", "deadlock: "},
+    {"copy to the middle of a pattern", "byte 8704 is not a multiple of 1024"},
+    {"more arrivals than the barrier has", "more arrivals than it was made for"},
+    {"copy under way at the end", "ends with a bulk copy under way"},
+    {"swizzle forgotten", nullptr},
+    {"proxy fence forgotten", "without a fence_proxy_async"},
+    {"barrier of the warpgroup forgotten", "race: reads what warp"},
+    {"two counts for one barrier", "others wait for"},
+    {"a warp leaves its warpgroup", "deadlock: "},
+    {"another swizzle in the descriptor", "only the 128-byte swizzle"},
+    {"another stride in the descriptor", nullptr},
+    {"wait for the copy forgotten", "race: reads what a bulk copy writes"},
+    {"wait for the other parity", "race: reads what a bulk copy writes"},
+    {"wgmma_fence forgotten", "no wgmma_fence since"},
+    {"descriptor advanced by too little along a row", nullptr},
+    {"wait for the scores forgotten", nullptr},
+    {"descriptor advanced by too few rows", nullptr},
+    {"operand overwritten before the wait", "operand's registers were written before the wait"},
+    {"accumulator overwritten before the wait", "accumulator was written before the wait"},
+    {"given back before the wait", "race: writes what"},
+    {"given back twice", "race: writes what"},
+    {"arrivals left over", "ends with arrivals at barrier 2"},
+};
+
+// The faults of four launches (both orders of blocks and of threads), and whether results were
+// right.
+std::pair<std::string, bool> run(int planted, const char* name) {
+  Stream stream;
+  auto device = [](size_t bytes) { return std::move(Memory::device(bytes).value()); };
+  auto a = Memory::pinned(kRows * kDim * 2), b = Memory::pinned(kRounds * kTile * kDim * 2);
+  std::vector<float> x(kRows * kDim), y(kRounds * kTile * kDim);
+  for (size_t i = 0; i < x.size(); ++i) {
+    x[i] = float(int(i * 7 % 11) % 3 - 1);
+    a.as<bf16>()[i] = to_bf16(x[i]);
+  }
+  for (size_t i = 0; i < y.size(); ++i) {
+    y[i] = float(int(i * 5 % 13 + i / 64 % 3) % 3 - 1);
+    b.as<bf16>()[i] = to_bf16(y[i]);
+  }
+  // Integers of at most 64: exact in bf16.
+  std::vector<float> want(kRows * kDim, 0.0f);
+  for (size_t r = 0; r < kRows; ++r)
+    for (size_t t = 0; t < kRounds * kTile; ++t) {
+      float s = 0;
+      for (size_t d = 0; d < kDim; ++d) s += x[r * kDim + d] * y[t * kDim + d];
+      for (size_t d = 0; d < kDim; ++d) want[r * kDim + d] += s * y[t * kDim + d];
+    }
+
+  Memory a_device = device(a.size()), b_device = device(b.size()),
+         out_device = device(want.size() * 4), out = Memory::pinned(want.size() * 4);
+  copy(a_device.data(), a.data(), a.size(), stream);
+  copy(b_device.data(), b.data(), b.size(), stream);
+  TensorMap map = make_tensor_map({.data = b_device.data(),
+                                   .rows = kRounds * kTile,
+                                   .columns = kDim,
+                                   .row_stride = kDim * 2,
+                                   .box_rows = kTile});
+  simt::FaultCatcher catcher;
+  bool right = true;
+  for (int i = 0; i < 4; ++i) {
+    launch(products, name,
+           {.grid = 2, .block = 160, .shared_bytes = (kRows + kTile) * kDim * 2 + 32}, stream,
+           planted, map, a_device.as<const bf16>(), out_device.as<float>());
+    copy(out.data(), out_device.data(), out.size(), stream);
+    right = right && std::memcmp(out.data(), want.data(), out.size()) == 0;
+  }
+  std::string all;
+  for (const std::string& fault : catcher.faults()) all += fault + "\n";
+  return {all, right};
+}
+
+TEST_CASE("faults planted in sm_90a kernels are caught, and only those", "[simt]") {
+  auto [faults, right] = run(0, "sound");
+  INFO(faults);
+  CHECK(faults == "");
+  CHECK(right);
+  int planted = 0;
+  for (const Planted& plant : plants) {
+    auto [found, still_right] = run(++planted, plant.name);
+    INFO(planted << ", " << plant.name << ": " << found);
+    CHECK((plant.message ? found.find(plant.message) != std::string::npos : !still_right));
+  }
+}
+
+// Outside of the matrix there are zeros, as many as a box has room for.
+__global__ void fetch(const __grid_constant__ TensorMap map, int column, int row, float* out) {
+  Carver carver;
+  Shared<bf16> box = carver.take<bf16>(8 * 64);
+  Shared<uint64_t> barrier = carver.take<uint64_t>(1);
+  if (threadIdx.x == 0) {
+    mbarrier_init(barrier, 0, 1);
+    mbarrier_init_done();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    mbarrier_expect(barrier, 0, 8 * 128);
+    copy_box(box, 0, map, column, row, barrier, 0);
+  }
+  mbarrier_wait(barrier, 0, 0);
+  for (int i = int(threadIdx.x); i < 8 * 64; i += int(blockDim.x))
+    out[i] = to_f32(box[i / 64 * 64 + ((i / 8 % 8) ^ (i / 64)) * 8 + i % 8]);
+}
+
+TEST_CASE("a bulk copy gives zeros outside of its matrix", "[simt]") {
+  Stream stream;
+  Memory matrix = std::move(Memory::device(20 * 160).value()),
+         out = std::move(Memory::device(8 * 64 * 4).value());
+  for (int i = 0; i < 20 * 80; ++i) matrix.as<bf16>()[i] = to_bf16(float(i % 251 + 1));
+  TensorMap map = make_tensor_map(
+      {.data = matrix.data(), .rows = 20, .columns = 72, .row_stride = 160, .box_rows = 8});
+  for (auto [column, row] : {std::pair{0, 0}, {64, 3}, {8, 15}, {0, 20}, {-8, -5}}) {
+    launch(fetch, "fetch", {.block = 32, .shared_bytes = 8 * 128 + 16}, stream, map, column, row,
+           out.as<float>());
+    for (int i = 0; i < 8; ++i)
+      for (int j = 0; j < 64; ++j) {
+        int r = row + i, c = column + j;
+        bool inside = r >= 0 && r < 20 && c >= 0 && c < 72;
+        CHECK(out.as<float>()[i * 64 + j] == (inside ? float((r * 80 + c) % 251 + 1) : 0.0f));
+      }
+  }
+}
+
+}  // namespace
+}  // namespace xpyd
