@@ -32,6 +32,9 @@ room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*
 LIB_SRC   := $(foreach r,$(ROOMS),$(call room_sources,$(r)))
 TEST_SRC  := $(wildcard tests/*.cc) $(foreach r,$(ROOMS) end_to_end issues,$(wildcard tests/$(r)/*.cc))
 BENCH_SRC := $(wildcard experiments/bench/*.cc)
+EXP_SRC   := $(wildcard experiments/*.cc)
+EXP_CU    := $(wildcard experiments/cuda/*.cu)
+EXP_PARTS := $(if $(filter server,$(ROOMS)),$(filter-out experiments/main.cc,$(EXP_SRC)))
 # CUDA: compiled in where nvcc and a card are found, or with CUDA=1 (`make cuda` does that in build/cuda).
 NVCC      ?= $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 CUDA      ?= $(if $(and $(NVCC),$(wildcard /dev/nvidiactl)),1)
@@ -46,18 +49,18 @@ comma     := ,
 # CUDA sources run in tests on an interpreter (tests/simt), which stands in for what only a GPU has.
 CUDA_SRC  := $(foreach r,$(ROOMS),$(wildcard $(r)/*.cu $(r)/transport/*.cu))
 GPU_SRC   := $(filter-out %/main.cu,$(wildcard experiments/gpu/*.cu))
-SIMT_SRC  := $(filter-out base/cuda.cu base/cuda_split.cu model/gemm_cuda.cu %_sm90.cu,$(CUDA_SRC)) $(GPU_SRC) $(wildcard tests/simt/*.cu) \
+SIMT_SRC  := $(filter-out base/cuda.cu base/cuda_split.cu base/cuda_tensor_map.cu model/gemm_cuda.cu,$(CUDA_SRC)) $(GPU_SRC) $(filter-out %/card.cu,$(EXP_CU)) $(wildcard tests/simt/*.cu) \
              $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
 SIMT_OBJ   = $(patsubst %.cu,$(BUILD)/simt/%.o,$(SIMT_SRC)) $(patsubst %.cc,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cc) $(if $(filter server,$(ROOMS)),server/backend.cc))
 object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build serve test bench bench-peers cuda gpu-report gpu-bundle asan tsan fuzz test-clients layers format clean
+.PHONY: help deps build serve test bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients layers format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
-	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
+	@grep -hE '^[a-z][a-z%-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
 
 deps:  ## install the Debian/Ubuntu packages that are missing
 	@tools/install-packages $(PACKAGES)
@@ -82,6 +85,34 @@ bench-peers: build  ## our GEMM beside OpenBLAS, BLIS and oneDNN (installs them;
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_bench_peers
 	@$(BUILD)/xpyd_bench_peers $(ARGS)
 
+# Debian's own, which sees Debian's matplotlib.
+PYTHON  ?= $(firstword $(wildcard /usr/bin/python3) python3)
+RUN     ?= 1
+DEVICE  ?=
+RUN_PY   = $(PYTHON) experiments/run.py
+EXP_ARGS = --bin $(BUILD)/xpyd_experiments $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
+EXP_BIN  = tools/install-packages python3 && $(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_experiments
+
+experiments: deps  ## measure what is missing of experiments/README.md: all that this machine can
+	@$(EXP_BIN)
+	@$(RUN_PY) run $(EXP_ARGS)
+
+exp-%: deps  ## exp-NAME: one experiment (DEVICE=cuda: on a card)
+	@$(EXP_BIN)
+	@$(RUN_PY) run $* $(EXP_ARGS)
+
+check-claims: deps  ## compare every result with the range expected of it, after `make experiments` (RUN=0: without)
+	@$(EXP_BIN)
+	@$(RUN_PY) check $(if $(filter 0,$(RUN)),--no-run) $(EXP_ARGS)
+
+figures:  ## draw every figure from the CSVs in experiments/results
+	@tools/install-packages python3-matplotlib
+	@for f in $(filter-out %/style.py,$(wildcard paper_figures/*.py)); do $(PYTHON) $$f || exit 1; done
+
+demo-accuracy: build  ## how often the demo model's answers are right, by length of context (ARGS='--csv FILE --share 0.1')
+	@tools/install-packages python3
+	@$(PYTHON) experiments/demo_model/accuracy.py --bin $(BIN) $(ARGS)
+
 asan:  ## the test suite under AddressSanitizer and UBSan
 	@$(MAKE) --no-print-directory test MODE=asan
 
@@ -102,16 +133,16 @@ test-clients: build  ## the openai Python package against a running server (a ve
 
 cuda: deps  ## compile everything for sm_80 and sm_90a into build/cuda (needs nvcc, no GPU); registers and spills
 	@test -n "$(NVCC)" || { echo "make cuda: nvcc was not found; install the CUDA toolkit (12.4 to 13) or give NVCC=path"; exit 1; }
-	@$(MAKE) --no-print-directory -j$$(nproc) CUDA=1 BUILD=build/cuda $(addprefix build/cuda/,xpyd xpyd_gpu_tests xpyd_gpu_report)
+	@$(MAKE) --no-print-directory -j$$(nproc) CUDA=1 BUILD=build/cuda $(addprefix build/cuda/,xpyd xpyd_gpu_tests xpyd_gpu_report xpyd_experiments)
 	@tools/kernel-registers build/cuda/cuda >experiments/results/kernel-registers.csv && echo "experiments/results/kernel-registers.csv"
 
 gpu-report: cuda  ## on a machine with a card: check and time everything CUDA; writes experiments/results (MODEL=dir compares text)
 	@MODEL=$(MODEL) tools/gpu-report build/cuda
 
 gpu-bundle: cuda  ## build/xpyd-gpu.tar.gz: gpu-report for a machine with a card but no compiler or network
-	@rm -rf build/xpyd-gpu && mkdir -p build/xpyd-gpu/bin build/xpyd-gpu/tools build/xpyd-gpu/experiments build/xpyd-gpu/tests
-	@for b in xpyd xpyd_gpu_tests xpyd_gpu_report; do strip -o build/xpyd-gpu/bin/$$b build/cuda/$$b || exit 1; done
-	@cp tools/gpu-report build/xpyd-gpu/tools/ && cp -r experiments/models build/xpyd-gpu/experiments/ && cp -r tests/data build/xpyd-gpu/tests/ && cp LICENSE build/xpyd-gpu/
+	@rm -rf build/xpyd-gpu && mkdir -p build/xpyd-gpu/bin build/xpyd-gpu/tools build/xpyd-gpu/experiments/gpu build/xpyd-gpu/tests
+	@for b in xpyd xpyd_gpu_tests xpyd_gpu_report xpyd_experiments; do strip -o build/xpyd-gpu/bin/$$b build/cuda/$$b || exit 1; done
+	@cp tools/gpu-report build/xpyd-gpu/tools/ && cp experiments/gpu/sdpa.py build/xpyd-gpu/experiments/gpu/ && cp -r experiments/models experiments/*.py build/xpyd-gpu/experiments/ && $(PYTHON) experiments/run.py sources >build/xpyd-gpu/experiments/sources.json && cp -r tests/data build/xpyd-gpu/tests/ && cp LICENSE build/xpyd-gpu/
 	@tar -C build -czf build/xpyd-gpu.tar.gz xpyd-gpu
 	@ls -l build/xpyd-gpu.tar.gz && echo "there: tar xzf xpyd-gpu.tar.gz && xpyd-gpu/tools/gpu-report bin"
 
@@ -139,7 +170,7 @@ $(BUILD)/%.o: %.cc
 	@echo "  c++  $<"
 	@$(CXX) $(CXXFLAGS) $(DEFINES) -MMD -MP -c $< -o $@
 
-SIMT_FLAGS := -O1 -DXPYD_SIMT -Itests/simt -Wno-unknown-pragmas -fno-strict-aliasing
+SIMT_FLAGS := -O1 -DXPYD_SIMT -Itests/simt -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing
 $(BUILD)/simt/tests/simt/%.o: SIMT_FLAGS += $(if $(filter release,$(MODE)),-O2)
 $(BUILD)/simt/%.o: %.cu
 	@mkdir -p $(@D)
@@ -150,22 +181,23 @@ $(BUILD)/simt/%.o: %.cc
 	@echo "  simt $<"
 	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) -MMD -MP -c $< -o $@
 
-# Carried inside the binary by .incbin, which leaves no trace in page.d.
+# Carried inside the binary by .incbin, which leaves no trace in a .d file.
 $(BUILD)/server/page.o: server/page.html
+$(BUILD)/model/folder.o: $(wildcard model/demo/*)
 
-# Kernels for the newest cards only live in *_sm90.cu.
+# Kernels for sm_90a only live in *_sm90.cu.
 $(BUILD)/cuda/%.o: %.cu
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"
 	@$(NVCC) $(call NVCCFLAGS,$(if $(filter %_sm90.cu,$<),90a,$(CUDA_ARCH))) $(DEFINES) -Xptxas -v -MMD -MP -MF $(@:.o=.d) -c $< -o $@ 2>$(@:.o=.ptxas) || { cat $(@:.o=.ptxas); exit 1; }
-$(BUILD)/server/backend.o: DEFINES += $(if $(CUDA),-DXPYD_CUDA)
+$(BUILD)/server/backend.o $(BUILD)/experiments/experiment.o: DEFINES += $(if $(CUDA),-DXPYD_CUDA)
 $(BUILD)/simt/server/backend.o: DEFINES += -DXPYD_CUDA
 
 $(LIB): $(call object,$(LIB_SRC)) $(CUDA_OBJ)
 	@rm -f $@ && ar rcs $@ $^
 $(BIN): $(BUILD)/server/main.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
-$(BUILD)/xpyd_tests: $(call object,$(TEST_SRC)) $(SIMT_OBJ) $(LIB)
+$(BUILD)/xpyd_tests: $(call object,$(TEST_SRC) $(EXP_PARTS)) $(SIMT_OBJ) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) -lboost_context -o $@
 GPU_TEST_SRC := $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
 cuda_object   = $(patsubst %.cu,$(BUILD)/cuda/%.o,$(1))
@@ -177,9 +209,11 @@ $(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) -fsanitize=fuzzer $(LDLIBS) -o $@
 $(BUILD)/xpyd_bench: $(call object,$(BENCH_SRC)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -o $@
+$(BUILD)/xpyd_experiments: $(call object,$(EXP_SRC)) $(if $(CUDA),$(call cuda_object,$(EXP_CU))) $(LIB)
+	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
 $(BUILD)/xpyd_bench_peers: $(BUILD)/experiments/bench/peers/gemm_peers.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -ldnnl -ldl -o $@
 
 .SECONDARY: $(call object,$(wildcard tests/fuzz/*.cc))
--include $(patsubst %.o,%.d,$(SIMT_OBJ) $(CUDA_OBJ) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC) experiments/gpu/main.cu) $(call object,$(LIB_SRC) $(TEST_SRC) $(BENCH_SRC) server/main.cc \
+-include $(patsubst %.o,%.d,$(SIMT_OBJ) $(CUDA_OBJ) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC) $(EXP_CU) experiments/gpu/main.cu) $(call object,$(LIB_SRC) $(TEST_SRC) $(BENCH_SRC) $(EXP_SRC) server/main.cc \
             $(wildcard tests/fuzz/*.cc)))

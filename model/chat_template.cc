@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "base/utf8.h"
+#include "model/folder.h"
 #include "model/unicode.h"
 
 namespace xpyd {
@@ -182,13 +183,15 @@ const ChatTemplate kTemplates[] = {
 // The folder's own template, "" if it has none.
 Result<std::string> template_of(const std::string& dir) {
   std::string jinja = dir + "/chat_template.jinja", config = dir + "/tokenizer_config.json";
-  auto file = read_small_file(jinja, kMaxConfigBytes);
+  auto file = read_model_file(jinja, kMaxConfigBytes);
   if (file.ok() || file.error().code != ErrorCode::not_found) return file;
-  auto json = parse_json_file(config, {.max_bytes = kMaxConfigBytes});
-  if (!json.ok()) {
-    if (json.error().code == ErrorCode::not_found) return std::string();
-    return json.error();
+  auto file_text = read_model_file(config, kMaxConfigBytes);
+  if (!file_text.ok()) {
+    if (file_text.error().code == ErrorCode::not_found) return std::string();
+    return file_text.error();
   }
+  auto json = parse_json(file_text.value(), config, {.max_bytes = kMaxConfigBytes});
+  if (!json.ok()) return json.error();
   if (!json.value().is_object()) return invalid(config + ": expected an object");
   const nlohmann::json* value = find_field(json.value(), "chat_template");
   if (value == nullptr) return std::string();

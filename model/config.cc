@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
+#include "model/folder.h"
 
 namespace xpyd {
 namespace {
@@ -271,7 +272,7 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
 Result<ModelConfig> load_model_config(const std::string& dir) {
   constexpr size_t kMaxBytes = 16u << 20;
   const std::string file = dir + "/config.json";
-  Result<std::string> text = read_small_file(file, kMaxBytes);
+  Result<std::string> text = read_model_file(file, kMaxBytes);
   if (!text) return text.error();
   Result<ModelConfig> config = parse_model_config(text.value(), file);
   if (!config) return config;
@@ -283,7 +284,7 @@ Result<ModelConfig> load_model_config(const std::string& dir) {
   // What generation_config.json says of the special tokens wins: Llama 3 Instruct lists there the
   // tokens at which a chat turn ends.
   const std::string generation = dir + "/generation_config.json";
-  Result<std::string> generation_text = read_small_file(generation, kMaxBytes);
+  Result<std::string> generation_text = read_model_file(generation, kMaxBytes);
   if (!generation_text) {
     if (generation_text.error().code == ErrorCode::not_found) return config;
     return generation_text.error();

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
+#include "model/folder.h"
 
 namespace xpyd {
 namespace {
@@ -178,18 +179,23 @@ Result<std::unique_ptr<SafetensorsFile>> SafetensorsFile::open(const std::string
                                                                const SafetensorsLimits& limits) {
   std::unique_ptr<SafetensorsFile> file(new SafetensorsFile);
   file->path_ = path;
-  // O_NONBLOCK: opening a FIFO must not wait for a writer.
-  file->fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (file->fd_ < 0) return io_error(path, "cannot open", errno);
-  struct stat info;
-  if (fstat(file->fd_, &info) != 0) return io_error(path, "cannot stat", errno);
-  if (!S_ISREG(info.st_mode)) return bad(path, "not a regular file");
-  file->file_bytes_ = uint64_t(info.st_size);
+  if (std::optional<std::string_view> embedded = embedded_file(path)) {
+    file->embedded_ = *embedded;
+    file->file_bytes_ = embedded->size();
+  } else {
+    // O_NONBLOCK: opening a FIFO must not wait for a writer.
+    file->fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file->fd_ < 0) return io_error(path, "cannot open", errno);
+    struct stat info;
+    if (fstat(file->fd_, &info) != 0) return io_error(path, "cannot stat", errno);
+    if (!S_ISREG(info.st_mode)) return bad(path, "not a regular file");
+    file->file_bytes_ = uint64_t(info.st_size);
+  }
   if (file->file_bytes_ < 8) return bad(path, "shorter than 8 bytes: not a safetensors file");
 
   auto read_exactly = [&](void* out, uint64_t n, uint64_t at) -> Status {
     for (uint64_t done = 0; done < n;) {
-      ssize_t got = pread(file->fd_, static_cast<char*>(out) + done, n - done, off_t(at + done));
+      ssize_t got = file->read_at(static_cast<char*>(out) + done, n - done, at + done);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) return io_error(path, "cannot read the header", errno);
       if (got == 0) return bad(path, "truncated while it was read");
@@ -221,6 +227,13 @@ SafetensorsFile::~SafetensorsFile() {
   if (fd_ >= 0) close(fd_);
 }
 
+ssize_t SafetensorsFile::read_at(void* out, size_t n, uint64_t at) const {
+  if (fd_ >= 0) return pread(fd_, out, n, off_t(at));
+  n = std::min(n, size_t(file_bytes_ - at));
+  memcpy(out, embedded_.data() + at, n);
+  return ssize_t(n);
+}
+
 Status SafetensorsFile::read(std::string_view name, const TensorEntry& tensor, int64_t first, int n,
                              float* out) const {
   const uint64_t size = element_bytes(tensor.dtype);
@@ -232,8 +245,8 @@ Status SafetensorsFile::read(std::string_view name, const TensorEntry& tensor, i
     int now = std::min(chunk, n - done);
     size_t want = size_t(now) * size, have = 0;
     while (have < want) {
-      off_t at = off_t(data_start_ + tensor.begin + uint64_t(first + done) * size + have);
-      ssize_t got = pread(fd_, buffer + have, want - have, at);
+      uint64_t at = data_start_ + tensor.begin + uint64_t(first + done) * size + have;
+      ssize_t got = read_at(buffer + have, want - have, at);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) return io_error(path_, "tensor " + in_quotes(name) + ": cannot read", errno);
       if (got == 0)
@@ -258,6 +271,7 @@ Status SafetensorsFile::read(std::string_view name, const TensorEntry& tensor, i
 }
 
 Status SafetensorsFile::check_unchanged() const {
+  if (fd_ < 0) return ok();
   struct stat info;
   if (fstat(fd_, &info) != 0) return io_error(path_, "cannot stat", errno);
   if (uint64_t(info.st_size) != file_bytes_)
@@ -271,6 +285,10 @@ namespace {
 // Path of DIR/name with links followed, if it ends where a model's files may lie.
 Result<std::string> resolve(const std::string& dir, const std::string& name) {
   const std::string path = dir + "/" + name;
+  if (is_embedded(path)) {
+    if (embedded_file(path)) return path;
+    return Error{ErrorCode::not_found, path + ": no such file"};
+  }
   char real_dir[PATH_MAX], real_file[PATH_MAX];
   if (!realpath(dir.c_str(), real_dir))
     return io_error(dir, "cannot open the model's folder", errno);

@@ -2,12 +2,14 @@
 // model.safetensors.index.json.
 //
 // A model folder is not trusted for memory safety. Everything is checked when the checkpoint is
-// opened, before any weight is allocated; data are read with pread, never mapped (a file that
-// shrinks under a mapping kills the process). Every error names the file, and the tensor where
+// opened, before any weight is allocated; data on disk are read with pread, never mapped (a file
+// that shrinks under a mapping kills the process). Every error names the file, and the tensor where
 // there is one.
 //
 // Thread safety: const functions may be called from any number of threads.
 #pragma once
+
+#include <sys/types.h>
 
 #include <cstdint>
 #include <map>
@@ -67,7 +69,10 @@ class SafetensorsFile {
  private:
   SafetensorsFile() = default;
   std::string path_;
-  int fd_ = -1;
+  // At most n bytes from byte `at`, which lies inside the file as it was opened; as pread.
+  ssize_t read_at(void* out, size_t n, uint64_t at) const;
+  int fd_ = -1;                // -1: embedded
+  std::string_view embedded_;  // the whole file
   uint64_t file_bytes_ = 0, data_start_ = 0;
   TensorMap tensors_;
 };
@@ -85,6 +90,7 @@ struct TensorHandle {
 // All tensors of a model folder.
 class Checkpoint {
  public:
+  // kDemoModel (model/folder.h); or a folder's
   // DIR/model.safetensors.index.json where there is one, else DIR/model.safetensors. A file may be
   // a symbolic link only to a regular file inside DIR or, for DIR = REPO/snapshots/REVISION, inside
   // REPO/blobs: the two places where Hugging Face's tools put them.

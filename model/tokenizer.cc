@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "base/json.h"
 #include "base/utf8.h"
+#include "model/folder.h"
 #include "model/tokenizer_impl.h"
 
 namespace xpyd {
@@ -13,7 +13,7 @@ Tokenizer::~Tokenizer() = default;
 
 Result<std::unique_ptr<const Tokenizer>> Tokenizer::load(const std::string& dir) {
   std::string path = dir + "/tokenizer.json";
-  auto text = read_small_file(path, kMaxTokenizerBytes);
+  auto text = read_model_file(path, kMaxTokenizerBytes);
   if (!text.ok()) return text.error();
   return parse(text.value(), path);
 }

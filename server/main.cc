@@ -8,6 +8,7 @@
 #include "base/version.h"
 #include "server/commands.h"
 #include "server/options.h"
+#include "server/stack.h"
 
 namespace xpyd {
 namespace {
@@ -25,7 +26,12 @@ constexpr Subcommand kSubcommands[] = {
     {"bench", bench_main, "", "put load on a server and measure what its users see"},
     {"peak", peak_main, "", "measure what this machine can do: the 100 % of every share"},
     {"info", info_main, "[MODEL_DIR]", "a model's shape and the memory it takes"},
+    {"prefix-stats", prefix_stats_main, "FILE", "how much the prompts of a file repeat"},
 };
+
+bool takes_model(const Subcommand& subcommand) {
+  return subcommand.positional == std::string("[MODEL_DIR]");
+}
 
 const Subcommand* find_subcommand(const std::string& name) {
   for (const Subcommand& subcommand : kSubcommands)
@@ -47,7 +53,10 @@ std::string overview() {
 std::string manual(const Subcommand& subcommand) {
   std::string positional = *subcommand.positional ? std::string(" ") + subcommand.positional : "";
   return std::string("usage: xpyd ") + subcommand.name + positional + " [OPTIONS]\n" +
-         subcommand.summary + "\n\n" + options_manual(option_table(), subcommand.name);
+         subcommand.summary + "\n" +
+         (takes_model(subcommand) ? "without MODEL_DIR: the demo model inside this binary\n\n"
+                                  : "\n") +
+         options_manual(option_table(), subcommand.name);
 }
 
 int misuse(const std::string& message, const std::string& hint) {
@@ -102,9 +111,11 @@ int run(const std::vector<std::string>& words) {
   if (!status)
     return misuse(name + ": " + status.error().message,
                   "`xpyd help " + name + "` lists all options");
-  std::string model = options.value().positional().empty() ? "" : options.value().positional()[0];
+  std::string subject = takes_model(*subcommand)               ? model_dir(options.value())
+                        : options.value().positional().empty() ? ""
+                                                               : options.value().positional()[0];
   std::fprintf(stderr, "xpyd %s (%s, commit %s): %s %s\n%s", version(), build_mode(), commit(),
-               name.c_str(), model.c_str(), options.value().table().c_str());
+               name.c_str(), subject.c_str(), options.value().table().c_str());
   return subcommand->run(options.value());
 }
 

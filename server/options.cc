@@ -75,9 +75,10 @@ std::vector<OptionRow> make_rows() {
        "KV pool of each instance, exactly; with --transport handoff they share one pool of the sum",
        kShape},
       {"page-group-bytes", bytes, "64KiB", "bytes", "", 4096, 1 << 30,
-       "what one map call backs (vattention): a multiple of the page", kEngine},
+       "what one map call backs (vattention): a multiple of the page", kShape},
       {"page-op-us", number, "0", "us", "", 0, 1e6,
-       "every map and unmap call takes that much longer (vattention): another device's latency", kEngine},
+       "every map and unmap call takes that much longer (vattention): another device's latency",
+       kEngine},
       {"kv-map-ahead", choice, "on", "", "on|off", 0, 0,
        "map in the background what the next steps need (vattention)", kEngine},
       {"kv-guard", choice, "off", "", "on|off", 0, 0,
@@ -129,7 +130,8 @@ std::vector<OptionRow> make_rows() {
        "for P",
        kEngine},
       {"async-scheduling", choice, "on", "", "on|off", 0, 0,
-       "--device cuda: plan the next step and choose tokens on the card while it computes", kEngine},
+       "--device cuda: plan the next step and choose tokens on the card while it computes",
+       kEngine},
       {"cuda-graphs", choice, "on", "", "on|off", 0, 0,
        "--device cuda: replay decode steps as captured graphs", kEngine},
 
@@ -226,7 +228,8 @@ std::vector<OptionRow> make_rows() {
 
       // Everybody.
       {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random", "serve generate bench"},
-      {"json", text, "", "", "FILE", 0, 0, "also write the result there", "bench peak info prefix-stats"},
+      {"json", text, "", "", "FILE", 0, 0, "also write the result there",
+       "bench peak info prefix-stats"},
       {"config", text, "", "", "FILE", 0, 0,
        "read options from FILE, lines `name = value`; the command line wins",
        "serve generate bench peak info prefix-stats"},

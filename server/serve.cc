@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "base/version.h"
+#include "model/folder.h"
 #include "server/commands.h"
 #include "server/http_server.h"
 #include "server/stack.h"
@@ -79,7 +80,9 @@ int serve_main(const Options& options) {
   http.request_timeout_s = options.number("request-timeout");
   http.model_name = options.text("served-model-name");
   if (http.model_name.empty()) http.model_name = stack.config.name;
-  http.model_root = std::filesystem::absolute(options.positional()[0]).string();
+  http.model_root = stack.model_dir;
+  if (!is_embedded(stack.model_dir))
+    http.model_root = std::filesystem::absolute(stack.model_dir).string();
   http.version = version();
   http.max_model_len = stack.max_model_len;
   http.vocab_size = stack.config.vocab;
@@ -103,6 +106,7 @@ int serve_main(const Options& options) {
   server.run();
 
   stack.cluster->stop();
+  std::fputs(stack.backend->describe().c_str(), stderr);  // graphs and kernels chosen since it started
   std::fprintf(stderr, "logits hash %016llx\n",
                static_cast<unsigned long long>(stack.cluster->logits_hash()));
   return 0;

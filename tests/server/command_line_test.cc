@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -26,7 +27,8 @@ std::string read_all(const std::string& path) {
   return text.str();
 }
 
-Ran run(const std::string& program, std::vector<std::string> words) {
+Ran run(const std::string& program, std::vector<std::string> words,
+        const std::string& work_dir = "") {
   testing::TempDir dir;
   std::string out = dir.path + "/out", err = dir.path + "/err";
   words.insert(words.begin(), program);
@@ -38,7 +40,7 @@ Ran run(const std::string& program, std::vector<std::string> words) {
   if (child == 0) {
     dup2(open(out.c_str(), O_CREAT | O_WRONLY, 0600), 1);
     dup2(open(err.c_str(), O_CREAT | O_WRONLY, 0600), 2);
-    execv(program.c_str(), argv.data());
+    if (work_dir.empty() || chdir(work_dir.c_str()) == 0) execv(program.c_str(), argv.data());
     _exit(127);
   }
   int status = 0;
@@ -75,14 +77,12 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
       {{"serve", "--transport", "rdma"}, "expected local|handoff"},
       {{"serve", "--config", ini}, "unknown option '--topolgy'; nearest: '--topology'"},
       {{"serve", "a", "b"}, "unexpected argument 'b'"},
-      {{"serve"}, "embedded demo model"},
       {{"generate", "model"}, "--prompt: expected a text"},
       {{"bench", "x"}, "unexpected argument 'x'"},
       {{"bench", "--dataset", "mooncake"}, "--dataset-path"},
       {{"bench", "--dataset-path", "x"}, "has no file"},
       {{"bench", "--url", "https://x"}, "https is not supported"},
       {{"bench", "--endpoint", "/v1/chat/completions"}, "--endpoint"},
-      {{"info"}, "embedded demo model"},
       {{"info", "/no/such/folder"}, "is not a folder"},
       {{"peak", "--threads", "1024"}, "usable cores"},
   };
@@ -93,6 +93,19 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
     CHECK(ran.code == 2);
     CHECK(ran.out.empty());
     CHECK(ran.err.find(expected) != std::string::npos);
+  }
+}
+
+TEST_CASE("command line: peak of a card, or what is missing", "[command_line]") {
+  std::string xpyd = program();
+  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  Ran ran = run(xpyd, {"peak", "--device", "cuda"});
+  INFO(ran.out << ran.err);
+  if (ran.code == 0) {
+    CHECK(ran.out.find("TFLOP/s") != std::string::npos);
+  } else {
+    CHECK(ran.code == 1);
+    CHECK(ran.err.find("--device cuda: ") != std::string::npos);
   }
 }
 
@@ -126,6 +139,18 @@ TEST_CASE("command line: a run begins with its table of options", "[command_line
   CHECK(ran.err.find("--input-len 512  # tokens\n") != std::string::npos);
   CHECK(ran.err.find("Connection refused") != std::string::npos);
   CHECK(ran.err.find("hunter2") == std::string::npos);
+}
+
+TEST_CASE("command line: the bare binary answers, wherever it stands", "[command_line]") {
+  std::string xpyd = program();
+  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  std::vector<std::string> words = {
+      "generate", "--chat", "--prompt",
+      "The key of box 17 is amber. The key of box 3 is jade. What is the key of box 3?"};
+  Ran ran = run(std::filesystem::absolute(xpyd).string(), words, "/");
+  INFO(ran.err);
+  CHECK(ran.code == 0);
+  CHECK(ran.out == "The key of box 3 is jade.");
 }
 
 TEST_CASE("command line: every row of the table is well formed", "[command_line]") {

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
+#include "model/folder.h"
 #include "model/weights.h"
 #include "server/commands.h"
 #include "server/options.h"
@@ -54,8 +55,15 @@ TEST_CASE("info: KV arithmetic", "[info]") {
   // 2 (K, V) x 3 layers x 2 heads x 16 dims x 4 or 2 bytes.
   CHECK(info.out["kv_bytes_per_token"]["f32"] == 768);
   CHECK(info.out["kv_bytes_per_token"]["bf16"] == 384);
-  REQUIRE(info.out["pools"].size() == 2);
+  REQUIRE(info.out["pools"].size() == 3);
   for (const json& pool : info.out["pools"]) {
+    if (pool["scheme"] == "vattention") {  // one group of 64 KiB per layer, K and V: 512 tokens
+      CHECK(pool["block_tokens"] == 512);
+      CHECK(pool["block_bytes"] == 6 * 65536);
+      CHECK(pool["blocks"] == 2);
+      CHECK(pool["transfer"]["layer_major"]["descriptors"] == 2 * 3);
+      continue;
+    }
     bool paged = pool["scheme"] == "paged";
     int block_tokens = paged ? 16 : 256;
     CHECK(pool["block_tokens"] == block_tokens);
@@ -74,12 +82,12 @@ TEST_CASE("info: KV arithmetic", "[info]") {
       CHECK(pool["block_bytes"] == 384);
       CHECK(pool["transfer"]["token_major"]["descriptors"] == 5);
     }
-  // A pool too small for one slot says so, and the other scheme still has its row.
+  // A pool too small for one slot, or one row of groups, says so; paged still has its row.
   info = run_info(model.dir.path, {"--kv-bytes", "20000"});
   REQUIRE(info.code == 0);
   int errors = 0;
   for (const json& pool : info.out["pools"]) errors += pool.contains("error");
-  CHECK(errors == 1);
+  CHECK(errors == 2);
 }
 
 TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {
@@ -131,9 +139,14 @@ TEST_CASE("info: bad input", "[info]") {
   CHECK(run_info(ModelDir("{bad").dir.path, {}).code == 2);
   testing::TempDir empty;
   CHECK(run_info(empty.path, {}).code == 2);
+}
+
+TEST_CASE("info: without a folder, the embedded demo model", "[info]") {
   auto options = Options::parse(option_table(), "info", {}, 1);
   REQUIRE(options);
-  CHECK(info_main(options.value()) == 2);
+  testing::QuietStdout quiet;
+  CHECK(info_main(options.value()) == 0);
+  CHECK(run_info(kDemoModel, {}).out["model"] == "xpyd-demo");
 }
 
 }  // namespace

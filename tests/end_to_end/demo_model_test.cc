@@ -1,0 +1,218 @@
+// The demo model inside the binary answers from its context alone, so a wrong byte of KV is a wrong
+// answer.
+
+#include <cstring>
+#include <filesystem>
+
+#include "model/chat_template.h"
+#include "model/folder.h"
+#include "model/safetensors.h"
+#include "model/tokenizer.h"
+#include "tests/catch.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing {
+namespace {
+
+constexpr const char* kFacts =
+    "The key of box 17 is amber. The owner of house 3 is Grace. The key of box 3 is jade. "
+    "The city of train 17 is Oslo. The colour of door 250 is teal. The captain of ship 31 is Hugo. "
+    "The drink of table 17 is tea. ";
+constexpr int kContext = 256;
+
+struct Demo {
+  ModelConfig config = load_model_config(kDemoModel).value();
+  std::unique_ptr<const Tokenizer> tokenizer = Tokenizer::load(kDemoModel).value();
+  const ChatTemplate* chat = find_chat_template("auto", kDemoModel, *tokenizer).value();
+  ThreadTeam team{1};
+  std::shared_ptr<const Weights> weights = load_weights(kDemoModel, config, {}, team).value();
+
+  std::vector<int32_t> prompt(const std::string& question) const {
+    return encode_chat(*tokenizer, chat->render({{"user", kFacts + question}}, true).value());
+  }
+};
+
+Demo& demo() {
+  static Demo demo;
+  return demo;
+}
+
+class TextSink final : public EventSink {
+ public:
+  void on_event(TokenEvent event) override {
+    text += event.text;
+    finish = event.finish;
+  }
+  std::string text;
+  FinishReason finish = FinishReason::none;
+};
+
+struct Answer {
+  std::string text;
+  uint64_t hash = 0;
+  FinishReason finish = FinishReason::none;
+};
+
+Answer ask(const std::vector<int32_t>& prompt, const char* topology,
+           const TransportRow* transport) {
+  RealClock clock;
+  ClusterOptions options;
+  options.topology = parse_topology(topology).value();
+  options.kv_scheme = find_kv_scheme("paged");
+  options.kv.pool_bytes = 4 << 20;
+  options.kv.shape = kv_shape(demo().config, Dtype::f32);
+  options.batching = find_batch_policy("chunked");
+  options.placement = find_placement_policy("least_loaded");
+  options.transport = transport;
+  options.step_tokens = 64;
+  options.max_batch = 4;
+  options.max_model_len = kContext;
+  options.eos_tokens = demo().config.eos_tokens;
+  options.tokenizer = demo().tokenizer.get();
+  options.make_model = [](int, DeviceQueue&) {
+    return make_llama(demo().weights, demo().team, 64, 4);
+  };
+  auto cluster = Cluster::create(std::move(options), clock).value();
+  auto request = std::make_shared<Request>();
+  request->id = 1;
+  request->prompt = prompt;
+  request->sampling.temperature = 0;
+  request->max_tokens = 24;
+  auto sink = std::make_shared<TextSink>();
+  REQUIRE(cluster->submit(request, sink).ok());
+  while (cluster->turn()) {
+  }
+  return {sink->text, cluster->logits_hash(), sink->finish};
+}
+
+TEST_CASE("demo model: answers from the context, and says what was not stated", "[demo]") {
+  const std::pair<const char*, const char*> cases[] = {
+      {"What is the key of box 17?", "The key of box 17 is amber."},
+      {"What is the key of box 3?", "The key of box 3 is jade."},
+      {"Who is the owner of house 3?", "The owner of house 3 is Grace."},
+      {"And the city of train 17?", "The city of train 17 is Oslo."},
+      {"Tell me the colour of door 250.", "The colour of door 250 is teal."},
+      {"What is the drink of table 17?", "The drink of table 17 is tea."},
+      {"What is the colour of door 17?", "The colour of door 17 is not stated."},
+      {"What is the key of box 99?", "The key of box 99 is not stated."},
+  };
+  for (auto& [question, expected] : cases) {
+    INFO(question);
+    std::vector<int32_t> prompt = demo().prompt(question);
+    Answer alone = ask(prompt, "1C", find_transport("local"));
+    CHECK(alone.text == expected);
+    CHECK(alone.finish == FinishReason::stop);
+    for (const char* wire : {"local", "handoff"}) {
+      Answer parted = ask(prompt, "1P1D", find_transport(wire));
+      CHECK(parted.text == expected);
+      CHECK(parted.hash == alone.hash);
+    }
+  }
+  // As plain text, without a chat: what follows is the answer.
+  std::vector<int32_t> plain =
+      demo().tokenizer->encode(kFacts + std::string("What is the key of box 17?"));
+  CHECK(ask(plain, "1C", find_transport("local")).text == " The key of box 17 is amber.");
+}
+
+// One row [head_dim] of KV to look for among the bytes under way, and which byte of it to spoil.
+struct Spoiled {
+  std::vector<std::byte> row;
+  size_t byte = 0;
+  int found = 0;
+} spoiled;
+
+// Sends as `local` does, and then flips bit 6 of one byte of one row where it has arrived.
+class SpoilingTransport final : public KvTransport {
+ public:
+  explicit SpoilingTransport(DeviceQueue& sender) : local_(make_local_transport(sender)) {}
+  TransferId post(const TransferPlan& plan) override {
+    TransferId id = local_->post(plan);
+    const size_t row = spoiled.row.size();
+    for (const Copy& copy : plan.copies)
+      for (size_t at = 0; at + row <= copy.bytes; at += row) {
+        if (std::memcmp(copy.destination + at, spoiled.row.data(), row) != 0) continue;
+        ++spoiled.found;
+        copy.destination[at + spoiled.byte] ^= std::byte{0x40};
+      }
+    return id;
+  }
+  TransferState poll(TransferId id) override { return local_->poll(id); }
+
+ private:
+  std::unique_ptr<KvTransport> local_;
+};
+
+std::unique_ptr<KvTransport> make_spoiling_transport(DeviceQueue& sender) {
+  return std::make_unique<SpoilingTransport>(sender);
+}
+
+TEST_CASE("demo model: one flipped byte between P and D changes the hash and the answer",
+          "[demo]") {
+  std::vector<int32_t> prompt = demo().prompt("What is the key of box 17?");
+  const int32_t amber =
+      demo().tokenizer->token_id("\u0120amber");  // as byte-level BPE spells " amber"
+  auto fact = std::find(prompt.begin(), prompt.end(), amber);
+  REQUIRE(fact != prompt.end());
+
+  // The KV that the prompt has, from a model alone.
+  KvLayout layout{kv_shape(demo().config, Dtype::f32), KvOrder::layer_major, kContext, 1};
+  std::vector<std::byte> pool(layout.pool_bytes());
+  KvView view{pool.data(), &layout, nullptr, 0};
+  auto model = make_llama(demo().weights, demo().team, kContext, 1);
+  const int32_t offsets[] = {0, int32_t(prompt.size())}, lengths[] = {offsets[1]};
+  model->forward({prompt, offsets, lengths, {&view, 1}, {}}, nullptr);
+
+  Answer whole = ask(prompt, "1P1D", find_transport("local"));
+  REQUIRE(whole.text == "The key of box 17 is amber.");
+  TransportRow wire = *find_transport("local");
+  wire.make = make_spoiling_transport;
+  spoiled = {std::vector<std::byte>(layout.shape.row_bytes(), std::byte{1}), 0, 0};  // no such row
+  Answer untouched = ask(prompt, "1P1D", &wire);
+  CHECK(untouched.text == whole.text);
+  CHECK(untouched.hash == whole.hash);
+  CHECK(spoiled.found == 0);
+
+  // Layer 1 finds the fact. (Layer 0 looks a few tokens back: far tokens have weight 0 exactly.)
+  for (int head = 0; head < demo().config.n_kv_heads; ++head) {
+    INFO("head " << head);
+    const std::byte* row = view.row(1, 1, int(fact - prompt.begin()), head);
+    // The byte with the sign and the high bits of the exponent.
+    spoiled = {std::vector(row, row + layout.shape.row_bytes()), 3, 0};
+    Answer wrong = ask(prompt, "1P1D", &wire);
+    CHECK(spoiled.found == 1);
+    CHECK(wrong.hash != whole.hash);
+    CHECK(wrong.text != whole.text);
+  }
+}
+
+TEST_CASE("demo model: the embedded folder is model/demo", "[demo]") {
+  CHECK(std::string(demo().chat->name) == "llama3");
+  CHECK(demo().config.name == "xpyd-demo");
+  CHECK(demo().config.n_layers >= 4);
+  CHECK(demo().config.n_heads > demo().config.n_kv_heads);
+  CHECK(demo().config.max_position == 4096);
+  size_t bytes = 0;
+  for (const auto& file : std::filesystem::directory_iterator("model/demo")) {
+    std::string name = file.path().filename().string();
+    INFO(name);
+    auto embedded = read_model_file(std::string(kDemoModel) + "/" + name, 8 << 20);
+    REQUIRE(embedded.ok());
+    CHECK(embedded.value() == read_model_file(file.path().string(), 8 << 20).value());
+    bytes += embedded.value().size();
+  }
+  CHECK(bytes <= 8 << 20);
+
+  std::string dir = kDemoModel;
+  CHECK(is_model_folder(dir));
+  CHECK_FALSE(is_model_folder(dir + "x"));
+  CHECK_FALSE(has_model_file(dir + "/generation_config.json"));
+  CHECK_FALSE(embedded_file(dir + "//config.json").has_value());
+  CHECK_FALSE(embedded_file("config.json").has_value());
+  CHECK(read_model_file(dir + "/nothing", 8).error().code == ErrorCode::not_found);
+  CHECK(read_model_file(dir + "/config.json", 8).error().message.find("at most 8 are read") !=
+        std::string::npos);
+  CHECK(Checkpoint::open(dir + "x").error().code == ErrorCode::not_found);
+}
+
+}  // namespace
+}  // namespace xpyd::testing

@@ -1,0 +1,86 @@
+// Every experiment at sizes for a test: its points run, nothing is wrong, and one experiment's rows
+// have the same columns. Those for a card run on the interpreter.
+#include <cmath>
+#include <cstdlib>
+
+#include "experiments/experiment.h"
+#include "experiments/lengths.h"
+#include "experiments/load.h"
+#include "tests/catch.h"
+
+namespace xpyd::experiments {
+namespace {
+
+std::vector<std::string> columns(const Values& row) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : row.items()) names.push_back(name);
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("experiments: every point of every one runs, small", "[experiments]") {
+  REQUIRE(experiments().size() >= 8);
+  for (const Experiment& e : experiments()) {
+    Setting setting{.device = e.device == std::string("cuda") ? "cuda" : "cpu",
+                    .tiny = true,
+                    .traces = testing::shared_path("traces")};
+    const std::vector<Values> points = e.points(setting);
+    if (points.empty()) continue;  // of traces that are not here
+    const Measure measure = e.open(setting);
+    std::vector<std::string> first;
+    // A sample of the large tables: all of their points are one code.
+    const size_t stride = std::max<size_t>(1, points.size() / 6);
+    for (size_t i = 0; i < points.size(); i += stride) {
+      INFO(e.name << " on " << setting.device << " at " << points[i].dump());
+      Result<Finding> found = measure(points[i]);
+      INFO((found ? found.value().wrong : found.error().message));
+      REQUIRE(found.ok());
+      REQUIRE(found.value().wrong.empty());
+      REQUIRE_FALSE(found.value().rows.empty());
+      for (const Values& row : found.value().rows) {
+        if (first.empty()) first = columns(row);
+        CHECK(columns(row) == first);
+        for (const auto& [name, value] : row.items())
+          if (value.is_number()) CHECK(std::isfinite(double(value)));
+      }
+    }
+  }
+}
+
+TEST_CASE("experiments: a cluster whose logits differ is not timed", "[experiments]") {
+  // bf16 weights are another model.
+  Setting setting{.tiny = true};
+  Bed bed(setting, {"experiments/models/llama-tiny", "--kv-bytes", "4MiB", "--max-batch", "4"});
+  Result<std::string> same = bed.open({"--topology", "1P1D"});
+  REQUIRE(same.ok());
+  CHECK(same.value().empty());
+  Result<std::string> other = bed.open({"--topology", "1C", "--dtype", "bf16"});
+  REQUIRE(other.ok());
+  CHECK(other.value().find("logits hash") != std::string::npos);
+  CHECK_FALSE(bed.open({"--topology", "1Q"}).ok());
+}
+
+TEST_CASE("experiments: generated lengths have the published means", "[experiments]") {
+  auto mean = [](const LengthSet& set, int Lengths::*part) {
+    double sum = 0;
+    for (const Lengths& l : set.requests) sum += l.*part;
+    return sum / double(set.requests.size());
+  };
+  const LengthSet chat = request_lengths("sharegpt", 20000, {}).value();
+  CHECK(mean(chat, &Lengths::prompt) == Approx(161).epsilon(0.05));
+  CHECK(mean(chat, &Lengths::output) == Approx(338).epsilon(0.05));
+  const LengthSet like = request_lengths("mooncake", 20000, {}).value();
+  CHECK(like.source == "generated");
+  CHECK(mean(like, &Lengths::prompt) == Approx(12035).epsilon(0.08));
+  CHECK(mean(like, &Lengths::output) == Approx(343).epsilon(0.08));
+}
+
+TEST_CASE("experiments: the runner, result files and claims", "[experiments]") {
+  if (std::system("python3 -c 'import dataclasses' 2>/dev/null") != 0) SKIP_TEST("no python3");
+  CHECK(std::system(
+            "mkdir -p build/tmp && python3 experiments/test_run.py >build/tmp/test_run.log 2>&1 || "
+            "{ cat build/tmp/test_run.log; false; }") == 0);
+}
+
+}  // namespace xpyd::experiments
