@@ -122,6 +122,13 @@ Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme,
                                            .call_us = options.page_call_us,
                                            .guard = options.guard});
     if (!groups) return groups.error();
+    // Each memory reserves as many addresses.
+    const size_t addresses = vattention_slots(options).pool_bytes();
+    if (auto range = groups.value()->reserve(addresses); !range)
+      return Error{ErrorCode::unavailable,
+                   "vattention: " + std::to_string(options.max_sequences) + " sequences of " +
+                       std::to_string(options.max_sequence_tokens) + " tokens: " +
+                       range.error().message + "; a smaller --max-batch or --max-model-len"};
     return std::make_shared<BlockPool>(layout.value(), groups.value());
   }
   Result<std::shared_ptr<std::byte>> memory = device.allocate(options.pool_bytes);

@@ -26,9 +26,6 @@ class BlockPool;
 class Device;
 class DeviceQueue;
 
-// How a sequence of contiguous memory gets KV that another one has computed (vattention).
-enum class KvSharing : uint8_t { none, copy, take_over, alias };
-
 struct KvOptions {
   KvShape shape;
   KvOrder order = KvOrder::layer_major;
@@ -41,7 +38,6 @@ struct KvOptions {
   int max_sequences = 0;            // at once, in one memory: slots of virtual addresses
   bool map_ahead = true;            // in the background, what the next steps need
   bool keep_idle = true;            // deferred reclamation; off where other memories share the pool
-  KvSharing sharing = KvSharing::none;
   double page_call_us = 0;          // PageGroupOptions
   bool guard = false;               // PageGroupOptions
   Device* device = nullptr;      // where the pool is; null: the CPU
@@ -121,8 +117,9 @@ class KvMemory {
   virtual void unpin(KvLease lease) = 0;
 
   // Zero-copy hand-off: gives the sequence up without giving up its blocks, and takes one over.
-  // Both memories must be of the same scheme over the same pool. discard() ends a hand-over that
-  // nobody adopts.
+  // Both memories must be of the same scheme over the same pool. adopt gives kNoKv where there are no
+  // addresses for it now (vattention: no slot, or no mappings left); the KV is given up then.
+  // discard() ends a hand-over that nobody adopts.
   virtual KvHandover hand_over(KvHandle handle) = 0;
   virtual KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) = 0;
   virtual void discard(KvHandover handover) = 0;

@@ -41,11 +41,11 @@ class PageMapper {
   ~PageMapper();
 
   // In the background; gives a ticket.
-  uint64_t post(Job job);
+  [[nodiscard]] uint64_t post(Job job);
   // Until that job is done. False: it was a map that the system refused; nothing of it is mapped.
-  bool wait(uint64_t ticket);
-  // Now, on this thread if nothing is queued.
-  bool run(Job job);
+  [[nodiscard]] bool wait(uint64_t ticket);
+  // Now, on this thread, after what is queued.
+  [[nodiscard]] bool run(Job job);
   void drain();  // until everything posted is done
   Stats stats() const;
 

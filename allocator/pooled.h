@@ -67,7 +67,8 @@ std::unique_ptr<KvMemory> make_contiguous(std::shared_ptr<BlockPool> pool,
                                           const KvOptions& options);
 std::unique_ptr<KvMemory> make_vattention(std::shared_ptr<BlockPool> pool,
                                           const KvOptions& options);
-// Tokens and bytes of one row of page groups, the block of vattention's pool. 0 tokens: a group does not hold one.
+// Tokens and bytes of one row of page groups, the block of vattention's pool. 0 tokens: a group does
+// not hold one.
 int vattention_row_tokens(const KvOptions& options);
 size_t vattention_row_bytes(const KvOptions& options);
 // The virtual slots of one memory.

@@ -22,7 +22,6 @@ namespace {
 constexpr int kAheadTokens = 8;    // of a decoding sequence: its next row is mapped so much earlier
 constexpr int kEagerRows = 2;      // kept mapped on one idle slot for the next arrival
 constexpr int kReclaimBelow = 10;  // percent of the rows free: idle slots give rows back
-constexpr int kLeastShared = 16;   // tokens in common from which sharing is worth a call
 
 int planes_of(const KvOptions& o) {
   return o.order == KvOrder::layer_major ? 2 * o.shape.n_layers : 1;
@@ -65,7 +64,7 @@ class VattentionMemory final : public PooledMemory {
   KvView view(KvHandle handle) const override;
   bool tail_shared(KvHandle) const override { return false; }
   KvStats stats() const override;
-  void clear_prefix_cache() override {}  // idle rows keep nothing that could be found
+  void clear_prefix_cache() override {}  // there is none: idle rows are only room
   void check_invariants(bool complete) const override {
     mapper_.drain();
     PooledMemory::check_invariants(complete);
@@ -88,8 +87,8 @@ class VattentionMemory final : public PooledMemory {
   int find_slot(int rows) const;
   int oldest_idle(int except) const;
   KvHandle take_slot(int slot);
-  void make_idle(Slot& slot, std::vector<int32_t>& rows);
   void give_back(int slot, int keep);
+  void give_back_idle();
   bool make_free(int n_rows);
   bool settle(Slot& slot, std::vector<int32_t>& rows);
   bool grow(Sequence& s, int n_rows);
@@ -180,6 +179,12 @@ void VattentionMemory::give_back(int index, int keep) {
   slot.mapping_from = keep;
 }
 
+// The system refuses mappings: those of idle slots are given back, so that the next try may
+// succeed.
+void VattentionMemory::give_back_idle() {
+  for (int oldest; (oldest = oldest_idle(-1)) >= 0;) give_back(oldest, 0);
+}
+
 // Free rows in the pool, taken from idle slots if need be. False: there are not so many.
 bool VattentionMemory::make_free(int n_rows) {
   int free = pool_->stats().free;
@@ -200,6 +205,7 @@ bool VattentionMemory::make_free(int n_rows) {
 
 bool VattentionMemory::grow(Sequence& s, int n_rows) {
   Slot& slot = slots_[size_t(s.slot)];
+  if (slot.mapping != 0 && n_rows <= slot.mapping_from) return true;  // what is under way can wait
   settle(slot, s.table);
   const int have = int(s.table.size()), more = n_rows - have;
   if (more <= 0) return true;
@@ -209,6 +215,7 @@ bool VattentionMemory::grow(Sequence& s, int n_rows) {
   if (mapper_.run(job)) return true;
   pool_->release(job.rows);
   s.table.resize(size_t(have));
+  give_back_idle();
   return false;
 }
 
@@ -236,8 +243,7 @@ void VattentionMemory::prepare_idle_slot() {
   const int have = int(slot.rows.size()),
             more = std::min(kEagerRows, rows_for(options_.max_sequence_tokens)) - have;
   if (more <= 0 || pool_->stats().free < more + pool_->layout().n_blocks / 20) return;
-  settle(slot, slot.rows);
-  if (!pool_->allocate_run(more, slot.rows)) return;
+  if (!settle(slot, slot.rows) || !pool_->allocate_run(more, slot.rows)) return;
   PageMapper::Job job{.slot = best, .first = have};
   job.rows.assign(slot.rows.begin() + have, slot.rows.end());
   slot.mapping = mapper_.post(std::move(job));
@@ -359,14 +365,13 @@ KvHandover VattentionMemory::hand_over(KvHandle handle) {
   const int keep = rows_for(s.written);
   // Room without tokens does not travel: it is idle, and given back.
   slot.rows.assign(s.table.begin(), s.table.end());
-  idle_rows_.fetch_add(int(slot.rows.size()), std::memory_order_relaxed);
+  idle_rows_.fetch_add(int(slot.rows.size()) - keep, std::memory_order_relaxed);
   s.table.resize(size_t(keep));
   KvHandover handover{s.table, s.written};
   pool_->begin_handover(s.table);
   sequences_.remove(handle);
   slot.live = false;
   give_back(index, keep);
-  idle_rows_.fetch_sub(keep, std::memory_order_relaxed);
   PageMapper::Job job{.slot = index, .first = 0, .what = PageMapper::Job::unmap};
   job.rows.assign(slot.rows.begin(), slot.rows.end());
   slot.rows.clear();
@@ -377,16 +382,18 @@ KvHandover VattentionMemory::hand_over(KvHandle handle) {
 
 KvHandle VattentionMemory::adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t) {
   XPYD_CHECK(int(tokens.size()) >= handover.tokens);
-  int index = find_slot(0);  // one that gives up the least
-  XPYD_CHECK(index >= 0, "a sequence is handed over to a memory without a free slot");
-  give_back(index, 0);
+  const int index = find_slot(0);  // one that gives up the least
+  if (index >= 0) give_back(index, 0);
+  if (index < 0 || !mapper_.run({.slot = index, .first = 0, .rows = handover.blocks})) {
+    give_back_idle();
+    discard(std::move(handover));
+    return kNoKv;
+  }
   KvHandle handle = kNoKv;
   Sequence& s = add_adopted(handover, handle);
   Slot& slot = slots_[size_t(index)];
   s.slot = index;
   slot.live = true;
-  const bool mapped = mapper_.run({.slot = index, .first = 0, .rows = s.table});
-  XPYD_CHECK(mapped, "no mappings are left for a sequence that is handed over (vm.max_map_count)");
   slot.mapping = 0;
   return handle;
 }
@@ -438,12 +445,16 @@ size_t vattention_row_bytes(const KvOptions& o) {
   return size_t(planes_of(o)) * o.page_group_bytes;
 }
 
-// A slot's planes are whole groups: its length is rounded up to where a token ends with a group.
+// A slot's planes are whole groups, one for each row of its longest sequence; where a group does
+// not hold a whole number of tokens these are more than its bytes need. Its length is rounded up to
+// where a token ends with a group.
 KvLayout vattention_slots(const KvOptions& o) {
-  const size_t token = plane_token_bytes(o);
-  const int step = int(o.page_group_bytes / std::gcd(o.page_group_bytes, token));
-  const int tokens = (o.max_sequence_tokens + step - 1) / step * step;
-  return {o.shape, o.order, tokens, o.max_sequences};
+  const size_t group = o.page_group_bytes, token = plane_token_bytes(o);
+  const int row_tokens = vattention_row_tokens(o);
+  const size_t rows = size_t((o.max_sequence_tokens + row_tokens - 1) / row_tokens);
+  const size_t step = std::lcm(group, token);
+  const size_t bytes = (rows * group + step - 1) / step * step;
+  return {o.shape, o.order, int(bytes / token), o.max_sequences};
 }
 
 std::unique_ptr<KvMemory> make_vattention(std::shared_ptr<BlockPool> pool,

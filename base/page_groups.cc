@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <mutex>
 #include <string>
 
 namespace xpyd {
@@ -30,9 +31,14 @@ class HostGroups final : public PageGroups, public std::enable_shared_from_this<
   ~HostGroups() override { ::close(fd_); }
   Result<std::unique_ptr<VirtualRange>> reserve(size_t bytes) override;
   int fd() const { return fd_; }
+  // Whether the process may have one mapping more. Beyond its limit the kernel refuses every mmap,
+  // those of unmap() and malloc() too: the last ones are left to them.
+  bool room_for_mapping();
 
  private:
   const int fd_;
+  std::mutex mutex_;
+  long left_ = 0;  // calls until the mappings must be counted again
 };
 
 class HostRange final : public VirtualRange {
@@ -48,6 +54,9 @@ class HostRange final : public VirtualRange {
   Status map(size_t offset, int group, int n) override {
     const size_t bytes = size_t(n) * o_.group_bytes;
     XPYD_CHECK(offset + bytes <= bytes_ && group >= 0 && group + n <= o_.n_groups);
+    if (!groups_->room_for_mapping())
+      return Error{ErrorCode::unavailable,
+                   "out of mappings: vm.max_map_count is " + std::to_string(max_mappings())};
     spin(o_.call_us);
     void* at =
         ::mmap(data_ + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
@@ -56,10 +65,6 @@ class HostRange final : public VirtualRange {
       calls.maps.fetch_add(1, std::memory_order_relaxed);
       return ok();
     }
-    if (errno == ENOMEM)
-      return Error{ErrorCode::unavailable,
-                   "mmap of a page group: out of mappings (vm.max_map_count is " +
-                       std::to_string(max_mappings()) + ") or of memory for page tables"};
     return os_error("mmap of a page group");
   }
 
@@ -78,6 +83,25 @@ class HostRange final : public VirtualRange {
   const std::shared_ptr<HostGroups> groups_;
   const PageGroupOptions& o_;
 };
+
+// Mappings of this process; 0: unknown.
+long count_mappings() {
+  long lines = 0;
+  if (std::FILE* file = std::fopen("/proc/self/maps", "r")) {
+    for (int c; (c = ::getc_unlocked(file)) != EOF;) lines += c == '\n';
+    std::fclose(file);
+  }
+  return lines;
+}
+
+bool HostGroups::room_for_mapping() {
+  std::lock_guard lock(mutex_);
+  if (left_ > 0) return left_--, true;
+  const long limit = max_mappings(), spare = limit - limit / 32 - count_mappings();
+  if (limit > 0 && spare <= 0) return false;
+  left_ = limit > 0 ? spare / 4 : 1 << 30;  // a map makes up to two more; other ranges count, too
+  return true;
+}
 
 Result<std::unique_ptr<VirtualRange>> HostGroups::reserve(size_t bytes) {
   void* at = ::mmap(nullptr, bytes, options_.guard ? PROT_NONE : PROT_READ,

@@ -253,8 +253,7 @@ bool Engine::chosen_by_model() const {
          });
 }
 
-// ---- One step at a time: the CPU waits, then chooses from the logits
-// ----------------------------------------
+// ---- One step at a time: the CPU waits, then chooses from the logits.
 
 void Engine::forward() {
   XPYD_CHECK(!under_way_.begun);
@@ -282,10 +281,11 @@ void Engine::forward() {
   tidy(next_);
 }
 
-// ---- Two steps at a time: the model chooses
-// ----------------------------------------------------------------- A token that is not known yet
-// is -1 - r in its sequence, r being the row that chooses it; the step after may compute it
-// already. So a sequence's end is seen one step late, and that step's work on it is dropped.
+// ---- Two steps at a time: the model chooses.
+
+// A token that is not known yet is -1 - r in its sequence, r being the row that chooses it; the
+// step after may compute it already. So a sequence's end is seen one step late, and that step's
+// work on it is dropped.
 
 void Engine::begin() {
   draws_.clear();
@@ -331,8 +331,7 @@ void Engine::settle() {
   stats_.step_seconds += clock_.now() - start;
 }
 
-// ---- What a step gave
-// ---------------------------------------------------------------------------------------
+// ---- What a step gave.
 
 void Engine::kv_in_place(const Step& step) {
   const bool layerwise = hooks_ && hooks_->layerwise();
@@ -379,9 +378,10 @@ void Engine::take_token(const Entry& entry, Sampled sampled, uint64_t row_hash, 
     return;
   }
   if (s.leaves) hooks_->prefill_cancelled(s);
-  for (Entry& later : next_.entries) {
-    if (!next_.begun || later.sequence != &s) continue;
-    later.ended = true;
+  const auto later = std::find_if(next_.entries.begin(), next_.entries.end(),
+                                  [&s](const Entry& other) { return other.sequence == &s; });
+  if (next_.begun && later != next_.entries.end()) {
+    later->ended = true;
     next_.ended.push_back(std::move(gone));
     return;
   }
@@ -516,9 +516,10 @@ void Engine::drop_ended(double now) {
     return why != FinishReason::none;
   };
   if (std::any_of(running_.begin(), running_.end(),
-                  [&](const SequencePtr& s) { return reason(s) != FinishReason::none; }))
+                  [&](const SequencePtr& s) { return reason(s) != FinishReason::none; })) {
     settle();
-  std::erase_if(running_, ended);
+    std::erase_if(running_, ended);  // not outside: who is cancelled only now may be under way
+  }
   std::erase_if(waiting_, ended);
 }
 

@@ -11,5 +11,6 @@ int generate_main(const Options& options);
 int bench_main(const Options& options);
 int peak_main(const Options& options);
 int info_main(const Options& options);
+int prefix_stats_main(const Options& options);
 
 }  // namespace xpyd

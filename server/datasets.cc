@@ -138,6 +138,31 @@ Error no_file(const std::string& path) {
   return {ErrorCode::io, "--dataset-path: " + path + ": " + std::strerror(errno)};
 }
 
+// visit(turns, value_of) for every conversation of a ShareGPT file; value_of(i) is the text of turn
+// i.
+template <class Visit>
+Status for_each_conversation(const std::string& path, Visit visit) {
+  JsonArrayReader reader(path);
+  if (!reader.is_open()) return no_file(path);
+  std::string text;
+  while (true) {
+    auto more = reader.next(&text);
+    if (!more) return more.error();
+    if (!more.value()) return ok();
+    auto object = parse_json(text, reader.where(), {.max_bytes = kMaxRowBytes});
+    if (!object) return object.error();
+    auto turns = get_array(object.value(), "conversations", reader.where());
+    if (!turns) return turns.error();
+    auto value_of = [&](size_t i) -> Result<std::string> {
+      const json& turn = (*turns.value())[i];
+      std::string where = reader.where() + ": conversations[" + std::to_string(i) + "]";
+      if (!turn.is_object()) return invalid(where + ": expected an object");
+      return get_string(turn, "value", where);
+    };
+    if (Status status = visit(*turns.value(), value_of); !status) return status;
+  }
+}
+
 }  // namespace
 
 std::vector<int32_t> prompt_tokens(const BenchRequest& request, int vocab) {
@@ -255,33 +280,40 @@ Result<Load> mooncake_load(const std::string& path, int n, double time_scale, in
 }
 
 Result<std::vector<Conversation>> read_sharegpt(const std::string& path) {
-  JsonArrayReader reader(path);
-  if (!reader.is_open()) return no_file(path);
   std::vector<Conversation> conversations;
-  std::string text;
-  while (true) {
-    auto more = reader.next(&text);
-    if (!more) return more.error();
-    if (!more.value()) return conversations;
-    auto object = parse_json(text, reader.where(), {.max_bytes = kMaxRowBytes});
-    if (!object) return object.error();
-    auto turns = get_array(object.value(), "conversations", reader.where());
-    if (!turns) return turns.error();
-    if (turns.value()->size() < 2) continue;
-    std::string values[2];
-    for (size_t i = 0; i < 2; ++i) {
-      const json& turn = (*turns.value())[i];
-      std::string where = reader.where() + ": conversations[" + std::to_string(i) + "]";
-      if (!turn.is_object()) return invalid(where + ": expected an object");
-      auto value = get_string(turn, "value", where);
-      if (!value) return value.error();
-      values[i] = std::move(value).value();
-    }
-    const json& first = (*turns.value())[0];
-    bool from_human =
-        !first.contains("from") || first["from"] == "human" || first["from"] == "user";
-    if (from_human) conversations.push_back({std::move(values[0]), std::move(values[1])});
-  }
+  Status status =
+      for_each_conversation(path, [&](const json& turns, const auto& value_of) -> Status {
+        if (turns.size() < 2) return ok();
+        auto prompt = value_of(0), reply = value_of(1);
+        if (!prompt) return prompt.error();
+        if (!reply) return reply.error();
+        const json& first = turns[0];
+        bool from_human =
+            !first.contains("from") || first["from"] == "human" || first["from"] == "user";
+        if (from_human)
+          conversations.push_back({std::move(prompt).value(), std::move(reply).value()});
+        return ok();
+      });
+  if (!status) return status.error();
+  return conversations;
+}
+
+Result<std::vector<std::string>> read_conversations(const std::string& path) {
+  std::vector<std::string> texts;
+  Status status =
+      for_each_conversation(path, [&](const json& turns, const auto& value_of) -> Status {
+        std::string text;
+        for (size_t i = 0; i < turns.size(); ++i) {
+          auto value = value_of(i);
+          if (!value) return value.error();
+          if (i > 0) text += '\n';
+          text += value.value();
+        }
+        if (!text.empty()) texts.push_back(std::move(text));
+        return ok();
+      });
+  if (!status) return status.error();
+  return texts;
 }
 
 Result<Load> sharegpt_load(std::vector<Conversation> conversations, int n, int output_tokens,

@@ -62,6 +62,8 @@ struct Conversation {
   std::string prompt, reply;
 };
 Result<std::vector<Conversation>> read_sharegpt(const std::string& path);
+// All turns of every conversation in such a file, one after another with a line end between.
+Result<std::vector<std::string>> read_conversations(const std::string& path);
 
 // Conversations shuffled by seed, until n fit. Dropped: fewer than 4 tokens of prompt or reply,
 // more than 1024 of prompt or 2048 of both, and what does not fit max_model_len (when > 0).

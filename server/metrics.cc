@@ -225,6 +225,13 @@ std::string Metrics::render(const ServiceStats& service) const {
                  all, [](I i) { return i.transfer_descriptors; });
   text.instances("kv_transfers_total", "counter", "KV transfers.", all,
                  [](I i) { return i.transfers; });
+  text.instances("kv_map_calls_total", "counter", "Page groups mapped (vattention): calls.", all,
+                 [](I i) { return i.kv.map_calls; });
+  text.instances("kv_unmap_calls_total", "counter", "Page groups unmapped: calls.", all,
+                 [](I i) { return i.kv.unmap_calls; });
+  text.instances("kv_map_wait_seconds_total", "counter",
+                 "Time in which the engine waited for page groups.", all,
+                 [](I i) { return i.kv.map_wait_seconds; });
   text.instances("engine_steps_total", "counter", "Forward passes.", all,
                  [](I i) { return i.steps; });
   text.instances("engine_step_seconds_total", "counter", "Time in forward passes and sampling.",

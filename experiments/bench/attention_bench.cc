@@ -9,6 +9,7 @@
 // in f32, 10.7 GB/s in bf16, so two cores are bound by memory in f32 and by arithmetic in bf16.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "attention/attention.h"
 #include "base/bench.h"
 #include "base/memory.h"
+#include "base/page_groups.h"
 #include "base/random.h"
 
 namespace xpyd {
@@ -40,6 +42,23 @@ Buffer random_pool(Dtype dtype) {
   return pool;
 }
 
+// The same bytes at contiguous addresses over page groups that lie in random order.
+std::unique_ptr<VirtualRange> scattered(const Buffer& pool) {
+  constexpr size_t kGroup = 65536;
+  const int n = int(pool.size() / kGroup);
+  std::vector<int> order(static_cast<size_t>(n));
+  std::iota(order.begin(), order.end(), 0);
+  Random random(3);
+  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+  auto groups = make_host_page_groups({.group_bytes = kGroup, .n_groups = n}).value();
+  auto range = groups->reserve(pool.size()).value();
+  for (int i = 0; i < n; ++i) {
+    XPYD_CHECK(range->map(size_t(i) * kGroup, order[size_t(i)], 1).ok());
+    std::memcpy(range->data() + size_t(i) * kGroup, pool.data() + size_t(i) * kGroup, kGroup);
+  }
+  return range;
+}
+
 struct Problem {
   KvLayout layout;
   std::vector<std::vector<int32_t>> tables;
@@ -49,7 +68,7 @@ struct Problem {
   AttentionArgs args;
 
   // block_tokens == kContext: contiguous. Blocks of a sequence are in random order.
-  Problem(const Buffer& pool, Dtype dtype, KvOrder order, int block_tokens, int n_seqs, int n_q,
+  Problem(std::byte* pool, Dtype dtype, KvOrder order, int block_tokens, int n_seqs, int n_q,
           int kv_length)
       : layout{{kLayers, kKvHeads, kDim, dtype},
                order,
@@ -64,7 +83,7 @@ struct Problem {
       for (int t = 0; t < kv_length; t += block_tokens)
         tables[size_t(s)].push_back(free.back()), free.pop_back();
       bool paged = block_tokens < kContext;
-      views.push_back({pool.data(), &layout, paged ? tables[size_t(s)].data() : nullptr,
+      views.push_back({pool, &layout, paged ? tables[size_t(s)].data() : nullptr,
                        paged ? 0 : tables[size_t(s)][0]});
       q_offsets.push_back(q_offsets.back() + n_q);
       kv_lengths.push_back(kv_length);
@@ -122,10 +141,11 @@ void bench_attention(Bench& bench) {
                         {"decode 8 x 4096", kBatch, 1, kContext, Limit::read}};
   for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     Buffer pool = random_pool(dtype);
+    const std::unique_ptr<VirtualRange> groups = scattered(pool);
     for (const Kind& kind : kinds) {
-      auto make = [&](KvOrder order, int block) {
-        return std::make_unique<Problem>(pool, dtype, order, block, kind.n_seqs, kind.n_q,
-                                         kind.kv_length);
+      auto make = [&](KvOrder order, int block, std::byte* data = nullptr) {
+        return std::make_unique<Problem>(data ? data : pool.data(), dtype, order, block,
+                                         kind.n_seqs, kind.n_q, kind.kv_length);
       };
       struct {
         const char* name;
@@ -133,7 +153,8 @@ void bench_attention(Bench& bench) {
       } memories[] = {{"contiguous", make(KvOrder::layer_major, kContext)},
                       {"paged 16", make(KvOrder::layer_major, 16)},
                       {"contiguous, token_major", make(KvOrder::token_major, kContext)},
-                      {"paged 16, token_major", make(KvOrder::token_major, 16)}};
+                      {"paged 16, token_major", make(KvOrder::token_major, 16)},
+                      {"vattention 64 KiB", make(KvOrder::layer_major, kContext, groups->data())}};
       std::vector<BenchCase> cases;
       for (int threads = 1; threads <= bench.max_threads();
            threads = threads == 1 && bench.max_threads() > 1 ? bench.max_threads() : threads + 1) {
@@ -158,6 +179,7 @@ void bench_attention(Bench& bench) {
         if (!all) continue;
         for (int m = 1; m < 4; ++m) add(m, memories[m].name, m == 1 ? target : 0, {});
         add(1, "paged 16 again", 0.9, {prefix + memories[0].name});
+        add(4, memories[4].name, 0.99, {prefix + memories[0].name});
       }
       bench.measure(cases);
     }

@@ -149,9 +149,12 @@ class Trial {
     if (left == 0) return;
     const int n = 1 + int(random_.below(size_t(std::min(left, random_.below(3) == 0 ? 400 : 9))));
     const KvStats before = kv.stats();
+    const int row = before.block_tokens, has = int(kv.blocks(s.handle).size()),
+              needs = (int(s.tokens.size()) + n + row - 1) / row - has;
     if (!kv.append(s.handle, n)) {
       ++refused;
-      REQUIRE(before.available() < pool_->stats().capacity);
+      REQUIRE(needs > (memories_.size() == 1 ? before.available() : 0));  // a promise
+      REQUIRE(int(kv.blocks(s.handle).size()) == has);
       if (random_.below(2) == 0) release(random_.below(live_.size()));
       return;
     }
@@ -324,6 +327,47 @@ TEST_CASE("vattention: a map that the system refuses is undone and nothing is lo
       kv.reset();
       CHECK(pool->stats().free == pool->stats().capacity);
     }
+}
+
+TEST_CASE("vattention: a group that ends inside a token leaves the neighbour slot alone",
+          "[allocator][vattention]") {
+  for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major}) {
+    CAPTURE(int(order));
+    KvOptions o = options_of(order, 64, 3, 256);
+    o.shape.head_dim = 6;  // 48 bytes of one plane or 192 of all: 85.3 or 21.3 tokens in a page
+    o.pool_bytes = 64 * vattention_row_bytes(o);
+    Memory m(o, "vattention");
+    std::vector<KvHandle> handles;
+    const auto tokens = tokens_of(256, 1);
+    for (int i = 0; i < 3; ++i) handles.push_back(fill(*m.kv, tokens, 0).handle);
+    for (KvHandle handle : handles) CHECK(wrong_rows(m.kv->view(handle), tokens, 0) == 0);
+    m.kv->check_invariants();
+  }
+}
+
+TEST_CASE("vattention: who has no addresses for a sequence does not adopt it",
+          "[allocator][vattention]") {
+  KvOptions o = options_of(KvOrder::layer_major, 16, 2, 1024);
+  o.keep_idle = false;
+  const KvLayout layout = plan_pool("vattention", o).value();
+  auto faulty = std::make_shared<Faulty>(
+      make_host_page_groups({4096, layout.n_blocks * 2 * kTinyShape.n_layers}).value());
+  auto pool = std::make_shared<BlockPool>(layout, faulty);
+  auto p = make_vattention(pool, o), d = make_vattention(pool, o);
+  const auto tokens = tokens_of(300, 1);
+  auto hand_over = [&] { return p->hand_over(fill(*p, tokens, 0).handle); };
+  KvHandover one = hand_over();
+  faulty->fail_after = 1;
+  CHECK(d->adopt(one, tokens, 0) == kNoKv);
+  const KvHandle two = d->adopt(hand_over(), tokens, 0), three = d->adopt(hand_over(), tokens, 0);
+  REQUIRE((two != kNoKv && three != kNoKv));
+  CHECK(d->adopt(hand_over(), tokens, 0) == kNoKv);  // both slots are taken
+  CHECK(wrong_rows(d->view(two), tokens, 0) == 0);
+  CHECK(wrong_rows(d->view(three), tokens, 0) == 0);
+  p.reset();
+  d->check_invariants();
+  d.reset();
+  CHECK(pool->stats().free == pool->stats().capacity);
 }
 
 TEST_CASE("vattention: what cannot work is refused with a word", "[allocator][vattention]") {

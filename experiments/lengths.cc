@@ -1,0 +1,57 @@
+#include "experiments/lengths.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/random.h"
+#include "server/datasets.h"
+
+namespace xpyd::experiments {
+namespace {
+
+// exp of a normal variable.
+double lognormal(Random& random, double median, double sigma) {
+  double radius = std::sqrt(2 * random.exponential());
+  return median * std::exp(sigma * radius * std::cos(2 * M_PI * random.uniform()));
+}
+
+LengthSet sharegpt(int n, uint64_t seed) {
+  Random random(seed ^ 0x5347);
+  LengthSet set{{}, "generated"};
+  while (int(set.requests.size()) < n) {
+    int prompt = int(std::lround(lognormal(random, 96, 1.3)));
+    int output = int(std::lround(lognormal(random, 240, 0.88)));
+    if (prompt >= 4 && output >= 4 && prompt <= 1024 && prompt + output <= 2048)
+      set.requests.push_back({prompt, output});
+  }
+  return set;
+}
+
+// Conversation trace: prompt median 6,909 and mean 12,035, so sigma = sqrt(2 ln(mean / median)) =
+// 1.05; output median 350, mean 343, 99 % below 1,119.
+LengthSet mooncake_like(int n, uint64_t seed) {
+  Random random(seed ^ 0x4d4f);
+  LengthSet set{{}, "generated"};
+  while (int(set.requests.size()) < n) {
+    int prompt = int(std::lround(lognormal(random, 6909, 1.05)));
+    int output = int(std::lround(lognormal(random, 310, 0.5)));
+    if (prompt >= 4 && prompt <= 126195 && output >= 4 && output <= 2000)
+      set.requests.push_back({prompt, output});
+  }
+  return set;
+}
+
+}  // namespace
+
+Result<LengthSet> request_lengths(const std::string& dataset, int n, const Setting& setting) {
+  if (dataset == "sharegpt") return sharegpt(n, setting.seed);
+  if (setting.traces.empty()) return mooncake_like(n, setting.seed);
+  Result<Load> load = mooncake_load(setting.traces + "/mooncake_conversation.jsonl", n, 1, 0);
+  if (!load) return load.error();
+  LengthSet set{{}, "trace"};
+  for (const BenchRequest& r : load.value().requests)
+    set.requests.push_back({r.input_tokens, r.output_tokens});
+  return set;
+}
+
+}  // namespace xpyd::experiments

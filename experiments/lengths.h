@@ -1,0 +1,26 @@
+// Prompt and output lengths of requests, as papers measured them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "experiments/experiment.h"
+
+namespace xpyd::experiments {
+
+struct Lengths {
+  int prompt = 0, output = 0;  // tokens
+};
+
+struct LengthSet {
+  std::vector<Lengths> requests;
+  std::string source;  // "trace", or "generated": a distribution with the trace's known figures
+};
+
+// "mooncake": the conversation trace where it is at hand, else lognormal with its medians and
+// means. "sharegpt": lognormal, with the means that PagedAttention gives (161 and 338 tokens,
+// SOSP'23 section 6.1) after the usual filter (4..1024 of prompt, 2048 of both).
+Result<LengthSet> request_lengths(const std::string& dataset, int n, const Setting& setting);
+
+}  // namespace xpyd::experiments

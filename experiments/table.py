@@ -1,0 +1,160 @@
+"""One result file: a CSV whose comment lines say how it came about.
+
+    # experiment: waste          the stamp: experiment, device, machine, commit, sources, seed, peaks, ...
+    point,repeat,block,...       `point` is the hash of the row's parameters; a point may have several rows
+    8c1f0e2a44,0,16,...
+
+Rows are raw, one set per repetition: medians and spreads are made by whoever reads. The file is replaced as a
+whole after every repetition, so an interruption leaves it as it was before or after.
+"""
+import csv
+import hashlib
+import io
+import json
+import os
+import statistics
+
+
+class TableError(Exception):
+    """The file cannot be used for what was asked; the message names it and what was expected."""
+
+
+def point_hash(experiment, device, seed, tiny, parameters):
+    text = json.dumps([experiment, device, seed, tiny, parameters], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+class Table:
+    def __init__(self, path, stamp=None):
+        self.path = path
+        self.stamp = dict(stamp or {})
+        self.columns = ["point", "repeat"]
+        self.rows = []  # dicts of strings
+        self.troubles = []  # what was wrong with the file, in words; nothing of it is in rows
+
+    @staticmethod
+    def load(path):
+        """The good rows of a file; bad ones are named in `troubles`. TableError: not a result file at all."""
+        try:
+            with open(path, newline="", encoding="utf-8") as file:
+                text = file.read()
+        except OSError as error:
+            raise TableError(f"{path}: {error.strerror}")
+        except UnicodeDecodeError:
+            raise TableError(f"{path}: not UTF-8 text: expected a CSV that run.py wrote")
+        table = Table(path)
+        lines = text.split("\n")
+        n_stamp = 0
+        while n_stamp < len(lines) and lines[n_stamp].startswith("# "):
+            key, _, value = lines[n_stamp][2:].partition(": ")
+            table.stamp[key] = value
+            n_stamp += 1
+        missing = [key for key in ("experiment", "device", "machine", "commit", "sources") if key not in table.stamp]
+        if missing:
+            raise TableError(f"{path}: no line '# {missing[0]}: ...' at its head: expected a CSV that run.py wrote")
+        if not text.endswith("\n"):
+            table.troubles.append(f"{path}: line {len(lines)} is cut short: left out")
+            lines[-1] = ""
+        records = list(csv.reader(lines[n_stamp:]))
+        if not records or records[0][:2] != ["point", "repeat"]:
+            if any(records):
+                raise TableError(f"{path}: the first columns are not point,repeat: expected a CSV that run.py wrote")
+            return table
+        table.columns = records[0]
+        for number, record in enumerate(records[1:], n_stamp + 2):
+            if len(record) == len(table.columns):
+                table.rows.append(dict(zip(table.columns, record)))
+            elif record:
+                table.troubles.append(
+                    f"{path}: line {number} has {len(record)} fields, expected {len(table.columns)}: left out")
+        return table
+
+    def done(self):
+        """(point, repeat) that the file holds."""
+        return {(row["point"], int(row["repeat"])) for row in self.rows}
+
+    def add(self, point, repeat, rows):
+        """Appends the rows of one repetition and replaces the file."""
+        for row in rows:
+            if len(self.columns) == 2:
+                self.columns += row.keys()
+            if list(row) != self.columns[2:]:
+                raise TableError(f"{self.path}: new rows have columns {','.join(row)}, the file has "
+                                 f"{','.join(self.columns[2:])}")
+            self.rows.append({"point": point, "repeat": str(repeat), **{k: str(v) for k, v in row.items()}})
+        self.write()
+
+    def write(self):
+        out = io.StringIO()
+        for key, value in self.stamp.items():
+            out.write(f"# {key}: {value}\n")
+        writer = csv.writer(out, lineterminator="\n")
+        if len(self.columns) > 2:
+            writer.writerow(self.columns)
+        for row in self.rows:
+            writer.writerow([row[c] for c in self.columns])
+        temporary = self.path + ".new"
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(out.getvalue())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path)
+
+    # For claims and figures.
+
+    def repeats(self):
+        """One table per repetition."""
+        tables = []
+        for number in sorted({int(row["repeat"]) for row in self.rows}):
+            part = Table(self.path, self.stamp)
+            part.columns = self.columns
+            part.rows = [row for row in self.rows if int(row["repeat"]) == number]
+            tables.append(part)
+        return tables
+
+    def select(self, **where):
+        """The rows whose columns have these values. TableError: the file has no such column."""
+        for column in where:
+            self._need(column)
+        return [row for row in self.rows if all(row[c] == str(v) for c, v in where.items())]
+
+    def distinct(self, column, **where):
+        """Its values, in the order of the file."""
+        self._need(column)
+        return list(dict.fromkeys(row[column] for row in self.select(**where)))
+
+    def values(self, column, **where):
+        self._need(column)
+        numbers = []
+        for row in self.select(**where):
+            try:
+                numbers.append(float(row[column]))
+            except ValueError:
+                raise TableError(f"{self.path}: column {column} holds '{row[column]}', expected a number")
+        return numbers
+
+    def __call__(self, column, **where):
+        """Median of a column over the matching rows, which are the repetitions of one point."""
+        numbers = self.values(column, **where)
+        points = {row["point"] for row in self.select(**where)}
+        if len(points) != 1:
+            words = ", ".join(f"{c}={v}" for c, v in where.items())
+            raise TableError(f"{self.path}: {len(points)} points with {words}, expected one")
+        return statistics.median(numbers)
+
+    def curve(self, x, y, **where):
+        """[(x, median of y, least y, greatest y)], ascending: what a figure draws."""
+        self._need(x)
+        at = {}
+        for row in self.select(**where):
+            at.setdefault(float(row[x]), []).append(row["repeat"])
+        return [(value, statistics.median(numbers), min(numbers), max(numbers)) for value, numbers in sorted(
+            (key, self._at(x, key, y, where)) for key in at)]
+
+    def _at(self, x, key, y, where):
+        self._need(y)
+        return [float(row[y]) for row in self.select(**where) if float(row[x]) == key]
+
+    def _need(self, column):
+        if column not in self.columns:
+            raise TableError(f"{self.path}: no column '{column}'; it has {','.join(self.columns)}")

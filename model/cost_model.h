@@ -1,0 +1,58 @@
+// What a step costs by arithmetic alone: FLOPs and compulsory bytes of prefill and decode in closed
+// form, seconds at given rates, and when fetching KV beats computing it again. The same figures as
+// Model::work() of a step with these lengths, for any length and without a model.
+//
+// Thread safety: plain functions.
+#pragma once
+
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "base/work.h"
+#include "model/config.h"
+
+namespace xpyd {
+
+struct CostModel {
+  ModelConfig config;
+  Dtype weights = Dtype::bf16;
+  Dtype activations = Dtype::bf16;
+  Dtype kv = Dtype::bf16;
+
+  double kv_token_bytes() const;  // all layers, K and V
+
+  // One sequence: `tokens` new ones after `cached` whose KV is there. Logits of the last token when
+  // `logits`, else of none (a chunk that is not the last, or a prefix computed again for its KV).
+  Work prefill(int64_t tokens, int64_t cached, bool logits = true) const;
+
+  // One token of each of `batch` sequences that hold `context` tokens with it.
+  Work decode(int64_t batch, int64_t context) const;
+
+  // Bytes/s above which fetching the KV of `prefix` tokens takes less time than computing it at
+  // `flops_per_s`.
+  double break_even_bytes_per_s(int64_t prefix, double flops_per_s) const;
+
+ private:
+  Work step(int64_t batch, int64_t tokens, int64_t cached, int64_t n_logits) const;
+};
+
+// What a machine does, measured or published.
+struct Rates {
+  double flops_per_s = 0;
+  double bytes_per_s = 0;
+};
+double seconds(const Work& work, const Rates& rates);  // the slower of both bounds
+
+// Mooncake's own constants (FAST'25 section 2.2, equations 1 and 2, table 1): FLOPs of n tokens are
+// layers * (a n^2 d + b n d^2), whatever the model's real widths.
+struct MooncakeCost {
+  double layers, d, a, b, gqa, bytes_per_element;
+  double kv_token_bytes() const { return layers * 2 * d / gqa * bytes_per_element; }
+  double flops(double tokens) const {
+    return layers * (a * tokens * tokens * d + b * tokens * d * d);
+  }
+  double break_even_bytes_per_s(double prefix, double flops_per_s) const;
+};
+inline constexpr MooncakeCost kMooncakeLlama70b = {80, 8192, 4, 22, 8, 2};
+
+}  // namespace xpyd

@@ -1,0 +1,31 @@
+"""Attention over blocks against attention over contiguous memory, one kernel (vAttention Figs 2, 3, 7, 8)."""
+import style
+
+# Slowdown of their paged kernels, ASPLOS'25: Fig. 2 at blocks of 256 and 16, Fig. 3 blocks of 128 over 16.
+PUBLISHED = {"prefill": [(256, 1.37), (16, 1.42)], "decode": [(128, 1.9)]}
+
+for name in ("paged_attention", "paged_attention-cuda"):
+    try:
+        table = style.Table.load(style.path(name))
+    except style.TableError as error:
+        print(f"not drawn: {error}")
+        continue
+    shape = [c for c in ("batch", "context") if c in table.columns]
+    phases = table.distinct("phase")
+    figure, panels = style.plt.subplots(1, len(phases), figsize=(3.7 * len(phases), 3.4), squeeze=False)
+    for panel, phase in zip(panels[0], phases):
+        settings = list(dict.fromkeys(tuple(row[c] for c in shape) for row in table.select(phase=phase)))
+        for number, setting in enumerate(settings):
+            where = {"phase": phase, **dict(zip(shape, setting))}
+            base = table("ms", block=0, **where)
+            curve = [(b, *(v / base for v in rest)) for b, *rest in table.curve("block", "ms", **where) if b > 0]
+            style.line(panel, curve, number % len(style.LINES), " x ".join(setting) or "this machine's kernel")
+        for block, slower in PUBLISHED.get(phase, []):
+            panel.plot(block, slower, **style.PAPER)
+        panel.axhline(1, color="0.4", linestyle=":")
+        style.powers(panel, sorted({int(row["block"]) for row in table.select(phase=phase)} - {0}))
+        panel.set_xlabel("tokens of a block")
+        panel.set_title(phase, fontsize=8)
+        panel.legend(fontsize=6.5)
+    panels[0][0].set_ylabel("time / contiguous")
+    style.save(figure, name, table, "vAttention (ASPLOS'25): their paged kernels against other kernels")
