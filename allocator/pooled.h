@@ -49,6 +49,8 @@ class PooledMemory : public KvMemory {
   virtual void count_references(std::vector<int32_t>& references) const { (void)references; }
   void check_length(int tokens) const;  // of one sequence, against options.max_sequence_tokens
   Sequence& add_adopted(KvHandover& handover, KvHandle& handle);
+  // Where layout()'s blocks lie.
+  virtual std::byte* data() const { return pool_->data(); }
   // The first n_tokens of one block onto another. Done when it returns: the source may be given up.
   void copy_tokens(int32_t to_block, int32_t from_block, int n_tokens);
 

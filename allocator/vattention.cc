@@ -12,7 +12,6 @@
 #include <string>
 #include <utility>
 
-#include "allocator/kv_copy.h"
 #include "allocator/page_mapper.h"
 #include "allocator/pooled.h"
 
@@ -93,10 +92,12 @@ class VattentionMemory final : public PooledMemory {
   bool settle(Slot& slot, std::vector<int32_t>& rows);
   bool grow(Sequence& s, int n_rows);
   void grow_ahead(Sequence& s, int tokens);
+  bool map_ahead(int slot, std::vector<int32_t>& rows, int more);
   void prepare_idle_slot();
+  void reclaim(int n_rows, int except);
   void retire(int slot);
   void reclaim_ahead();
-  void copy_slot(int to, int from, int begin, int end);
+  std::byte* data() const override { return range_->data(); }
   void count_references(std::vector<int32_t>& references) const override;
   void check_sequence(const Sequence& s) const override;
 
@@ -187,18 +188,10 @@ void VattentionMemory::give_back_idle() {
 
 // Free rows in the pool, taken from idle slots if need be. False: there are not so many.
 bool VattentionMemory::make_free(int n_rows) {
-  int free = pool_->stats().free;
+  const int free = pool_->stats().free;
   if (free + idle_rows_.load(std::memory_order_relaxed) < n_rows) return false;
   if (free >= n_rows) return true;
-  while (free < n_rows) {
-    const int oldest = oldest_idle(-1);
-    if (oldest < 0) break;
-    const int has = int(slots_[size_t(oldest)].rows.size());
-    const int gives = std::min(has, n_rows - free);
-    give_back(oldest, has - gives);
-    evictions_.fetch_add(gives, std::memory_order_relaxed);
-    free += gives;
-  }
+  reclaim(n_rows - free, -1);
   mapper_.drain();  // a row is free when it is unmapped
   return pool_->stats().free >= n_rows;
 }
@@ -224,14 +217,21 @@ void VattentionMemory::grow_ahead(Sequence& s, int tokens) {
   if (!options_.map_ahead) return;
   const int limit = options_.max_sequence_tokens > 0 ? options_.max_sequence_tokens : tokens;
   const int have = int(s.table.size()), more = rows_for(std::min(tokens, limit)) - have;
-  Slot& slot = slots_[size_t(s.slot)];
-  if (more <= 0 || !settle(slot, s.table)) return;
-  if (pool_->stats().free < more + pool_->layout().n_blocks / 20) return;
-  if (!pool_->allocate_run(more, s.table)) return;
-  PageMapper::Job job{.slot = s.slot, .first = have};
-  job.rows.assign(s.table.begin() + have, s.table.end());
+  map_ahead(s.slot, s.table, more);
+}
+
+// False: nothing is under way.
+bool VattentionMemory::map_ahead(int index, std::vector<int32_t>& rows, int more) {
+  Slot& slot = slots_[size_t(index)];
+  if (more <= 0 || !settle(slot, rows)) return false;
+  if (pool_->stats().free < more + pool_->layout().n_blocks / 20) return false;
+  const int have = int(rows.size());
+  if (!pool_->allocate_run(more, rows)) return false;
+  PageMapper::Job job{.slot = index, .first = have};
+  job.rows.assign(rows.begin() + have, rows.end());
   slot.mapping = mapper_.post(std::move(job));
   slot.mapping_from = have;
+  return true;
 }
 
 // Eager allocation (section 6.1.2): one idle slot has rows before anybody asks.
@@ -242,12 +242,7 @@ void VattentionMemory::prepare_idle_slot() {
   Slot& slot = slots_[size_t(best)];
   const int have = int(slot.rows.size()),
             more = std::min(kEagerRows, rows_for(options_.max_sequence_tokens)) - have;
-  if (more <= 0 || pool_->stats().free < more + pool_->layout().n_blocks / 20) return;
-  if (!settle(slot, slot.rows) || !pool_->allocate_run(more, slot.rows)) return;
-  PageMapper::Job job{.slot = best, .first = have};
-  job.rows.assign(slot.rows.begin() + have, slot.rows.end());
-  slot.mapping = mapper_.post(std::move(job));
-  slot.mapping_from = have;
+  if (!map_ahead(best, slot.rows, more)) return;
   slot.idle_since = ++clock_;
   idle_rows_.fetch_add(more, std::memory_order_relaxed);
 }
@@ -261,13 +256,18 @@ void VattentionMemory::retire(int index) {
 
 void VattentionMemory::reclaim_ahead() {
   const int wanted = pool_->layout().n_blocks * kReclaimBelow / 100;
-  for (int free = pool_->stats().free; free < wanted;) {
-    const int oldest = oldest_idle(find_slot(kEagerRows));
+  reclaim(wanted - pool_->stats().free, find_slot(kEagerRows));
+}
+
+// Idle slots but `except` give n_rows back, the longest idle first, if they have so many.
+void VattentionMemory::reclaim(int n_rows, int except) {
+  while (n_rows > 0) {
+    const int oldest = oldest_idle(except);
     if (oldest < 0) return;
-    const int has = int(slots_[size_t(oldest)].rows.size()), gives = std::min(has, wanted - free);
+    const int has = int(slots_[size_t(oldest)].rows.size()), gives = std::min(has, n_rows);
     give_back(oldest, has - gives);
     evictions_.fetch_add(gives, std::memory_order_relaxed);
-    free += gives;
+    n_rows -= gives;
   }
 }
 
@@ -298,13 +298,6 @@ void VattentionMemory::written(KvHandle handle, std::span<const int32_t> tokens)
   s.written += int(tokens.size());
 }
 
-void VattentionMemory::copy_slot(int to, int from, int begin, int end) {
-  copies_.clear();
-  add_block_copies(range_->data(), layout_, to, range_->data(), layout_, from, begin, end, copies_);
-  queue_.copy(copies_, true);
-  queue_.wait();
-}
-
 Result<KvHandle> VattentionMemory::fork(KvHandle handle) {
   trim(handle);
   const int written = sequences_[handle].written, index = find_slot(rows_for(written));
@@ -317,7 +310,7 @@ Result<KvHandle> VattentionMemory::fork(KvHandle handle) {
     return none;
   }
   view(handle);  // its rows are mapped
-  copy_slot(index, sequences_[handle].slot, 0, written);
+  copy_tokens(index, sequences_[handle].slot, written);
   child.written = child.room = written;
   return child_handle;
 }
