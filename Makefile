@@ -11,7 +11,7 @@ ARGS    ?=
 TESTS   ?=
 
 PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2 \
-            nlohmann-json3-dev libxxhash-dev libboost-context-dev
+            nlohmann-json3-dev libxxhash-dev libboost-context-dev liburing-dev
 
 # One addition order everywhere (DESIGN D1): no contraction, no reassociation.
 WARN      := -Wall -Wextra -Wshadow -Wno-missing-field-initializers -Werror
@@ -25,7 +25,7 @@ CXXFLAGS := -std=c++20 $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. -pthread
 DEFINES  := -DBOOST_ASIO_SEPARATE_COMPILATION -DBOOST_BEAST_SEPARATE_COMPILATION \
             -DBOOST_ASIO_DISABLE_DEPRECATED_MSG -DXPYD_BUILD_MODE='"$(MODE)"'
 LDFLAGS  := -pthread $(FLAGS_$(MODE))
-LDLIBS    = $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
+LDLIBS    = -l:liburing.a $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 
 room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*.cc))
@@ -49,7 +49,7 @@ comma     := ,
 # CUDA sources run in tests on an interpreter (tests/simt), which stands in for what only a GPU has.
 CUDA_SRC  := $(foreach r,$(ROOMS),$(wildcard $(r)/*.cu $(r)/transport/*.cu))
 GPU_SRC   := $(filter-out %/main.cu,$(wildcard experiments/gpu/*.cu))
-SIMT_SRC  := $(filter-out base/cuda.cu base/cuda_split.cu base/cuda_tensor_map.cu model/gemm_cuda.cu,$(CUDA_SRC)) $(GPU_SRC) $(filter-out %/card.cu,$(EXP_CU)) $(wildcard tests/simt/*.cu) \
+SIMT_SRC  := $(filter-out base/cuda.cu base/cuda_split.cu base/cuda_tensor_map.cu base/cuda_vmm.cu model/gemm_cuda.cu,$(CUDA_SRC)) $(GPU_SRC) $(filter-out %/card.cu,$(EXP_CU)) $(wildcard tests/simt/*.cu) \
              $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
 SIMT_OBJ   = $(patsubst %.cu,$(BUILD)/simt/%.o,$(SIMT_SRC)) $(patsubst %.cc,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cc) $(if $(filter server,$(ROOMS)),server/backend.cc))
 object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))

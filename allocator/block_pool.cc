@@ -32,9 +32,11 @@ class BlockPool::Lock {
 BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
                      uint64_t hash_mask)
     : layout_(layout),
+      block_bytes_(layout.block_bytes()),
       memory_(std::move(memory)),
       blocks_(size_t(layout.n_blocks) * sizeof(Block)),
       handovers_(size_t(layout.n_blocks), 0),
+      filled_(size_t(layout.n_blocks), 0),
       poison_(std::string_view(XPYD_BUILD_MODE) != "release") {
   XPYD_CHECK(layout.n_blocks > 0 && layout.block_tokens > 0);
   if (prefix_cache)
@@ -50,6 +52,9 @@ BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, 
 BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<PageGroups> page_groups)
     : BlockPool(layout, std::shared_ptr<std::byte>(), false) {
   page_groups_ = std::move(page_groups);
+  const size_t planes =
+      layout.order == KvOrder::layer_major ? 2 * size_t(layout.shape.n_layers) : 1;
+  block_bytes_ = planes * page_groups_->options().group_bytes;
   poison_ = false;
 }
 
@@ -67,7 +72,7 @@ void BlockPool::take_free(int32_t block) {
 }
 
 size_t BlockPool::metadata_bytes(const KvLayout& layout, bool prefix_cache) {
-  size_t bytes = size_t(layout.n_blocks) * (sizeof(Block) + sizeof(int32_t));
+  size_t bytes = size_t(layout.n_blocks) * (sizeof(Block) + 2 * sizeof(int32_t));
   if (prefix_cache) bytes += PrefixIndex::metadata_bytes(layout.n_blocks, layout.block_tokens);
   return bytes;
 }
@@ -92,8 +97,40 @@ void BlockPool::lru_remove(int32_t block) {
   (b.newer < 0 ? newest_ : at(b.newer).older) = b.older;
 }
 
+bool BlockPool::in_use(int32_t block) const {
+  const Block& b = at(block);
+  return b.holds > 0 || b.references > (idle_.empty() ? 0 : idle_[size_t(block)]);
+}
+
+int BlockPool::tokens_in(int32_t block) const {
+  if (at(block).node.uid != 0) return layout_.block_tokens;
+  return std::atomic_ref(const_cast<int32_t&>(filled_[size_t(block)]))
+      .load(std::memory_order_relaxed);
+}
+
+// A change of one block's references, holds or marks: keeps the sums. Between, only the block's one
+// owner may be writing to it, and then it is in use before and after.
+class BlockPool::Change {
+ public:
+  Change(BlockPool& pool, int32_t block)
+      : pool_(pool), block_(block), used_(pool.in_use(block)), idle_(idle()) {}
+  ~Change() {
+    const bool used = pool_.in_use(block_);
+    if (used != used_) pool_.written_ += (used ? 1 : -1) * pool_.tokens_in(block_);
+    pool_.n_idle_ += int(idle()) - int(idle_);
+  }
+  Change(const Change&) = delete;
+
+ private:
+  bool idle() const { return pool_.at(block_).references > 0 && !pool_.in_use(block_); }
+  BlockPool& pool_;
+  const int32_t block_;
+  const bool used_, idle_;
+};
+
 void BlockPool::add_reference(int32_t block) {
   Block& b = at(block);
+  const Change change(*this, block);
   if (b.references++ > 0 || b.holds > 0) return;
   if (b.node.uid != 0) {
     --count_[kCached];
@@ -107,6 +144,7 @@ void BlockPool::add_reference(int32_t block) {
 void BlockPool::drop_reference(int32_t block) {
   Block& b = at(block);
   XPYD_CHECK(b.references > 0, "block " + std::to_string(block));
+  const Change change(*this, block);
   if (--b.references > 0 || b.holds > 0) return;
   --count_[kActive];
   retire(block);
@@ -114,6 +152,7 @@ void BlockPool::drop_reference(int32_t block) {
 
 void BlockPool::add_hold(int32_t block) {
   Block& b = at(block);
+  const Change change(*this, block);
   if (b.holds++ > 0) return;
   XPYD_CHECK(b.references > 0, "block " + std::to_string(block));
   --count_[kActive], ++count_[kInTransfer];
@@ -122,6 +161,7 @@ void BlockPool::add_hold(int32_t block) {
 void BlockPool::drop_hold(int32_t block) {
   Block& b = at(block);
   XPYD_CHECK(b.holds > 0, "block " + std::to_string(block));
+  const Change change(*this, block);
   if (--b.holds > 0) return;
   --count_[kInTransfer];
   if (b.references > 0)
@@ -167,6 +207,7 @@ bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions) {
       }
       int32_t block = free_head_;
       take_free(block);
+      filled_[size_t(block)] = 0;
       add_reference(block);
       out.push_back(block);
     }
@@ -192,6 +233,7 @@ bool BlockPool::allocate_run(int n, std::vector<int32_t>& out) {
     int32_t block = out.empty() ? layout_.n_blocks : out.back() + 1;
     if (block >= layout_.n_blocks || state(block) != kFree) block = run_start();
     take_free(block);
+    filled_[size_t(block)] = 0;
     add_reference(block);
     out.push_back(block);
   }
@@ -215,6 +257,70 @@ void BlockPool::release(std::span<const int32_t> blocks) {
 int BlockPool::users(int32_t block) const {
   Lock lock(mutex_);
   return at(block).references + handovers_[size_t(block)];
+}
+
+int BlockPool::n_unshared(std::span<const int32_t> blocks) const {
+  Lock lock(mutex_);
+  int n = 0;
+  for (; n < int(blocks.size()); ++n) {
+    const int32_t block = blocks[size_t(n)];
+    if (at(block).references + handovers_[size_t(block)] > 1) break;
+  }
+  return n;
+}
+
+void BlockPool::set_idle(std::span<const int32_t> blocks, bool idle) {
+  if (blocks.empty()) return;
+  Lock lock(mutex_);
+  if (idle_.empty()) idle_.assign(size_t(layout_.n_blocks), 0);
+  for (int32_t block : blocks) {
+    const Change change(*this, block);
+    int32_t& n = idle_[size_t(block)];
+    n += idle ? 1 : -1;
+    XPYD_CHECK(n >= 0 && n <= at(block).references, "block " + std::to_string(block));
+  }
+}
+
+void BlockPool::release_idle(std::span<const int32_t> blocks) {
+  if (blocks.empty()) return;
+  Lock lock(mutex_);
+  for (size_t i = blocks.size(); i-- > 0;) {
+    const int32_t block = blocks[i];
+    const Change change(*this, block);
+    Block& b = at(block);
+    XPYD_CHECK(--idle_[size_t(block)] >= 0 && --b.references >= 0,
+               "block " + std::to_string(block));
+    if (b.references > 0 || b.holds > 0) continue;
+    --count_[kActive];
+    retire(block);
+  }
+}
+
+void BlockPool::add_written(std::span<const int32_t> blocks, int from, int n) {
+  const int bt = layout_.block_tokens, end = from + n;
+  for (int token = from; token < end;) {
+    const int block = token / bt, stop = std::min(end, (block + 1) * bt);
+    std::atomic_ref(filled_[size_t(blocks[size_t(block)])])
+        .store(stop - block * bt, std::memory_order_relaxed);
+    token = stop;
+  }
+  written_outside_.fetch_add(n, std::memory_order_relaxed);
+}
+
+void BlockPool::set_written(std::span<const int32_t> blocks, int n) {
+  const int bt = layout_.block_tokens;
+  Lock lock(mutex_);
+  for (int i = 0; i < int(blocks.size()); ++i) {
+    const int32_t block = blocks[size_t(i)];
+    const int tokens = std::clamp(n - i * bt, 0, bt);
+    if (in_use(block)) written_ += tokens - tokens_in(block);
+    filled_[size_t(block)] = tokens;
+  }
+}
+
+int BlockPool::filled(int32_t block) const {
+  Lock lock(mutex_);
+  return tokens_in(block);
 }
 
 bool BlockPool::indexed(int32_t block) const {
@@ -342,21 +448,27 @@ KvStats BlockPool::stats() const {
   stats.active = count_[kActive];
   stats.cached = count_[kCached];
   stats.in_transfer = count_[kInTransfer];
+  stats.active -= n_idle_;
+  stats.cached += n_idle_;
+  stats.written_bytes = (written_ + written_outside_.load(std::memory_order_relaxed)) *
+                        int64_t(layout_.shape.token_bytes());
   return stats;
 }
 
 void BlockPool::check_invariants(std::span<const int32_t> references,
-                                 std::span<const int32_t> leases, bool complete) const {
+                                 std::span<const int32_t> leases, std::span<const int32_t> idle,
+                                 bool complete) const {
   Lock lock(mutex_);
   int n = layout_.n_blocks;
-  XPYD_CHECK(int(references.size()) == n && int(leases.size()) == n);
+  XPYD_CHECK(int(references.size()) == n && int(leases.size()) == n && int(idle.size()) == n);
   std::vector<char> in_free(size_t(n), 0), in_lru(size_t(n), 0);
   for (int32_t b = free_head_; b >= 0; b = at(b).newer)
     XPYD_CHECK(b < n && !in_free[size_t(b)]++, "free list");
   for (int32_t b = oldest_, before = -1; b >= 0 || before != newest_; before = b, b = at(b).newer)
     XPYD_CHECK(b >= 0 && b < n && !in_lru[size_t(b)]++ && at(b).older == before, "LRU list");
 
-  int count[kStates] = {};
+  int count[kStates] = {}, n_idle = 0;
+  int64_t written = 0;
   for (int32_t b = 0; b < n; ++b) {
     auto which = [b] { return "block " + std::to_string(b); };  // only when a check fails
     const Block& block = at(b);
@@ -368,12 +480,21 @@ void BlockPool::check_invariants(std::span<const int32_t> references,
       XPYD_CHECK(block.references >= references[size_t(b)], which());
       XPYD_CHECK(block.holds >= expected_holds, which());
     }
+    const int marked = idle_.empty() ? 0 : idle_[size_t(b)];
+    XPYD_CHECK(complete ? marked == idle[size_t(b)] : marked >= idle[size_t(b)], which());
+    XPYD_CHECK(marked <= block.references, which());
+    n_idle += block.references > 0 && !in_use(b);
+    const int tokens = tokens_in(b);
+    if (in_use(b)) written += tokens;
+    XPYD_CHECK(tokens >= 0 && tokens <= layout_.block_tokens, which());
     State s = state(b);
     ++count[s];
     XPYD_CHECK(bool(in_free[size_t(b)]) == (s == kFree), which());
     XPYD_CHECK(bool(in_lru[size_t(b)]) == (s == kCached), which());
   }
   for (int s = 0; s < kStates; ++s) XPYD_CHECK(count[s] == count_[s], "state " + std::to_string(s));
+  XPYD_CHECK(n_idle == n_idle_);
+  if (complete) XPYD_CHECK(written == written_ + written_outside_.load());
   if (index_) index_->check_invariants();
 }
 

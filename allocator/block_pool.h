@@ -7,10 +7,17 @@
 //   cached       neither, but indexed: in the LRU list, evictable
 //   free         none of these: in the free list
 //
+// Contiguous memory keeps what it can do without in its own slots and marks these references idle;
+// a block whose references are all idle counts as cached, too, though only its owners can free it.
+//
+// A block in use (active or in_transfer) is filled with `written` tokens: stats() knows what of the
+// pool holds KV, a block that several sequences share counted once.
+//
 // Thread safety: every function locks for itself, and stats() is a consistent snapshot. KV bytes
 // are not locked: only a block's owner writes it, at tokens that nobody else reads yet.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -46,8 +53,8 @@ class BlockPool {
   // than n are available, and nothing has changed.
   [[nodiscard]] bool allocate(int n, std::vector<int32_t>& out, int64_t& evictions);
 
-  // As allocate(), of free blocks only, each one after out.back() where that is free, so that runs of
-  // neighbours can be mapped as one; a new run begins where the next kRun blocks are free.
+  // As allocate(), of free blocks only, each one after out.back() where that is free, so that runs
+  // of neighbours can be mapped as one; a new run begins where the next kRun blocks are free.
   [[nodiscard]] bool allocate_run(int n, std::vector<int32_t>& out);
 
   void add_references(std::span<const int32_t> blocks);
@@ -55,6 +62,18 @@ class BlockPool {
   void release(std::span<const int32_t> blocks);
   // Sequences that may write after the tokens of this block: references and hand-overs, leases not.
   int users(int32_t block) const;
+  // Leading blocks that have no other user than the caller.
+  int n_unshared(std::span<const int32_t> blocks) const;
+
+  // One reference of each becomes idle, or is in use again.
+  void set_idle(std::span<const int32_t> blocks, bool idle);
+  void release_idle(std::span<const int32_t> blocks);  // release() of idle references
+
+  // The last of `blocks` hold the KV of n more tokens, which begin at token `from` of them all.
+  // Before: the caller references them, not as idle, and is the only one who writes there.
+  void add_written(std::span<const int32_t> blocks, int from, int n);
+  // The blocks hold `n` tokens together and no more.
+  void set_written(std::span<const int32_t> blocks, int n);
   bool indexed(int32_t block) const;
 
   // A lease's hold: beyond references.
@@ -79,12 +98,16 @@ class BlockPool {
 
   void clear_prefix_cache();  // cached blocks become free
 
-  KvStats stats() const;  // capacity, states and block_tokens; the counters belong to a KvMemory
+  // capacity, states, block_tokens and written_bytes; the rest belongs to a KvMemory
+  KvStats stats() const;
+  size_t block_bytes() const { return block_bytes_; }
+  int filled(int32_t block) const;  // tokens
 
-  // Recounts the pool against one user's references and holds ([n_blocks] each). `complete`: they
-  // are all there are, and must be equal; otherwise they are a lower bound. Aborts on a difference.
+  // Recounts the pool against one user's references, holds and idle references ([n_blocks] each).
+  // `complete`: they are all there are, and must be equal; otherwise they are a lower bound. Aborts
+  // on a difference.
   void check_invariants(std::span<const int32_t> references, std::span<const int32_t> leases,
-                        bool complete) const;
+                        std::span<const int32_t> idle, bool complete) const;
 
   // Fills every newly allocated block with NaN, so that KV read before it is written cannot look
   // right. On by default in sanitizer builds. Before any use.
@@ -103,12 +126,15 @@ class BlockPool {
         newer;  // neighbours in the LRU list while cached, in the free list while free; -1: end
   };
   class Lock;
+  class Change;
 
   // Calls found_some(blocks), locked, for each batch of the longest indexed prefix.
   template <class F>
   int walk(std::span<const int32_t> tokens, int max_blocks, PrefixChain& chain,
            F&& found_some) const;
   State state(int32_t block) const;
+  bool in_use(int32_t block) const;
+  int tokens_in(int32_t block) const;
   void add_reference(int32_t block);
   void drop_reference(int32_t block);
   void add_hold(int32_t block);  // before: referenced or held
@@ -124,11 +150,18 @@ class BlockPool {
   void poison(int32_t block);
 
   const KvLayout layout_;
+  size_t block_bytes_;
   const std::shared_ptr<std::byte> memory_;  // the KV
   std::shared_ptr<PageGroups> page_groups_;
-  Buffer blocks_;                            // Block [n_blocks]
+  Buffer blocks_;  // Block [n_blocks]
   std::unique_ptr<PrefixIndex> index_;
   std::vector<int32_t> handovers_;  // [n_blocks]: of holds, how many are hand-overs
+  std::vector<int32_t> idle_;       // [n_blocks]: of references, how many are idle; empty: none was
+  int n_idle_ = 0;                  // blocks that are nobody's but idle ones'
+  // [n_blocks]: tokens written; of an indexed block all. A writer of its own block need not lock.
+  std::vector<int32_t> filled_;
+  int64_t written_ = 0;                      // tokens in blocks in use, counted under the lock
+  std::atomic<int64_t> written_outside_{0};  // and without
   int32_t free_head_ = -1;
   int32_t oldest_ = -1, newest_ = -1;  // LRU list
   int count_[kStates] = {};

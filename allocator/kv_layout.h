@@ -22,11 +22,17 @@ struct KvShape {
   int n_layers = 0;
   int n_kv_heads = 0;
   int head_dim = 0;            // elements
-  Dtype dtype = Dtype::f32;    // f32 or bf16
+  Dtype dtype = Dtype::f32;    // f32, bf16, int8, int4
   bool operator==(const KvShape&) const = default;
 
-  // Bytes of one K (or V) vector of one token, one layer, one head.
-  XPYD_HD constexpr size_t row_bytes() const { return size_t(head_dim) * dtype_bytes(dtype); }
+  XPYD_HD constexpr bool quantised() const { return dtype == Dtype::int8 || dtype == Dtype::int4; }
+  // Bytes of the elements of one row.
+  XPYD_HD constexpr size_t element_bytes() const {
+    return size_t(head_dim) * size_t(dtype_bits(dtype)) / 8;
+  }
+  // Bytes of one K (or V) vector of one token, one layer, one head: its elements and, where they are
+  // quantised, their scale and zero as two f16 behind them, so that a row is whole wherever it goes.
+  XPYD_HD constexpr size_t row_bytes() const { return element_bytes() + (quantised() ? 4 : 0); }
   // Bytes of one token, all layers, K and V.
   XPYD_HD constexpr size_t token_bytes() const {
     return 2 * size_t(n_layers) * size_t(n_kv_heads) * row_bytes();

@@ -13,6 +13,7 @@ namespace xpyd {
 namespace {
 
 int small_block(const KvOptions& options) { return options.block_tokens; }
+int one_token(const KvOptions&) { return 1; }
 constexpr size_t kPage = 4096;
 
 int whole_slot(const KvOptions& options) { return options.max_sequence_tokens; }
@@ -22,6 +23,10 @@ constexpr KvScheme kSchemes[] = {
      "SOSP'23 (PagedAttention) section 3.1: Orca (Max)"},
     {"paged", make_paged, small_block, nullptr,
      "SOSP'23 (PagedAttention) section 4; vLLM V1 prefix cache"},
+    {"token", make_token, one_token, nullptr,
+     "lightllm's TokenAttention: a block is one token, so no block is ever partly used"},
+    {"slots", make_slots, whole_slot, nullptr,
+     "TurboMind's first generation: slots of the maximum length, LRU over sequences"},
     {"vattention", make_vattention, vattention_row_tokens, vattention_row_bytes,
      "ASPLOS'25 (vAttention) sections 5 and 6"},
 };
@@ -41,15 +46,27 @@ Status check_page_groups(const KvOptions& o, int row_tokens) {
   if (row_tokens < 1) return invalid(bytes + ", less than one token of one layer's K or V");
   if (o.max_sequence_tokens < 1 || o.max_sequences < 1)
     return invalid("vattention: expected the longest sequence and the most sequences at once");
-  // Each sequence has at least one mapping and one gap per plane.
-  const long planes = long(vattention_row_bytes(o) / o.page_group_bytes);
-  const long rows = long(o.pool_bytes / vattention_row_bytes(o));
-  const long least = 2 * planes * std::min(rows, long(o.max_sequences)), limit = max_mappings();
-  if (limit > 0 && least > limit)
+  // Addresses are counted in rows of one head (KvRows), in 32 bits.
+  const double heads = 2.0 * o.shape.n_layers * o.shape.n_kv_heads * o.max_sequences;
+  if (heads * vattention_slots(o).block_tokens >= 0x1p32)
     return invalid("vattention: " + std::to_string(o.max_sequences) + " sequences of " +
-                   std::to_string(planes) + " tensors take " + std::to_string(least) +
+                   std::to_string(o.max_sequence_tokens) + " tokens are " +
+                   std::to_string(int64_t(heads * o.max_sequence_tokens)) +
+                   " rows of addresses, expected fewer than 2^32: a smaller --max-batch or "
+                   "--max-model-len");
+  // Each sequence has at least one mapping and one gap per plane. Memories have a pool each, or all
+  // of them one.
+  const long planes = long(vattention_row_bytes(o) / o.page_group_bytes);
+  const long rows = long(o.pool_bytes / vattention_row_bytes(o)) * (o.keep_idle ? o.n_memories : 1);
+  const long sequences = std::min(rows, long(o.max_sequences) * o.n_memories);
+  const long least = 2 * planes * sequences, limit = max_mappings();
+  if (limit > 0 && least > limit)
+    return invalid("vattention: " + std::to_string(o.n_memories) + " instances of " +
+                   std::to_string(o.max_sequences) + " sequences of " + std::to_string(planes) +
+                   " tensors take " + std::to_string(least) +
                    " mappings or more, vm.max_map_count is " + std::to_string(limit) +
-                   ": a smaller --max-batch, or --kv-layout token_major (one tensor)");
+                   ": a smaller --max-batch, larger --page-group-bytes, or --kv-layout "
+                   "token_major (one tensor)");
   return ok();
 }
 
@@ -74,9 +91,11 @@ Result<KvLayout> plan_pool(const std::string& scheme_name, const KvOptions& opti
     if (value < 1)
       return invalid("KV " + std::string(what) + " is " + std::to_string(value) +
                      ": expected at least 1");
-  if (shape.dtype != Dtype::f32 && shape.dtype != Dtype::bf16)
-    return invalid(std::string("kv-dtype is ") + dtype_name(shape.dtype) +
-                   ": expected f32 or bf16");
+  if (shape.dtype == Dtype::f16)
+    return invalid("kv-dtype is f16: expected f32, bf16, int8 or int4");
+  if (shape.dtype == Dtype::int4 && shape.head_dim % 2 != 0)
+    return invalid("kv-dtype int4: head_dim is " + std::to_string(shape.head_dim) +
+                   ", expected an even number");
   int block_tokens = scheme->block_tokens(options);
   const char* unit = scheme->block_tokens == whole_slot ? "slot" : "block";
   if (scheme->block_bytes) {
@@ -86,9 +105,9 @@ Result<KvLayout> plan_pool(const std::string& scheme_name, const KvOptions& opti
   if (block_tokens < 1)
     return invalid("tokens per " + std::string(unit) + " is " + std::to_string(block_tokens) +
                    ": expected at least 1");
-  // Five ints multiplied: beyond 64 bits for absurd input.
-  size_t needed = 2 * dtype_bytes(shape.dtype);
-  for (int factor : {shape.n_layers, shape.n_kv_heads, shape.head_dim, block_tokens})
+  // Four ints multiplied: beyond 64 bits for absurd input.
+  size_t needed = 2 * shape.row_bytes();
+  for (int factor : {shape.n_layers, shape.n_kv_heads, block_tokens})
     if (__builtin_mul_overflow(needed, size_t(factor), &needed))
       return invalid("one KV " + std::string(unit) + " of " + std::to_string(block_tokens) +
                      " tokens exceeds 64-bit addresses");
@@ -102,7 +121,12 @@ Result<KvLayout> plan_pool(const std::string& scheme_name, const KvOptions& opti
     return invalid("kv-bytes is " + std::to_string(options.pool_bytes) +
                    ": expected fewer than 2^31 tokens of " + std::to_string(shape.token_bytes()) +
                    " bytes");
-  return KvLayout{shape, options.order, block_tokens, int(n_blocks)};
+  const KvLayout layout{shape, options.order, block_tokens, int(n_blocks)};
+  if (layout.pool_bytes() / shape.row_bytes() >= size_t(1) << 32)
+    return invalid("kv-bytes is " + std::to_string(options.pool_bytes) +
+                   ": expected fewer than 2^32 rows of " + std::to_string(shape.row_bytes()) +
+                   " bytes");
+  return layout;
 }
 
 size_t pool_metadata_bytes(const KvLayout& layout, bool prefix_cache) {
@@ -113,7 +137,8 @@ Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme,
                                                    const KvOptions& options) {
   Result<KvLayout> layout = plan_pool(scheme, options);
   XPYD_CHECK(layout.ok(), layout.ok() ? "" : layout.error().message);
-  bool prefix_cache = options.prefix_cache && find_kv_scheme(scheme)->block_tokens == small_block;
+  const auto make = find_kv_scheme(scheme)->make;
+  const bool prefix_cache = options.prefix_cache && (make == make_paged || make == make_token);
   Device& device = options.device ? *options.device : cpu_device();
   if (find_kv_scheme(scheme)->block_bytes) {
     const int planes = int(vattention_row_bytes(options) / options.page_group_bytes);

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "allocator/kv_layout.h"
+#include "allocator/kv_tier_options.h"
 #include "base/status.h"
 
 namespace xpyd {
@@ -25,6 +26,14 @@ namespace xpyd {
 class BlockPool;
 class Device;
 class DeviceQueue;
+
+// What contiguous memory does with a prompt that begins like another sequence (vattention, slots).
+enum class KvShare : uint8_t {
+  off,
+  alias,     // maps the other's whole page groups a second time, copies the rest (vattention only)
+  takeover,  // goes on in the slot of a sequence that has ended
+  copy,      // copies the KV
+};
 
 struct KvOptions {
   KvShape shape;
@@ -36,10 +45,13 @@ struct KvOptions {
   // vattention:
   size_t page_group_bytes = 65536;  // what one map call backs
   int max_sequences = 0;            // at once, in one memory: slots of virtual addresses
+  int n_memories = 1;               // of this process, with such options: they share its mappings
   bool map_ahead = true;            // in the background, what the next steps need
   bool keep_idle = true;            // deferred reclamation; off where other memories share the pool
   double page_call_us = 0;          // PageGroupOptions
   bool guard = false;               // PageGroupOptions
+  KvShare share = KvShare::off;     // vattention; slots always take over
+  KvTierOptions tiers;              // below this pool
   Device* device = nullptr;      // where the pool is; null: the CPU
   DeviceQueue* queue = nullptr;  // of the instance, on that device, for its copies; null: the CPU's
 };
@@ -57,6 +69,17 @@ struct KvStats {
   // vattention, cumulative: calls, and what of them the engine waited for.
   int64_t map_calls = 0, unmap_calls = 0, waited_jobs = 0;
   double map_wait_seconds = 0;
+  // Where the pool's bytes are now. `written` counts a byte that several sequences share once.
+  // capacity_bytes = written + reserved + internal + idle + external, always.
+  int64_t capacity_bytes = 0;  // pool_bytes
+  int64_t written_bytes = 0;   // KV of sequences
+  int64_t reserved_bytes = 0;  // held for tokens that a sequence may yet have (contiguous, slots)
+  int64_t internal_bytes = 0;  // held by a sequence because blocks are not smaller
+  int64_t idle_bytes = 0;      // free, or cached and evictable
+  int64_t external_bytes = 0;  // in no block: cannot be given to anybody
+  int64_t mapped_bytes = 0;    // behind addresses (vattention; else capacity_bytes)
+  int64_t mappings = 0;        // of these bytes, as the system counts them (VMAs); 1 without vattention
+  KvTierStats tiers;
   int available() const { return free + cached; }          // blocks that an append can get
 };
 
@@ -67,6 +90,7 @@ using KvLease = int32_t;  // valid from pin to unpin
 struct KvReservation {
   KvHandle handle = kNoKv;
   int cached_tokens = 0;  // KV of the first `cached_tokens` tokens is there already
+  bool loading = false;   // … or on its way from a tier: not before ready()
 };
 
 // A sequence on its way between two memories over one pool: block ids and the references that they
@@ -88,8 +112,31 @@ class KvMemory {
   // append.
   virtual Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) = 0;
 
-  // Cached tokens that reserve would find, at this moment. Any thread may call it.
+  // Whether what reserve() found is in place. Once it says so, written_tokens() is what there is: a
+  // failed read leaves less than reserve() promised. Until then: free() or wait.
+  virtual bool ready(KvHandle handle) {
+    (void)handle;
+    return true;
+  }
+
+  // reserve() without tiers: what it finds is in place.
+  virtual Result<KvReservation> reserve_here(std::span<const int32_t> tokens, uint64_t salt) {
+    return reserve(tokens, salt);
+  }
+
+  // Cached tokens that are in this memory, at this moment. Any thread may call it.
   virtual int probe(std::span<const int32_t> tokens, uint64_t salt) const = 0;
+
+  // Cached tokens that reserve() would promise: more than probe() where it would load some from a
+  // tier. Any thread may call it.
+  virtual int promise(std::span<const int32_t> tokens, uint64_t salt) const {
+    return probe(tokens, salt);
+  }
+
+  // Lets what goes on in the background (copies to and from tiers) make progress: its ends are
+  // noticed here and in the calls that change a sequence. The owner calls it now and then. True:
+  // something was under way, so that memory may have come free.
+  virtual bool poll() { return false; }
 
   // Makes room for `n_tokens` more tokens after those written, evicting cached blocks as needed,
   // and makes the block of the next token private (copy-on-write). False: not enough blocks, and

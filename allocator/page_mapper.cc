@@ -60,8 +60,7 @@ bool PageMapper::execute(const Job& job) {
   if (job.rows.empty()) return true;
   if (job.what == Job::map) return map_rows(job);
   unmap_rows(job, n_planes_, int(job.rows.size()));
-  if (job.what == Job::unmap_and_release) pool_.release(job.rows);
-  if (job.released) job.released->fetch_sub(int(job.rows.size()), std::memory_order_relaxed);
+  if (job.what == Job::unmap_and_release) pool_.release_idle(job.rows);
   return true;
 }
 
@@ -102,29 +101,24 @@ bool PageMapper::wait(uint64_t ticket) {
     const auto start = std::chrono::steady_clock::now();
     finished_.wait(lock, [&] { return n_done_ >= ticket; });
     stats_.stall_seconds += seconds_since(start);
+    ++stats_.waits;
   }
   return failed_.erase(ticket) == 0;
-}
-
-bool PageMapper::run(Job job) {
-  {
-    std::unique_lock lock(mutex_);
-    const auto start = std::chrono::steady_clock::now();
-    finished_.wait(lock, [&] { return n_done_ == n_posted_; });
-    // The mapper's thread is idle and only this thread posts: the job is in order here.
-    lock.unlock();
-    const bool done = execute(job);
-    lock.lock();
-    stats_.stall_seconds += seconds_since(start);
-    ++stats_.owner_jobs;
-    if (!done) ++stats_.failed_jobs;
-    return done;
-  }
 }
 
 void PageMapper::drain() {
   std::unique_lock lock(mutex_);
   finished_.wait(lock, [&] { return n_done_ == n_posted_; });
+}
+
+bool PageMapper::run(const Job& job) {
+  const auto start = std::chrono::steady_clock::now();
+  const bool done = execute(job);
+  std::lock_guard lock(mutex_);
+  stats_.stall_seconds += seconds_since(start);
+  ++stats_.owner_jobs;
+  if (!done) ++stats_.failed_jobs;
+  return done;
 }
 
 PageMapper::Stats PageMapper::stats() const {

@@ -1,13 +1,13 @@
 // The thread that puts page groups behind one memory's addresses, in the order in which it is
-// asked. A row is what one sequence needs for its next T tokens: one group for each plane, that is
-// for each (layer, K or V) in layer_major and one in all in token_major ("tensor slicing",
-// vAttention section 8.2). Group of (plane, row r) = plane * n_rows + r, so that neighbouring rows
-// are neighbours in every plane and one call maps them together.
+// asked. What cannot wait its owner does itself, beside it: addresses of other slots are no matter.
+// A row is what one sequence needs for its next T tokens: one group for each plane, that is for
+// each (layer, K or V) in layer_major and one in all in token_major ("tensor slicing", vAttention
+// section 8.2). Group of (plane, row r) = plane * n_rows + r, so that neighbouring rows are
+// neighbours in every plane and one call maps them together.
 //
 // Thread safety: one owner, the memory's thread, calls everything.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -27,12 +27,11 @@ class PageMapper {
     int slot = 0;
     int first = 0;              // row of the slot
     std::vector<int32_t> rows;  // of the pool, for slot rows first, first + 1, …
-    enum { map, unmap, unmap_and_release } what = map;
-    std::atomic<int>* released = nullptr;  // loses the rows when they are free
+    enum { map, unmap, unmap_and_release } what = map;  // released: idle references
   };
   // Cumulative. `stall`: the owner waited for a job, or did it itself.
   struct Stats {
-    int64_t background_jobs = 0, owner_jobs = 0, failed_jobs = 0;
+    int64_t background_jobs = 0, owner_jobs = 0, failed_jobs = 0, waits = 0;
     double stall_seconds = 0;
   };
 
@@ -44,9 +43,10 @@ class PageMapper {
   [[nodiscard]] uint64_t post(Job job);
   // Until that job is done. False: it was a map that the system refused; nothing of it is mapped.
   [[nodiscard]] bool wait(uint64_t ticket);
-  // Now, on this thread, after what is queued.
-  [[nodiscard]] bool run(Job job);
-  void drain();  // until everything posted is done
+  // Now, on this thread, beside what is queued. Before: the last job of the same slot is done, and
+  // so are those that unmap and release these rows: they are free.
+  [[nodiscard]] bool run(const Job& job);
+  void drain();  // until everything posted is done; counts as no wait
   Stats stats() const;
 
  private:

@@ -14,14 +14,13 @@ int blocks_for(int tokens, int block_tokens) { return (tokens + block_tokens - 1
 
 class PagedMemory final : public PooledMemory {
  public:
-  PagedMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options)
+  PagedMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options, const char* name)
       : PooledMemory(std::move(pool), options),
+        name_(name),
         block_tokens_(layout().block_tokens),
-        caching_(options.prefix_cache && pool_->prefix_cache()) {
-    XPYD_CHECK(options.block_tokens == block_tokens_);
-  }
+        caching_(options.prefix_cache && pool_->prefix_cache()) {}
 
-  const char* name() const override { return "paged"; }
+  const char* name() const override { return name_; }
 
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
     KvHandle handle = sequences_.add();
@@ -63,6 +62,7 @@ class PagedMemory final : public PooledMemory {
     XPYD_CHECK(s.written + int64_t(tokens.size()) <= s.room, "written without room");
     int before = s.written;
     s.written += int(tokens.size());
+    pool_->add_written(s.table, before, int(tokens.size()));
     if (caching_) index_new(s, before, tokens);
   }
 
@@ -127,6 +127,7 @@ class PagedMemory final : public PooledMemory {
     s.table.pop_back();
     int32_t& shared = s.table[size_t(s.written / block_tokens_)];
     copy_tokens(fresh, shared, s.written % block_tokens_);
+    pool_->set_written({&fresh, 1}, s.written % block_tokens_);
     pool_->release({&shared, 1});  // after the copy: nobody can overwrite it under us
     shared = fresh;
     s.maybe_shared = false;
@@ -161,6 +162,7 @@ class PagedMemory final : public PooledMemory {
                "append would write into a shared block");
   }
 
+  const char* const name_;
   const int block_tokens_;
   const bool caching_;
 };
@@ -168,7 +170,11 @@ class PagedMemory final : public PooledMemory {
 }  // namespace
 
 std::unique_ptr<KvMemory> make_paged(std::shared_ptr<BlockPool> pool, const KvOptions& options) {
-  return std::make_unique<PagedMemory>(std::move(pool), options);
+  return std::make_unique<PagedMemory>(std::move(pool), options, "paged");
+}
+
+std::unique_ptr<KvMemory> make_token(std::shared_ptr<BlockPool> pool, const KvOptions& options) {
+  return std::make_unique<PagedMemory>(std::move(pool), options, "token");
 }
 
 }  // namespace xpyd

@@ -1,5 +1,6 @@
 #include "allocator/pooled.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -81,6 +82,13 @@ void PooledMemory::check_length(int tokens) const {
 
 KvStats PooledMemory::stats() const {
   KvStats stats = pool_->stats();
+  const int64_t block = int64_t(pool_->block_bytes());
+  stats.capacity_bytes = stats.mapped_bytes = int64_t(options_.pool_bytes);
+  stats.mappings = 1;
+  stats.idle_bytes = (stats.free + stats.cached) * block;
+  stats.external_bytes = stats.capacity_bytes - stats.capacity * block;
+  (reserves() ? stats.reserved_bytes : stats.internal_bytes) =
+      (stats.active + stats.in_transfer) * block - stats.written_bytes;
   stats.prefix_query_tokens = query_tokens_.load(std::memory_order_relaxed);
   stats.prefix_hit_tokens = hit_tokens_.load(std::memory_order_relaxed);
   stats.evictions = evictions_.load(std::memory_order_relaxed);
@@ -88,27 +96,45 @@ KvStats PooledMemory::stats() const {
   return stats;
 }
 
+void PooledMemory::count_references(std::vector<int32_t>& references, std::vector<int32_t>&) const {
+  sequences_.for_each([&](const Sequence& s) {
+    for (int32_t block : s.table) ++references[size_t(block)];
+  });
+}
+
 void PooledMemory::check_invariants(bool complete) const {
   size_t n = size_t(pool_->layout().n_blocks);
-  std::vector<int32_t> references(n, 0), leases(n, 0), last_user(n, -1);
+  const int block_tokens = pool_->layout().block_tokens;
+  std::vector<int32_t> references(n, 0), idle(n, 0), leases(n, 0), last_user(n, -1);
   int32_t user = 0;
   sequences_.for_each([&](const Sequence& s) {
-    for (int32_t block : s.table) {
+    const std::span<const int32_t> table = table_of(s);
+    for (int i = 0; i < int(table.size()); ++i) {
+      const int32_t block = table[size_t(i)];
+      const auto which = [block] { return "block " + std::to_string(block); };
       XPYD_CHECK(block >= 0 && size_t(block) < n);
-      ++references[size_t(block)];
       XPYD_CHECK(std::exchange(last_user[size_t(block)], user) != user,
-                 "block " + std::to_string(block) + " twice in one table");
+                 which() + " twice in one table");
+      XPYD_CHECK(pool_->filled(block) == std::clamp(s.written - i * block_tokens, 0, block_tokens),
+                 which() + " holds " + std::to_string(pool_->filled(block)) + " of " +
+                     std::to_string(s.written) + " tokens, at " + std::to_string(i));
     }
     ++user;
     XPYD_CHECK(0 <= s.written && s.written <= s.room);
-    XPYD_CHECK(int64_t(s.room) <= int64_t(s.table.size()) * pool_->layout().block_tokens);
+    XPYD_CHECK(int64_t(s.room) <= int64_t(table.size()) * block_tokens);
     check_sequence(s);
   });
   leases_.for_each([&](const std::vector<int32_t>& blocks) {
     for (int32_t block : blocks) ++leases[size_t(block)];
   });
-  count_references(references);
-  pool_->check_invariants(references, leases, complete);
+  count_references(references, idle);
+  pool_->check_invariants(references, leases, idle, complete);
+  const KvStats s = stats();
+  XPYD_CHECK(s.capacity_bytes == s.written_bytes + s.reserved_bytes + s.internal_bytes +
+                                     s.idle_bytes + s.external_bytes);
+  for (int64_t bytes : {s.written_bytes, s.reserved_bytes, s.internal_bytes, s.idle_bytes,
+                        s.external_bytes, s.mapped_bytes})
+    XPYD_CHECK(bytes >= 0 && bytes <= s.capacity_bytes);
 }
 
 }  // namespace xpyd

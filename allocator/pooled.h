@@ -26,7 +26,7 @@ class PooledMemory : public KvMemory {
   void discard(KvHandover handover) override;
   int written_tokens(KvHandle handle) const override { return sequences_[handle].written; }
   std::span<const int32_t> blocks(KvHandle handle) const override {
-    return sequences_[handle].table;
+    return table_of(sequences_[handle]);
   }
   KvStats stats() const override;
   void clear_prefix_cache() override { pool_->clear_prefix_cache(); }
@@ -44,9 +44,16 @@ class PooledMemory : public KvMemory {
     std::vector<int32_t> tail;  // tokens after the last full block
     void clear();
   };
+  // The blocks of its room, or of what it was given (paged, contiguous).
+  virtual std::span<const int32_t> table_of(const Sequence& sequence) const {
+    return sequence.table;
+  }
   virtual void check_sequence(const Sequence& sequence) const = 0;
-  // Blocks that this memory references beside its sequences' tables.
-  virtual void count_references(std::vector<int32_t>& references) const { (void)references; }
+  // References of this memory, and which of them are marked idle.
+  virtual void count_references(std::vector<int32_t>& references, std::vector<int32_t>& idle) const;
+  // Where a block holds more than its tokens: for those still to come (contiguous, slots), or
+  // because it is not smaller.
+  virtual bool reserves() const { return false; }
   void check_length(int tokens) const;  // of one sequence, against options.max_sequence_tokens
   Sequence& add_adopted(KvHandover& handover, KvHandle& handle);
   // Where layout()'s blocks lie.
@@ -65,12 +72,14 @@ class PooledMemory : public KvMemory {
 };
 
 std::unique_ptr<KvMemory> make_paged(std::shared_ptr<BlockPool> pool, const KvOptions& options);
+std::unique_ptr<KvMemory> make_token(std::shared_ptr<BlockPool> pool, const KvOptions& options);
 std::unique_ptr<KvMemory> make_contiguous(std::shared_ptr<BlockPool> pool,
                                           const KvOptions& options);
+std::unique_ptr<KvMemory> make_slots(std::shared_ptr<BlockPool> pool, const KvOptions& options);
 std::unique_ptr<KvMemory> make_vattention(std::shared_ptr<BlockPool> pool,
                                           const KvOptions& options);
-// Tokens and bytes of one row of page groups, the block of vattention's pool. 0 tokens: a group does
-// not hold one.
+// Tokens and bytes of one row of page groups, the block of vattention's pool. 0 tokens: a group
+// does not hold one.
 int vattention_row_tokens(const KvOptions& options);
 size_t vattention_row_bytes(const KvOptions& options);
 // The virtual slots of one memory.

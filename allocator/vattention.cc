@@ -2,18 +2,17 @@
 // behind the part that it uses (Prabhu et al., ASPLOS'25). Kernels see contiguous memory; what is
 // left of waste is the end of one row of page groups (page_mapper.h).
 //
-// A slot is a piece of the virtual range. Its rows stay mapped when its sequence ends (deferred
-// reclamation, section 6.1.2): the next sequence that takes the slot maps only what it needs beyond
-// them. Rows of idle slots are what the pool's stats call cached: unmapped when others need them,
-// the longest idle first.
+// A slot is a piece of the virtual range (slot_rows.h). Its rows stay mapped when its sequence ends
+// (deferred reclamation, section 6.1.2), and so does what they hold (slot_contents.h): a sequence
+// that begins alike maps the full rows a second time, goes on in the slot, or copies
+// (KvOptions::share); any other maps only what it needs beyond the rows of the slot it takes.
 #include <algorithm>
-#include <atomic>
 #include <numeric>
 #include <string>
 #include <utility>
 
-#include "allocator/page_mapper.h"
 #include "allocator/pooled.h"
+#include "allocator/slot_rows.h"
 
 namespace xpyd {
 namespace {
@@ -36,14 +35,11 @@ class VattentionMemory final : public PooledMemory {
       : PooledMemory(std::move(pool), options),
         layout_(vattention_slots(options)),
         row_tokens_(pool_->layout().block_tokens),
-        range_(reserve_range()),
-        mapper_(*pool_, *range_, layout_),
-        slots_(size_t(options.max_sequences)) {
+        share_(options.prefix_cache ? options.share : KvShare::off),
+        contents_(layout_.n_blocks),
+        rows_(*pool_, layout_, options, contents_),
+        slots_(size_t(layout_.n_blocks)) {
     prepare_idle_slot();
-  }
-  ~VattentionMemory() override {
-    mapper_.drain();
-    for (const Slot& slot : slots_) pool_->release(slot.rows);
   }
 
   const char* name() const override { return "vattention"; }
@@ -53,7 +49,7 @@ class VattentionMemory final : public PooledMemory {
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override;
   bool append(KvHandle handle, int n_tokens) override;
   void written(KvHandle handle, std::span<const int32_t> tokens) override;
-  void trim(KvHandle handle) override { sequences_[handle].room = sequences_[handle].written; }
+  void trim(KvHandle handle) override;
   Result<KvHandle> fork(KvHandle handle) override;
   void free(KvHandle handle) override;
   KvLease pin(KvHandle handle) override;
@@ -63,279 +59,264 @@ class VattentionMemory final : public PooledMemory {
   KvView view(KvHandle handle) const override;
   bool tail_shared(KvHandle) const override { return false; }
   KvStats stats() const override;
-  void clear_prefix_cache() override {}  // there is none: idle rows are only room
-  void check_invariants(bool complete) const override {
-    mapper_.drain();
-    PooledMemory::check_invariants(complete);
-  }
+  void clear_prefix_cache() override { contents_.clear_idle(); }
+  void check_invariants(bool complete) const override;
 
  private:
-  // Virtual addresses of one sequence. While it is live its rows are in the sequence's table.
   struct Slot {
     bool live = false;
-    int pins = 0;               // leases on its addresses: it stays as it is
-    std::vector<int32_t> rows;  // of an idle slot: mapped, referenced
-    uint64_t mapping = 0;       // ticket of the last job
-    int mapping_from = 0;       // rows of that job, if it is a map
-    int64_t idle_since = 0;
+    int pins = 0;         // leases on its addresses: …
+    int pinned_rows = 0;  // … these stay as they are
   };
 
-  std::unique_ptr<VirtualRange> reserve_range() const;
   int rows_for(int tokens) const { return (tokens + row_tokens_ - 1) / row_tokens_; }
-  bool usable(const Slot& slot) const { return !slot.live && slot.pins == 0; }
-  int find_slot(int rows) const;
-  int oldest_idle(int except) const;
-  KvHandle take_slot(int slot);
-  void give_back(int slot, int keep);
-  void give_back_idle();
-  bool make_free(int n_rows);
-  bool settle(Slot& slot, std::vector<int32_t>& rows);
-  bool grow(Sequence& s, int n_rows);
-  void grow_ahead(Sequence& s, int tokens);
-  bool map_ahead(int slot, std::vector<int32_t>& rows, int more);
+  // Rows all of whose bytes belong to the first `tokens` tokens: who shares them never writes
+  // there.
+  int full_rows(int tokens) const {
+    return int(size_t(tokens) * plane_token_bytes(options_) / options_.page_group_bytes);
+  }
+  bool sharing() const { return share_ != KvShare::off; }
+  bool usable(int slot) const {
+    return !slots_[size_t(slot)].live && slots_[size_t(slot)].pins == 0;
+  }
+  void set_busy(int slot, int rows) {
+    rows_.set_busy(slot, std::max(rows, slots_[size_t(slot)].pinned_rows));
+  }
+  int find_slot(int rows, int except) const;
+  KvHandle open(int slot, int tokens);
+  void clear(int slot);
+  bool take_over(SlotContents::Match& match);
+  bool clone(int slot, int donor, int tokens, int room);
+  void copy_bytes(int to, int from, size_t begin, size_t end);
+  int attach(SlotContents::Match& match, int n_tokens);
+  void ended(int slot);
   void prepare_idle_slot();
-  void reclaim(int n_rows, int except);
-  void retire(int slot);
-  void reclaim_ahead();
-  std::byte* data() const override { return range_->data(); }
-  void count_references(std::vector<int32_t>& references) const override;
+  std::byte* data() const override { return rows_.data(); }
+  std::span<const int32_t> table_of(const Sequence& s) const override {
+    XPYD_CHECK(rows_for(s.room) <= int(rows_.rows(s.slot).size()));
+    return rows_.rows(s.slot).first(size_t(rows_for(s.room)));
+  }
+  void count_references(std::vector<int32_t>& references,
+                        std::vector<int32_t>& idle) const override {
+    rows_.count_references(references, idle);
+  }
   void check_sequence(const Sequence& s) const override;
 
-  const KvLayout layout_;          // of the slots: block = slot
-  std::atomic<int> idle_rows_{0};  // of usable slots, and those that are being given back
+  const KvLayout layout_;  // of the slots: block = slot
   const int row_tokens_;
-  const std::unique_ptr<VirtualRange> range_;
-  mutable PageMapper mapper_;
+  const KvShare share_;
+  SlotContents contents_;
+  SlotRows rows_;
   std::vector<Slot> slots_;
   std::vector<int32_t> lease_slots_;  // by lease
-  int64_t clock_ = 0;
 };
 
-std::unique_ptr<VirtualRange> VattentionMemory::reserve_range() const {
-  Result<std::unique_ptr<VirtualRange>> range = pool_->page_groups()->reserve(layout_.pool_bytes());
-  XPYD_CHECK(range.ok(), range.ok() ? "" : range.error().message);
-  return std::move(range).value();
-}
-
-// Best fit: the idle slot with the fewest mapped rows that are enough; where none has enough, the
-// one with the most. -1: none is idle.
-int VattentionMemory::find_slot(int rows) const {
-  int best = -1;
-  for (int i = 0; i < int(slots_.size()); ++i) {
-    if (!usable(slots_[size_t(i)])) continue;
-    if (best < 0) {
-      best = i;
+// Slots without contents first: of them the best fit, that is the fewest mapped rows that are
+// enough, else the most. What others hold may yet be wanted, and to lose only the end of it, when
+// rows run short, is better than to take the slot: then the one that ended first. -1: none is idle.
+int VattentionMemory::find_slot(int rows, int except) const {
+  int best = -1, its = 0, oldest = -1;
+  for (int i = 0; i < layout_.n_blocks; ++i) {
+    if (i == except || !usable(i)) continue;
+    if (sharing() && contents_.size(i) > 0) {
+      if (oldest < 0 || rows_.idle_since(i) < rows_.idle_since(oldest)) oldest = i;
       continue;
     }
-    const int mine = int(slots_[size_t(i)].rows.size()),
-              its = int(slots_[size_t(best)].rows.size());
-    const bool better = mine >= rows ? its < rows || mine < its : its < rows && mine > its;
-    if (better) best = i;
+    const int mine = rows_.unshared_from(i, 0);
+    if (best < 0 || (mine >= rows ? its < rows || mine < its : its < rows && mine > its))
+      best = i, its = mine;
   }
-  return best;
+  return best >= 0 ? best : oldest;
 }
 
-int VattentionMemory::oldest_idle(int except) const {
-  int oldest = -1;
-  for (int i = 0; i < int(slots_.size()); ++i) {
-    const Slot& slot = slots_[size_t(i)];
-    if (i == except || !usable(slot) || slot.rows.empty()) continue;
-    if (oldest < 0 || slot.idle_since < slots_[size_t(oldest)].idle_since) oldest = i;
-  }
-  return oldest;
-}
-
-KvHandle VattentionMemory::take_slot(int index) {
-  Slot& slot = slots_[size_t(index)];
+// A sequence in an idle slot whose first rows hold `tokens` tokens of it.
+KvHandle VattentionMemory::open(int slot, int tokens) {
   const KvHandle handle = sequences_.add();
   Sequence& s = sequences_[handle];
-  settle(slot, slot.rows);
-  idle_rows_.fetch_sub(int(slot.rows.size()), std::memory_order_relaxed);
-  s.table.swap(slot.rows);
-  s.slot = index;
-  slot.live = true;
+  s.slot = slot;
+  s.written = s.room = tokens;
+  slots_[size_t(slot)].live = true;
+  rows_.begin(slot);
   return handle;
 }
 
-// Its last map is done; rows that the system refused are given up. False: some were.
-bool VattentionMemory::settle(Slot& slot, std::vector<int32_t>& rows) {
-  if (mapper_.wait(std::exchange(slot.mapping, 0))) return true;
-  const std::span<const int32_t> refused = std::span(rows).subspan(size_t(slot.mapping_from));
-  pool_->release(refused);
-  if (usable(slot)) idle_rows_.fetch_sub(int(refused.size()), std::memory_order_relaxed);
-  rows.resize(size_t(slot.mapping_from));
-  return false;
+// What is in an idle slot is no more; its rows stay, those that others use, too, are let go.
+void VattentionMemory::clear(int slot) {
+  rows_.give_back(slot, rows_.unshared_from(slot, 0));
+  contents_.truncate(slot, 0);
+  pool_->set_written(rows_.rows(slot), 0);
 }
 
-// An idle slot keeps its first `keep` rows; the others are unmapped in the background, then free.
-void VattentionMemory::give_back(int index, int keep) {
-  Slot& slot = slots_[size_t(index)];
-  settle(slot, slot.rows);
-  if (keep >= int(slot.rows.size())) return;
-  PageMapper::Job job{.slot = index, .first = keep, .what = PageMapper::Job::unmap_and_release};
-  job.rows.assign(slot.rows.begin() + keep, slot.rows.end());
-  job.released = &idle_rows_;  // until then they are on their way to whoever asks
-  slot.rows.resize(size_t(keep));
-  slot.mapping = mapper_.post(std::move(job));
-  slot.mapping_from = keep;
-}
-
-// The system refuses mappings: those of idle slots are given back, so that the next try may
-// succeed.
-void VattentionMemory::give_back_idle() {
-  for (int oldest; (oldest = oldest_idle(-1)) >= 0;) give_back(oldest, 0);
-}
-
-// Free rows in the pool, taken from idle slots if need be. False: there are not so many.
-bool VattentionMemory::make_free(int n_rows) {
-  const int free = pool_->stats().free;
-  if (free + idle_rows_.load(std::memory_order_relaxed) < n_rows) return false;
-  if (free >= n_rows) return true;
-  reclaim(n_rows - free, -1);
-  mapper_.drain();  // a row is free when it is unmapped
-  return pool_->stats().free >= n_rows;
-}
-
-bool VattentionMemory::grow(Sequence& s, int n_rows) {
-  Slot& slot = slots_[size_t(s.slot)];
-  if (slot.mapping != 0 && n_rows <= slot.mapping_from) return true;  // what is under way can wait
-  settle(slot, s.table);
-  const int have = int(s.table.size()), more = n_rows - have;
-  if (more <= 0) return true;
-  if (!make_free(more) || !pool_->allocate_run(more, s.table)) return false;
-  PageMapper::Job job{.slot = s.slot, .first = have};
-  job.rows.assign(s.table.begin() + have, s.table.end());
-  if (mapper_.run(job)) return true;
-  pool_->release(job.rows);
-  s.table.resize(size_t(have));
-  give_back_idle();
-  return false;
-}
-
-// Maps in the background what the next steps need, from rows that are free anyway.
-void VattentionMemory::grow_ahead(Sequence& s, int tokens) {
-  if (!options_.map_ahead) return;
-  const int limit = options_.max_sequence_tokens > 0 ? options_.max_sequence_tokens : tokens;
-  const int have = int(s.table.size()), more = rows_for(std::min(tokens, limit)) - have;
-  map_ahead(s.slot, s.table, more);
-}
-
-// False: nothing is under way.
-bool VattentionMemory::map_ahead(int index, std::vector<int32_t>& rows, int more) {
-  Slot& slot = slots_[size_t(index)];
-  if (more <= 0 || !settle(slot, rows)) return false;
-  if (pool_->stats().free < more + pool_->layout().n_blocks / 20) return false;
-  const int have = int(rows.size());
-  if (!pool_->allocate_run(more, rows)) return false;
-  PageMapper::Job job{.slot = index, .first = have};
-  job.rows.assign(rows.begin() + have, rows.end());
-  slot.mapping = mapper_.post(std::move(job));
-  slot.mapping_from = have;
+// The idle slot goes on from its first match.tokens tokens. The row in which they end will be
+// written to: where others use it, they end with the row before. False: there is no such end.
+bool VattentionMemory::take_over(SlotContents::Match& match) {
+  const int slot = match.slot, full = full_rows(match.tokens);
+  const int own = rows_.unshared_from(slot, full);
+  if (own < rows_for(match.tokens)) {
+    if (full == 0 || options_.page_group_bytes % plane_token_bytes(options_) != 0) return false;
+    match.tokens = full * row_tokens_;
+  }
+  rows_.give_back(slot, own);
+  set_busy(slot, rows_for(match.tokens));
+  pool_->set_written(rows_.rows(slot).subspan(size_t(full)), match.tokens - full * row_tokens_);
   return true;
 }
 
-// Eager allocation (section 6.1.2): one idle slot has rows before anybody asks.
-void VattentionMemory::prepare_idle_slot() {
-  if (!options_.map_ahead || !options_.keep_idle) return;
-  const int best = find_slot(kEagerRows);
-  if (best < 0) return;
-  Slot& slot = slots_[size_t(best)];
-  const int have = int(slot.rows.size()),
-            more = std::min(kEagerRows, rows_for(options_.max_sequence_tokens)) - have;
-  if (!map_ahead(best, slot.rows, more)) return;
-  slot.idle_since = ++clock_;
-  idle_rows_.fetch_add(more, std::memory_order_relaxed);
+// Bytes [begin, end) of each plane of a slot.
+void VattentionMemory::copy_bytes(int to, int from, size_t begin, size_t end) {
+  copies_.clear();
+  if (begin == end) return;
+  for (int p = 0; p < planes_of(options_); ++p)
+    copies_.push_back({data() + layout_.offset(from, p / 2, p % 2, 0, 0) + begin,
+                       data() + layout_.offset(to, p / 2, p % 2, 0, 0) + begin, end - begin});
+  queue_.copy(copies_, true);
+  queue_.wait();
 }
 
-// An idle slot keeps its rows for the next sequence, unless free rows run short.
-void VattentionMemory::retire(int index) {
-  if (options_.keep_idle) return reclaim_ahead();
-  give_back(index, 0);
-  mapper_.drain();  // others may be waiting for them
-}
-
-void VattentionMemory::reclaim_ahead() {
-  const int wanted = pool_->layout().n_blocks * kReclaimBelow / 100;
-  reclaim(wanted - pool_->stats().free, find_slot(kEagerRows));
-}
-
-// Idle slots but `except` give n_rows back, the longest idle first, if they have so many.
-void VattentionMemory::reclaim(int n_rows, int except) {
-  while (n_rows > 0) {
-    const int oldest = oldest_idle(except);
-    if (oldest < 0) return;
-    const int has = int(slots_[size_t(oldest)].rows.size()), gives = std::min(has, n_rows);
-    give_back(oldest, has - gives);
-    evictions_.fetch_add(gives, std::memory_order_relaxed);
-    n_rows -= gives;
+// The first `tokens` tokens of `donor` in the idle slot, too: full rows by a second mapping
+// (alias), the rest copied. Copy-on-write of a row never happens: KV is only appended to, a full
+// row has no byte left to write, and the row of the next token is never shared. `room`: tokens that
+// will be asked for next; nothing is begun that they do not fit behind. False: no rows, and the
+// slot is empty.
+bool VattentionMemory::clone(int slot, int donor, int tokens, int room) {
+  const int shared = share_ == KvShare::alias ? full_rows(tokens) : 0;
+  const int donor_busy = rows_.busy(donor);
+  rows_.set_busy(donor, std::max(donor_busy, rows_for(tokens)));  // nobody reclaims them now
+  const KvStats stats = pool_->stats();
+  bool done = stats.free + stats.cached >= rows_for(std::max(tokens, room)) - shared;
+  if (done) {
+    clear(slot);
+    if (shared > 0) done = rows_.alias(slot, donor, shared);
+    done = done && rows_.grow(slot, rows_for(tokens));
+    if (done) {
+      rows_.wait(donor, rows_for(tokens));
+      copy_bytes(slot, donor, size_t(shared) * options_.page_group_bytes,
+                 size_t(tokens) * plane_token_bytes(options_));
+      pool_->set_written(rows_.rows(slot).subspan(size_t(shared)), tokens - shared * row_tokens_);
+    } else {
+      set_busy(slot, 0);
+      clear(slot);
+    }
   }
+  rows_.set_busy(donor, donor_busy);
+  return done;
 }
 
-Result<KvReservation> VattentionMemory::reserve(std::span<const int32_t> tokens, uint64_t) {
-  const int slot = find_slot(rows_for(int(tokens.size())));
-  if (slot < 0) return Error{ErrorCode::unavailable, "no free KV slot"};
-  const KvHandle handle = take_slot(slot);
+// A slot that holds match.tokens tokens of what `match` found; -1: it could not be used.
+int VattentionMemory::attach(SlotContents::Match& match, int n_tokens) {
+  const bool idle = usable(match.slot);
+  // Nothing is lost if the donor goes on itself.
+  const bool whole = idle && match.tokens == contents_.size(match.slot);
+  if (share_ != KvShare::takeover && !whole) {
+    const int slot = find_slot(0, match.slot);
+    if (slot >= 0 && clone(slot, match.slot, match.tokens, n_tokens)) return slot;
+  }
+  return idle && take_over(match) ? match.slot : -1;
+}
+
+Result<KvReservation> VattentionMemory::reserve(std::span<const int32_t> tokens, uint64_t salt) {
+  SlotContents::Match match;
+  int slot = -1;
+  if (sharing()) {
+    query_tokens_.fetch_add(int64_t(tokens.size()), std::memory_order_relaxed);
+    match = contents_.find(tokens, salt, share_ == KvShare::takeover);
+    if (match.slot >= 0) slot = attach(match, int(tokens.size()));
+  }
+  if (slot < 0) {
+    match = {};
+    slot = find_slot(rows_for(int(tokens.size())), -1);
+    if (slot < 0) return Error{ErrorCode::unavailable, "no free KV slot"};
+    clear(slot);
+  }
+  if (sharing()) contents_.begin(slot, tokens.first(size_t(match.tokens)), salt);
+  hit_tokens_.fetch_add(match.tokens, std::memory_order_relaxed);
+  const KvHandle handle = open(slot, match.tokens);
   prepare_idle_slot();
-  return KvReservation{handle, 0};
+  return KvReservation{handle, match.tokens};
 }
 
-int VattentionMemory::probe(std::span<const int32_t>, uint64_t) const { return 0; }
+int VattentionMemory::probe(std::span<const int32_t> tokens, uint64_t salt) const {
+  return sharing() ? contents_.find(tokens, salt, share_ == KvShare::takeover).tokens : 0;
+}
 
 bool VattentionMemory::append(KvHandle handle, int n_tokens) {
   Sequence& s = sequences_[handle];
   XPYD_CHECK(n_tokens >= 0);
   const int tokens = s.written + n_tokens;
   check_length(tokens);
-  if (!grow(s, rows_for(tokens))) return false;
+  if (!rows_.grow(s.slot, rows_for(tokens))) return false;
   s.room = std::max(s.room, tokens);
-  grow_ahead(s, s.room + std::max(n_tokens, kAheadTokens));
+  const int limit = options_.max_sequence_tokens > 0 ? options_.max_sequence_tokens : s.room;
+  rows_.grow_ahead(s.slot, rows_for(std::min(s.room + std::max(n_tokens, kAheadTokens), limit)));
   return true;
 }
 
 void VattentionMemory::written(KvHandle handle, std::span<const int32_t> tokens) {
   Sequence& s = sequences_[handle];
   XPYD_CHECK(s.written + int64_t(tokens.size()) <= s.room, "written without room");
+  pool_->add_written(rows_.rows(s.slot), s.written, int(tokens.size()));
   s.written += int(tokens.size());
+  if (sharing()) contents_.add(s.slot, tokens);
+}
+
+void VattentionMemory::trim(KvHandle handle) {
+  Sequence& s = sequences_[handle];
+  s.room = s.written;
+  set_busy(s.slot, rows_for(s.room));
 }
 
 Result<KvHandle> VattentionMemory::fork(KvHandle handle) {
   trim(handle);
-  const int written = sequences_[handle].written, index = find_slot(rows_for(written));
-  const Error none{ErrorCode::unavailable, "no free KV slot"};
-  if (index < 0) return none;
-  const KvHandle child_handle = take_slot(index);
-  Sequence& child = sequences_[child_handle];
-  if (!grow(child, rows_for(written))) {
-    free(child_handle);
-    return none;
-  }
-  view(handle);  // its rows are mapped
-  copy_tokens(index, sequences_[handle].slot, written);
-  child.written = child.room = written;
-  return child_handle;
+  const int written = sequences_[handle].written, donor = sequences_[handle].slot;
+  const int slot = find_slot(rows_for(written), -1);
+  if (slot < 0 || !clone(slot, donor, written, 0))
+    return Error{ErrorCode::unavailable, "no free KV slot"};
+  if (sharing()) contents_.begin_like(slot, donor);
+  return open(slot, written);
 }
 
 void VattentionMemory::free(KvHandle handle) {
-  Sequence& s = sequences_[handle];
-  const int index = s.slot;
-  Slot& slot = slots_[size_t(index)];
-  settle(slot, s.table);
-  slot.live = false;
-  slot.rows.swap(s.table);
-  slot.idle_since = ++clock_;
-  s.table.clear();
+  const int slot = sequences_[handle].slot;
   sequences_.remove(handle);
-  if (slot.pins > 0) return;
-  idle_rows_.fetch_add(int(slot.rows.size()), std::memory_order_relaxed);
-  retire(index);
+  slots_[size_t(slot)].live = false;
+  rows_.end(slot);
+  set_busy(slot, 0);
+  if (slots_[size_t(slot)].pins == 0) ended(slot);
+}
+
+// Nobody needs the slot any more. It keeps its rows for the next sequence, unless free rows run
+// short.
+void VattentionMemory::ended(int slot) {
+  if (options_.keep_idle) {
+    contents_.end(slot);
+    const int wanted = pool_->layout().n_blocks * kReclaimBelow / 100;
+    rows_.reclaim(wanted - pool_->stats().free, find_slot(kEagerRows, -1));
+  } else {
+    rows_.give_back(slot, 0);
+    rows_.drain();  // others may be waiting for them
+  }
+}
+
+// Eager allocation (section 6.1.2): one idle slot has rows before anybody asks.
+void VattentionMemory::prepare_idle_slot() {
+  if (!options_.keep_idle) return;
+  const int slot = find_slot(kEagerRows, -1);
+  if (slot < 0 || contents_.size(slot) > 0) return;
+  if (rows_.grow_ahead(slot, std::min(kEagerRows, rows_for(options_.max_sequence_tokens))))
+    rows_.end(slot);  // the last one whose rows go to somebody else
 }
 
 // A lease holds the blocks and, since what reads them goes by address, the slot.
 KvLease VattentionMemory::pin(KvHandle handle) {
-  const KvLease lease = PooledMemory::pin(handle);
+  const std::span<const int32_t> table = blocks(handle);
+  const KvLease lease = leases_.add();
+  leases_[lease].assign(table.begin(), table.end());
+  pool_->hold(table);
   if (size_t(lease) >= lease_slots_.size()) lease_slots_.resize(size_t(lease) + 1);
-  lease_slots_[size_t(lease)] = sequences_[handle].slot;
-  ++slots_[size_t(sequences_[handle].slot)].pins;
+  const int index = lease_slots_[size_t(lease)] = sequences_[handle].slot;
+  Slot& slot = slots_[size_t(index)];
+  ++slot.pins;
+  slot.pinned_rows = std::max(slot.pinned_rows, int(table.size()));
   return lease;
 }
 
@@ -343,88 +324,76 @@ void VattentionMemory::unpin(KvLease lease) {
   PooledMemory::unpin(lease);
   const int index = lease_slots_[size_t(lease)];
   Slot& slot = slots_[size_t(index)];
-  if (--slot.pins > 0 || slot.live) return;
-  idle_rows_.fetch_add(int(slot.rows.size()), std::memory_order_relaxed);
-  retire(index);
+  if (--slot.pins > 0) return;
+  slot.pinned_rows = 0;
+  if (slot.live) return;  // its next trim gives up what it does not need
+  set_busy(index, 0);
+  ended(index);
 }
 
 // The rows travel; what they were mapped at is unmapped before the slot is used again.
 KvHandover VattentionMemory::hand_over(KvHandle handle) {
-  Sequence& s = sequences_[handle];
-  const int index = s.slot;
-  Slot& slot = slots_[size_t(index)];
-  XPYD_CHECK(slot.pins == 0, "a sequence with leases on its addresses is handed over");
-  settle(slot, s.table);
-  const int keep = rows_for(s.written);
-  // Room without tokens does not travel: it is idle, and given back.
-  slot.rows.assign(s.table.begin(), s.table.end());
-  idle_rows_.fetch_add(int(slot.rows.size()) - keep, std::memory_order_relaxed);
-  s.table.resize(size_t(keep));
-  KvHandover handover{s.table, s.written};
-  pool_->begin_handover(s.table);
+  const Sequence& s = sequences_[handle];
+  const int slot = s.slot;
+  XPYD_CHECK(slots_[size_t(slot)].pins == 0,
+             "a sequence with leases on its addresses is handed over");
+  KvHandover handover{rows_.take(slot, rows_for(s.written)), s.written};
+  pool_->begin_handover(handover.blocks);
   sequences_.remove(handle);
-  slot.live = false;
-  give_back(index, keep);
-  PageMapper::Job job{.slot = index, .first = 0, .what = PageMapper::Job::unmap};
-  job.rows.assign(slot.rows.begin(), slot.rows.end());
-  slot.rows.clear();
-  slot.mapping_from = 0;
-  slot.mapping = mapper_.post(std::move(job));
+  slots_[size_t(slot)].live = false;
+  contents_.truncate(slot, 0);
+  rows_.end(slot);
   return handover;
 }
 
-KvHandle VattentionMemory::adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t) {
+KvHandle VattentionMemory::adopt(KvHandover handover, std::span<const int32_t> tokens,
+                                 uint64_t salt) {
   XPYD_CHECK(int(tokens.size()) >= handover.tokens);
-  const int index = find_slot(0);  // one that gives up the least
-  if (index >= 0) give_back(index, 0);
-  if (index < 0 || !mapper_.run({.slot = index, .first = 0, .rows = handover.blocks})) {
-    give_back_idle();
+  const int slot = find_slot(0, -1);  // one that gives up the least
+  if (slot < 0 || !rows_.adopt(slot, handover.blocks)) {
     discard(std::move(handover));
     return kNoKv;
   }
-  KvHandle handle = kNoKv;
-  Sequence& s = add_adopted(handover, handle);
-  Slot& slot = slots_[size_t(index)];
-  s.slot = index;
-  slot.live = true;
-  slot.mapping = 0;
-  return handle;
+  pool_->end_handover(handover.blocks, true);
+  if (sharing()) contents_.begin(slot, tokens.first(size_t(handover.tokens)), salt);
+  return open(slot, handover.tokens);
 }
 
 KvView VattentionMemory::view(KvHandle handle) const {
   const Sequence& s = sequences_[handle];
-  const Slot& slot = slots_[size_t(s.slot)];
-  // Rows mapped ahead may still be under way; those that hold tokens are not among them.
-  if (slot.mapping != 0 && rows_for(s.room) > slot.mapping_from) mapper_.drain();
-  return {range_->data(), &layout_, nullptr, s.slot};
+  rows_.wait(s.slot, rows_for(s.room));
+  return {data(), &layout_, nullptr, s.slot};
 }
 
 KvStats VattentionMemory::stats() const {
   KvStats stats = PooledMemory::stats();
-  const int idle = std::min(idle_rows_.load(std::memory_order_relaxed), stats.active);
-  stats.active -= idle;
-  stats.cached += idle;
-  stats.map_calls = range_->calls.maps.load(std::memory_order_relaxed);
-  stats.unmap_calls = range_->calls.unmaps.load(std::memory_order_relaxed);
-  const PageMapper::Stats jobs = mapper_.stats();
-  stats.waited_jobs = jobs.owner_jobs;
+  stats.evictions = rows_.reclaimed();
+  stats.map_calls = rows_.calls().maps.load(std::memory_order_relaxed);
+  stats.unmap_calls = rows_.calls().unmaps.load(std::memory_order_relaxed);
+  stats.mapped_bytes = (stats.capacity - stats.free) * int64_t(pool_->block_bytes());
+  stats.mappings = rows_.mappings();
+  const PageMapper::Stats jobs = rows_.jobs();
+  stats.waited_jobs = jobs.owner_jobs + jobs.waits;
   stats.map_wait_seconds = jobs.stall_seconds;
   return stats;
 }
 
-void VattentionMemory::count_references(std::vector<int32_t>& references) const {
-  int idle = 0;
-  for (const Slot& slot : slots_) {
-    if (slot.live) XPYD_CHECK(slot.rows.empty());
-    for (int32_t row : slot.rows) ++references[size_t(row)];
-    if (usable(slot)) idle += int(slot.rows.size());
+void VattentionMemory::check_invariants(bool complete) const {
+  rows_.drain();
+  PooledMemory::check_invariants(complete);
+  for (int i = 0; i < layout_.n_blocks; ++i) {
+    const Slot& slot = slots_[size_t(i)];
+    XPYD_CHECK(slot.live || rows_.busy(i) == slot.pinned_rows);
+    XPYD_CHECK(contents_.size(i) <= int(rows_.rows(i).size()) * row_tokens_);
   }
-  XPYD_CHECK(idle == idle_rows_.load(std::memory_order_relaxed));
 }
 
 void VattentionMemory::check_sequence(const Sequence& s) const {
   XPYD_CHECK(s.slot >= 0 && slots_[size_t(s.slot)].live);
-  XPYD_CHECK(int(s.table.size()) >= rows_for(s.room));
+  XPYD_CHECK(rows_.busy(s.slot) >= rows_for(s.room));
+  XPYD_CHECK(contents_.size(s.slot) == (sharing() ? s.written : 0));
+  // Nobody else sees what it writes next.
+  XPYD_CHECK(rows_.unshared_from(s.slot, full_rows(s.written)) == int(rows_.rows(s.slot).size()));
 }
 
 }  // namespace

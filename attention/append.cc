@@ -1,24 +1,12 @@
 // Writes the K and V of a step's tokens to their places in the cache. Threads share the tokens.
+// [head_dim] of each kv head are consecutive in the input, each at its own address in the cache.
 #include <algorithm>
-#include <cstring>
 
 #include "attention/attention.h"
+#include "attention/kv_row.h"
 #include "base/status.h"
 
 namespace xpyd {
-namespace {
-
-// [head_dim] of each kv head: consecutive in `from`, each at its own address in the cache.
-void write_row(std::byte* to, const float* from, const KvShape& shape) {
-  if (shape.dtype == Dtype::f32) {
-    std::memcpy(to, from, shape.row_bytes());
-    return;
-  }
-  bf16* out = reinterpret_cast<bf16*>(to);
-  for (int d = 0; d < shape.head_dim; ++d) out[d] = to_bf16(from[d]);
-}
-
-}  // namespace
 
 void append_kv(const AppendArgs& args, ThreadTeam& team) {
   size_t n_seqs = args.views.size();
@@ -27,7 +15,7 @@ void append_kv(const AppendArgs& args, ThreadTeam& team) {
   for (size_t s = 0; s < n_seqs; ++s) {
     const KvShape& shape = args.views[s].layout->shape;
     XPYD_CHECK(args.kv_lengths[s] >= args.q_offsets[s + 1] - args.q_offsets[s]);
-    XPYD_CHECK(shape.dtype == Dtype::f32 || shape.dtype == Dtype::bf16);
+    XPYD_CHECK(kv_rows_supported(shape), dtype_name(shape.dtype));
     XPYD_CHECK(args.stride >= shape.n_kv_heads * shape.head_dim);
     XPYD_CHECK(args.layer >= 0 && args.layer < shape.n_layers);
   }
@@ -44,8 +32,8 @@ void append_kv(const AppendArgs& args, ThreadTeam& team) {
         for (int kv = 0; kv < 2; ++kv) {
           const float* from = (kv ? args.v : args.k) + size_t(i) * size_t(args.stride);
           for (int h = 0; h < shape.n_kv_heads; ++h)
-            write_row(view.row(args.layer, kv, position, h),
-                      from + size_t(h) * size_t(shape.head_dim), shape);
+            write_kv_row(shape.dtype, shape.head_dim, from + size_t(h) * size_t(shape.head_dim),
+                         view.row(args.layer, kv, position, h));
         }
       }
     }

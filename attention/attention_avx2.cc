@@ -5,7 +5,11 @@
 // cycle).
 #include <immintrin.h>
 
+#include <algorithm>
+#include <type_traits>
+
 #include "attention/kernels.h"
+#include "attention/kv_row.h"
 
 namespace xpyd {
 namespace {
@@ -52,6 +56,7 @@ struct Dense {  // rows of 16 floats, packed
 };
 struct RowsF32 {                        // elements of each cache row, from byte `offset`
   static constexpr int kRowBytes = 32;  // of a vector
+  static constexpr int kWide = 3;       // vectors that 4 query rows take at once
   Rows rows;
   size_t offset;
   __m256 load(int k, int j) const {
@@ -69,11 +74,66 @@ __m256 high_bf16(__m256 x) {
   return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(int(0xffff0000u))));
 }
 struct RowsBf16 {
-  static constexpr int kRowBytes = 16;
+  static constexpr int kRowBytes = 16, kWide = 3;
   Rows rows;
   size_t offset;
   __m256 load(int k, int j) const {
     return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[k] + offset) + j));
+  }
+};
+
+// Codes of kBits (kv_row.h) in 32-bit lanes, as the numbers that they stand for.
+__m256 value(__m256i code, __m256 scale, __m256 zero) {
+  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(code), scale, zero);
+}
+// Code i of the 32 / kBits in each 32-bit lane.
+template <int kBits>
+__m256i code(__m256i word, int i) {
+  if (kBits == 4) return _mm256_and_si256(_mm256_srli_epi32(word, 4 * i), _mm256_set1_epi32(15));
+  // Bytes i, 4 + i, 8 + i, 12 + i of each half, each to the bottom of its lane.
+  const int pick = int(0x80808000u) | i;
+  return _mm256_shuffle_epi8(
+      word, _mm256_add_epi32(_mm256_set1_epi32(pick), _mm256_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12)));
+}
+// Scales and zeros of up to kTileTokens rows, widened.
+struct Scales {
+  float scale[kTileTokens], zero[kTileTokens];
+  // behind_codes: from a row pointer to its scale.
+  Scales(Rows rows, int begin, int end, size_t behind_codes) {
+    alignas(32) unsigned short halves[2][kTileTokens];
+    for (int t = begin; t < end; ++t) {
+      __builtin_memcpy(&halves[0][t], rows[t] + behind_codes, 2);
+      __builtin_memcpy(&halves[1][t], rows[t] + behind_codes + 2, 2);
+    }
+    for (int t = begin / 8 * 8; t < end; t += 8) {
+      for (int i = 0; i < 2; ++i)
+        _mm256_storeu_ps(
+            (i ? zero : scale) + t,
+            _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(halves[i] + t))));
+    }
+  }
+};
+template <int kBits>
+struct RowsQuantised {
+  static constexpr int kRowBytes = kBits;  // 8 codes
+  static constexpr int kWide = 2;          // scale and zero are in registers too
+  Rows rows;
+  size_t offset;
+  const Scales* scales;
+  __m256 load(int k, int j) const {
+    __m256i codes;
+    const std::byte* at = rows[k] + offset + kBits * j;
+    if constexpr (kBits == 8) {
+      codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
+    } else {
+      int word;
+      __builtin_memcpy(&word, at, 4);
+      codes = _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(word),
+                                                 _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28)),
+                               _mm256_set1_epi32(15));
+    }
+    return value(codes, _mm256_broadcast_ss(scales->scale + k),
+                 _mm256_broadcast_ss(scales->zero + k));
   }
 };
 
@@ -162,16 +222,6 @@ inline __attribute__((always_inline)) void transpose_8x4(const std::byte* const 
   out[3] = _mm256_shuffle_ps(b, d, 0xee);
 }
 
-float bf16_at(const std::byte* row, int d) {
-  unsigned bits = unsigned(reinterpret_cast<const unsigned short*>(row)[d]) << 16;
-  float x;
-  __builtin_memcpy(&x, &bits, 4);
-  return x;
-}
-float element(Dtype dtype, const std::byte* row, int d) {
-  return dtype == Dtype::f32 ? reinterpret_cast<const float*>(row)[d] : bf16_at(row, d);
-}
-
 // A column that must not be read takes another's values: its scores are masked.
 void readable_rows(Rows given, size_t offset, const std::byte* rows[kPanelTokens]) {
   const std::byte* some = nullptr;
@@ -216,7 +266,50 @@ void pack_k_as(Rows rows, int head_dim, float* panel, Stream& given) {
   given = stream;
   for (int d = whole; d < head_dim; ++d)
     for (int t = 0; t < kPanelTokens; ++t)
-      panel[d * 16 + t] = element(kBf16 ? Dtype::bf16 : Dtype::f32, rows[t], d);
+      panel[d * 16 + t] = kv_element(kBf16 ? Dtype::bf16 : Dtype::f32, head_dim, rows[t], d);
+}
+
+// Rows of codes: panel[d][kPanelTokens] of values, or, raw, panel[word][kPanelTokens] of 32 / kBits
+// codes each as they were; of the dims that make whole pieces of 16 bytes, which are returned.
+template <int kBits, bool kRaw>
+int pack_codes(Rows rows, const Scales& scales, int head_dim, float* panel, Stream& given) {
+  constexpr int kPerWord = 32 / kBits, kStep = 4 * kPerWord;
+  const int whole = head_dim / kStep * kStep;
+  Stream stream = given;
+  for (int half = 0; half < 2; ++half) {
+    const std::byte* r[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) r[i] = rows[8 * half + i];
+    const __m256 scale = _mm256_loadu_ps(scales.scale + 8 * half);
+    const __m256 zero = _mm256_loadu_ps(scales.zero + 8 * half);
+    float* to = panel + 8 * half;
+    for (int d = 0; d < whole; d += kStep) {
+      __m256 words[4];
+      stream.step();
+      transpose_8x4(r, size_t(d * kBits / 8), words);
+#pragma GCC unroll 4
+      for (int w = 0; w < 4; ++w) {
+        if constexpr (kRaw) {
+          _mm256_storeu_ps(to, words[w]), to += 16;
+        } else {
+#pragma GCC unroll 8
+          for (int i = 0; i < kPerWord; ++i, to += 16)
+            _mm256_storeu_ps(to, value(code<kBits>(_mm256_castps_si256(words[w]), i), scale, zero));
+        }
+      }
+    }
+  }
+  given = stream;
+  return whole;
+}
+
+template <int kBits>
+void pack_k_quantised(Rows rows, int head_dim, float* panel) {
+  Stream none({});
+  const Scales scales(rows, 0, kPanelTokens, size_t(head_dim * kBits / 8));
+  for (int d = pack_codes<kBits, false>(rows, scales, head_dim, panel, none); d < head_dim; ++d)
+    for (int t = 0; t < kPanelTokens; ++t)
+      panel[d * 16 + t] = kv_element(kBits == 8 ? Dtype::int8 : Dtype::int4, head_dim, rows[t], d);
 }
 
 void pack_k(Dtype dtype, Rows given, size_t offset, int head_dim, float* panel) {
@@ -225,8 +318,12 @@ void pack_k(Dtype dtype, Rows given, size_t offset, int head_dim, float* panel) 
   Stream none({});
   if (dtype == Dtype::f32) {
     pack_k_as<Packing::f32>(rows, head_dim, panel, none);
-  } else {
+  } else if (dtype == Dtype::bf16) {
     pack_k_as<Packing::widened>(rows, head_dim, panel, none);
+  } else if (dtype == Dtype::int8) {
+    pack_k_quantised<8>(rows, head_dim, panel);
+  } else {
+    pack_k_quantised<4>(rows, head_dim, panel);
   }
 }
 
@@ -269,9 +366,80 @@ void score_pairs(const float* q, int head_dim, const float* panel, float* s, Str
   }
 }
 
+// scores() over a panel of raw words of codes: the same chain over the same values.
+template <int R, int kBits>
+void score_codes(const float* q, int head_dim, const float* panel, const Scales& scales, float* s,
+                 Stream stream) {
+  const __m256 scale[2] = {_mm256_loadu_ps(scales.scale), _mm256_loadu_ps(scales.scale + 8)};
+  const __m256 zero[2] = {_mm256_loadu_ps(scales.zero), _mm256_loadu_ps(scales.zero + 8)};
+  __m256 sum[R][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
+  for (int d = 0; d < head_dim; d += 32 / kBits, panel += 16) {
+    if (kBits == 4 || d % 8 == 0) stream.step();
+    const __m256i left = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel));
+    const __m256i right = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + 8));
+#pragma GCC unroll 8
+    for (int i = 0; i < 32 / kBits; ++i) {
+      const __m256 k[2] = {value(code<kBits>(left, i), scale[0], zero[0]),
+                           value(code<kBits>(right, i), scale[1], zero[1])};
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const __m256 x = _mm256_broadcast_ss(q + r * head_dim + d + i);
+        sum[r][0] = _mm256_fmadd_ps(x, k[0], sum[r][0]);
+        sum[r][1] = _mm256_fmadd_ps(x, k[1], sum[r][1]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    _mm256_storeu_ps(s + r * kTileTokens, sum[r][0]);
+    _mm256_storeu_ps(s + r * kTileTokens + 8, sum[r][1]);
+  }
+}
+
+// Calls run(R, q, s, stream) for n_rows query rows, R = 1 to 4 at a time.
+template <class Run>
+void by_rows(const float* q, int n_rows, int head_dim, float* s, Stream stream, Run&& run) {
+  for (; n_rows > 0; stream = Stream({})) {
+    int n = n_rows == 5 || n_rows == 6 ? 3 : n_rows < 4 ? n_rows : 4;
+    switch (n) {
+      case 1:
+        run(std::integral_constant<int, 1>(), q, s, stream);
+        break;
+      case 2:
+        run(std::integral_constant<int, 2>(), q, s, stream);
+        break;
+      case 3:
+        run(std::integral_constant<int, 3>(), q, s, stream);
+        break;
+      default:
+        run(std::integral_constant<int, 4>(), q, s, stream);
+        break;
+    }
+    n_rows -= n, q += n * head_dim, s += n * kTileTokens;
+  }
+}
+
+template <int kBits>
+void scores_of_codes(Rows rows, const float* q, int n_rows, int head_dim, float* panel, float* s,
+                     Stream stream) {
+  const Scales scales(rows, 0, kPanelTokens, size_t(head_dim * kBits / 8));
+  pack_codes<kBits, true>(rows, scales, head_dim, panel, stream);
+  by_rows(q, n_rows, head_dim, s, stream, [&](auto n, const float* qs, float* to, Stream ahead) {
+    score_codes<n, kBits>(qs, head_dim, panel, scales, to, ahead);
+  });
+}
+
 // Packing asks for half of the memory to come, the products for the other half.
 void scores_in_place(Dtype dtype, Rows given, size_t offset, const float* q, int n_rows,
                      int head_dim, float* panel, float* s, Prefetch prefetch) {
+  const int piece = dtype == Dtype::int8 ? 16 : dtype == Dtype::int4 ? 32 : 8;  // dims
+  if (dtype != Dtype::f32 && head_dim % piece != 0) {
+    pack_k(dtype, given, offset, head_dim, panel);
+    scores(q, n_rows, head_dim, panel, s, prefetch);
+    return;
+  }
   const std::byte* rows[kPanelTokens];
   readable_rows(given, offset, rows);
   Stream stream(prefetch);
@@ -279,31 +447,15 @@ void scores_in_place(Dtype dtype, Rows given, size_t offset, const float* q, int
     pack_k_as<Packing::f32>(rows, head_dim, panel, stream);
     tiles<2, false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream,
                     0);
-    return;
-  }
-  if (head_dim % 8 != 0) {
-    pack_k(dtype, given, offset, head_dim, panel);
-    scores(q, n_rows, head_dim, panel, s, prefetch);
-    return;
-  }
-  pack_k_as<Packing::pairs>(rows, head_dim, panel, stream);
-  for (; n_rows > 0; stream = Stream({})) {
-    int n = n_rows == 5 || n_rows == 6 ? 3 : n_rows < 4 ? n_rows : 4;
-    switch (n) {
-      case 1:
-        score_pairs<1>(q, head_dim, panel, s, stream);
-        break;
-      case 2:
-        score_pairs<2>(q, head_dim, panel, s, stream);
-        break;
-      case 3:
-        score_pairs<3>(q, head_dim, panel, s, stream);
-        break;
-      default:
-        score_pairs<4>(q, head_dim, panel, s, stream);
-        break;
-    }
-    n_rows -= n, q += n * head_dim, s += n * kTileTokens;
+  } else if (dtype == Dtype::bf16) {
+    pack_k_as<Packing::pairs>(rows, head_dim, panel, stream);
+    by_rows(q, n_rows, head_dim, s, stream, [&](auto n, const float* qs, float* to, Stream ahead) {
+      score_pairs<n>(qs, head_dim, panel, to, ahead);
+    });
+  } else if (dtype == Dtype::int8) {
+    scores_of_codes<8>(rows, q, n_rows, head_dim, panel, s, stream);
+  } else {
+    scores_of_codes<4>(rows, q, n_rows, head_dim, panel, s, stream);
   }
 }
 
@@ -371,20 +523,30 @@ void softmax(float* s, int n_rows, int begin, int end, SoftmaxState* state, floa
     softmax_row(s + r * kTileTokens, begin, end, state + r, acc + size_t(r) * size_t(d_pad), d_pad);
 }
 
+template <class B>
+void pack_v_as(Dtype dtype, const B& b, int begin, int end, int head_dim, float* panels) {
+  const int whole = head_dim / 8 * 8;
+  for (int t = begin; t < end; ++t) {
+    for (int d = 0; d < whole; d += 8)
+      _mm256_storeu_ps(panels + (d / 16 * kTileTokens + t) * 16 + d % 16, b.load(t, d / 8));
+    for (int d = whole; d % 16 != 0 || d < head_dim; ++d)
+      panels[(d / 16 * kTileTokens + t) * 16 + d % 16] =
+          d < head_dim ? kv_element(dtype, head_dim, b.rows[t] + b.offset, d) : 0.0f;
+  }
+}
+
 void pack_v(Dtype dtype, Rows rows, int begin, int end, size_t offset, int head_dim,
             float* panels) {
-  for (int t = begin; t < end; ++t) {
-    const std::byte* row = rows[t] + offset;
-    int d = 0;
-    for (; d + 8 <= head_dim; d += 8) {
-      __m256 x = dtype == Dtype::f32
-                     ? _mm256_loadu_ps(reinterpret_cast<const float*>(row) + d)
-                     : widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 2 * d)));
-      _mm256_storeu_ps(panels + (d / 16 * kTileTokens + t) * 16 + d % 16, x);
-    }
-    for (; d % 16 != 0 || d < head_dim; ++d)
-      panels[(d / 16 * kTileTokens + t) * 16 + d % 16] =
-          d < head_dim ? element(dtype, row, d) : 0.0f;
+  if (dtype == Dtype::f32) {
+    pack_v_as(dtype, RowsF32{rows, offset}, begin, end, head_dim, panels);
+  } else if (dtype == Dtype::bf16) {
+    pack_v_as(dtype, RowsBf16{rows, offset}, begin, end, head_dim, panels);
+  } else if (dtype == Dtype::int8) {
+    const Scales scales(rows, begin, end, offset + size_t(head_dim));
+    pack_v_as(dtype, RowsQuantised<8>{rows, offset, &scales}, begin, end, head_dim, panels);
+  } else {
+    const Scales scales(rows, begin, end, offset + size_t(head_dim / 2));
+    pack_v_as(dtype, RowsQuantised<4>{rows, offset, &scales}, begin, end, head_dim, panels);
   }
 }
 
@@ -401,44 +563,41 @@ void values(const float* p, int n_rows, int begin, int end, const float* panels,
 // R query rows x all dims straight from the cache rows, in tiles as wide as 16 registers allow: V
 // vectors, then 2. head_dim is a multiple of 16.
 template <int R, int V, class B>
-void in_place(const float* p, int begin, int end, Rows rows, size_t offset, float* acc,
-              int head_dim, size_t element_bytes, Stream& stream) {
-  constexpr int kWide = V == 3 ? 48 : 8 * V;        // two tiles of 24 leave a multiple of 16
-  constexpr int kQuarters = V * B::kRowBytes / 16;  // per token, as many lines as it reads
+void in_place(const float* p, int begin, int end, B b, float* acc, int head_dim, Stream& stream) {
+  constexpr int kWide = V == 3 ? 48 : 8 * V;  // two tiles of 24 leave a multiple of 16
+  // Per token, as many lines as it reads; tile() has no rate below a half.
+  auto quarters = [](int vectors) { return std::max(2, (vectors * B::kRowBytes + 15) / 16); };
+  constexpr int kQuarters = quarters(V), kQuarters2 = quarters(2);
   int d = 0, wide = head_dim / kWide * kWide;
-  for (; d < wide; d += 8 * V)
-    tile<R, V, kQuarters, true>(p, kTileTokens, begin, end,
-                                B{rows, offset + size_t(d) * element_bytes}, acc + d,
-                                size_t(head_dim), stream);
-  for (; d < head_dim; d += 16)
-    tile<R, 2, B::kRowBytes / 8, true>(p, kTileTokens, begin, end,
-                                       B{rows, offset + size_t(d) * element_bytes}, acc + d,
-                                       size_t(head_dim), stream);
+  for (; d < wide; d += 8 * V, b.offset += V * B::kRowBytes)
+    tile<R, V, kQuarters, true>(p, kTileTokens, begin, end, b, acc + d, size_t(head_dim), stream);
+  for (; d < head_dim; d += 16, b.offset += 2 * B::kRowBytes)
+    tile<R, 2, kQuarters2, true>(p, kTileTokens, begin, end, b, acc + d, size_t(head_dim), stream);
 }
 
 template <class B>
-void in_place_rows(const float* p, int n_rows, int begin, int end, Rows rows, size_t offset,
-                   float* acc, int head_dim, size_t bytes, Stream& stream) {
+void in_place_rows(const float* p, int n_rows, int begin, int end, const B& b, float* acc,
+                   int head_dim, Stream& stream) {
   while (n_rows > 0) {
     int n = n_rows == 7 || n_rows == 8 ? 4 : n_rows < 6 ? n_rows : 6;
     switch (n) {
       case 1:
-        in_place<1, 8, B>(p, begin, end, rows, offset, acc, head_dim, bytes, stream);
+        in_place<1, 8>(p, begin, end, b, acc, head_dim, stream);
         break;
       case 2:
-        in_place<2, 4, B>(p, begin, end, rows, offset, acc, head_dim, bytes, stream);
+        in_place<2, 4>(p, begin, end, b, acc, head_dim, stream);
         break;
       case 3:
-        in_place<3, 4, B>(p, begin, end, rows, offset, acc, head_dim, bytes, stream);
+        in_place<3, 4>(p, begin, end, b, acc, head_dim, stream);
         break;
       case 4:
-        in_place<4, 3, B>(p, begin, end, rows, offset, acc, head_dim, bytes, stream);
+        in_place<4, B::kWide>(p, begin, end, b, acc, head_dim, stream);
         break;
       case 5:
-        in_place<5, 2, B>(p, begin, end, rows, offset, acc, head_dim, bytes, stream);
+        in_place<5, 2>(p, begin, end, b, acc, head_dim, stream);
         break;
       default:
-        in_place<6, 2, B>(p, begin, end, rows, offset, acc, head_dim, bytes, stream);
+        in_place<6, 2>(p, begin, end, b, acc, head_dim, stream);
         break;
     }
     n_rows -= n, p += n * kTileTokens, acc += size_t(n) * size_t(head_dim);
@@ -449,9 +608,17 @@ void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end
                      size_t offset, float* acc, int head_dim, Prefetch prefetch) {
   Stream stream(prefetch);
   if (dtype == Dtype::f32) {
-    in_place_rows<RowsF32>(p, n_rows, begin, end, rows, offset, acc, head_dim, 4, stream);
+    in_place_rows(p, n_rows, begin, end, RowsF32{rows, offset}, acc, head_dim, stream);
+  } else if (dtype == Dtype::bf16) {
+    in_place_rows(p, n_rows, begin, end, RowsBf16{rows, offset}, acc, head_dim, stream);
+  } else if (dtype == Dtype::int8) {
+    const Scales scales(rows, begin, end, offset + size_t(head_dim));
+    in_place_rows(p, n_rows, begin, end, RowsQuantised<8>{rows, offset, &scales}, acc, head_dim,
+                  stream);
   } else {
-    in_place_rows<RowsBf16>(p, n_rows, begin, end, rows, offset, acc, head_dim, 2, stream);
+    const Scales scales(rows, begin, end, offset + size_t(head_dim / 2));
+    in_place_rows(p, n_rows, begin, end, RowsQuantised<4>{rows, offset, &scales}, acc, head_dim,
+                  stream);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "attention/attention_cuda.h"
+#include "attention/kv_row.h"
 #include "base/cuda_kernel.h"
 
 namespace xpyd::cuda::attention {
@@ -50,6 +51,32 @@ __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(bf16 x) { return to_f32(x); }
 __device__ inline void from_float(float x, float& to) { to = x; }
 __device__ inline void from_float(float x, bf16& to) { to = to_bf16(x); }
+
+// How the kernels' templates call the element types of quantised rows.
+template <int kBits>
+struct Codes {};
+template <class T>
+constexpr int kCodeBits = 0;
+template <int kBits>
+constexpr int kCodeBits<Codes<kBits>> = kBits;
+
+// The elements of one row of KV, of any dtype.
+template <class T>
+struct RowValues {
+  const T* x;
+  __device__ RowValues(const std::byte* row, int) : x(reinterpret_cast<const T*>(row)) {}
+  __device__ float operator[](int d) const { return to_float(x[d]); }
+};
+template <int kBits>
+struct RowValues<Codes<kBits>> {
+  const std::byte* row;
+  KvScale scale;
+  __device__ RowValues(const std::byte* from, int head_dim)
+      : row(from), scale(kv_scale(from + head_dim * kBits / 8)) {}
+  __device__ float operator[](int d) const {
+    return scale.value(kv_code(kBits == 8 ? Dtype::int8 : Dtype::int4, row, d));
+  }
+};
 
 // Element i of an array of f32 or bf16.
 __device__ inline float get(const void* from, Dtype dtype, size_t i) {

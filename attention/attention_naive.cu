@@ -30,9 +30,9 @@ __global__ void naive_kernel(const __grid_constant__ CudaAttentionArgs args) {
     int t = first + lane;
     float score = kNone;
     if (t >= seen.begin && t < seen.end) {
-      const T* k = reinterpret_cast<const T*>(view.row(args.layer, 0, t, kv_head));
+      const RowValues<T> k(view.row(args.layer, 0, t, kv_head), dim);
       float dot = 0;
-      for (int d = 0; d < dim; ++d) dot += get(args.q, args.dtype, q + size_t(d)) * to_float(k[d]);
+      for (int d = 0; d < dim; ++d) dot += get(args.q, args.dtype, q + size_t(d)) * k[d];
       score = dot * scale;
     }
     float new_max = fmaxf(max, warp_max(score));
@@ -45,10 +45,10 @@ __global__ void naive_kernel(const __grid_constant__ CudaAttentionArgs args) {
     int begin = first > seen.begin ? first : seen.begin,
         end = first + 32 < seen.end ? first + 32 : seen.end;
     for (int u = begin; u < end; ++u) {
-      const T* v = reinterpret_cast<const T*>(view.row(args.layer, 1, u, kv_head));
+      const RowValues<T> v(view.row(args.layer, 1, u, kv_head), dim);
       float w = weights[u - first];
       for (int i = 0; i < kMaxHeadDim / 32; ++i)
-        if (lane + 32 * i < dim) acc[i] += w * to_float(v[lane + 32 * i]);
+        if (lane + 32 * i < dim) acc[i] += w * v[lane + 32 * i];
     }
     __syncwarp();
   }
@@ -64,12 +64,19 @@ void naive(const CudaAttentionArgs& args, Stream& stream) {
   Shape shape = {.grid = unsigned(divide_up(args.step.n_tokens * args.n_heads, kWarps)),
                  .block = kWarps * 32,
                  .shared_bytes = shared_bytes<float>(kWarps * 32)};
-  launch(args.layout.shape.dtype == Dtype::f32 ? naive_kernel<float> : naive_kernel<bf16>, "naive",
-         shape, stream, args);
+  const Dtype dtype = args.layout.shape.dtype;
+  auto* kernel = dtype == Dtype::f32    ? naive_kernel<float>
+                 : dtype == Dtype::bf16 ? naive_kernel<bf16>
+                 : dtype == Dtype::int8 ? naive_kernel<Codes<8>>
+                                        : naive_kernel<Codes<4>>;
+  launch(kernel, "naive", shape, stream, args);
 }
 
 const char* naive_refuses(const CudaAttentionArgs& args, const Card&) {
-  return args.layout.shape.head_dim > kMaxHeadDim ? "needs head_dim of at most 256" : nullptr;
+  const KvShape& shape = args.layout.shape;
+  if (shape.dtype == Dtype::int4 && shape.head_dim % 4 != 0)  // as append does
+    return "needs head_dim a multiple of 4 for int4 KV";
+  return shape.head_dim > kMaxHeadDim ? "needs head_dim of at most 256" : nullptr;
 }
 
 }  // namespace xpyd::cuda::attention

@@ -1,9 +1,11 @@
 // The kernels in plain C++, for any CPU: multiply, round, add, round. Loops over the 16 columns of
 // a panel are innermost, so the compiler may use whatever vectors it has; no sum is reordered.
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
 #include "attention/kernels.h"
+#include "attention/kv_row.h"
 
 namespace xpyd {
 
@@ -24,21 +26,27 @@ float exp2_negative(float x) {
 
 namespace {
 
-float element(Dtype dtype, const std::byte* row, int d) {
-  if (dtype == Dtype::f32) {
-    float x;
-    std::memcpy(&x, row + 4 * size_t(d), 4);
-    return x;
+// Calls take(first d, elements) for pieces of kPanelDims of a row; the last may have fewer.
+template <class Take>
+void in_pieces(Dtype dtype, const std::byte* row, int head_dim, Take&& take) {
+  for (int d = 0; d < head_dim; d += kPanelDims) {
+    float x[kPanelDims] = {};
+    read_kv_row(dtype, head_dim, row, d, std::min(d + kPanelDims, head_dim), x);
+    take(d, x);
   }
-  bf16 x;
-  std::memcpy(&x, row + 2 * size_t(d), 2);
-  return to_f32(x);
 }
 
 void pack_k(Dtype dtype, const std::byte* const* rows, size_t offset, int head_dim, float* panel) {
-  for (int t = 0; t < kPanelTokens; ++t)
-    for (int d = 0; d < head_dim; ++d)
-      panel[d * kPanelTokens + t] = rows[t] ? element(dtype, rows[t] + offset, d) : 0.0f;
+  for (int t = 0; t < kPanelTokens; ++t) {
+    if (!rows[t]) {
+      for (int d = 0; d < head_dim; ++d) panel[d * kPanelTokens + t] = 0.0f;
+      continue;
+    }
+    in_pieces(dtype, rows[t] + offset, head_dim, [&](int first, const float* x) {
+      for (int d = first; d < std::min(first + kPanelDims, head_dim); ++d)
+        panel[d * kPanelTokens + t] = x[d - first];
+    });
+  }
 }
 
 void scores(const float* q, int n_rows, int head_dim, const float* panel, float* s, Prefetch) {
@@ -78,11 +86,11 @@ void softmax(float* s, int n_rows, int begin, int end, SoftmaxState* state, floa
 
 void pack_v(Dtype dtype, const std::byte* const* rows, int begin, int end, size_t offset,
             int head_dim, float* panels) {
-  int d_pad = (head_dim + kPanelDims - 1) / kPanelDims * kPanelDims;
   for (int t = begin; t < end; ++t)
-    for (int d = 0; d < d_pad; ++d)
-      panels[(d / kPanelDims * kTileTokens + t) * kPanelDims + d % kPanelDims] =
-          d < head_dim ? element(dtype, rows[t] + offset, d) : 0.0f;
+    in_pieces(dtype, rows[t] + offset, head_dim, [&](int first, const float* x) {
+      std::memcpy(panels + (first / kPanelDims * kTileTokens + t) * kPanelDims, x,
+                  kPanelDims * sizeof(float));
+    });
 }
 
 void values(const float* p, int n_rows, int begin, int end, const float* panels, float* acc,
@@ -103,10 +111,12 @@ void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end
                      const std::byte* const* rows, size_t offset, float* acc, int head_dim,
                      Prefetch) {
   for (int t = begin; t < end; ++t)
-    for (int r = 0; r < n_rows; ++r)
-      for (int d = 0; d < head_dim; ++d)
-        acc[size_t(r) * size_t(head_dim) + size_t(d)] +=
-            p[r * kTileTokens + t] * element(dtype, rows[t] + offset, d);
+    in_pieces(dtype, rows[t] + offset, head_dim, [&](int first, const float* x) {
+      for (int r = 0; r < n_rows; ++r) {
+        float* sum = acc + size_t(r) * size_t(head_dim) + size_t(first);
+        for (int d = 0; d < kPanelDims; ++d) sum[d] += p[r * kTileTokens + t] * x[d];
+      }
+    });
 }
 
 constexpr AttentionKernels kPortable = {pack_k, scores, scores_in_place, softmax,

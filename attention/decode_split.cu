@@ -15,24 +15,34 @@ namespace {
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kMaxHeadDim = 256;
 
+// Of K and V in shared memory. Codes of quantised rows lie there as words: those rows are aligned
+// to 4 bytes, so they come through registers instead of cp.async.
 template <class T>
-constexpr int kTile = 128 / int(sizeof(T));  // tokens
-template <class T>
-constexpr int kPiece = 16 / int(sizeof(T));  // elements of 16 bytes
-
-// A row is padded by 16 bytes, so that lanes that read the same piece of 8 rows meet different
-// banks.
-template <class T>
-__host__ __device__ constexpr int pitch(int dim) {
-  return dim + kPiece<T>;
-}
+struct Kept {
+  using Unit = T;
+  static constexpr int kTile = 128 / int(sizeof(T));  // tokens
+  static constexpr int kPiece = 16 / int(sizeof(T));  // elements of 16 bytes
+  // Units. A row is padded by 16 bytes, so that lanes that read the same piece of 8 rows meet
+  // different banks.
+  __host__ __device__ static constexpr int pitch(int dim) { return dim + kPiece; }
+  static constexpr int kScales = 0;
+};
+template <int kBits>
+struct Kept<Codes<kBits>> {
+  using Unit = uint32_t;
+  static constexpr int kTile = 64, kPiece = 8, kPerWord = 32 / kBits;
+  __host__ __device__ static constexpr int pitch(int dim) { return dim / kPerWord + 1; }
+  static constexpr int kScales = 2 * kTile;  // of two tiles, of K and of V each
+};
 
 template <class T>
 size_t split_shared_bytes(int n_heads, int dim) {
   return shared_bytes<float>(size_t(n_heads * dim)) +
-         shared_bytes<float>(size_t(n_heads * kTile<T>)) +
+         shared_bytes<float>(size_t(n_heads * Kept<T>::kTile)) +
          shared_bytes<float>(size_t(3 * n_heads)) + shared_bytes<uint32_t>(kSplitTokens) +
-         2 * shared_bytes<T>(size_t(2 * kTile<T> * pitch<T>(dim)));
+         2 * shared_bytes<typename Kept<T>::Unit>(
+                 size_t(2 * Kept<T>::kTile * Kept<T>::pitch(dim))) +
+         2 * shared_bytes<float2>(Kept<T>::kScales);
 }
 
 __device__ inline void unpack(uint4 w, float (&x)[4], float) {
@@ -45,6 +55,19 @@ __device__ inline void unpack(uint4 w, float (&x)[8], bf16) {
     x[2 * i] = std::bit_cast<float>(words[i] << 16);
     x[2 * i + 1] = std::bit_cast<float>(words[i] & 0xffff0000u);
   }
+}
+
+// Of the word behind a row's codes.
+__device__ inline float2 scale_of(uint32_t word) {
+  return {f16_to_f32(uint16_t(word)), f16_to_f32(uint16_t(word >> 16))};
+}
+// Element d of the row of codes that begins at word `at`.
+template <int kBits>
+__device__ inline float value_of(const Shared<uint32_t>& words, int at, int d, float2 scale) {
+  constexpr int kPerWord = 32 / kBits;
+  const uint32_t word = words[at + d / kPerWord];
+  const uint32_t code = word >> (d % kPerWord * kBits) & ((1u << kBits) - 1);
+  return KvScale{scale.x, scale.y}.value(code);
 }
 
 // kHeads: query heads that a block takes at most; groups that are larger take several blocks.
@@ -60,19 +83,23 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args,
   int dim = args.layout.shape.head_dim, group = args.n_heads / args.layout.shape.n_kv_heads;
   int head = kv_head * group + chunk * kHeads;  // the first
   int n_heads = group - chunk * kHeads < kHeads ? group - chunk * kHeads : kHeads;
-  constexpr int kTokens = kTile<T>;
-  const int row_pitch = pitch<T>(dim);
+  using Unit = typename Kept<T>::Unit;
+  constexpr int kTokens = Kept<T>::kTile, kPiece = Kept<T>::kPiece, kBits = kCodeBits<T>;
+  const int row_pitch = Kept<T>::pitch(dim);
 
   Carver carver;
   Shared<float> q = carver.take<float>(kHeads * dim);
   Shared<float> weights = carver.take<float>(kHeads * kTokens);  // [head][token]; scores at first
   Shared<float> state = carver.take<float>(3 * kHeads);  // [head]: factor of the past; maximum; sum
-  Shared<uint32_t> rows = carver.take<uint32_t>(kSplitTokens);  // of K in the pool
-  Shared<T> keys = carver.take<T>(2 * kTokens * row_pitch);     // of two tiles
-  Shared<T> values = carver.take<T>(2 * kTokens * row_pitch);
+  Shared<uint32_t> rows = carver.take<uint32_t>(kSplitTokens);     // of K in the pool
+  Shared<Unit> keys = carver.take<Unit>(2 * kTokens * row_pitch);  // of two tiles
+  Shared<Unit> values = carver.take<Unit>(2 * kTokens * row_pitch);
+  // Of rows of codes: scale and zero.
+  Shared<float2> key_scales = carver.take<float2>(Kept<T>::kScales);
+  Shared<float2> value_scales = carver.take<float2>(Kept<T>::kScales);
 
   const int32_t* table = table_of(args.step, seq);
-  size_t row_bytes = size_t(dim) * sizeof(T), value_distance = kv.value * row_bytes;
+  size_t row_bytes = args.layout.shape.row_bytes(), value_distance = kv.value * row_bytes;
   for (int i = thread; i < kSplitTokens; i += kThreads) {
     int t = split * kSplitTokens + i;
     bool readable = t >= tokens.begin && t < tokens.end;
@@ -83,16 +110,34 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args,
     q[i] = i < n_heads * dim ? get(args.q, args.dtype, q_at + size_t(i)) : 0.0f;
   __syncthreads();
 
-  int pieces = dim / kPiece<T>;
+  int pieces = dim / kPiece;
   auto load = [&](int tile) {
     int to = tile % 2 * kTokens * row_pitch;
-    for (int i = thread; i < kTokens * pieces; i += kThreads) {
-      int r = i / pieces, piece = i % pieces, t = tile * kTokens + r;
-      bool readable = t >= tokens.begin && t < tokens.end;
-      const std::byte* from = args.pool + rows[t % kSplitTokens] * row_bytes + piece * 16;
-      int at = to + r * row_pitch + piece * kPiece<T>;
-      cp_async_16(keys, at, from, readable);
-      cp_async_16(values, at, from + value_distance, readable);
+    if constexpr (kBits > 0) {
+      const int words = row_pitch - 1;  // of codes; behind them the scale and the zero
+      for (int i = thread; i < kTokens * row_pitch; i += kThreads) {
+        int r = i / row_pitch, word = i % row_pitch, t = tile * kTokens + r;
+        bool readable = t >= tokens.begin && t < tokens.end;
+        const std::byte* from = args.pool + rows[t % kSplitTokens] * row_bytes + word * 4;
+        uint32_t k = 0, v = 0;  // zeros where there is no token
+        if (readable) {
+          k = *reinterpret_cast<const uint32_t*>(from);
+          v = *reinterpret_cast<const uint32_t*>(from + value_distance);
+        }
+        keys[to + i] = k, values[to + i] = v;
+        if (word < words) continue;
+        key_scales[tile % 2 * kTokens + r] = scale_of(k);
+        value_scales[tile % 2 * kTokens + r] = scale_of(v);
+      }
+    } else {
+      for (int i = thread; i < kTokens * pieces; i += kThreads) {
+        int r = i / pieces, piece = i % pieces, t = tile * kTokens + r;
+        bool readable = t >= tokens.begin && t < tokens.end;
+        const std::byte* from = args.pool + rows[t % kSplitTokens] * row_bytes + piece * 16;
+        int at = to + r * row_pitch + piece * kPiece;
+        cp_async_16(keys, at, from, readable);
+        cp_async_16(values, at, from + value_distance, readable);
+      }
     }
   };
 
@@ -122,13 +167,20 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args,
     int r = thread % kTokens, part = thread / kTokens;
     if (part < kHeads) {
       float dot[kPartHeads] = {};
+      float2 scales = {0, 0};
+      if constexpr (kBits > 0) scales = key_scales[tile % 2 * kTokens + r];
       for (int piece = 0; piece < pieces; ++piece) {
-        float x[kPiece<T>];
-        unpack(load_16(keys, from + r * row_pitch + piece * kPiece<T>), x, T{});
+        float x[kPiece];
+        if constexpr (kBits == 0) {
+          unpack(load_16(keys, from + r * row_pitch + piece * kPiece), x, T{});
+        } else {
+          for (int j = 0; j < kPiece; ++j)
+            x[j] = value_of<kBits>(keys, from + r * row_pitch, piece * kPiece + j, scales);
+        }
         for (int i = 0; i < kPartHeads; ++i)
-          for (int j = 0; j < kPiece<T>; j += 4) {
+          for (int j = 0; j < kPiece; j += 4) {
             float y[4];
-            unpack(load_16(q, (part + i * kParts) * dim + piece * kPiece<T> + j), y, float{});
+            unpack(load_16(q, (part + i * kParts) * dim + piece * kPiece + j), y, float{});
             for (int e = 0; e < 4; ++e) dot[i] += y[e] * x[j + e];
           }
       }
@@ -171,7 +223,14 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args,
         for (int u = 0; u < 4; ++u)
           for (int j = 0; j < kMaxHeadDim / kThreads; ++j) {
             int d = thread % lanes + kThreads * j;
-            v[u][j] = d < dim ? to_float(T(values[from + (t + u) * row_pitch + d])) : 0.0f;
+            v[u][j] = 0.0f;
+            if (d >= dim) continue;
+            if constexpr (kBits == 0) {
+              v[u][j] = to_float(T(values[from + (t + u) * row_pitch + d]));
+            } else {
+              v[u][j] = value_of<kBits>(values, from + (t + u) * row_pitch, d,
+                                        value_scales[tile % 2 * kTokens + t + u]);
+            }
           }
         for (int i = 0; i < kSets; ++i) {
           int set = owner + i * owners;
@@ -236,8 +295,19 @@ void run_group(const CudaAttentionArgs& args, Stream& stream) {
 void split_kv(const CudaAttentionArgs& args, Stream& stream) {
   check(args);
   if (args.step.n_seqs == 0 || args.step.max_kv_length == 0) return;
-  args.layout.shape.dtype == Dtype::f32 ? run_group<float>(args, stream)
-                                        : run_group<bf16>(args, stream);
+  switch (args.layout.shape.dtype) {
+    case Dtype::f32:
+      run_group<float>(args, stream);
+      break;
+    case Dtype::int8:
+      run_group<Codes<8>>(args, stream);
+      break;
+    case Dtype::int4:
+      run_group<Codes<4>>(args, stream);
+      break;
+    default:
+      run_group<bf16>(args, stream);
+  }
   merge_splits(args, stream);
 }
 
@@ -245,8 +315,11 @@ const char* split_kv_refuses(const CudaAttentionArgs& args, const Card& card) {
   int dim = args.layout.shape.head_dim;
   if (dim % 8 != 0) return "needs head_dim a multiple of 8";
   if (dim > kMaxHeadDim) return "needs head_dim of at most 256";
-  bool f32 = args.layout.shape.dtype == Dtype::f32;
-  size_t bytes = f32 ? split_shared_bytes<float>(8, dim) : split_shared_bytes<bf16>(8, dim);
+  const Dtype dtype = args.layout.shape.dtype;
+  size_t bytes = dtype == Dtype::f32    ? split_shared_bytes<float>(8, dim)
+                 : dtype == Dtype::int8 ? split_shared_bytes<Codes<8>>(8, dim)
+                 : dtype == Dtype::int4 ? split_shared_bytes<Codes<4>>(8, dim)
+                                        : split_shared_bytes<bf16>(8, dim);
   return bytes > size_t(card.max_shared_bytes)
              ? "needs more shared memory than a block of this card has"
              : nullptr;

@@ -20,6 +20,7 @@ namespace {
 
 constexpr int kTile = 128;  // tokens that one online-softmax step takes
 constexpr int kStages = 2;
+constexpr int kSmallBox = 8;  // tokens; the least that a box of 128-byte rows may have
 constexpr int kGroupThreads = 128, kGroupRows = 64;  // of a warpgroup
 
 template <int kDim>
@@ -44,6 +45,9 @@ constexpr int kFullKeys = 0, kFullValues = kStages, kFreeKeys = 2 * kStages,
 // Barriers of some warps, by id: a warpgroup's own, and its turn.
 constexpr int kOwnBarrier = 1, kTurnBarrier = 4;
 
+// A paged sequence's length for copy_tiles(): blocks have all their memory.
+constexpr int kEveryBlock = 1 << 30;
+
 // The pool as a matrix for the copy engine. Its row is what lies between a token and the next of
 // its block; in it, K or V of one layer and head is head_dim columns.
 struct PoolMatrix {
@@ -52,52 +56,87 @@ struct PoolMatrix {
   int box_rows;  // tokens
 };
 
-// The copying warp: K and V of tile after tile, as fast as stages become free. Lane i starts box i.
-// Tile `v` (0: K, 1: V) of stage `stage` is `tiles`[v][stage].
-template <int kDim>
-__device__ inline void copy_tiles(const PoolMatrix& pool, const TensorMap& map,
-                                  const int32_t* table, int kv_head, Tokens readable,
-                                  const Shared<bf16>& tiles, const Shared<uint64_t>& barriers) {
+// What the copying warp works on. Its registers are few: one tile's code is compiled twice.
+struct Copying {
+  const std::byte* bytes;  // the pool's
+  const PoolMatrix& pool;
+  const TensorMap& map;
+  const int32_t* table;
+  int kv_head;
+  Tokens readable;
+  int length;  // tokens of the sequence
+  const Shared<bf16>& tiles;
+  const Shared<uint64_t>& barriers;
+};
+
+// One tile, the i-th, K and V, by a warp. Lane i starts box i. Tile `v` (0: K, 1: V) of stage
+// `stage` is `tiles`[v][stage].
+//
+// kWhole: the sequence has all the tile's tokens. Otherwise it ends there, and contiguous memory
+// may have no pages behind (vAttention): `map` has small boxes, and the last tokens come as words.
+template <int kDim, bool kWhole>
+__device__ __forceinline__ void copy_tile(const Copying& c, int tile, int i, int& n_landed) {
   using P = Plan<kDim>;
-  int lane = int(threadIdx.x) % 32, half = lane % P::kHalves;
-  int first = lane / P::kHalves * pool.box_rows;  // token of this lane's box within a tile
-  bool copies = first < kTile;
-  int end_tile = divide_up(readable.end, kTile), n_ragged = 0;
-  for (int tile = readable.begin / kTile, i = 0; tile < end_tile; ++tile, ++i) {
-    int token = tile * kTile + first;
-    bool seen = copies && token < readable.end && token + pool.box_rows > readable.begin;
-#pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      // A box without readable tokens lies outside of the matrix, which gives zeros.
-      int row = pool.rows, column = 0;
-      if (seen) {
-        uint32_t kv_row = pool.kv.row(table, v, token, kv_head);
-        row = int(kv_row / pool.kv.token);
-        column = int(kv_row % pool.kv.token) * kDim + half * kBoxColumns;
-      }
-      int at = (v * kStages + i % kStages) * kTile * kDim;
-      int full = (v ? kFullValues : kFullKeys) + i % kStages;
-      bool ragged = v && (tile * kTile < readable.begin || (tile + 1) * kTile > readable.end);
-      int lands = ragged ? kLanded : full;
-      mbarrier_wait(barriers, (v ? kFreeValues : kFreeKeys) + i % kStages, (i / kStages + 1) % 2);
-      if (lane == 0) mbarrier_expect(barriers, lands, kTile * kDim * 2);
-      __syncwarp();
-      if (copies)
-        copy_box(tiles, at + (half * kTile + first) * kBoxColumns, map, column, row, barriers,
-                 lands);
-      if (!ragged) continue;
-      // At most two tiles of a block, the first and the last: V that nobody may read becomes zeros.
-      mbarrier_wait(barriers, kLanded, n_ragged++ % 2);
-      for (int j = lane; j < kTile * kDim / 8; j += 32) {  // pieces of 16 bytes, 8 per half row
-        int t = tile * kTile + j / 8 % kTile;
-        if (t < readable.begin || t >= readable.end)
-          store_16(tiles, at + j * 8, make_uint4(0, 0, 0, 0));
-      }
-      fence_proxy_async();
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(barriers, full);
+  int lane = int(threadIdx.x) % 32, half = lane % P::kHalves, begin = tile * kTile;
+  int boxed = kWhole ? kTile : (c.length - begin) / kSmallBox * kSmallBox;  // tokens
+  int box_rows = kWhole ? c.pool.box_rows : kSmallBox;
+  int first = lane / P::kHalves * box_rows;  // token of this lane's box within the tile
+  bool copies = first < boxed;
+  bool seen =
+      copies && begin + first < c.readable.end && begin + first + box_rows > c.readable.begin;
+#pragma unroll(kWhole ? 2 : 1)
+  for (int v = 0; v < 2; ++v) {
+    // A box without readable tokens lies outside of the matrix, which gives zeros.
+    int row = c.pool.rows, column = 0;
+    if (seen) {
+      uint32_t kv_row = c.pool.kv.row(c.table, v, begin + first, c.kv_head);
+      row = int(kv_row / c.pool.kv.token);
+      column = int(kv_row % c.pool.kv.token) * kDim + half * kBoxColumns;
     }
+    int at = (v * kStages + i % kStages) * kTile * kDim;
+    int full = (v ? kFullValues : kFullKeys) + i % kStages;
+    // By this warp, after the boxes.
+    bool touched = !kWhole || (v && (begin < c.readable.begin || begin + kTile > c.readable.end));
+    int lands = touched ? kLanded : full;
+    mbarrier_wait(c.barriers, (v ? kFreeValues : kFreeKeys) + i % kStages, (i / kStages + 1) % 2);
+    if (lane == 0) mbarrier_expect(c.barriers, lands, boxed * kDim * 2);
+    __syncwarp();
+    if (copies)
+      copy_box(c.tiles, at + (half * kTile + first) * kBoxColumns, c.map, column, row, c.barriers,
+               lands);
+    if (!touched) continue;
+    // At most two tiles of a block, the first and the last: V that nobody may read becomes zeros.
+    mbarrier_wait(c.barriers, kLanded, n_landed++ % 2);
+#pragma unroll 1
+    for (int j = lane; j < kTile * kDim / 8; j += 32) {  // pieces of 16 bytes, 8 per half row
+      int t = j / 8 % kTile, piece = j % 8;
+      bool readable = begin + t >= c.readable.begin && begin + t < c.readable.end;
+      if (kWhole ? readable : t < boxed && (readable || !v)) continue;
+      uint4 x = make_uint4(0, 0, 0, 0);
+      if (!kWhole && readable) {
+        size_t from = size_t(c.pool.kv.row(c.table, v, begin + t, c.kv_head)) * kDim +
+                      size_t(j / (8 * kTile) * kBoxColumns + piece * 8);
+        x = *reinterpret_cast<const uint4*>(c.bytes + from * sizeof(bf16));
+      }
+      store_16(c.tiles, at + j / 8 * kBoxColumns + (piece ^ (j / 8 % 8)) * 8, x);
+    }
+    fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(c.barriers, full);
   }
+}
+
+// The copying warp: tile after tile, as fast as stages become free. `small`: the map of small
+// boxes.
+template <int kDim>
+__device__ inline void copy_tiles(Copying c, const TensorMap& small) {
+  int tile = c.readable.begin / kTile, i = 0, n_landed = 0;
+  for (; tile < divide_up(c.readable.end, kTile) && (tile + 1) * kTile <= c.length; ++tile, ++i)
+    copy_tile<kDim, true>(c, tile, i, n_landed);
+  if (tile < divide_up(c.readable.end, kTile))
+    copy_tile<kDim, false>(
+        {c.bytes, c.pool, small, c.table, c.kv_head, c.readable, c.length, c.tiles, c.barriers},
+        tile, i, n_landed);
 }
 
 // 64 rows of a computing warpgroup, as wgmma lays them on its threads: a thread has parts of rows
@@ -206,7 +245,8 @@ template <int kDim>
 __global__ void __launch_bounds__(Plan<kDim>::kThreads, 1)
     flash_wgmma_kernel(const __grid_constant__ CudaAttentionArgs args,
                        const __grid_constant__ PoolMatrix pool,
-                       const __grid_constant__ TensorMap map) {
+                       const __grid_constant__ TensorMap map,
+                       const __grid_constant__ TensorMap small) {
   using P = Plan<kDim>;
   const CudaStep& step = args.step;
   int kv_head = int(blockIdx.y), seq = int(blockIdx.z);
@@ -237,7 +277,9 @@ __global__ void __launch_bounds__(Plan<kDim>::kThreads, 1)
   if (thread < kGroupThreads) {
     set_max_registers<P::kCopyRegisters, false>();
     if (thread < 32)
-      copy_tiles<kDim>(pool, map, table_of(step, seq), kv_head, readable, tiles, barriers);
+      copy_tiles<kDim>({args.pool, pool, map, table_of(step, seq), kv_head, readable,
+                        step.contiguous ? step.kv_lengths[seq] : kEveryBlock, tiles, barriers},
+                       small);
     return;
   }
   set_max_registers<P::kComputeRegisters, true>();
@@ -364,17 +406,20 @@ void run(const CudaAttentionArgs& args, Stream& stream) {
   const KvLayout& layout = args.layout;
   size_t stride = layout.token_stride();
   PoolMatrix pool{rows_of(args), int(layout.pool_bytes() / stride), box_rows_of(args)};
-  TensorMap map = make_tensor_map({.data = args.pool,
-                                   .rows = size_t(pool.rows),
-                                   .columns = stride / dtype_bytes(Dtype::bf16),
-                                   .row_stride = stride,
-                                   .box_rows = pool.box_rows});
+  BoxedMatrix matrix{.data = args.pool,
+                     .rows = size_t(pool.rows),
+                     .columns = stride / dtype_bytes(Dtype::bf16),
+                     .row_stride = stride,
+                     .box_rows = pool.box_rows};
+  TensorMap map = make_tensor_map(matrix);
+  matrix.box_rows = kSmallBox;
+  TensorMap small = make_tensor_map(matrix);
   int heads = args.n_heads / layout.shape.n_kv_heads;
   Shape shape = {.grid = dim3(unsigned(divide_up(args.step.max_q_tokens * heads, P::kRows)),
                               unsigned(layout.shape.n_kv_heads), unsigned(args.step.n_seqs)),
                  .block = unsigned(P::kThreads),
                  .shared_bytes = P::kSharedBytes};
-  launch(flash_wgmma_kernel<kDim>, "flash_wgmma", shape, stream, args, pool, map);
+  launch(flash_wgmma_kernel<kDim>, "flash_wgmma", shape, stream, args, pool, map, small);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "attention/kernels.h"
+#include "attention/kv_row.h"
 #include "attention/plan.h"
 #include "base/memory.h"
 #include "base/status.h"
@@ -350,7 +351,7 @@ void check(const AttentionArgs& args) {
     int n_q = args.q_offsets[s + 1] - args.q_offsets[s];
     XPYD_CHECK(n_q >= 0 && args.kv_lengths[s] >= n_q);
     XPYD_CHECK(shape == args.views[0].layout->shape, "one KV shape per call");
-    XPYD_CHECK(shape.dtype == Dtype::f32 || shape.dtype == Dtype::bf16);
+    XPYD_CHECK(kv_rows_supported(shape), dtype_name(shape.dtype));
     XPYD_CHECK(args.n_heads > 0 && args.n_heads % shape.n_kv_heads == 0);
     XPYD_CHECK(args.layer >= 0 && args.layer < shape.n_layers);
   }

@@ -143,14 +143,25 @@ Result<Memory> Memory::device(size_t bytes) {
   return Result<Memory>(std::move(memory));
 }
 Memory Memory::pinned(size_t bytes) {
+  Result<Memory> memory = try_pinned(bytes);
+  XPYD_CHECK(memory.ok(), memory.ok() ? "" : memory.error().message);
+  return std::move(memory).value();
+}
+Result<Memory> Memory::try_pinned(size_t bytes) {
   Memory memory;
   memory.pinned_ = true;
-  if (bytes == 0) return memory;
+  if (bytes == 0) return Result<Memory>(std::move(memory));
   void* data = nullptr;
-  CUDA_DO(cudaHostAlloc(&data, bytes, cudaHostAllocDefault));
+  cudaError_t result = cudaHostAlloc(&data, bytes, cudaHostAllocDefault);
+  if (result == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    return Error{ErrorCode::unavailable,
+                 "out of pinned host memory: " + std::to_string(bytes) + " bytes wanted"};
+  }
+  check(result, "cudaHostAlloc");
   memory.data_ = static_cast<std::byte*>(data);
   memory.bytes_ = bytes;
-  return memory;
+  return Result<Memory>(std::move(memory));
 }
 
 void copy(void* destination, const void* source, size_t bytes, Stream& stream) {

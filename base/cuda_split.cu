@@ -1,25 +1,11 @@
-// Green contexts are the driver's: its functions are looked up at run time, so that a program
-// without a driver still starts and says so.
+// Green contexts are the driver's.
 #include <cuda.h>
 
+#include "base/cuda_driver.h"
 #include "base/cuda_split.h"
 
 namespace xpyd::cuda {
 namespace {
-
-template <class F>
-bool look_up(F& function, const char* name) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult state{};
-#if CUDART_VERSION >= 12050
-  cudaError_t result =
-      cudaGetDriverEntryPointByVersion(name, &found, 12050, cudaEnableDefault, &state);
-#else
-  cudaError_t result = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &state);
-#endif
-  function = reinterpret_cast<F>(found);
-  return result == cudaSuccess && state == cudaDriverEntryPointSuccess && found != nullptr;
-}
 
 struct Driver {
   CUresult (*device_resource)(CUdevice, CUdevResource*, CUdevResourceType) = nullptr;
@@ -30,10 +16,13 @@ struct Driver {
   CUresult (*destroy)(CUgreenCtx) = nullptr;
   CUresult (*stream)(CUstream*, CUgreenCtx, unsigned, int) = nullptr;
   bool complete() {
-    return look_up(device_resource, "cuDeviceGetDevResource") &&
-           look_up(split, "cuDevSmResourceSplitByCount") &&
-           look_up(describe, "cuDevResourceGenerateDesc") && look_up(create, "cuGreenCtxCreate") &&
-           look_up(destroy, "cuGreenCtxDestroy") && look_up(stream, "cuGreenCtxStreamCreate");
+    constexpr unsigned kSince = 12050;
+    return look_up(device_resource, "cuDeviceGetDevResource", kSince) &&
+           look_up(split, "cuDevSmResourceSplitByCount", kSince) &&
+           look_up(describe, "cuDevResourceGenerateDesc", kSince) &&
+           look_up(create, "cuGreenCtxCreate", kSince) &&
+           look_up(destroy, "cuGreenCtxDestroy", kSince) &&
+           look_up(stream, "cuGreenCtxStreamCreate", kSince);
   }
 };
 

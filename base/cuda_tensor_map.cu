@@ -1,8 +1,9 @@
-// The encoding is the driver's: its function is looked up at run time, as in base/cuda_split.cu.
+// The encoding is the driver's.
 #include <cuda.h>
 
 #include <cstring>
 
+#include "base/cuda_driver.h"
 #include "base/cuda_tensor_map.h"
 
 namespace xpyd::cuda {
@@ -13,25 +14,17 @@ using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*
                             CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
                             CUtensorMapFloatOOBfill);
 
-Encode look_up() {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult state{};
-#if CUDART_VERSION >= 12050
-  cudaError_t result = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
-                                                        cudaEnableDefault, &state);
-#else
-  cudaError_t result =
-      cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &state);
-#endif
-  XPYD_CHECK(result == cudaSuccess && state == cudaDriverEntryPointSuccess && found,
+Encode find() {
+  Encode encode = nullptr;
+  XPYD_CHECK(look_up(encode, "cuTensorMapEncodeTiled", 12000),
              "cuTensorMapEncodeTiled: the driver does not have it");
-  return reinterpret_cast<Encode>(found);
+  return encode;
 }
 
 }  // namespace
 
 TensorMap make_tensor_map(const BoxedMatrix& matrix) {
-  static const Encode encode = look_up();
+  static const Encode encode = find();
   static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
   static_assert(alignof(TensorMap) >= alignof(CUtensorMap));
   const cuuint64_t sizes[] = {matrix.columns, matrix.rows}, strides[] = {matrix.row_stride};

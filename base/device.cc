@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "base/copy_thread.h"
 #include "base/memory.h"
 
 namespace xpyd {
@@ -29,9 +30,17 @@ class CpuDevice final : public Device {
     return make_host_page_groups(options);
   }
   std::unique_ptr<DeviceQueue> make_queue(Phase) override { return std::make_unique<CpuQueue>(); }
+  std::unique_ptr<DeviceQueue> make_copy_queue(double gbps) override {
+    return std::make_unique<CopyThread>(gbps);
+  }
 };
 
 }  // namespace
+
+Result<std::shared_ptr<std::byte>> Device::allocate_host(size_t bytes) {
+  auto buffer = std::make_shared<Buffer>(bytes);
+  return std::shared_ptr<std::byte>(buffer, buffer->data());
+}
 
 DeviceQueue& cpu_queue() {
   static CpuQueue queue;

@@ -46,6 +46,15 @@ class Device {
   // itself.
   enum class Phase { prefill, decode, both };
   virtual std::unique_ptr<DeviceQueue> make_queue(Phase phase = Phase::both) = 0;
+  // Host memory that this device's copies reach at full speed (pinned where there is such a thing).
+  // Zeroed, touched, page aligned, freed with the last owner. Error `unavailable`: not that much.
+  virtual Result<std::shared_ptr<std::byte>> allocate_host(size_t bytes);
+  // A queue for copies between this device and allocate_host()'s memory, which run while the caller
+  // and other queues go on. `gbps`: copies take at least bytes / gbps (the CPU's; 0: no limit).
+  virtual std::unique_ptr<DeviceQueue> make_copy_queue(double gbps) {
+    (void)gbps;
+    return make_queue();
+  }
 };
 
 Device& cpu_device();

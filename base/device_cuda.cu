@@ -1,6 +1,10 @@
 // CUDA as a Device (base/device.h). A list of copies is one launch: the list goes up in pinned
-// memory, and each block of threads moves pieces of it.
+// memory, and each block of threads moves pieces of it. Between the card and host memory that is
+// also how many small pieces go (those of a block in layer_major: 2 us each, were they copies of
+// their own), by a few blocks only, which is enough for a bus and leaves the other SMs to the
+// models; large pieces are left to the copy engines.
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <vector>
 
@@ -14,41 +18,58 @@ constexpr size_t kPieceBytes =
     64 << 10;  // of one block: a long copy is cut, so that many blocks share it
 constexpr size_t kListCopies = 4096;  // of one launch
 constexpr int kLists = 4;             // launches under way before the host waits for the oldest
+// Across the bus: 64 GB/s * 3 us are 192 KiB under way; a warp has 2 KiB, a block 16.
+constexpr size_t kBusBlocks = 16;
+constexpr size_t kEngineBytes = 256 << 10;  // mean of a list from which on the engines are as fast
 
+// By `n_threads` threads, of which this is number `thread`.
 template <class T>
-__device__ void copy_as(std::byte* destination, const std::byte* source, size_t bytes) {
-  T* __restrict__ to = reinterpret_cast<T*>(destination);
-  const T* __restrict__ from = reinterpret_cast<const T*>(source);
-  const size_t n = bytes / sizeof(T);
-  size_t i = threadIdx.x;
+__device__ void copy_as(const Copy& copy, size_t thread, size_t n_threads) {
+  T* __restrict__ to = reinterpret_cast<T*>(copy.destination);
+  const T* __restrict__ from = reinterpret_cast<const T*>(copy.source);
+  const size_t n = copy.bytes / sizeof(T);
+  size_t i = thread;
   // Several loads under way before the first is stored: little else hides their latency.
-  for (; i + 3 * kCopyThreads < n; i += 4 * kCopyThreads) {
-    const T a = from[i], b = from[i + kCopyThreads], c = from[i + 2 * kCopyThreads],
-            d = from[i + 3 * kCopyThreads];
-    to[i] = a, to[i + kCopyThreads] = b, to[i + 2 * kCopyThreads] = c, to[i + 3 * kCopyThreads] = d;
+  for (; i + 3 * n_threads < n; i += 4 * n_threads) {
+    const T a = from[i], b = from[i + n_threads], c = from[i + 2 * n_threads],
+            d = from[i + 3 * n_threads];
+    to[i] = a, to[i + n_threads] = b, to[i + 2 * n_threads] = c, to[i + 3 * n_threads] = d;
   }
-  for (; i < n; i += kCopyThreads) to[i] = from[i];
+  for (; i < n; i += n_threads) to[i] = from[i];
 }
 
-__global__ void __launch_bounds__(kCopyThreads) copy_list(const Copy* list) {
-  const Copy copy = list[blockIdx.x];
-  const size_t all = reinterpret_cast<size_t>(copy.destination) |
-                     reinterpret_cast<size_t>(copy.source) | copy.bytes;
-  if (all % sizeof(uint4) == 0)
-    copy_as<uint4>(copy.destination, copy.source, copy.bytes);
-  else if (all % sizeof(uint32_t) == 0)
-    copy_as<uint32_t>(copy.destination, copy.source, copy.bytes);
-  else
-    copy_as<uint8_t>(copy.destination, copy.source, copy.bytes);
+// `together` threads of a block move one piece: all of them, or a warp.
+__global__ void __launch_bounds__(kCopyThreads)
+    copy_list(const Copy* list, size_t n, unsigned together) {
+  const size_t teams = kCopyThreads / together, thread = threadIdx.x % together;
+  for (size_t i = blockIdx.x * teams + threadIdx.x / together; i < n; i += gridDim.x * teams) {
+    const Copy copy = list[i];
+    const size_t all = reinterpret_cast<size_t>(copy.destination) |
+                       reinterpret_cast<size_t>(copy.source) | copy.bytes;
+    if (all % sizeof(uint4) == 0)
+      copy_as<uint4>(copy, thread, together);
+    else if (all % sizeof(uint32_t) == 0)
+      copy_as<uint32_t>(copy, thread, together);
+    else
+      copy_as<uint8_t>(copy, thread, together);
+  }
 }
 
 class CudaQueue final : public DeviceQueue {
  public:
-  explicit CudaQueue(bool high_priority) : stream_(high_priority) {}
+  // bus: its copies are between the card and host memory.
+  explicit CudaQueue(bool high_priority, bool bus = false) : stream_(high_priority), bus_(bus) {}
   explicit CudaQueue(cudaStream_t handle) : stream_(handle) {}
   ~CudaQueue() override { stream_.wait(); }
 
   void copy(std::span<const Copy> copies, bool) override {
+    size_t bytes = 0;
+    for (const Copy& copy : copies) bytes += copy.bytes;
+    if (bus_ && bytes >= copies.size() * kEngineBytes) {
+      for (const Copy& copy : copies)
+        cuda::copy(copy.destination, copy.source, copy.bytes, stream_);
+      return;
+    }
     for (const Copy& whole : copies)
       for (size_t done = 0; done < whole.bytes; done += kPieceBytes) {
         if (n_ == kListCopies) send();
@@ -85,14 +106,19 @@ class CudaQueue final : public DeviceQueue {
   void send() {
     List& list = lists_[turn_];
     cuda::copy(list.device.data(), list.host.data(), n_ * sizeof(Copy), stream_);
-    cuda::launch(copy_list, "copy_list", {.grid = unsigned(n_), .block = unsigned(kCopyThreads)},
-                 stream_, list.device.as<const Copy>());
+    const size_t together = bus_ ? 32 : kCopyThreads, teams = kCopyThreads / together;
+    const size_t blocks = (n_ + teams - 1) / teams;
+    cuda::launch(copy_list, "copy_list",
+                 {.grid = unsigned(bus_ ? std::min(blocks, kBusBlocks) : blocks),
+                  .block = unsigned(kCopyThreads)},
+                 stream_, list.device.as<const Copy>(), n_, unsigned(together));
     list.free.record(stream_);
     turn_ = (turn_ + 1) % kLists;
     n_ = 0;
   }
 
   cuda::Stream stream_;
+  const bool bus_ = false;
   List lists_[kLists];
   int turn_ = 0;
   size_t n_ = 0;                                    // copies in lists_[turn_]
@@ -113,6 +139,20 @@ class CudaDevice final : public Device {
     cuda::fill(owner->data(), 0, bytes, stream);
     stream.wait();
     return std::shared_ptr<std::byte>(owner, owner->data());
+  }
+  // Copies and the copy kernel reach pinned memory at the bus's speed; others not at all.
+  Result<std::shared_ptr<std::byte>> allocate_host(size_t bytes) override {
+    Result<cuda::Memory> memory = cuda::Memory::try_pinned(bytes);
+    if (!memory) return memory.error();
+    auto owner = std::make_shared<cuda::Memory>(std::move(memory).value());
+    std::memset(owner->data(), 0, bytes);
+    return std::shared_ptr<std::byte>(owner, owner->data());
+  }
+  std::unique_ptr<DeviceQueue> make_copy_queue(double) override {
+    return std::make_unique<CudaQueue>(false, true);
+  }
+  Result<std::shared_ptr<PageGroups>> make_page_groups(const PageGroupOptions& options) override {
+    return make_cuda_page_groups(options);
   }
   std::unique_ptr<DeviceQueue> make_queue(Phase phase) override {
     const bool first = sharing_.priorities && phase == Phase::decode;

@@ -18,6 +18,10 @@ struct CudaSharing {
 // One card for the whole process. Queues are streams.
 std::unique_ptr<Device> make_cuda_device(CudaSharing sharing = {});
 
+// Physical memory of the card, in groups (base/page_groups_cuda.cu). Error `invalid_argument`:
+// group_bytes is no multiple of what the card maps; `unavailable`: not that much, or no such calls.
+Result<std::shared_ptr<PageGroups>> make_cuda_page_groups(const PageGroupOptions& options);
+
 // The stream behind a queue of that device: models enqueue their kernels there.
 cuda::Stream& stream_of(DeviceQueue& queue);
 

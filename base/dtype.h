@@ -13,11 +13,16 @@
 
 namespace xpyd {
 
-enum class Dtype : uint8_t { f32, bf16, f16 };
+// int8 and int4 are of KV only: rows of unsigned numbers with a scale and a zero (kv_layout.h).
+enum class Dtype : uint8_t { f32, bf16, f16, int8, int4 };
 
-constexpr size_t dtype_bytes(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
+XPYD_HD constexpr int dtype_bits(Dtype dtype) {
+  return dtype == Dtype::f32 ? 32 : dtype == Dtype::int8 ? 8 : dtype == Dtype::int4 ? 4 : 16;
+}
+XPYD_HD constexpr size_t dtype_bytes(Dtype dtype) { return size_t(dtype_bits(dtype)) / 8; }  // not int4
 constexpr const char* dtype_name(Dtype dtype) {
-  return dtype == Dtype::f32 ? "f32" : dtype == Dtype::bf16 ? "bf16" : "f16";
+  constexpr const char* kNames[] = {"f32", "bf16", "f16", "int8", "int4"};
+  return kNames[int(dtype)];
 }
 
 struct bf16 {

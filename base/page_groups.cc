@@ -18,13 +18,6 @@ Error os_error(const std::string& what) {
   return {ErrorCode::unavailable, what + ": " + std::strerror(errno)};
 }
 
-// A driver call occupies the thread that makes it.
-void spin(double us) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double, std::micro>(us);
-  while (us > 0 && std::chrono::steady_clock::now() < end) {
-  }
-}
-
 class HostGroups final : public PageGroups, public std::enable_shared_from_this<HostGroups> {
  public:
   HostGroups(const PageGroupOptions& options, int fd) : PageGroups(options), fd_(fd) {}
@@ -57,7 +50,7 @@ class HostRange final : public VirtualRange {
     if (!groups_->room_for_mapping())
       return Error{ErrorCode::unavailable,
                    "out of mappings: vm.max_map_count is " + std::to_string(max_mappings())};
-    spin(o_.call_us);
+    occupy(o_.call_us);
     void* at =
         ::mmap(data_ + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
                groups_->fd(), off_t(size_t(group) * o_.group_bytes));
@@ -72,7 +65,7 @@ class HostRange final : public VirtualRange {
   void unmap(size_t offset, int n) override {
     const size_t bytes = size_t(n) * o_.group_bytes;
     XPYD_CHECK(offset + bytes <= bytes_);
-    spin(o_.call_us);
+    occupy(o_.call_us);
     void* at = ::mmap(data_ + offset, bytes, o_.guard ? PROT_NONE : PROT_READ,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     XPYD_CHECK(at != MAP_FAILED, std::strerror(errno));
@@ -113,6 +106,12 @@ Result<std::unique_ptr<VirtualRange>> HostGroups::reserve(size_t bytes) {
 }
 
 }  // namespace
+
+void occupy(double us) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double, std::micro>(us);
+  while (us > 0 && std::chrono::steady_clock::now() < end) {
+  }
+}
 
 Result<std::shared_ptr<PageGroups>> make_host_page_groups(const PageGroupOptions& o) {
   const size_t page = size_t(::sysconf(_SC_PAGESIZE));

@@ -1,6 +1,9 @@
 #include "batch/engine.h"
 
 #include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <thread>
 
 #include "base/row_hash.h"
 #include "base/status.h"
@@ -9,7 +12,13 @@ namespace xpyd {
 
 Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clock,
                EngineHooks* hooks)
-    : model_(model), memory_(memory), options_(std::move(options)), clock_(clock), hooks_(hooks) {
+    : model_(model),
+      memory_(memory),
+      options_(std::move(options)),
+      admission_(options_.admission ? options_.admission
+                                    : find_admission_rule(options_.policy->admission)),
+      clock_(clock),
+      hooks_(hooks) {
   logits_.resize(size_t(options_.max_batch) * size_t(model.config().vocab));
 }
 
@@ -36,18 +45,26 @@ int Engine::waiting_with_kv() const {
 
 bool Engine::step() {
   const double start = clock_.now(), stepped = stats_.step_seconds;
+  const bool copying = memory_.poll();
   drop_ended(start);
+  poll_loads();
   make_plan();
   if (under_way_.begun && needs_settling()) {
     settle();
     make_plan();
   }
+  while (!plan_.preempts.empty() && give_up_early()) make_plan();
   const bool moved = apply_plan(start);
   const double planned = clock_.now();
   stats_.schedule_seconds += planned - start - (stats_.step_seconds - stepped);
   if (next_.entries.empty()) {
-    if (!under_way_.begun) return moved;
-    settle();
+    if (under_way_.begun) {
+      settle();
+      return true;
+    }
+    if (moved || (!copying && loading_ == 0)) return moved;
+    // Only copies to or from a tier go on.
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
     return true;
   }
   if (chosen_by_model()) {
@@ -64,7 +81,8 @@ SequenceView Engine::view_of(const Sequence& s) const {
   SequenceView view;
   view.n_tokens = int(s.tokens.size());
   view.n_computed = s.kv == kNoKv && !s.scheduled ? s.cached_tokens : s.computed;
-  view.n_limit = s.n_prompt() + s.stands_for * s.request->max_tokens;
+  view.n_limit = s.n_prompt() + (s.leaves ? 1 : s.request->max_tokens);
+  view.n_output = s.n_output();
   view.choices = s.stands_for;
   if (s.kv != kNoKv) {
     view.n_blocks = int(memory_.blocks(s.kv).size());
@@ -77,6 +95,7 @@ void Engine::make_plan() {
   running_views_.clear();
   waiting_views_.clear();
   runnable_.clear();
+  admissible_.clear();
   for (size_t i = 0; i < running_.size(); ++i) {
     const Sequence& s = *running_[i];
     // Its last token here is being chosen: it takes part in no further step.
@@ -89,11 +108,16 @@ void Engine::make_plan() {
   for (size_t i = 0; i < waiting_.size() && i < startable; ++i) {
     Sequence& s = *waiting_[i];
     if (!s.probed) {
-      s.cached_tokens = memory_.probe(s.tokens, s.request->cache_salt);
+      const int cached = memory_.probe(s.tokens, s.request->cache_salt);
+      if (!s.scheduled) s.cached_tokens = cached;
       s.probed = true;
+      load_early(s, cached);
     }
+    if (s.loading) continue;  // others run meanwhile
+    admissible_.push_back(int(i));
     waiting_views_.push_back(view_of(s));
   }
+  if (admission_->looks_ahead && !waiting_views_.empty()) charge_shared_blocks();
   KvStats kv = memory_.stats();
   BatchView view{.running = running_views_,
                  .waiting = waiting_views_,
@@ -101,9 +125,30 @@ void Engine::make_plan() {
                  .capacity_blocks = kv.capacity,
                  .block_tokens = kv.block_tokens,
                  .max_batch = options_.max_batch,
-                 .step_tokens = options_.step_tokens};
+                 .step_tokens = options_.step_tokens,
+                 .admission = admission_};
   plan_.clear();
   options_.policy->plan(view, plan_);
+}
+
+// A block that several sequences hold is charged to the one of them that will hold it longest.
+void Engine::charge_shared_blocks() {
+  by_output_left_.resize(running_views_.size());
+  std::iota(by_output_left_.begin(), by_output_left_.end(), 0);
+  auto left = [&](int i) {
+    const SequenceView& view = running_views_[size_t(i)];
+    return view.n_limit - view.n_tokens;
+  };
+  std::stable_sort(by_output_left_.begin(), by_output_left_.end(),
+                   [&](int a, int b) { return left(a) > left(b); });
+  ++charge_;
+  for (int i : by_output_left_) {
+    SequenceView& view = running_views_[size_t(i)];
+    for (int32_t block : memory_.blocks(running_[size_t(runnable_[size_t(i)])]->kv)) {
+      if (size_t(block) >= charged_.size()) charged_.resize(size_t(block) + 1);
+      view.n_shared_blocks += std::exchange(charged_[size_t(block)], charge_) == charge_;
+    }
+  }
 }
 
 // Whether the plan does what may not be done to sequences that are under way: preempt, or choose
@@ -119,7 +164,7 @@ bool Engine::needs_settling() const {
                        return by_cpu(s) && run.n_tokens == s.pending();
                      }) ||
          std::any_of(plan_.admits.begin(), plan_.admits.end(),
-                     [&](const ScheduledRun& run) { return by_cpu(*waiting_[size_t(run.index)]); });
+                     [&](const ScheduledRun& run) { return by_cpu(*waiting_[size_t(admissible_[size_t(run.index)])]); });
 }
 
 // Room for n_tokens beyond those computed or under way.
@@ -127,28 +172,84 @@ bool Engine::append(const Sequence& s, int n_tokens) {
   return memory_.append(s.kv, s.computed - memory_.written_tokens(s.kv) + n_tokens);
 }
 
-// Gets memory for the next n_tokens of a waiting sequence. False: nothing has changed.
+// ---- KV that comes from a tier.
+
+// A sequence that waits and whose KV a tier has gets its memory before its turn, where nobody misses
+// it, so that the KV is there when its turn comes. `cached_tokens`: here already.
+void Engine::load_early(Sequence& s, int cached_tokens) {
+  if (s.kv != kNoKv || memory_.promise(s.tokens, s.request->cache_salt) <= cached_tokens) return;
+  const KvStats kv = memory_.stats();
+  auto blocks = [&kv](int tokens) { return (tokens + kv.block_tokens - 1) / kv.block_tokens; };
+  int need = blocks(int(s.tokens.size())) - cached_tokens / kv.block_tokens + kv.capacity / 100;
+  for (const SequenceView& view : running_views_)
+    need += std::max(0, blocks(view.n_tokens + 1) - view.n_blocks);
+  if (need > kv.available() || !reserve(s) || s.loading) return;
+  release(s);
+  s.computed = 0;
+}
+
+void Engine::poll_loads() {
+  if (loading_ == 0) return;
+  loading_ = 0;
+  for (const SequencePtr& s : waiting_) {
+    if (!s->loading) continue;
+    if (!memory_.ready(s->kv)) {
+      ++loading_;
+      continue;
+    }
+    s->loading = false;
+    s->computed = memory_.written_tokens(s->kv);
+  }
+}
+
+// The last of those who got memory before their turn gives it up. False: nobody has any that could
+// be had now.
+bool Engine::give_up_early() {
+  const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), [](const SequencePtr& s) {
+    return s->early && !s->loading;
+  });
+  if (last == waiting_.rend()) return false;
+  Sequence& s = **last;
+  release(s);
+  s.early = false;
+  s.computed = 0;
+  return true;
+}
+
+// ----
+
+// Takes memory for a waiting sequence. False: there is none. Its KV may be `loading`.
+bool Engine::reserve(Sequence& s) {
+  const Result<KvReservation> reserved = memory_.reserve(s.tokens, s.request->cache_salt);
+  if (!reserved) return false;
+  s.kv = reserved.value().handle;
+  s.computed = reserved.value().cached_tokens;
+  s.early = s.loading = reserved.value().loading;
+  loading_ += int(s.loading);
+  return true;
+}
+
+// Gets memory for the next n_tokens of a waiting sequence. False: it does not run now.
 bool Engine::place(SequencePtr& s, int n_tokens, double now) {
   if (s->kv == kNoKv) {
-    Result<KvReservation> reserved = memory_.reserve(s->tokens, s->request->cache_salt);
-    if (!reserved) return false;
-    int cached = reserved.value().cached_tokens;
-    n_tokens = std::min(n_tokens, int(s->tokens.size()) - cached);
-    if (!memory_.append(reserved.value().handle, n_tokens)) {
-      memory_.free(reserved.value().handle);
+    if (!reserve(*s) || s->loading) return false;
+    n_tokens = std::min(n_tokens, s->pending());
+    if (!append(*s, n_tokens)) {
+      release(*s);
+      s->computed = 0;
       return false;
     }
-    s->kv = reserved.value().handle;
-    s->computed = cached;
-    if (!s->scheduled) {
-      s->cached_tokens = cached;
-      stats_.prompt_tokens += s->n_prompt();
-    }
-    if (s->leaves && !s->scheduled) hooks_->prefill_started(*s);
-    if (s->leaves && cached > 0) hooks_->kv_written(*s, 0, model_.config().n_layers, 0, cached);
   } else if (!append(*s, n_tokens)) {
     return false;
   }
+  s->early = false;
+  if (!s->scheduled) {
+    s->cached_tokens = s->computed;
+    stats_.prompt_tokens += s->n_prompt();
+    if (s->leaves) hooks_->prefill_started(*s);
+  }
+  if (s->leaves && s->computed > 0)
+    hooks_->kv_written(*s, 0, model_.config().n_layers, 0, s->computed);
   if (!s->scheduled) s->scheduled_s = now;
   s->scheduled = true;
   s->queue_ticket.reset();
@@ -175,14 +276,16 @@ bool Engine::apply_plan(double now) {
   // A refusal stops admission: whoever comes later waits too.
   size_t admitted = 0;
   for (const ScheduledRun& run : plan_.admits) {
-    SequencePtr& s = waiting_[admitted];
+    SequencePtr& s = waiting_[size_t(admissible_[size_t(run.index)])];
     if (!plan_.preempts.empty() || !place(s, run.n_tokens, now)) break;
     running_.push_back(std::move(s));
     ++admitted;
   }
-  waiting_.erase(waiting_.begin(), waiting_.begin() + long(admitted));
+  if (admitted > 0) std::erase(waiting_, nullptr);
+  if (options_.policy->keeps_rows) arrays_.arrange(next_.entries);
 
-  if (next_.entries.empty() && plan_.preempts.empty()) return !under_way_.begun && make_room();
+  if (next_.entries.empty() && plan_.preempts.empty())
+    return !under_way_.begun && loading_ == 0 && make_room();
   return true;
 }
 
@@ -190,6 +293,7 @@ bool Engine::apply_plan(double now) {
 // request is taken whose longest output exceeds the pool (of a shared pool: once the prompts that
 // others hold have arrived here, too). False: there is nobody to ask.
 bool Engine::make_room() {
+  if ((!running_.empty() || waiting_with_kv() > 1) && give_up_early()) return true;
   if (running_.size() > 1) {
     SequencePtr victim = std::move(running_.back());
     running_.pop_back();
@@ -208,6 +312,7 @@ bool Engine::make_room() {
 void Engine::preempt(SequencePtr s) {
   release(*s);
   s->computed = 0;
+  s->early = s->probed = false;
   ++stats_.preemptions;
   auto place = std::find_if(waiting_.begin(), waiting_.end(),
                             [](const SequencePtr& other) { return other->kv == kNoKv; });
@@ -216,26 +321,7 @@ void Engine::preempt(SequencePtr s) {
 
 // The next step as the model sees it: spans into this engine's arrays.
 StepInput Engine::gather() {
-  token_ids_.clear();
-  q_offsets_.assign(1, 0);
-  kv_lengths_.clear();
-  logit_rows_.clear();
-  views_.clear();
-  for (const Entry& entry : next_.entries) {
-    const Sequence& s = *entry.sequence;
-    token_ids_.insert(token_ids_.end(), s.tokens.begin() + entry.first,
-                      s.tokens.begin() + entry.end());
-    q_offsets_.push_back(int32_t(token_ids_.size()));
-    kv_lengths_.push_back(entry.end());
-    views_.push_back(memory_.view(s.kv));
-    if (entry.wants_logits) logit_rows_.push_back(int32_t(token_ids_.size()) - 1);
-  }
-  return {.token_ids = token_ids_,
-          .q_offsets = q_offsets_,
-          .kv_lengths = kv_lengths_,
-          .views = views_,
-          .logit_rows = logit_rows_,
-          .observer = hooks_ && hooks_->layerwise() ? this : nullptr};
+  return arrays_.gather(next_.entries, memory_, hooks_ && hooks_->layerwise() ? this : nullptr);
 }
 
 void Engine::layer_done(int layer) {
@@ -266,11 +352,12 @@ void Engine::forward() {
   kv_in_place(next_);
   const float* logits = logits_.data();
   const size_t vocab = size_t(model_.config().vocab);
+  std::vector<std::pair<Sequence*, const float*>> splits;  // last: who ends makes room for choices
   for (Entry& entry : next_.entries) {
     if (!entry.wants_logits) continue;
     Sequence& s = *entry.sequence;
     if (s.stands_for > 1) {
-      split(s, logits, now);
+      splits.push_back({&s, logits});
     } else {
       open_choice(s, 0);
       Sampled sampled = sample({logits, vocab}, s.request->sampling, s.sampler, sampler_scratch_);
@@ -278,6 +365,7 @@ void Engine::forward() {
     }
     logits += vocab;
   }
+  for (auto [s, row] : splits) split(*s, row, now);
   tidy(next_);
 }
 

@@ -13,14 +13,17 @@
 
 #include "allocator/kv_memory.h"
 #include "base/clock.h"
+#include "batch/admission.h"
 #include "batch/policy.h"
 #include "batch/sequence.h"
+#include "batch/step_arrays.h"
 #include "model/model.h"
 
 namespace xpyd {
 
 struct EngineOptions {
   const BatchPolicy* policy = nullptr;
+  const AdmissionRule* admission = nullptr;  // null: the policy's own
   int max_batch = 64;  // sequences running at once; the model's max_logits is at least this
   int step_tokens =
       512;  // tokens of one step; the model's max_step_tokens is at least max(this, max_batch)
@@ -80,13 +83,7 @@ class Engine final : private LayerObserver {
   const EngineStats& stats() const { return stats_; }
 
  private:
-  struct Entry {  // one sequence's share of a step
-    Sequence* sequence;
-    int first, n_tokens;  // its tokens [first, first + n_tokens)
-    bool wants_logits;    // and then tokens[first + n_tokens] is chosen
-    bool ended = false;  // it ended while the step was under way: what the step gives it is dropped
-    int end() const { return first + n_tokens; }
-  };
+  using Entry = StepEntry;
   struct Step {
     std::vector<Entry> entries;
     std::vector<SequencePtr> ended;  // those of its entries: their KV is in use until the step ends
@@ -95,11 +92,16 @@ class Engine final : private LayerObserver {
 
   void layer_done(int layer) override;
   void drop_ended(double now);
+  void load_early(Sequence& sequence, int cached_tokens);
+  void poll_loads();
+  bool give_up_early();
   void make_plan();
+  void charge_shared_blocks();
   bool needs_settling() const;
   bool apply_plan(double now);
   bool make_room();
   bool append(const Sequence& sequence, int n_tokens);
+  bool reserve(Sequence& sequence);
   bool place(SequencePtr& sequence, int n_tokens, double now);
   StepInput gather();
   bool chosen_by_model() const;
@@ -123,6 +125,7 @@ class Engine final : private LayerObserver {
   Model& model_;
   KvMemory& memory_;
   EngineOptions options_;
+  const AdmissionRule* admission_;
   Clock& clock_;
   EngineHooks* hooks_;
 
@@ -134,10 +137,14 @@ class Engine final : private LayerObserver {
   // Reused from step to step.
   std::vector<SequenceView> running_views_, waiting_views_;
   BatchPlan plan_;
-  std::vector<int> runnable_;  // running_views_[i] is of running_[runnable_[i]]
+  std::vector<int> by_output_left_;  // indices of running_views_
+  std::vector<uint64_t> charged_;    // [block]: the last charge_ in which it was counted
+  uint64_t charge_ = 0;
+  std::vector<int> runnable_;    // running_views_[i] is of running_[runnable_[i]]
+  std::vector<int> admissible_;  // waiting_views_[i] is of waiting_[admissible_[i]]
+  int loading_ = 0;              // of waiting_: their KV is on its way from a tier
   Step next_, under_way_;
-  std::vector<int32_t> token_ids_, q_offsets_, kv_lengths_, logit_rows_;
-  std::vector<KvView> views_;
+  StepArrays arrays_;
   std::vector<float> logits_;
   std::vector<Draw> draws_;
   std::vector<Chosen> chosen_;

@@ -2,19 +2,12 @@
 
 #include <algorithm>
 
+#include "batch/admission.h"
+
 namespace xpyd {
 namespace {
 
-int blocks_for(const BatchView& view, int tokens) {
-  return (tokens + view.block_tokens - 1) / view.block_tokens;
-}
-
-// Blocks that a running sequence must get before it computes its next `n` tokens.
-int new_blocks(const BatchView& view, const SequenceView& s, int n) {
-  return std::max(0, blocks_for(view, s.n_computed + n) - s.n_blocks) + (s.tail_shared ? 1 : 0);
-}
-
-// What a plan has spent so far.
+// What a plan has spent so far, but for admission, which comes last.
 class Room {
  public:
   Room(const BatchView& v, BatchPlan& p)
@@ -31,7 +24,7 @@ class Room {
   // Schedules the next tokens of running[i], preempting from the back while blocks are missing. When that
   // does not help, running[i] itself is preempted.
   void run(int i, int n) {
-    int need = new_blocks(view, view.running[size_t(i)], n);
+    int need = new_blocks(view.running[size_t(i)], n, view.block_tokens);
     for (int victim = int(view.running.size()) - 1; need > blocks; --victim) {
       while (preempted(victim)) --victim;
       preempt(victim);
@@ -44,20 +37,6 @@ class Room {
 
   bool preempted(int i) const { return preempted_[size_t(i)]; }
 
-  // Blocks that the prompts already started will still ask for.
-  int promised() const {
-    int sum = 0;
-    for (int i = 0; i < int(view.running.size()); ++i) {
-      const SequenceView& s = view.running[size_t(i)];
-      if (!preempted(i) && s.pending() > 1) sum += new_blocks(view, s, s.pending());
-    }
-    for (const ScheduledRun& run : plan.runs) {
-      const SequenceView& s = view.running[size_t(run.index)];
-      if (s.pending() > 1) sum -= new_blocks(view, s, run.n_tokens);
-    }
-    return sum;
-  }
-
  private:
   void preempt(int i) {
     const SequenceView& s = view.running[size_t(i)];
@@ -67,7 +46,7 @@ class Room {
     blocks += s.n_blocks;
     std::erase_if(plan.runs, [&](const ScheduledRun& run) {  // scheduled a moment ago, by a younger claim
       if (run.index != i) return false;
-      blocks += new_blocks(view, s, run.n_tokens);
+      blocks += new_blocks(s, run.n_tokens, view.block_tokens);
       tokens += run.n_tokens;
       return true;
     });
@@ -76,32 +55,37 @@ class Room {
   std::vector<bool> preempted_;
 };
 
-// Admits waiting sequences in order while a place, tokens and blocks for `reach(s)` tokens are there, keeping
-// 1 % of the blocks (vLLM's watermark) so that the first decode steps do not preempt at once.
-template <class Reach>
-void admit(Room& room, Reach reach) {
-  if (!room.plan.preempts.empty()) return;
-  const BatchView& view = room.view;
-  int promised = room.promised();
-  int watermark = view.capacity_blocks / 100;
-  for (size_t i = 0; i < view.waiting.size(); ++i) {
-    const SequenceView& s = view.waiting[i];
-    if (room.tokens <= 0 || room.sequences + s.choices > view.max_batch) return;
-    int here = std::max(s.n_blocks, s.n_computed / view.block_tokens);
-    int wanted = std::max(blocks_for(view, s.n_tokens),
-                          std::min(blocks_for(view, reach(s)), view.capacity_blocks));
-    int need = std::max(0, wanted - here);
-    int spare = room.sequences == 0 ? 0 : watermark;
-    if (need + promised + spare > room.blocks) return;
-    int n = std::min(s.pending(), room.tokens);
-    room.plan.admits.push_back({int(i), n});
-    room.blocks -= need;
-    room.tokens -= n;
-    room.sequences += s.choices;
-  }
-}
+enum class Prompts { whole, pieces };
 
-int whole_prompt(const SequenceView& s) { return s.n_tokens; }
+// Admits waiting sequences in order while places and tokens of the step are there and the rule finds
+// memory for them. `prompts_alone`: nobody decodes while a prompt is computed.
+void admit(Room& room, const AdmissionRule* own, bool prompts_alone,
+           Prompts prompts = Prompts::pieces) {
+  const BatchView& view = room.view;
+  if (!room.plan.preempts.empty() || view.waiting.empty()) return;
+  std::vector<Scheduled> running, candidates;
+  for (const SequenceView& s : view.running) running.push_back({&s, 0});
+  for (const ScheduledRun& run : room.plan.runs) running[size_t(run.index)].n_tokens = run.n_tokens;
+  int tokens = room.tokens, sequences = room.sequences;
+  for (const SequenceView& s : view.waiting) {
+    sequences += s.choices;
+    if (tokens <= 0 || sequences > view.max_batch) break;
+    // A prompt that no step can hold whole comes in pieces all the same.
+    const bool cut = s.pending() > tokens;
+    if (prompts == Prompts::whole && cut && s.pending() <= view.step_tokens - view.max_batch) break;
+    candidates.push_back({&s, std::min(s.pending(), tokens)});
+    tokens -= candidates.back().n_tokens;
+  }
+  const AdmissionRule& rule = view.admission ? *view.admission : *own;
+  const int admitted = rule.admits({.running = running,
+                                    .candidates = candidates,
+                                    .available_blocks = view.available_blocks,
+                                    .capacity_blocks = view.capacity_blocks,
+                                    .block_tokens = view.block_tokens,
+                                    .step_tokens = view.step_tokens,
+                                    .prompts_alone = prompts_alone});
+  for (int i = 0; i < admitted; ++i) room.plan.admits.push_back({i, candidates[size_t(i)].n_tokens});
+}
 
 void run_decodes(Room& room) {
   for (int i = 0; i < int(room.view.running.size()); ++i) {
@@ -116,45 +100,55 @@ void run_prefills(Room& room) {
   }
 }
 
-bool prefilling(const BatchView& view) {
-  return std::any_of(view.running.begin(), view.running.end(),
-                     [](const SequenceView& s) { return s.pending() > 1; });
-}
+constexpr const char* kPrompt = "prompt";
+constexpr const char* kLongest = "longest";
 
-// A batch starts when the one before has ended, and holds memory for everyone's longest output.
+// A batch forms while nobody of it has decoded, and goes on until its last sequence has ended.
 void plan_static(const BatchView& view, BatchPlan& plan) {
   Room room(view, plan);
-  if (view.running.empty()) {
-    admit(room, [](const SequenceView& s) { return s.n_limit; });
-  } else if (prefilling(view)) {
-    run_prefills(room);
-  } else {
-    run_decodes(room);
-  }
+  const bool forms = std::all_of(view.running.begin(), view.running.end(),
+                                 [](const SequenceView& s) { return s.n_output <= 1; });
+  run_prefills(room);
+  if (forms) admit(room, find_admission_rule(kLongest), true);
+  if (plan.runs.empty() && plan.admits.empty() && plan.preempts.empty()) run_decodes(room);
 }
 
 // Prompts go first, alone; decodes run when no prompt can.
 void plan_prefill_first(const BatchView& view, BatchPlan& plan) {
   Room room(view, plan);
   run_prefills(room);
-  admit(room, whole_prompt);
+  admit(room, find_admission_rule(kPrompt), true);
   if (plan.runs.empty() && plan.admits.empty() && plan.preempts.empty()) run_decodes(room);
 }
 
-// Every running sequence decodes; what is left of the step's tokens goes to prompts, in pieces.
-void plan_chunked(const BatchView& view, BatchPlan& plan) {
+void plan_mixed(const BatchView& view, BatchPlan& plan, Prompts prompts) {
   Room room(view, plan);
   run_decodes(room);
   run_prefills(room);
-  admit(room, whole_prompt);
+  admit(room, find_admission_rule(kPrompt), false, prompts);
   std::sort(plan.runs.begin(), plan.runs.end(),
             [](const ScheduledRun& a, const ScheduledRun& b) { return a.index < b.index; });
 }
 
+// Every running sequence decodes; what is left of the step's tokens goes to prompts, in pieces.
+void plan_chunked(const BatchView& view, BatchPlan& plan) {
+  plan_mixed(view, plan, Prompts::pieces);
+}
+
+// Every running sequence decodes; whole prompts join the step they fit in.
+void plan_persistent(const BatchView& view, BatchPlan& plan) {
+  plan_mixed(view, plan, Prompts::whole);
+}
+
 constexpr BatchPolicy kPolicies[] = {
-    {"chunked", plan_chunked, "Sarathi-Serve (OSDI '24) section 4.2; vLLM V1's scheduler"},
-    {"prefill_first", plan_prefill_first, "vLLM V0's scheduler; Orca (OSDI '22) iteration-level batching"},
-    {"static", plan_static, "request-level batching, the baseline of Orca (OSDI '22) section 3"},
+    {"chunked", plan_chunked, kPrompt, true, false,
+     "Sarathi-Serve (OSDI '24) section 4.2; vLLM V1's scheduler"},
+    {"persistent", plan_persistent, kPrompt, false, true,
+     "TurboMind's persistent batch: places that sequences take and leave at any step"},
+    {"prefill_first", plan_prefill_first, kPrompt, false, false,
+     "vLLM V0's scheduler; Orca (OSDI '22) iteration-level batching"},
+    {"static", plan_static, kLongest, false, false,
+     "request-level batching, the baseline of Orca (OSDI '22) section 3"},
 };
 
 }  // namespace

@@ -12,12 +12,16 @@ namespace xpyd {
 struct SequenceView {
   int n_tokens = 0;     // known: prompt and output so far
   int n_computed = 0;   // tokens whose KV is in place; for a waiting one, those a prefix hit would give
-  int n_limit = 0;      // tokens at its longest: prompt + max_tokens
+  int n_limit = 0;      // tokens at its longest, of one choice: prompt + max_tokens, as far as they come here
   int n_blocks = 0;     // blocks held; a waiting one holds some when its KV came from another instance
   int choices = 1;      // sequences that it counts for: until its first token it stands for all n choices
   bool tail_shared = false;  // the next append copies a block first
+  int n_output = 0;          // of n_tokens, those that were generated
+  int n_shared_blocks = 0;   // of n_blocks, those that a sequence with more output to come holds too
   int pending() const { return n_tokens - n_computed; }
 };
+
+struct AdmissionRule;  // batch/admission.h
 
 struct BatchView {
   std::span<const SequenceView> running;  // oldest first
@@ -27,6 +31,7 @@ struct BatchView {
   int block_tokens = 0;
   int max_batch = 0;     // sequences running at once
   int step_tokens = 0;   // tokens of one step; decodes of all running sequences fit in any case
+  const AdmissionRule* admission = nullptr;  // null: the policy's own
 };
 
 struct ScheduledRun {
@@ -48,6 +53,9 @@ struct BatchPlan {
 struct BatchPolicy {
   const char* name;
   void (*plan)(const BatchView& view, BatchPlan& plan);
+  const char* admission;  // the rule that it has been published with
+  bool chunks;            // step_tokens bound the gaps between tokens; else only memory
+  bool keeps_rows;        // sequences keep their rows of the step's arrays
   const char* source;
 };
 

@@ -37,8 +37,11 @@ struct Sequence {
   uint64_t logits_hash = 0;  // of the logits rows that were sampled, in order (base/row_hash.h)
 
   double queued_s = 0, scheduled_s = 0;  // Clock: reached the first engine, first step
+  int row = -1;                      // in a persistent batch (batch/step_arrays.h)
   bool scheduled = false;            // has run at least once, somewhere
-  bool probed = false;               // cached_tokens holds the engine's estimate already
+  bool probed = false;               // the engine has looked for its KV, in memory and in tiers
+  bool early = false;                // holds memory before its turn, for KV that comes from a tier
+  bool loading = false;              // … and that KV is still on its way
 
   int n_prompt() const { return int(request->prompt.size()); }
   int n_output() const { return int(tokens.size()) - n_prompt(); }

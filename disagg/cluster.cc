@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "allocator/kv_plan.h"
+#include "allocator/tiered.h"
 
 namespace xpyd {
 
@@ -72,6 +73,7 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions options, Clock& 
   bool shared = o.transport->shared_pool && n > 1;
   o.kv.max_sequence_tokens = o.max_model_len;
   o.kv.max_sequences = max_sequences(o.max_batch);
+  o.kv.n_memories = int(n);
   o.kv.keep_idle = !shared;  // an idle instance would keep what another one needs
   KvOptions pool_options = o.kv;
   if (shared) pool_options.pool_bytes *= n;
@@ -94,6 +96,7 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions options, Clock& 
     options_i.role = role;
     options_i.stream_kv = o.stream_kv;
     options_i.engine = {.policy = o.batching,
+                        .admission = o.admission,
                         .max_batch = o.max_batch,
                         .step_tokens = o.step_tokens,
                         .ahead = o.ahead,
@@ -110,10 +113,16 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions options, Clock& 
       pool = own.value();
     }
     pool_options.queue = &queue;
+    std::unique_ptr<KvMemory> memory = o.kv_scheme->make(pool, pool_options);
+    if (o.kv.tiers.on() || !o.kv.tiers.disk_dir.empty()) {
+      auto tiered = make_tiered(std::move(memory), pool_options);
+      if (!tiered) return tiered.error();
+      memory = std::move(tiered).value();
+    }
     Result<std::unique_ptr<Model>> model = o.make_model(int(i), queue);
     if (!model) return model.error();
     cluster->instances_.push_back(std::make_unique<Instance>(
-        std::move(options_i), std::move(model).value(), o.kv_scheme->make(pool, pool_options),
+        std::move(options_i), std::move(model).value(), std::move(memory),
         o.transport->make(queue), clock));
     peers.push_back(cluster->instances_.back().get());
   }
@@ -166,7 +175,7 @@ Placement Cluster::place(const Request& request) {
     KvStats kv = instance->memory().stats();
     view.available_blocks = kv.available();
     if (view.role != Role::decode)
-      view.cached_tokens = instance->memory().probe(request.prompt, request.cache_salt);
+      view.cached_tokens = instance->memory().promise(request.prompt, request.cache_salt);
     views_.push_back(view);
   }
   return options_.placement->place(

@@ -29,6 +29,7 @@ struct ClusterOptions {
   const KvScheme* kv_scheme = nullptr;
   KvOptions kv;  // of one instance; a shared pool has pool_bytes times the number of instances
   const BatchPolicy* batching = nullptr;
+  const AdmissionRule* admission = nullptr;  // null: the policy's own
   const PlacementPolicy* placement = nullptr;
   const TransportRow* transport = nullptr;
   StreamKv stream_kv = StreamKv::layer;

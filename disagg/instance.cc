@@ -199,7 +199,8 @@ bool Instance::reserve_one(const ReserveKv& wanted) {
     int need = (prompt + kv.block_tokens - 1) / kv.block_tokens -
                memory_->probe(request.prompt, request.cache_salt) / kv.block_tokens;
     if (need + spare > kv.available()) return false;
-    Result<KvReservation> reserved = memory_->reserve(request.prompt, request.cache_salt);
+    // What a tier of this instance has the other one has computed or loaded: it comes from there.
+    Result<KvReservation> reserved = memory_->reserve_here(request.prompt, request.cache_salt);
     if (!reserved) return false;
     reservation.kv = reserved.value().handle;
     reservation.cached_tokens = reserved.value().cached_tokens;

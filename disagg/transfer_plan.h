@@ -7,17 +7,9 @@
 #include <cstddef>
 #include <vector>
 
-#include "allocator/kv_layout.h"
-#include "base/copy.h"
+#include "allocator/kv_copy.h"
 
 namespace xpyd {
-
-// Tokens [token_begin, token_end) of layers [layer_begin, layer_end), all heads. Both views have
-// one KvShape.
-struct KvRegion {
-  int token_begin = 0, token_end = 0;
-  int layer_begin = 0, layer_end = 0;
-};
 
 struct TransferPlan {
   std::vector<Copy> copies;

@@ -52,10 +52,8 @@ Measure open(const Setting& setting) {
                                                : requests(64, setting.seed);
     Result<double> capacity = bed->capacity(load);
     if (!capacity) return capacity.error();
-    // A static batch takes the prompts of its first step: one that holds all of them.
-    const char* step_tokens = point["policy"] == "static" ? "8192" : "512";
     Result<std::string> wrong = bed->open(
-        {"--batching", point["policy"], "--max-step-tokens", step_tokens, "--prefix-cache", "off"});
+        {"--batching", point["policy"], "--max-step-tokens", "512", "--prefix-cache", "off"});
     if (!wrong) return wrong.error();
     if (!wrong.value().empty()) return Finding{{}, wrong.value()};
     const double share = point["load"], rate = share * capacity.value();

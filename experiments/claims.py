@@ -5,6 +5,7 @@ run, from the source named or from the arithmetic at the head of the experiment'
 function of a result file; it is asked once per repetition, and its median is compared.
 """
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Callable
 
 
@@ -57,6 +58,70 @@ def at(table, column, topology, transport="local", load=.4, **where):
     return table(column, topology=topology, transport=transport, load=load, **where)
 
 
+def attention(table, phase, memory, **where):
+    """Milliseconds of the kernel over one memory."""
+    return table("ms", phase=phase, memory=memory, **where)
+
+
+def call(table, column, name, group_kib):
+    """One of the system's calls, at one size of page groups."""
+    return table(column, call=name, group_kib=group_kib)
+
+
+def speed(table, column, phase, size, one, other):
+    """One allocator over another."""
+    return table(column, phase=phase, size=size, allocator=one) / table(column, phase=phase, size=size, allocator=other)
+
+
+def prefill(table, mode, group_kib):
+    """Time of a prompt over its model's, without the first, which finds no rows."""
+    rows = [row for row in table.select(part="prefill", mode=mode, group_kib=group_kib) if row["n"] != "0"]
+    return median(float(row["ms"]) / float(row["model_ms"]) for row in rows)
+
+
+def slower(table, mode, share):
+    """Milliseconds by which decode iterations exceed the model's; share 1: the longest."""
+    over = sorted(float(row["ms"]) - float(row["model_ms"]) for row in table.select(part="decode", mode=mode))
+    return over[round(share * (len(over) - 1))]
+
+
+def fits(table, column, model, memory, group_kib):
+    return table(column, model=model, memory=memory, group_kib=group_kib)
+
+
+def held(table, what, block):
+    """Milliseconds of attention over blocks, with that of the pool held while the block grows."""
+    return table("ms", held=what, block=block)
+
+
+def moved(table, column, block, order="token_major"):
+    """One cell of the copies between pool and host, blocks in random order."""
+    return table(column, order=order, blocks="scattered", block=block)
+
+
+def hits(table, share, cache="host", link=5):
+    """Requests a second where a cache has this share of the prompts."""
+    return table("requests_per_s", cache=cache, hits=float(share), link_times=link if cache == "host" else 0)
+
+
+def asked(table, scene, cache, number=3):
+    """Requests a second in one round."""
+    return table("requests_per_s", scene=scene, cache=cache, round=number)
+
+
+def again(table, documents, cache, eviction="lru"):
+    """Seconds for documents that were asked before."""
+    return table("seconds", scene="overrun", documents=documents, cache=cache, eviction=eviction, round=2)
+
+
+def most_hashes(table, *columns):
+    """Different logits hashes of rows that are alike in these columns."""
+    groups = {}
+    for row in table.select():
+        groups.setdefault(tuple(row[c] for c in columns), set()).add(row["logits_hash"])
+    return max(len(group) for group in groups.values())
+
+
 CLAIMS = [
     Claim(
         "waste",
@@ -73,10 +138,44 @@ CLAIMS = [
                    t("batch_mean", dataset="sharegpt", block=0), 3.5, 5.5, "x", "4.3 x"),
             Expect("internal + reserved, blocks of 256", lambda t: t("internal_share", dataset="sharegpt", block=256) +
                    t("reserved_share", dataset="sharegpt", block=256), .15, .29, "%"),
-            Expect("useful, slots, Mooncake", lambda t: t("useful_share", dataset="mooncake", block=0), .06, .14, "%"),
+            Expect("useful, vAttention, rows of 6 tokens (64 KiB groups)",
+                   lambda t: t("useful_share", dataset="sharegpt", allocator="vattention", block=6), .94, .995, "%"),
+            Expect("batch, vAttention rows of 6 / of 204 (2 MiB groups)",
+                   lambda t: t("batch_mean", dataset="sharegpt", allocator="vattention", block=6) /
+                   t("batch_mean", dataset="sharegpt", allocator="vattention", block=204), 1.1, 1.35, "x", "1.21 to 1.28 (Fig. 15)"),
+            Expect("useful, token / blocks of 16", lambda t: t("useful_share", dataset="sharegpt", allocator="token", block=1) /
+                   t("useful_share", dataset="sharegpt", allocator="paged", block=16), 1, 1.04, "x"),
+            Expect("useful, slots, Mooncake", lambda t: t("useful_share", dataset="mooncake", allocator="contiguous", block=0), .06, .14, "%"),
             Expect("useful, blocks of 16, Mooncake", lambda t: t("useful_share", dataset="mooncake", block=16),
                    .95, .99, "%"),
         ],
+    ),
+    Claim(
+        "sharing",
+        "A common prefix on contiguous memory, mapped twice, taken over or copied, beside hash blocks: when does each win?",
+        "mmap and memcpy as measured for allocator/; vTensor; TurboMind; vLLM's automatic prefix caching",
+        2,
+        [
+            Expect("attach 64 tokens (2 MiB), alias / copy", lambda t: t("attach_us", way="alias", prefix=64, phase="attach") /
+                   t("attach_us", way="copy", prefix=64, phase="attach"), .4, 2.2, "x"),
+            Expect("attach 4,096 tokens (128 MiB), alias / copy", lambda t: t("attach_us", way="alias", prefix=4096, phase="attach") /
+                   t("attach_us", way="copy", prefix=4096, phase="attach"), .25, .8, "x"),
+            Expect("attach 4,096 tokens, takeover / copy", lambda t: t("attach_us", way="takeover", prefix=4096, phase="attach") /
+                   t("attach_us", way="copy", prefix=4096, phase="attach"), 0, .02, "x"),
+            Expect("bytes, 9 with 4,096 tokens, alias / copy", lambda t: t("held_mib", way="alias", prefix=4096, phase="attach") /
+                   t("held_mib", way="copy", prefix=4096, phase="attach"), .11, .18, "x"),
+            Expect("bytes, 9 with 4,096 tokens, alias / blocks of 16", lambda t: t("held_mib", way="alias", prefix=4096, phase="attach") /
+                   t("held_mib", way="blocks", prefix=4096, phase="attach"), .95, 1.15, "x"),
+            Expect("TTFT of 4 with 1,024 of 1,152 tokens, alias / off", lambda t: t("ttft_ms", way="alias", prefix=1024, phase="serve") /
+                   t("ttft_ms", way="off", prefix=1024, phase="serve"), .05, .3, "x"),
+            Expect("TTFT of the same, alias / blocks of 16", lambda t: t("ttft_ms", way="alias", prefix=1024, phase="serve") /
+                   t("ttft_ms", way="blocks", prefix=1024, phase="serve"), .8, 1.25, "x"),
+            Expect("TTFT of the same, takeover / off", lambda t: t("ttft_ms", way="takeover", prefix=1024, phase="serve") /
+                   t("ttft_ms", way="off", prefix=1024, phase="serve"), .45, .95, "x"),
+            Expect("different logits hashes", lambda t: max(len({row["logits_hash"] for row in t.select(phase="serve", prefix=p)})
+                                                            for p in (256, 1024)), 1, 1),
+        ],
+        repeats=3,
     ),
     Claim(
         "break_even",
@@ -193,6 +292,43 @@ CLAIMS = [
         repeats=3,
     ),
     Claim(
+        "admission",
+        "What is it worth to look ahead before a sequence is admitted: requests a second, and sequences preempted?",
+        "lightllm's Efficient Router (docs/EN/source/dev/performance.rst): 10.59 requests/s, vLLM 0.1.2 5.53",
+        .2,
+        [
+            Expect("requests/s, peak_tokens / prompt", lambda t: t("requests_per_s", rule="peak_tokens", allocator="token", cap=1) /
+                   t("requests_per_s", rule="prompt", allocator="token", cap=1), 1.02, 1.7, "x", "1.9 (two whole systems)"),
+            Expect("preemptions, prompt", lambda t: t("preemptions", rule="prompt", allocator="token", cap=1), 300, 3000),
+            Expect("preemptions, peak_tokens", lambda t: t("preemptions", rule="peak_tokens", allocator="token", cap=1), 0, 0),
+            Expect("requests/s, peak_tokens / longest", lambda t: t("requests_per_s", rule="peak_tokens", allocator="token", cap=1) /
+                   t("requests_per_s", rule="longest", allocator="token", cap=1), 1.02, 1.4, "x"),
+            Expect("requests/s, peak_tokens, caps of twice the output / known", lambda t:
+                   t("requests_per_s", rule="peak_tokens", allocator="token", cap=2) /
+                   t("requests_per_s", rule="peak_tokens", allocator="token", cap=1), .7, 1, "x"),
+        ],
+    ),
+    Claim(
+        "multi_turn",
+        "What is it worth to keep a conversation's KV until its next turn: in slots, in blocks, or by recompute?",
+        "TurboMind's LlamaCacheManager (slots, LRU over sequences, eviction to token ids)",
+        3,
+        [
+            Expect("TTFT of later turns after 1,024 tokens, slots, kept / contiguous", lambda t:
+                   t("ttft_ms", allocator="slots", conversations=3, history=1024) /
+                   t("ttft_ms", allocator="contiguous", conversations=3, history=1024), .02, .12, "x", "a hit skips the history's prefill"),
+            Expect("slots, evicted / contiguous", lambda t: t("ttft_ms", allocator="slots", conversations=8, history=1024) /
+                   t("ttft_ms", allocator="contiguous", conversations=8, history=1024), .8, 1.25, "x"),
+            Expect("slots kept, after 1,024 / after 128 tokens", lambda t: t("ttft_ms", allocator="slots", conversations=3, history=1024) /
+                   t("ttft_ms", allocator="slots", conversations=3, history=128), .8, 1.8, "x"),
+            Expect("8 conversations of 512 tokens, blocks of 16 / slots", lambda t: t("ttft_ms", allocator="paged", conversations=8, history=512) /
+                   t("ttft_ms", allocator="slots", conversations=8, history=512), .03, .25, "x"),
+            Expect("different logits hashes, 8 conversations", lambda t: len({row["logits_hash"] for row in
+                   t.select(conversations=8, history=1024)}), 1, 1),
+        ],
+        repeats=3,
+    ),
+    Claim(
         "prefix_repetition",
         "How much do the prompts of Mooncake's traces repeat?",
         "xPyD notes, radix tree with N and L; Mooncake (FAST'25) Table 2",
@@ -210,18 +346,32 @@ CLAIMS = [
     ),
     Claim(
         "paged_attention",
-        "What does a block table cost attention, the same kernel over both memories?",
-        "vAttention (ASPLOS'25) Figs 2, 3, 8; PagedAttention (SOSP'23) Fig. 18",
+        "What does a block table cost attention, and what do page groups, the same kernel over each memory?",
+        "vAttention (ASPLOS'25) Figs 2, 8, 14; PagedAttention (SOSP'23) Fig. 18",
         1.5,
         [
-            Expect("decode, blocks of 16 / contiguous", lambda t: t("ms", phase="decode", block=16) / t("ms", phase="decode", block=0),
-                   .9, 1.15, "x", "equal (Fig. 8)"),
-            Expect("decode, blocks of 1 / contiguous", lambda t: t("ms", phase="decode", block=1) / t("ms", phase="decode", block=0),
-                   .95, 1.6, "x"),
-            Expect("decode, blocks of 256 / blocks of 16", lambda t: t("ms", phase="decode", block=256) / t("ms", phase="decode", block=16),
-                   .85, 1.1, "x", "up to 1.9 for 128 (Fig. 3, bytes grow with the block)"),
-            Expect("prefill, blocks of 16 / contiguous", lambda t: t("ms", phase="prefill", block=16) / t("ms", phase="prefill", block=0),
-                   .9, 1.1, "x", "up to 1.42 (Fig. 2)"),
+            Expect("decode, blocks of 16 / contiguous", lambda t: attention(t, "decode", "paged", block=16) /
+                   attention(t, "decode", "contiguous"), .9, 1.15, "x", "equal (Fig. 8)"),
+            Expect("decode, blocks of 1 / contiguous", lambda t: attention(t, "decode", "paged", block=1) /
+                   attention(t, "decode", "contiguous"), .95, 1.6, "x"),
+            Expect("decode, blocks of 256 / blocks of 16", lambda t: attention(t, "decode", "paged", block=256) /
+                   attention(t, "decode", "paged", block=16), .85, 1.1, "x",
+                   "up to 1.9 for 128 (Fig. 3, bytes grow with the block: block_size)"),
+            Expect("prefill, blocks of 16 / contiguous", lambda t: attention(t, "prefill", "paged", block=16) /
+                   attention(t, "prefill", "contiguous"), .9, 1.1, "x", "up to 1.42 (Fig. 2)"),
+            Expect("decode, page groups of 64 KiB / one allocation of 4 KiB pages",
+                   lambda t: attention(t, "decode", "vattention", group_kib=64.0) / attention(t, "decode", "whole"),
+                   .94, 1.06, "x", "no difference (Fig. 14)"),
+            Expect("decode, page groups of 4 KiB / of 2 MiB", lambda t: attention(t, "decode", "vattention", group_kib=4.0) /
+                   attention(t, "decode", "vattention", group_kib=2048.0), .92, 1.08, "x", "no difference (Fig. 14)"),
+            Expect("decode, page groups of 64 KiB / contiguous with huge pages",
+                   lambda t: attention(t, "decode", "vattention", group_kib=64.0) / attention(t, "decode", "contiguous"),
+                   .95, 1.12, "x"),
+            Expect("decode, token_major of 8 layers / contiguous", lambda t: attention(t, "decode", "token_major") /
+                   attention(t, "decode", "contiguous"), .95, 1.7, "x", "1.56 (kvcached, blocks of all layers)"),
+            Expect("prefill, page groups of 64 KiB / contiguous",
+                   lambda t: attention(t, "prefill", "vattention", group_kib=64.0) / attention(t, "prefill", "contiguous"),
+                   .95, 1.05, "x"),
         ],
         repeats=3,
     ),
@@ -241,6 +391,253 @@ CLAIMS = [
                    t("ms", phase="chunk", context=131072, block=0), .95, 1.12, "x", "1.24 (Fig. 7, 192K, whole prefill)"),
         ],
         device="cuda",
+    ),
+    Claim(
+        "block_size",
+        "Does attention over larger blocks cost more, or over more bytes?",
+        "vAttention (ASPLOS'25) Fig. 3, with its confound and without it",
+        1,
+        [
+            Expect("128 blocks, of 256 tokens / of 4", lambda t: held(t, "blocks", 256) / held(t, "blocks", 4), 1.2, 2.5, "x",
+                   "up to 1.9 for 128 / 16"),
+            Expect("128 blocks, of 128 tokens / of 16", lambda t: held(t, "blocks", 128) / held(t, "blocks", 16), 1.1, 2.2, "x",
+                   "up to 1.9"),
+            Expect("128 MiB of blocks, of 128 tokens / of 16", lambda t: held(t, "bytes", 128) / held(t, "bytes", 16), .88, 1.08, "x"),
+            Expect("4 MiB of blocks, of 128 tokens / of 16", lambda t: held(t, "cached", 128) / held(t, "cached", 16), .88, 1.12, "x"),
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "vmm_calls",
+        "What do the system's calls for vAttention cost on a CPU, and at what rate can they hand out memory?",
+        "vAttention (ASPLOS'25) Tables 3 and 9",
+        .3,
+        [
+            Expect("map and populate, 64 KiB", lambda t: call(t, "us", "map_populate", 64), 4, 20, "us", "8 us (vMemMap)"),
+            Expect("map and populate, 2 MiB", lambda t: call(t, "us", "map_populate", 2048), 80, 350, "us",
+                   "40 us (cuMemMap + cuMemSetAccess)"),
+            Expect("map alone, 2 MiB / 4 KiB", lambda t: call(t, "us", "map", 2048) / call(t, "us", "map", 4), .6, 1.7, "x"),
+            Expect("handed out by maps of 64 KiB / what KV was seen to need",
+                   lambda t: call(t, "gbps", "map_populate", 64) / .75, 4, 22, "x", "10 x (7.6 GiB/s / 0.75 GB/s)"),
+            Expect("handed out, 2 MiB / 64 KiB", lambda t: call(t, "gbps", "map_populate", 2048) /
+                   call(t, "gbps", "map_populate", 64), 1.3, 3.5, "x", "9.3 x (a GPU pays by the call)"),
+            Expect("faults of 64 KiB / its map with pages", lambda t: call(t, "us", "touch", 64) /
+                   call(t, "us", "map_populate", 64), 1.2, 6, "x"),
+            Expect("unmap 64 KiB beside a running thread / alone", lambda t: call(t, "us", "unmap_beside", 64) /
+                   call(t, "us", "unmap", 64), 1.1, 6, "x"),
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "offload_copy",
+        "How fast does KV move between the pool and the host tier, by the size and the order of the blocks?",
+        "wde's KV offloading (2.1 us a call, 12 GB/s: knee at 25 KiB); vLLM #35990 (1-3 GB/s by blocks, 40-43 coalesced)",
+        .6,
+        [
+            Expect("out, scattered blocks of 4 KiB / of 64 KiB", lambda t: moved(t, "out_gbps", 1) / moved(t, "out_gbps", 16),
+                   .1, .6, "x", "0.16 (2.1 us a call)"),
+            Expect("in, scattered blocks of 4 KiB / of 64 KiB", lambda t: moved(t, "in_gbps", 1) / moved(t, "in_gbps", 16),
+                   .1, .7, "x", "0.16 (2.1 us a call)"),
+            Expect("in, scattered blocks of 64 KiB / memcpy of 2 MiB",
+                   lambda t: moved(t, "in_gbps", 16) / moved(t, "memcpy_gbps", 16), .7, 1.15, "x"),
+            Expect("in, scattered blocks of 2 MiB / memcpy of 2 MiB",
+                   lambda t: moved(t, "in_gbps", 512) / moved(t, "memcpy_gbps", 512), .85, 1.15, "x"),
+            Expect("in, pieces of 512 bytes / of 64 KiB", lambda t: moved(t, "in_gbps", 16, "layer_major") /
+                   moved(t, "in_gbps", 16), .25, 1.1, "x", "0.02 to 0.07 (#35990)"),
+            Expect("pieces, layer_major / token_major", lambda t: moved(t, "copies_in", 16, "layer_major") /
+                   moved(t, "copies_in", 16), 120, 129, "x", "64 (30,494 to 474)"),
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "offload_cost",
+        "How long does a prompt take to compute, and how long does its KV take to go to the host and back?",
+        "wde's KV offloading, experiment 1",
+        .5,
+        [
+            Expect("prefill / swap in, 1,024 tokens", lambda t: t("prefill_over_in", tokens=1024, link_times=0), 80, 500, "x",
+                   "5 (3B) to 19 (32B), a GPU"),
+            Expect("prefill / swap out, 1,024 tokens", lambda t: t("prefill_over_out", tokens=1024, link_times=0), 60, 500, "x",
+                   "5 to 18"),
+            Expect("first token, swapped in / computed, 1,024 tokens", lambda t: t("reuse_ms", tokens=1024, link_times=0) /
+                   t("prefill_ms", tokens=1024, link_times=0), .02, .06, "x"),
+            Expect("prefill / swap in over a link of 1/5 of the prefill",
+                   lambda t: t("prefill_over_in", tokens=1024, link_times=5), 4, 5.5, "x", "5 (3B)"),
+            Expect("first token, swapped in over it / computed", lambda t: t("reuse_ms", tokens=1024, link_times=5) /
+                   t("prefill_ms", tokens=1024, link_times=5), .18, .27, "x"),
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "offload_overhead",
+        "What does copying all KV to the host cost the requests that are computed meanwhile?",
+        "wde's KV offloading, experiments 2 and 3",
+        .8,
+        [
+            Expect("requests/s with / without, chunks of 512", lambda t: t("ratio", chunk=512, link_times=0), .96, 1.03, "x", "0.99 to 1.00 (1,024)"),
+            Expect("requests/s with / without, chunks of 32", lambda t: t("ratio", chunk=32, link_times=0), .95, 1.03, "x", "0.97 (32)"),
+            Expect("requests/s with / without, a link of 1/5 of the prefill", lambda t: t("ratio", chunk=128, link_times=5),
+                   .95, 1.03, "x", "0.94 to 1.02"),
+            Expect("KV that went out, of all", lambda t: t("bytes_out_share", chunk=128, link_times=5), .99, 1, "%"),
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "offload_preempt",
+        "Preempted sequences: swapped in or computed again, by block size?",
+        "PagedAttention (SOSP'23) Fig. 19",
+        .8,
+        [
+            Expect("requests/s, swap / recompute, blocks of 1", lambda t: t("ratio", block=1), 1.02, 1.5, "x"),
+            Expect("requests/s, swap / recompute, blocks of 16", lambda t: t("ratio", block=16), 1.02, 1.5, "x",
+                   "recompute at most 1.2 times the swap"),
+            Expect("preemptions, blocks of 16", lambda t: t("preemptions_recompute", block=16), 2, 8),
+            ONE_HASH,
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "offload_hits",
+        "Requests a second by the share of hits: in the pool's own cache, in the host tier, or none?",
+        "wde's KV offloading, experiment 4",
+        1.2,
+        [
+            Expect("host / device, 60 % hits, a link of 1/5 of the prefill", lambda t: hits(t, .6) / hits(t, .6, "device"),
+                   .88, 1.05, "x", "equal below 80 %"),
+            Expect("host / device, all hits, a link of 1/5 of the prefill", lambda t: hits(t, 1) / hits(t, 1, "device"),
+                   .3, .75, "x", "less above 80 %"),
+            Expect("host / device, all hits, memory's speed", lambda t: hits(t, 1, "host", 0) / hits(t, 1, "device"), .85, 1.1, "x"),
+            Expect("device, all hits / none", lambda t: hits(t, 1, "device") / hits(t, 0, "none"), 6, 14, "x", "4.7"),
+            Expect("host / no cache, no hits", lambda t: hits(t, 0) / hits(t, 0, "none"), .94, 1.05, "x", "0.98"),
+            Expect("different logits hashes at one share", lambda t: most_hashes(t, "hits"), 1, 1),
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "offload_rounds",
+        "The same documents in rounds: what if the pool holds them, if only the host tier does, if neither?",
+        "wde's KV offloading, experiment 5; vLLM #10874",
+        1.5,
+        [
+            Expect("round 3, prefix cache / none, the pool holds them", lambda t: asked(t, "fits", "device") / asked(t, "fits", "none"),
+                   25, 60, "x", "55"),
+            Expect("round 3, offload / none", lambda t: asked(t, "fits", "host") / asked(t, "fits", "none"), 6, 13, "x", "10.1"),
+            Expect("round 3, both / prefix cache, the pool holds them", lambda t: asked(t, "fits", "both") / asked(t, "fits", "device"),
+                   .85, 1.1, "x", "0.99"),
+            Expect("round 3, prefix cache / none, the pool is over-run", lambda t: asked(t, "over", "device") / asked(t, "fits", "none"),
+                   .9, 1.15, "x"),
+            Expect("round 3, both / none, the pool is over-run", lambda t: asked(t, "over", "both") / asked(t, "fits", "none"), 6, 13, "x"),
+            Expect("round 1, both / none", lambda t: asked(t, "fits", "both", 1) / asked(t, "fits", "none", 1), .94, 1.04, "x", "equal"),
+            Expect("seconds of 4 documents, tier / none", lambda t: again(t, 4, "both") / again(t, 4, "none"), .04, .25, "x", "0.08 (16)"),
+            Expect("seconds of 8 documents, tier / none", lambda t: again(t, 8, "both") / again(t, 8, "none"), .05, .65, "x", "0.32 (32)"),
+            Expect("seconds of 16 documents, tier / none: over-run, LRU", lambda t: again(t, 16, "both") / again(t, 16, "none"),
+                   .9, 1.1, "x", "1.02 (64)"),
+            Expect("seconds of 16 documents, length_aware / none", lambda t: again(t, 16, "both", "length_aware") /
+                   again(t, 16, "none"), .45, .75, "x"),
+            Expect("different logits hashes of the same documents", lambda t: most_hashes(t, "tokens", "documents"), 1, 1),
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "vattention_speed",
+        "What is the allocator alone worth to a whole model's prompts, decoding and throughput; how fast does KV grow?",
+        "vAttention (ASPLOS'25) Figs 4, 7, 8, 9",
+        1.5,
+        [
+            Expect("prompt of 3,584, time, paged / vattention", lambda t: speed(t, "seconds", "prefill", 3584, "paged", "vattention"),
+                   .95, 1.08, "x", "1.24 to 1.36 over other libraries' paged kernels"),
+            Expect("decode at 32, median step, paged / vattention", lambda t: speed(t, "step_ms", "decode", 32, "paged", "vattention"),
+                   .95, 1.1, "x", "equal to FlashAttention's paged kernel, 1.99 over vLLM's"),
+            Expect("decode at 32, median step, contiguous / vattention",
+                   lambda t: speed(t, "step_ms", "decode", 32, "contiguous", "vattention"), .94, 1.04, "x"),
+            Expect("offline, requests/min, vattention / paged",
+                   lambda t: speed(t, "requests_per_min", "offline", 10, "vattention", "paged"), .95, 1.08, "x", "1.13 to 1.23"),
+            Expect("tokens/s, batch of 32 / of 16", lambda t: t("tokens_per_s", phase="decode", size=32, allocator="vattention") /
+                   t("tokens_per_s", phase="decode", size=16, allocator="vattention"), .95, 1.9, "x", "saturates at 256"),
+            Expect("KV grows, batch of 32", lambda t: t("grown_mbps", phase="decode", size=32, allocator="vattention"),
+                   4, 20, "MB/s", "up to 750 MB/s"),
+            Expect("bytes mapped / bytes written, batch of 32", lambda t: t("grown_mbps", phase="decode", size=32, allocator="vattention") /
+                   t("written_mbps", phase="decode", size=32, allocator="vattention"), .9, 1.3, "x"),
+            Expect("of decoding at 32, waiting for maps", lambda t: t("map_wait_share", phase="decode", size=32, allocator="vattention"),
+                   0, .02, "%"),
+            Expect("different logits hashes at one point", lambda t: max(
+                len({row["logits_hash"] for row in t.rows if (row["phase"], row["size"]) == point})
+                for point in {(row["phase"], row["size"]) for row in t.rows}), 1, 1),
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "map_overlap",
+        "Do requests see the time that a GPU's driver takes to map memory, with vAttention's ways to hide it and without?",
+        "vAttention (ASPLOS'25) Figs 12, 13",
+        .6,
+        [
+            Expect("longest decode iteration over the model's, mapped when needed", lambda t: slower(t, "sync", 1), 3, 22, "ms", "5 to 15 ms"),
+            Expect("P99 of decode iterations over the model's, mapped ahead", lambda t: slower(t, "ahead", .99), 0, 2.5, "ms", "no spikes"),
+            Expect("waiting for maps, ahead / when needed", lambda t: sum(t.values("waited_ms", part="decode", mode="ahead")) /
+                   sum(t.values("waited_ms", part="decode", mode="sync")), 0, .05, "%"),
+            Expect("prompt, 64 KiB, mapped when needed / the model's time", lambda t: prefill(t, "sync", 64), 1.14, 1.4, "x", "1.15 x"),
+            Expect("prompt, 64 KiB, deferred and eager / the model's time", lambda t: prefill(t, "deferred", 64), .99, 1.06, "x", "1.00 x"),
+            Expect("prompt, 2 MiB, mapped when needed / the model's time", lambda t: prefill(t, "sync", 2048), 1.0, 1.1, "x"),
+            Expect("prompt, 64 KiB, mapped when needed in runs / the model's time", lambda t: prefill(t, "runs", 64), 1.0, 1.07, "x"),
+        ],
+        repeats=3,
+    ),
+    Claim(
+        "max_batch",
+        "How many sequences fit by the size of a page group, and what does the last row of each waste?",
+        "vAttention (ASPLOS'25) Fig. 15, Table 8",
+        .2,
+        [
+            Expect("Yi-6B, 64 KiB", lambda t: fits(t, "batch", "Yi-6B", "layer_major", 64), 210, 270, "", "240; the memory assumed follows from it"),
+            Expect("Yi-6B, 64 KiB / 2 MiB", lambda t: fits(t, "batch", "Yi-6B", "layer_major", 64) /
+                   fits(t, "batch", "Yi-6B", "layer_major", 2048), 1.2, 1.4, "x", "240 / 187"),
+            Expect("Llama-3-8B TP-2, 64 KiB", lambda t: fits(t, "batch", "Llama-3-8B TP-2", "layer_major", 64), 220, 290, "", "258"),
+            Expect("Llama-3-8B TP-2, 2 MiB", lambda t: fits(t, "batch", "Llama-3-8B TP-2", "layer_major", 2048), 170, 230, "", "203"),
+            Expect("Yi-34B TP-2, 64 KiB", lambda t: fits(t, "batch", "Yi-34B TP-2", "layer_major", 64), 58, 82, "", "68"),
+            Expect("Yi-34B TP-2, 2 MiB", lambda t: fits(t, "batch", "Yi-34B TP-2", "layer_major", 2048), 47, 66, "", "56"),
+            Expect("tokens of a row, 64 KiB", lambda t: fits(t, "row_tokens", "Yi-6B", "layer_major", 64), 64, 64, "", "64"),
+            Expect("tokens of a row, 2 MiB", lambda t: fits(t, "row_tokens", "Yi-6B", "layer_major", 2048), 2048, 2048, "", "2048"),
+            Expect("Yi-34B, worst waste, 64 KiB", lambda t: fits(t, "wasted_mib_worst", "Yi-34B TP-2", "layer_major", 64), 7.5, 7.5, "MiB", "7.5"),
+            Expect("Yi-34B, worst waste, 2 MiB", lambda t: fits(t, "wasted_mib_worst", "Yi-34B TP-2", "layer_major", 2048), 240, 240, "MiB", "240"),
+            Expect("Yi-34B, 2 MiB token_major / 64 KiB", lambda t: fits(t, "batch", "Yi-34B TP-2", "token_major", 2048) /
+                   fits(t, "batch", "Yi-34B TP-2", "layer_major", 64), .97, 1.05, "x"),
+        ],
+    ),
+    Claim(
+        "kv_dtype",
+        "What is KV of fewer bits worth: tokens of a GiB, and requests a second?",
+        "TurboMind, KV int8 and int4 (lmdeploy docs/en/quantization/kv_quant.md)",
+        .2,
+        [
+            Expect("tokens, int8 / f16, scales counted", lambda t: t("gain_over_f16", model="llama-2-7b", dtype="int8"), 1.93, 1.95, "x",
+                   "2 (parameters not counted)"),
+            Expect("tokens, int4 / f16, scales counted", lambda t: t("gain_over_f16", model="llama-2-7b", dtype="int4"), 3.75, 3.77, "x",
+                   "4 (parameters not counted)"),
+            Expect("requests/s, Llama-2-7B, int8 / bf16", lambda t: t("requests_per_s", model="llama-2-7b", dtype="int8") /
+                   t("requests_per_s", model="llama-2-7b", dtype="bf16"), 1.2, 1.6, "x", "1.27"),
+            Expect("requests/s, Llama-2-7B, int4 / bf16", lambda t: t("requests_per_s", model="llama-2-7b", dtype="int4") /
+                   t("requests_per_s", model="llama-2-7b", dtype="bf16"), 1.4, 2.1, "x", "1.39"),
+            Expect("requests/s, Llama-3-8B (GQA), int8 / bf16", lambda t: t("requests_per_s", model="llama-3-8b", dtype="int8") /
+                   t("requests_per_s", model="llama-3-8b", dtype="bf16"), 1.03, 1.25, "x", "1.05 (InternLM2-7B)"),
+            Expect("requests/s, Llama-3-8B (GQA), int4 / bf16", lambda t: t("requests_per_s", model="llama-3-8b", dtype="int4") /
+                   t("requests_per_s", model="llama-3-8b", dtype="bf16"), 1.05, 1.35, "x", "1.07 (InternLM2-7B)"),
+        ],
+        why="the ranges with GQA forgot the matrix products of a decode step, which hide what KV takes (kv_dtype.cc)",
+    ),
+    Claim(
+        "kv_dtype_logits",
+        "How far do logits move when KV has fewer bits, and how often does the greedy token change?",
+        "TurboMind, KV int8 and int4: int8 nearly lossless, int4 0.1 to 3.3 points worse",
+        .1,
+        [
+            Expect("same greedy token, int8", lambda t: t("greedy_agreement", dtype="int8"), .985, 1, "%"),
+            Expect("same greedy token, int4", lambda t: t("greedy_agreement", dtype="int4"), .85, .995, "%"),
+            Expect("error of logits, int4 / int8", lambda t: t("error_over_size", dtype="int4") / t("error_over_size", dtype="int8"),
+                   8, 30, "x"),
+            Expect("error of logits, int8 / bf16", lambda t: t("error_over_size", dtype="int8") / t("error_over_size", dtype="bf16"),
+                   .5, 6, "x"),
+        ],
     ),
     Claim(
         "sm_curves",

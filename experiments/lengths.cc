@@ -41,10 +41,25 @@ LengthSet mooncake_like(int n, uint64_t seed) {
   return set;
 }
 
+// arXiv summaries of vAttention's Fig. 9 (427 requests): prompts 63.9K to 192.8K, mean 87.4K; outputs
+// 17 to 5,153, mean 428.
+LengthSet arxiv(int n, uint64_t seed) {
+  Random random(seed ^ 0x4158);
+  LengthSet set{{}, "generated"};
+  while (int(set.requests.size()) < n) {
+    int prompt = int(std::lround(63900 + 23800 * random.exponential()));
+    int output = int(std::lround(lognormal(random, 250, 1.05)));
+    if (prompt <= 192800 && output >= 17 && output <= 5153)
+      set.requests.push_back({prompt, output});
+  }
+  return set;
+}
+
 }  // namespace
 
 Result<LengthSet> request_lengths(const std::string& dataset, int n, const Setting& setting) {
   if (dataset == "sharegpt") return sharegpt(n, setting.seed);
+  if (dataset == "arxiv") return arxiv(n, setting.seed);
   if (setting.traces.empty()) return mooncake_like(n, setting.seed);
   Result<Load> load = mooncake_load(setting.traces + "/mooncake_conversation.jsonl", n, 1, 0);
   if (!load) return load.error();

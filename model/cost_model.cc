@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "model/model.h"
+
 namespace xpyd {
 namespace {
 
@@ -16,9 +18,7 @@ double attended(int64_t first, int64_t end, int window) {
 
 }  // namespace
 
-double CostModel::kv_token_bytes() const {
-  return 2.0 * config.n_layers * config.n_kv_heads * config.head_dim * double(dtype_bytes(kv));
-}
+double CostModel::kv_token_bytes() const { return double(kv_shape(config, kv).token_bytes()); }
 
 Work CostModel::step(int64_t batch, int64_t tokens, int64_t cached, int64_t n_logits) const {
   const ModelConfig& c = config;
@@ -35,9 +35,8 @@ Work CostModel::step(int64_t batch, int64_t tokens, int64_t cached, int64_t n_lo
     if (n_seqs == 0 || times <= 0) return;
     const int64_t end = cached + tokens, first = end - n_q;
     const int64_t begin = window ? std::max<int64_t>(0, first - window + 1) : 0;
-    total.bytes +=
-        times * double(n_seqs) *
-        (2 * 4 * double(n_q) * q + 2 * double(end - begin) * kv_width * double(dtype_bytes(kv)));
+    total.bytes += times * double(n_seqs) *
+                   (2 * 4 * double(n_q) * q + double(end - begin) * kv_token_bytes() / c.n_layers);
     total.flops += times * double(n_seqs) * 4 * attended(first, end, window) * q;
   };
   // After the last layer's KV only the rows that give logits go on.

@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "attention/attention_cuda_kernel.h"
+#include "attention/kv_row.h"
 #include "base/cuda_kernel.h"
 #include "model/ops_cuda.h"
 
@@ -122,6 +124,41 @@ __global__ void add_norm_kernel(CudaAddNormArgs a) {
   write_normed<W>(x, a.norm, scale, a.width, static_cast<T*>(a.normed) + row * size_t(a.stride));
 }
 
+// A row of int8 or int4 (attention/kv_row.h) of the elements j and j + half that the warp's lanes
+// hold; for int4 half is even. The bytes are those of write_kv_row().
+__device__ inline void write_codes(Dtype dtype, const float (&low)[kMaxPairs],
+                                   const float (&high)[kMaxPairs], int half, int lane,
+                                   std::byte* row) {
+  float min = std::numeric_limits<float>::infinity(), max = -min, poison = 0;
+#pragma unroll
+  for (int i = 0; i < kMaxPairs; ++i) {
+    if (lane + i * kWarp >= half) continue;
+    min = fminf(min, fminf(low[i], high[i]));
+    max = fmaxf(max, fmaxf(low[i], high[i]));
+    poison += 0.0f * low[i] + 0.0f * high[i];
+  }
+  const KvQuantiser q =
+      kv_quantiser(dtype, -cuda::warp_max(-min), cuda::warp_max(max), cuda::warp_sum(poison));
+#pragma unroll
+  for (int i = 0; i < kMaxPairs; ++i) {
+    const int j = lane + i * kWarp;
+    const uint32_t first = q.code(low[i]), second = q.code(high[i]);
+    if (dtype == Dtype::int8) {
+      if (j >= half) continue;
+      row[j] = std::byte(first), row[j + half] = std::byte(second);
+    } else {  // an even lane writes its neighbour's code with its own
+      const uint32_t next_first = __shfl_xor_sync(0xffffffffu, first, 1);
+      const uint32_t next_second = __shfl_xor_sync(0xffffffffu, second, 1);
+      if (j >= half || j % 2 != 0) continue;
+      row[j / 2] = std::byte(first | next_first << 4);
+      row[(j + half) / 2] = std::byte(second | next_second << 4);
+    }
+  }
+  if (lane != 0) return;
+  auto* behind = reinterpret_cast<uint16_t*>(row + (dtype == Dtype::int8 ? 2 * half : half));
+  behind[0] = q.scale, behind[1] = q.zero;
+}
+
 // One warp per head of a token; a lane holds pairs (j, j + half) of dimensions.
 template <class T>
 __global__ void turn_kernel(const __grid_constant__ CudaTurnArgs a) {
@@ -164,7 +201,7 @@ __global__ void turn_kernel(const __grid_constant__ CudaTurnArgs a) {
         cuda::attention::view_of(a.step, a.pool, a.layout, a.step.token_seqs[token]);
     row = view.row(a.layer, is_v, position, head - a.n_heads - (is_v ? n_kv : 0));
   }
-  const bool f32_row = a.layout.shape.dtype == Dtype::f32;
+  const Dtype dtype = a.layout.shape.dtype;
 #pragma unroll
   for (int i = 0; i < kMaxPairs; ++i) {
     const int j = lane + i * kWarp;
@@ -178,7 +215,9 @@ __global__ void turn_kernel(const __grid_constant__ CudaTurnArgs a) {
     if (is_q) {
       store(q, size_t(j), first);
       store(q, size_t(j + half), second);
-    } else if (f32_row) {
+    } else if (a.layout.shape.quantised()) {
+      low[i] = first, high[i] = second;
+    } else if (dtype == Dtype::f32) {
       store(reinterpret_cast<float*>(row), size_t(j), first);
       store(reinterpret_cast<float*>(row), size_t(j + half), second);
     } else {
@@ -186,6 +225,7 @@ __global__ void turn_kernel(const __grid_constant__ CudaTurnArgs a) {
       store(reinterpret_cast<bf16*>(row), size_t(j + half), second);
     }
   }
+  if (!is_q && a.layout.shape.quantised()) write_codes(dtype, low, high, half, lane, row);
 }
 
 template <class T, int W>
@@ -244,8 +284,9 @@ void cuda_add_norm(const CudaAddNormArgs& a, cuda::Stream& stream) {
 
 void cuda_turn_append(const CudaTurnArgs& a, cuda::Stream& stream) {
   check_dtype(a.dtype);
-  check_dtype(a.layout.shape.dtype);
   const KvShape& kv = a.layout.shape;
+  if (!kv.quantised()) check_dtype(kv.dtype);
+  XPYD_CHECK(kv.dtype != Dtype::int4 || kv.head_dim % 4 == 0, std::to_string(kv.head_dim));
   XPYD_CHECK(kv.head_dim % 2 == 0 && kv.head_dim <= 2 * kMaxPairs * kWarp,
              std::to_string(kv.head_dim));
   const int heads = a.n_heads + 2 * kv.n_kv_heads;

@@ -14,7 +14,8 @@ figure, panels = style.plt.subplots(1, 3, figsize=(10, 3.4), gridspec_kw={"width
 for panel, dataset in zip(panels, ("sharegpt", "mooncake")):
     bottom = [0.0] * 10
     for (column, label), fill in zip(PARTS, style.FILLS):
-        heights = [table(column, dataset=dataset, block=b) for b in [0] + BLOCKS]
+        heights = [table(column, dataset=dataset, allocator="contiguous", block=0)]
+        heights += [table(column, dataset=dataset, allocator="paged", block=b) for b in BLOCKS]
         panel.bar(range(10), heights, bottom=bottom, label=label, width=.75, linewidth=.6, **fill)
         bottom = [b + h for b, h in zip(bottom, heights)]
     panel.set_xticks(range(10), ["slot"] + BLOCKS, fontsize=8)
@@ -28,10 +29,14 @@ for at, share, name in PUBLISHED:
                        bbox={"facecolor": "white", "edgecolor": "none", "pad": .5, "alpha": .85})
 panels[1].legend(loc="lower right", fontsize=7, frameon=True, framealpha=.95)
 for number, dataset in enumerate(("sharegpt", "mooncake")):
-    slots = table("batch_mean", dataset=dataset, block=0)
+    slots = table("batch_mean", dataset=dataset, allocator="contiguous", block=0)
     curve = [(b, *(v / slots for v in rest)) for b, *rest in table.curve("block", "batch_mean", dataset=dataset,
                                                                          allocator="paged")]
     style.line(panels[2], curve, number, dataset)
+    rows = [(float(r["block"]), float(r["batch_mean"]) / slots)
+            for r in table.select(dataset=dataset, allocator="vattention")]
+    panels[2].plot(*zip(*rows), marker="x", color="0.3", linestyle="none",
+                   label=None if number else "vattention, tokens of a row")
 panels[2].plot(BLOCKS[PUBLISHED_BATCH[0] - 1], PUBLISHED_BATCH[1], **style.PAPER)
 style.powers(panels[2], BLOCKS)
 panels[2].set_ylim(bottom=0)

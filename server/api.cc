@@ -106,6 +106,7 @@ Api::Api(const ServerOptions& options, Service& service, const Tokenizer* tokeni
       service_(service),
       clock_(clock),
       post_(std::move(post)),
+      sessions_(std::make_shared<Sessions>(options.max_sessions, options.session_bytes)),
       metrics_(options.metrics_prefix, options.model_name, options.max_model_len),
       random_(options.seed),
       id_random_(random_word()),
@@ -342,7 +343,7 @@ void Api::chat_completions(const std::shared_ptr<Incoming>& in) { generate(in, t
 void Api::generate(const std::shared_ptr<Incoming>& in, bool chat) {
   on_body(in, [this, in, chat]() -> std::function<void()> {
     auto call = std::make_shared<GenerationCall>();
-    auto error = parse_generation(in->request.body, chat, model_, *call);
+    auto error = parse_generation(in->request.body, chat, model_, *call, sessions_.get());
     in->request.body = std::string();
     if (error) return [this, in, error = std::move(*error)] { fail(*in, error); };
     return [this, in, chat, call] {

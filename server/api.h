@@ -32,6 +32,8 @@ struct ServerOptions : HttpListenOptions {
   double request_timeout_s = 600;  // of a request as a whole; 0: none
   std::string api_key;             // empty: open
   std::string metrics_prefix = "vllm";
+  int max_sessions = 1024;                // conversations kept, and their bytes
+  size_t session_bytes = size_t{64} << 20;
   uint64_t seed = 0;  // of the seeds of requests that bring none
   bool dev_endpoints =
       false;  // POST /reset_prefix_cache, GET /server_info, for clients on this machine
@@ -101,6 +103,7 @@ class Api final : public HttpHandler {
   Clock& clock_;
   HttpPost post_;
   ServedModel model_;
+  std::shared_ptr<Sessions> sessions_;
   Metrics metrics_;
   Random random_, id_random_;
   int64_t created_unix_s_;

@@ -218,15 +218,17 @@ std::optional<ApiError> read_content(const json* content, std::string& text) {
   return {};
 }
 
+// `list`: the conversation so far; the new messages are put behind it.
 std::optional<ApiError> read_messages(const json* messages, const ServedModel& model,
-                                      bool add_generation_prompt, std::vector<int32_t>& ids) {
+                                      bool add_generation_prompt, std::vector<ChatMessage>& list,
+                                      std::vector<int32_t>& ids) {
   if (messages == nullptr || !messages->is_array() || messages->empty() ||
-      messages->size() > kMaxMessages)
+      list.size() + messages->size() > kMaxMessages)
     return field_error("messages", "a list of 1 to " + std::to_string(kMaxMessages) + " messages");
   if (model.tokenizer == nullptr || model.chat_template == nullptr)
     return bad("messages", "this model has no chat template: use /v1/completions");
-  std::vector<ChatMessage> list;
   size_t bytes = 0;
+  for (const ChatMessage& message : list) bytes += message.content.size();
   for (const auto& item : *messages) {
     auto role = item.is_object() ? get_string(item, "role") : Result<std::string>(invalid(""));
     if (!role.ok())
@@ -376,6 +378,54 @@ void set_max_tokens(Fields& fields, bool chat, const ServedModel& model, Request
   request.min_tokens = static_cast<int>(std::min<int64_t>(min_tokens, request.max_tokens));
 }
 
+// The conversation that the request names.
+std::optional<ApiError> take_session(const Request& request, const std::string& key, bool chat,
+                                     Sessions* sessions, GenerationCall& out) {
+  const std::string& id = request.session_id;
+  if (id.empty()) {
+    if (out.session_end) return bad("session_end", "session_end needs a session_id");
+    return {};
+  }
+  if (sessions == nullptr) return bad("session_id", "field \"session_id\": no sessions here");
+  if (request.n > 1)
+    return bad("n", "a session has one reply per turn: n must be 1 with a session_id");
+  const std::string name = "session `" + id + "`";
+  switch (sessions->begin(key, out.turn)) {
+    case Sessions::State::taken:
+      break;
+    case Sessions::State::busy:
+      return ApiError{.status = 409,
+                      .message = name + " is in the middle of a turn: wait for its answer",
+                      .param = "session_id",
+                      .code = "session_busy"};
+    case Sessions::State::dropped:
+      return ApiError{.status = 410,
+                      .message = name + " was given up to make room for others: send the whole "
+                                        "conversation under another session_id",
+                      .param = "session_id",
+                      .code = "session_expired"};
+    case Sessions::State::full:
+      return ApiError{.status = 503,
+                      .message = "every session that this server can keep is in use",
+                      .param = "session_id",
+                      .code = "sessions_full",
+                      .reason = RejectReason::overloaded};
+  }
+  const Conversation& so_far = out.turn.so_far();
+  if (chat ? !so_far.tokens.empty() : !so_far.messages.empty())
+    return bad("session_id", name + " was begun with " +
+                                 (chat ? "/v1/completions" : "/v1/chat/completions") +
+                                 ": go on there");
+  return {};
+}
+
+// What does not fit may be the history's fault, which the client does not see in its request.
+ApiError about_session(ApiError error, const Sessions::Turn& turn, const std::string& id) {
+  if (turn && error.reason == RejectReason::too_long)
+    error.message += " The conversation so far, session `" + id + "`, counts too.";
+  return error;
+}
+
 }  // namespace
 
 std::span<const IntegerField> integer_fields() { return kIntegerFields; }
@@ -390,7 +440,7 @@ size_t longest_prompt_bytes(const Tokenizer& tokenizer, int max_model_len) {
 }
 
 std::optional<ApiError> parse_generation(std::string_view body, bool chat, const ServedModel& model,
-                                         GenerationCall& out) {
+                                         GenerationCall& out, Sessions* sessions) {
   json object;
   if (auto error = parse_body(body, object)) return error;
   Fields fields(object);
@@ -409,9 +459,16 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   request.ignore_eos = fields.boolean("ignore_eos", false);
   request.skip_special_tokens = fields.boolean("skip_special_tokens", true);
   request.priority = static_cast<int>(fields.integer("priority", 0));
-  request.session_id = fields.text("session_id", 0, kMaxShortText);
+  request.session_id = fields.text("session_id", 1, kMaxShortText);
+  out.session_end = fields.boolean("session_end", false);
   std::string salt = fields.text("cache_salt", 1, kMaxSaltBytes);
-  if (!salt.empty()) request.cache_salt = std::max<uint64_t>(1, siphash(model.salt_key, salt));
+  // Salts keep tenants apart, so they are part of a session's name; and a session's KV is its own.
+  const std::string session_key = request.session_id + '\0' + salt;
+  if (!request.session_id.empty()) {
+    request.cache_salt = std::max<uint64_t>(1, siphash(model.salt_key, "session " + session_key));
+  } else if (!salt.empty()) {
+    request.cache_salt = std::max<uint64_t>(1, siphash(model.salt_key, salt));
+  }
   out.return_token_ids = fields.boolean("return_token_ids", false);
   out.echo = !chat && fields.boolean("echo", false);
   if (out.echo && request.sampling.top_logprobs >= 0)
@@ -428,27 +485,36 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   const json* prompt = fields.find(chat ? "messages" : "prompt");
   if (fields.error) return std::move(fields.error);
 
+  if (auto error = take_session(request, session_key, chat, sessions, out)) return error;
+  const Conversation& so_far = out.turn.so_far();
+
   std::vector<Prompt> prompts;
   std::optional<ApiError> error;
   if (chat) {
     prompts.emplace_back();
-    error = read_messages(prompt, model, add_generation_prompt, prompts[0].ids);
+    std::vector<ChatMessage> list = so_far.messages;
+    error = read_messages(prompt, model, add_generation_prompt, list, prompts[0].ids);
+    if (out.turn) out.messages = std::move(list);
   } else {
-    error = read_prompts(prompt, model, add_special_tokens, prompts);
+    error = read_prompts(prompt, model, add_special_tokens && so_far.tokens.empty(), prompts);
   }
-  if (error) return error;
+  if (error) return about_session(std::move(*error), out.turn, request.session_id);
+  if (out.turn && prompts.size() > 1)
+    return field_error("prompt", "one prompt: a session is one conversation");
   if (prompts.size() * static_cast<size_t>(request.n) > kMaxChoicesPerCall)
     return field_error(
         "n", "at most " + std::to_string(kMaxChoicesPerCall) + " choices in all, prompts times n");
 
   request.prompt_is_text_prefix = !chat;
   for (auto& p : prompts) {
-    request.prompt = std::move(p.ids);
+    request.prompt = so_far.tokens;
+    request.prompt.insert(request.prompt.end(), p.ids.begin(), p.ids.end());
     set_max_tokens(fields, chat, model, request);
-    if (fields.error) return std::move(fields.error);
+    if (fields.error)
+      return about_session(std::move(*fields.error), out.turn, request.session_id);
     if (out.echo) {
       bool was_ids = p.text.empty() && model.tokenizer != nullptr;
-      out.prompt_texts.push_back(was_ids ? model.tokenizer->decode(request.prompt)
+      out.prompt_texts.push_back(was_ids ? model.tokenizer->decode(p.ids)
                                          : std::move(p.text));
     }
     out.prompts.push_back(request);
@@ -472,7 +538,9 @@ std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model
     fields.fail(field_error("prompt", "a string (or a field \"messages\")"));
   if (fields.error) return std::move(fields.error);
   std::vector<int32_t> ids;
-  auto error = messages != nullptr ? read_messages(messages, model, add_generation_prompt, ids)
+  std::vector<ChatMessage> list;
+  auto error = messages != nullptr
+                   ? read_messages(messages, model, add_generation_prompt, list, ids)
                                    : encode_text(prompt->get_ref<const std::string&>(), model,
                                                  add_special_tokens, ids);
   if (error) return error;

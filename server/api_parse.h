@@ -13,6 +13,7 @@
 #include "model/chat_template.h"
 #include "model/tokenizer.h"
 #include "server/metrics.h"
+#include "server/sessions.h"
 #include "server/siphash.h"
 
 namespace xpyd {
@@ -45,6 +46,9 @@ struct GenerationCall {
   bool stream = false, include_usage = false, continuous_usage = false;
   bool echo = false, return_token_ids = false;
   bool has_seed = false;
+  bool session_end = false;
+  Sessions::Turn turn;                    // of the session, where one is named
+  std::vector<ChatMessage> messages;      // chat in a session: so far and new
   std::vector<Request> prompts;           // id, arrival and deadline not yet set
   std::vector<std::string> prompt_texts;  // with echo: one for each prompt
   std::vector<std::string> ignored;       // fields that nobody here knows, for the log
@@ -61,8 +65,9 @@ std::span<const IntegerField> integer_fields();
 constexpr int kMaxChoicesPerCall = 128;  // prompts times n
 constexpr size_t kMaxStops = 16, kMaxStopBytes = 256, kMaxStopTokens = 64;
 
+// Takes the named conversation from `sessions` into out.turn. Null: session_id is refused.
 std::optional<ApiError> parse_generation(std::string_view body, bool chat, const ServedModel& model,
-                                         GenerationCall& out);
+                                         GenerationCall& out, Sessions* sessions = nullptr);
 
 // /tokenize and /detokenize: the answer's body.
 std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model,

@@ -17,11 +17,11 @@ Result<DevicePeak> peak_of_no_cuda() { return no_cuda(); }
 #endif
 
 constexpr DeviceRow kDevices[] = {
-    {"cpu", open_cpu_backend, nullptr},
+    {"cpu", open_cpu_backend, nullptr, 64 << 10},
 #ifdef XPYD_CUDA
-    {"cuda", open_cuda_backend, cuda_device_peak},
+    {"cuda", open_cuda_backend, cuda_device_peak, 2 << 20},
 #else
-    {"cuda", open_no_cuda, peak_of_no_cuda},
+    {"cuda", open_no_cuda, peak_of_no_cuda, 2 << 20},
 #endif
 };
 
@@ -35,9 +35,21 @@ const DeviceRow* find_device(const std::string& name) {
   return nullptr;
 }
 
+size_t page_group_bytes(const Options& options) {
+  if (options.given("page-group-bytes")) return size_t(options.integer("page-group-bytes"));
+  return find_device(options.text("device"))->page_group_bytes;
+}
+
+Dtype find_dtype(const std::string& name) {
+  for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4})
+    if (name == dtype_name(dtype)) return dtype;
+  XPYD_CHECK(false, name);  // the options' table has no other
+  return {};
+}
+
 Result<std::shared_ptr<const Weights>> load_host_weights(const BackendOptions& o) {
   ThreadTeam loaders(std::max(1, int(std::thread::hardware_concurrency())));
-  LoadOptions load{.dtype = o.options.text("dtype") == "bf16" ? Dtype::bf16 : Dtype::f32,
+  LoadOptions load{.dtype = find_dtype(o.options.text("dtype")),
                    .dummy = o.options.text("load-format") == "dummy",
                    .seed = uint64_t(o.options.integer("seed"))};
   return load_weights(o.model_dir, o.config, load, loaders);

@@ -45,6 +45,9 @@ struct DevicePeak {
   std::vector<PeakFigure> figures;
 };
 
+// Of the names that --dtype and --kv-dtype take.
+Dtype find_dtype(const std::string& name);
+
 struct DeviceRow {
   const char* name;
   // Loads the weights. Errors: invalid_argument for input that is wrong, `unavailable` for a
@@ -52,9 +55,11 @@ struct DeviceRow {
   Result<std::unique_ptr<Backend>> (*open)(const BackendOptions& options);
   // What it can do, measured now; errors as of open(). Null: the host, which base/peak.h measures.
   Result<DevicePeak> (*peak)();
+  size_t page_group_bytes;  // of --page-group-bytes where it is not given: what it maps well
 };
 std::span<const DeviceRow> devices();
 const DeviceRow* find_device(const std::string& name);  // null: no such row
+size_t page_group_bytes(const Options& options);
 
 // The rows' functions.
 Result<std::unique_ptr<Backend>> open_cpu_backend(const BackendOptions& options);

@@ -77,8 +77,8 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(const BackendOptions& o) {
                          .graphs = o.options.text("cuda-graphs") == "on"};
   const int block_tokens = contiguous ? o.max_model_len : int(o.options.integer("block-tokens"));
   if (!contiguous) model.max_table_entries = (o.max_model_len + block_tokens - 1) / block_tokens;
-  const Dtype kv_dtype = o.options.text("kv-dtype") == "bf16" ? Dtype::bf16 : Dtype::f32;
-  const Dtype dtype = o.options.text("dtype") == "bf16" ? Dtype::bf16 : Dtype::f32;
+  const Dtype kv_dtype = find_dtype(o.options.text("kv-dtype"));
+  const Dtype dtype = find_dtype(o.options.text("dtype"));
   const KvOrder order =
       o.options.text("kv-layout") == "token_major" ? KvOrder::token_major : KvOrder::layer_major;
   const KvLayout layout{kv_shape(o.config, kv_dtype), order, block_tokens, 1};

@@ -99,6 +99,7 @@ void Generation::on_event(size_t prompt_index, TokenEvent event, double received
   auto self = shared_from_this();
   count(prompt, choice, event, received_s);
   bool last = event.finish != FinishReason::none;
+  if (!over_ && call_.turn) remember(choice, event);
   if (!over_) {
     if (event.finish == FinishReason::error || event.finish == FinishReason::timeout) {
       bool late = event.finish == FinishReason::timeout;
@@ -153,6 +154,34 @@ void Generation::count(Prompt& prompt, Choice& choice, const TokenEvent& event, 
   api_.metrics_.finished(done);
 }
 
+// ---- a session
+// --------------------------------------------------------------------------------------
+
+// The end-of-sequence token ends a reply and is no part of it.
+void Generation::remember(Choice& choice, const TokenEvent& event) {
+  const bool eos =
+      event.finish == FinishReason::stop && event.stop_text.empty() && event.stop_token < 0;
+  if (event.token >= 0 && !eos) choice.session_tokens.push_back(event.token);
+  choice.reply += event.text;
+}
+
+// Before the client hears the end, so that it can go on at once. Not whole: as if never asked.
+void Generation::end_turn(bool whole) {
+  if (!call_.turn) return;
+  if (call_.session_end) return call_.turn.end();
+  if (!whole) return call_.turn.release();
+  Conversation now;
+  Choice& choice = choices_[0];
+  if (call_.chat) {
+    now.messages = std::move(call_.messages);
+    now.messages.push_back({"assistant", std::move(choice.reply)});
+  } else {
+    now.tokens = prompts_[0].request->prompt;
+    now.tokens.insert(now.tokens.end(), choice.session_tokens.begin(), choice.session_tokens.end());
+  }
+  call_.turn.commit(std::move(now));
+}
+
 // ---- one answer
 // -----------------------------------------------------------------------------------
 
@@ -172,6 +201,8 @@ void Generation::complete() {
   if (over_) return end();
   over_ = true;
   status_ = 200;
+  const FinishReason finish = choices_[0].finish;
+  end_turn(finish == FinishReason::stop || finish == FinishReason::length);
   if (call_.stream) {
     if (call_.include_usage) send_event(format_.usage_chunk(usage()));
     exchange_->write("data: [DONE]\n\n");
@@ -265,6 +296,7 @@ void Generation::send_event(const std::string& json) {
 void Generation::fail(const ApiError& error) {
   over_ = true;
   status_ = error.status;
+  end_turn(false);
   abort_all();
   if (streaming_) {
     exchange_->write(sse_event(error_body(error)) + "data: [DONE]\n\n");
@@ -281,6 +313,7 @@ void Generation::on_gone() {
   if (over_) return;
   over_ = true;
   status_ = 499;
+  end_turn(false);
   abort_all();
 }
 

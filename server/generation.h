@@ -36,6 +36,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
     int32_t stop_token = -1;
     std::vector<Sampled> logprobs;  // whole answers only
     std::vector<int32_t> offsets, token_ids;
+    std::string reply;                // in a session: what it keeps of this turn
+    std::vector<int32_t> session_tokens;
     double last_token_s = 0;
   };
   struct Prompt {
@@ -48,6 +50,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void count(Prompt& prompt, Choice& choice, const TokenEvent& event, double received_s);
   void gather(Choice& choice, TokenEvent event);
   void stream(size_t prompt, int index, const TokenEvent& event);
+  void remember(Choice& choice, const TokenEvent& event);
+  void end_turn(bool whole);
   void complete();
   void fail(const ApiError& error);
   void on_gone();

@@ -68,6 +68,10 @@ const char* http_reason(int status) {
       return "Method Not Allowed";
     case 408:
       return "Request Timeout";
+    case 409:
+      return "Conflict";
+    case 410:
+      return "Gone";
     case 413:
       return "Payload Too Large";
     case 414:

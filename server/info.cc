@@ -10,6 +10,7 @@
 #include "allocator/kv_memory.h"
 #include "allocator/kv_plan.h"
 #include "attention/attention.h"
+#include "attention/kv_row.h"
 #include "disagg/transfer_plan.h"
 #include "model/folder.h"
 #include "model/gemm.h"
@@ -33,8 +34,6 @@ std::string mib(double bytes) {
   std::snprintf(text, sizeof text, "%.0f bytes (%.2f MiB)", bytes, bytes / (1 << 20));
   return text;
 }
-
-Dtype dtype_of(const std::string& name) { return name == "bf16" ? Dtype::bf16 : Dtype::f32; }
 
 // Bytes of the loaded weights, as Weights::bytes() counts them: matrices in `dtype`, norms and
 // biases in f32, and a tied embedding twice, as table and as packed lm_head.
@@ -126,7 +125,7 @@ json describe_weights(const Subject& subject) {
   std::printf("weights in memory\n");
   for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     double bytes = weight_bytes(subject.config, dtype);
-    bool chosen = dtype == dtype_of(subject.options.text("dtype"));
+    bool chosen = dtype == find_dtype(subject.options.text("dtype"));
     std::printf("  %c %-5s %s\n", chosen ? '*' : ' ', dtype_name(dtype), mib(bytes).c_str());
     out[dtype_name(dtype)] = bytes;
   }
@@ -140,7 +139,7 @@ json describe_scratch(const Subject& subject) {
   json out;
   std::printf("scratch of one instance (%d threads, --max-batch %d)\n", threads, max_batch);
   for (auto [batching, option] :
-       {std::pair{"chunked", "chunk-tokens"}, {"static, prefill_first", "max-step-tokens"}}) {
+       {std::pair{"chunked", "chunk-tokens"}, {"other policies", "max-step-tokens"}}) {
     int step_tokens = std::max(int(options.integer(option)), max_batch);
     // The model itself knows; its weights are not needed for that.
     auto weights = std::make_shared<Weights>();
@@ -162,12 +161,16 @@ json describe_kv_tokens(const Subject& subject) {
   const ModelConfig& c = subject.config;
   json out;
   std::printf("\nKV of one token\n");
-  for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-    KvShape shape{c.n_layers, c.n_kv_heads, c.head_dim, dtype};
-    bool chosen = dtype == dtype_of(subject.options.text("kv-dtype"));
-    std::printf("  %c %-5s %zu bytes, %zu per layer\n", chosen ? '*' : ' ', dtype_name(dtype),
-                shape.token_bytes(), shape.token_bytes() / size_t(c.n_layers));
-    out[dtype_name(dtype)] = shape.token_bytes();
+  const double f16 = double(kv_shape(c, Dtype::f16).token_bytes());
+  for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4}) {
+    const KvShape shape = kv_shape(c, dtype);
+    if (!kv_rows_supported(shape)) continue;  // int4 of an odd head_dim
+    const size_t bytes = shape.token_bytes();
+    bool chosen = dtype == find_dtype(subject.options.text("kv-dtype"));
+    std::printf("  %c %-5s %zu bytes, %zu per layer: %zu tokens per GiB, %.2f x f16\n",
+                chosen ? '*' : ' ', dtype_name(dtype), bytes, bytes / size_t(c.n_layers),
+                (size_t{1} << 30) / bytes, f16 / double(bytes));
+    out[dtype_name(dtype)] = bytes;
   }
   return out;
 }
@@ -175,12 +178,12 @@ json describe_kv_tokens(const Subject& subject) {
 json describe_pool(const Subject& subject, const KvScheme& scheme) {
   const ModelConfig& c = subject.config;
   auto kv_bytes = size_t(subject.options.integer("kv-bytes"));
-  KvShape shape{c.n_layers, c.n_kv_heads, c.head_dim, dtype_of(subject.options.text("kv-dtype"))};
+  const KvShape shape = kv_shape(c, find_dtype(subject.options.text("kv-dtype")));
   KvOptions kv{.shape = shape,
                .pool_bytes = kv_bytes,
                .block_tokens = int(subject.options.integer("block-tokens")),
                .max_sequence_tokens = subject.max_len,
-               .page_group_bytes = size_t(subject.options.integer("page-group-bytes")),
+               .page_group_bytes = page_group_bytes(subject.options),
                .max_sequences = max_sequences(int(subject.options.integer("max-batch")))};
   auto plan = plan_pool(scheme.name, kv);
   if (!plan) {

@@ -202,6 +202,24 @@ std::string Metrics::render(const ServiceStats& service) const {
   }
   text.instances("kv_blocks_capacity", "gauge", "KV blocks in all.", pools,
                  [](I i) { return i.kv.capacity; });
+  text.family("kv_bytes", "gauge",
+              "KV pool by use: written holds KV, reserved is kept for tokens to come (slots), internal is "
+              "the rest of blocks in use, idle anybody can have, external is in no block.");
+  for (I i : pools) {
+    text.sample(text.engine(i.name, "state=\"written\""), double(i.kv.written_bytes));
+    text.sample(text.engine(i.name, "state=\"reserved\""), double(i.kv.reserved_bytes));
+    text.sample(text.engine(i.name, "state=\"internal\""), double(i.kv.internal_bytes));
+    text.sample(text.engine(i.name, "state=\"idle\""), double(i.kv.idle_bytes));
+    text.sample(text.engine(i.name, "state=\"external\""), double(i.kv.external_bytes));
+  }
+  text.instances("kv_capacity_bytes", "gauge", "Bytes of the KV pool: the sum of kv_bytes.", pools,
+                 [](I i) { return i.kv.capacity_bytes; });
+  text.instances("kv_mapped_bytes", "gauge", "Of them, behind addresses (vattention; else all).",
+                 pools, [](I i) { return i.kv.mapped_bytes; });
+  text.instances("kv_mappings", "gauge",
+                 "Mappings of the system that this takes (vattention; else 1); its limit is "
+                 "vm.max_map_count.",
+                 all, [](I i) { return i.kv.mappings; });
   text.family("cache_config_info", "gauge", "Shape of the KV memory.");
   for (I i : pools)
     text.sample(
@@ -232,6 +250,54 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.instances("kv_map_wait_seconds_total", "counter",
                  "Time in which the engine waited for page groups.", all,
                  [](I i) { return i.kv.map_wait_seconds; });
+  if (std::any_of(all.begin(), all.end(), [](I i) { return i.kv.tiers.host_capacity > 0; })) {
+    text.family("kv_tier_blocks", "gauge", "KV blocks kept below the pool, by tier.");
+    for (I i : all) {
+      text.sample(text.engine(i.name, "tier=\"host\""), double(i.kv.tiers.host_blocks));
+      text.sample(text.engine(i.name, "tier=\"disk\""), double(i.kv.tiers.disk_blocks));
+    }
+    text.family("kv_tier_blocks_capacity", "gauge", "Room for KV blocks, by tier.");
+    for (I i : all) {
+      text.sample(text.engine(i.name, "tier=\"host\""), double(i.kv.tiers.host_capacity));
+      text.sample(text.engine(i.name, "tier=\"disk\""), double(i.kv.tiers.disk_capacity));
+    }
+    text.family("kv_tier_hit_tokens_total", "counter", "Prompt tokens whose KV came from a tier.");
+    for (I i : all) {
+      text.sample(text.engine(i.name, "tier=\"host\""), double(i.kv.tiers.host_hit_tokens));
+      text.sample(text.engine(i.name, "tier=\"disk\""), double(i.kv.tiers.disk_hit_tokens));
+    }
+    text.family("kv_tier_evictions_total", "counter", "Blocks that left a tier for others.");
+    for (I i : all) {
+      text.sample(text.engine(i.name, "tier=\"host\""), double(i.kv.tiers.host_evictions));
+      text.sample(text.engine(i.name, "tier=\"disk\""), double(i.kv.tiers.disk_evictions));
+    }
+    text.family("kv_tier_bytes_total", "counter", "KV bytes copied between tiers.");
+    for (I i : all) {
+      text.sample(text.engine(i.name, "way=\"pool_to_host\""), double(i.kv.tiers.bytes_out));
+      text.sample(text.engine(i.name, "way=\"host_to_pool\""), double(i.kv.tiers.bytes_in));
+      text.sample(text.engine(i.name, "way=\"host_to_disk\""),
+                  double(i.kv.tiers.disk_bytes_written));
+      text.sample(text.engine(i.name, "way=\"disk_to_host\""), double(i.kv.tiers.disk_bytes_read));
+    }
+    text.family("kv_tier_copies_total", "counter", "Contiguous copies between pool and host.");
+    for (I i : all) {
+      text.sample(text.engine(i.name, "way=\"pool_to_host\""), double(i.kv.tiers.copies_out));
+      text.sample(text.engine(i.name, "way=\"host_to_pool\""), double(i.kv.tiers.copies_in));
+    }
+    text.family("kv_tier_failures_total", "counter",
+                "Disk operations that failed; each costs a recompute at most.");
+    for (I i : all) {
+      text.sample(text.engine(i.name, "what=\"write\""), double(i.kv.tiers.failed_writes));
+      text.sample(text.engine(i.name, "what=\"read\""), double(i.kv.tiers.failed_reads));
+      text.sample(text.engine(i.name, "what=\"corrupt\""), double(i.kv.tiers.corrupt_reads));
+    }
+    text.instances("kv_tier_dropped_blocks_total", "counter",
+                   "Full blocks that the tiers had no room or time for.", all,
+                   [](I i) { return i.kv.tiers.dropped_out; });
+    text.instances("kv_tier_load_seconds_total", "counter",
+                   "Time that sequences waited for their KV to come back.", all,
+                   [](I i) { return i.kv.tiers.load_wait_seconds; });
+  }
   text.instances("engine_steps_total", "counter", "Forward passes.", all,
                  [](I i) { return i.steps; });
   text.instances("engine_step_seconds_total", "counter", "Time in forward passes and sampling.",

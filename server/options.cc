@@ -4,8 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "allocator/eviction.h"
 #include "allocator/kv_memory.h"
 #include "attention/attention.h"
+#include "batch/admission.h"
 #include "batch/policy.h"
 #include "disagg/placement.h"
 #include "disagg/transport/transport.h"
@@ -45,8 +47,10 @@ std::string available(const Rows& rows) {
 std::vector<OptionRow> make_rows() {
   // The rows keep pointers into these.
   static const std::string allocators = names(kv_schemes()), batchings = names(batch_policies()),
+                           admissions = names(admission_rules(), "auto"),
                            placements = names(placement_policies()), wires = names(transports()),
                            device_names = names(devices()),
+                           evictions = names(eviction_policies()),
                            templates = names(chat_templates(), "auto|none"),
                            gemms = available(gemm_variants()),
                            attentions = available(attention_variants());
@@ -67,7 +71,8 @@ std::vector<OptionRow> make_rows() {
        "longest sequence, prompt and output; 0: the model's own context length", kShape},
 
       // KV memory.
-      {"kv-dtype", choice, "f32", "", "f32|bf16", 0, 0, "element type of the KV cache", kShape},
+      {"kv-dtype", choice, "f32", "", "f32|bf16|int8|int4", 0, 0,
+       "element type of the KV cache; int8, int4: a scale and a zero per token and head", kShape},
       {"allocator", choice, "paged", "", allocators.c_str(), 0, 0, "KV memory scheme", kEngine},
       {"block-tokens", integer, "16", "tokens", "", 1, 4096, "tokens of one KV block (paged)",
        kShape},
@@ -75,7 +80,9 @@ std::vector<OptionRow> make_rows() {
        "KV pool of each instance, exactly; with --transport handoff they share one pool of the sum",
        kShape},
       {"page-group-bytes", bytes, "64KiB", "bytes", "", 4096, 1 << 30,
-       "what one map call backs (vattention): a multiple of the page", kShape},
+       "what one map call backs (vattention): a multiple of the page, on CUDA of 2MiB, which is the "
+       "default there",
+       kShape},
       {"page-op-us", number, "0", "us", "", 0, 1e6,
        "every map and unmap call takes that much longer (vattention): another device's latency",
        kEngine},
@@ -86,15 +93,36 @@ std::vector<OptionRow> make_rows() {
       {"kv-layout", choice, "layer_major", "", "layer_major|token_major", 0, 0,
        "order of KV bytes in the pool", kEngine},
       {"prefix-cache", choice, "on", "", "on|off", 0, 0,
-       "reuse the KV of prompts that begin alike (paged)", kEngine},
+       "reuse the KV of prompts that begin alike (not contiguous)", kEngine},
+      {"kv-share", choice, "alias", "", "off|alias|takeover|copy", 0, 0,
+       "how vattention reuses it: map the page groups a second time, go on in the slot of a sequence "
+       "that has ended, or copy",
+       kEngine},
+      {"host-kv-bytes", bytes, "0", "bytes", "", 0, kMaxBytes,
+       "host memory of each instance for KV that its pool has no room for; 0: none", kEngine},
+      {"disk-kv-dir", text, "", "", "DIR", 0, 0,
+       "folder on a disk for KV that host-kv-bytes has no room for; empty: none", kEngine},
+      {"disk-kv-bytes", bytes, "4GiB", "bytes", "", 1, kMaxBytes,
+       "what each instance takes of that disk", kEngine},
+      {"tier-block-tokens", integer, "16", "tokens", "", 1, 4096,
+       "tokens of one block on the host and the disk", kEngine},
+      {"kv-copy-gbps", number, "0", "GB/s", "", 0, 1e6,
+       "--device cpu: copies between KV pool and host take at least that long; 0: no limit", kEngine},
+      {"host-eviction", choice, "lru", "", evictions.c_str(), 0, 0,
+       "which KV leaves the host first", kEngine},
+      {"disk-eviction", choice, "lru", "", evictions.c_str(), 0, 0,
+       "which KV leaves the disk first", kEngine},
 
       // Batching.
       {"batching", choice, "chunked", "", batchings.c_str(), 0, 0,
        "which sequences run in a step, and how many tokens of each", kEngine},
+      {"admit", choice, "auto", "", admissions.c_str(), 0, 0,
+       "memory that must be there for a sequence to start; auto: the batching policy's own rule",
+       kEngine},
       {"chunk-tokens", integer, "512", "tokens", "", 1, 1 << 20,
        "chunked: tokens of one step at most", kShape},
       {"max-step-tokens", integer, "2048", "tokens", "", 1, 1 << 20,
-       "static, prefill_first: prompt tokens of one step at most; a longer prompt takes several",
+       "other batching policies: tokens of one step at most; a longer prompt takes several",
        kShape},
       {"max-batch", integer, "64", "sequences", "", 1, 65536,
        "sequences running at once, each instance", kShape},
@@ -148,6 +176,11 @@ std::vector<OptionRow> make_rows() {
        "open at once; further ones wait to be accepted", "serve"},
       {"request-timeout", number, "600", "s", "", 0, 86400,
        "of a request as a whole, queue included; 0: none", "serve"},
+      {"max-sessions", integer, "1024", "sessions", "", 1, 1 << 20,
+       "conversations (session_id) that the server keeps; the one not used for longest goes first",
+       "serve"},
+      {"session-bytes", bytes, "64MiB", "bytes", "", 4096, kMaxBytes,
+       "of all conversations that the server keeps", "serve"},
       {"metrics-prefix", text, "vllm", "", "PREFIX", 0, 0, "of the names in /metrics", "serve"},
       {"dev-endpoints", flag, "off", "", "", 0, 0,
        "also answer /reset_prefix_cache and /server_info, to loopback only", "serve"},
@@ -258,6 +291,9 @@ Status check_options(const Options& options, std::string_view group) {
     if (dataset == "mooncake" && options.given("rate"))
       return invalid("--rate: the mooncake trace brings its own times; use --time-scale");
   }
+  if ((group == "serve" || group == "generate") && !options.text("disk-kv-dir").empty() &&
+      options.integer("host-kv-bytes") == 0)
+    return invalid("--disk-kv-dir: needs --host-kv-bytes, through which KV goes to the disk");
   if (group == "generate" && options.text("prompt").empty())
     return invalid("--prompt: expected a text to continue");
   return ok();

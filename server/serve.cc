@@ -87,6 +87,8 @@ int serve_main(const Options& options) {
   http.max_model_len = stack.max_model_len;
   http.vocab_size = stack.config.vocab;
   http.api_key = options.text("api-key");
+  http.max_sessions = int(options.integer("max-sessions"));
+  http.session_bytes = size_t(options.integer("session-bytes"));
   http.metrics_prefix = options.text("metrics-prefix");
   http.seed = uint64_t(options.integer("seed"));
   http.dev_endpoints = options.flag("dev-endpoints");

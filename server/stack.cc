@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "allocator/kv_plan.h"
+#include "batch/admission.h"
 #include "model/folder.h"
 
 namespace xpyd {
@@ -13,7 +14,12 @@ StreamKv stream_kv(const std::string& name) {
   return name == "layer" ? StreamKv::layer : name == "chunk" ? StreamKv::chunk : StreamKv::request;
 }
 
-Dtype dtype(const std::string& name) { return name == "bf16" ? Dtype::bf16 : Dtype::f32; }
+KvShare kv_share(const std::string& name) {
+  return name == "alias"      ? KvShare::alias
+         : name == "takeover" ? KvShare::takeover
+         : name == "copy"     ? KvShare::copy
+                              : KvShare::off;
+}
 
 }  // namespace
 
@@ -62,26 +68,37 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
   cluster.kv.pool_bytes = size_t(options.integer("kv-bytes"));
   cluster.kv.block_tokens = int(options.integer("block-tokens"));
   cluster.kv.prefix_cache = options.text("prefix-cache") == "on";
-  cluster.kv.page_group_bytes = size_t(options.integer("page-group-bytes"));
+  cluster.kv.page_group_bytes = page_group_bytes(options);
   cluster.kv.page_call_us = options.number("page-op-us");
   cluster.kv.map_ahead = options.text("kv-map-ahead") == "on";
   cluster.kv.guard = options.text("kv-guard") == "on";
+  cluster.kv.share = kv_share(options.text("kv-share"));
+  cluster.kv.n_memories = int(cluster.topology.size());
+  cluster.kv.tiers = {.host_bytes = size_t(options.integer("host-kv-bytes")),
+                      .disk_dir = options.text("disk-kv-dir"),
+                      .disk_bytes = size_t(options.integer("disk-kv-bytes")),
+                      .block_tokens = int(options.integer("tier-block-tokens")),
+                      .copy_gbps = options.number("kv-copy-gbps"),
+                      .host_eviction = options.text("host-eviction"),
+                      .disk_eviction = options.text("disk-eviction")};
   cluster.batching = find_batch_policy(options.text("batching"));
+  cluster.admission = find_admission_rule(options.text("admit"));
   cluster.placement = find_placement_policy(options.text("placement"));
   cluster.transport = find_transport(options.text("transport"));
   cluster.stream_kv = stream_kv(options.text("stream-kv"));
   cluster.max_batch = int(options.integer("max-batch"));
   cluster.step_tokens = int(
-      options.integer(options.text("batching") == "chunked" ? "chunk-tokens" : "max-step-tokens"));
+      options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
   cluster.max_model_len = stack->max_model_len;
   cluster.max_queue = int(options.integer("max-queue"));
   cluster.ahead = options.text("async-scheduling") == "on";
   cluster.eos_tokens = stack->config.eos_tokens;
   cluster.tokenizer = stack->tokenizer.get();
   cluster.seed = uint64_t(options.integer("seed"));
-  cluster.kv.shape = kv_shape(stack->config, dtype(options.text("kv-dtype")));
+  cluster.kv.shape = kv_shape(stack->config, find_dtype(options.text("kv-dtype")));
   // Without --max-model-len the context is what one pool holds, if that is less than the model's.
-  if (cluster.kv_scheme->name != std::string("contiguous")) {
+  if (const std::string& scheme = options.text("allocator");
+      scheme != "contiguous" && scheme != "slots") {
     cluster.kv.max_sequence_tokens = stack->max_model_len;
     cluster.kv.max_sequences = max_sequences(cluster.max_batch);
     Result<KvLayout> layout = plan_pool(cluster.kv_scheme->name, cluster.kv);

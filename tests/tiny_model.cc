@@ -31,10 +31,13 @@ std::shared_ptr<const Weights> tiny_weights() {
 
 std::string TinySetup::describe() const {
   return topology + " " + scheme + " block " + std::to_string(block_tokens) +
-         (order == KvOrder::layer_major ? " layer_major " : " token_major ") + batching + " step " +
+         (order == KvOrder::layer_major ? " layer_major " : " token_major ") +
+         dtype_name(kv_dtype) + " " + batching + " step " +
          std::to_string(step_tokens) + " " + transport + " stream " +
-         std::to_string(int(stream_kv)) + (prefix_cache ? " prefix cache" : " no prefix cache") +
-         " threads " + std::to_string(threads);
+         std::to_string(int(stream_kv)) + (prefix_cache ? " prefix cache" : " no prefix cache") + " share " +
+         std::to_string(int(share)) +
+         " threads " + std::to_string(threads) + " host " + std::to_string(tiers.host_bytes) +
+         (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
 }
 
 void Recorder::on_event(TokenEvent event) {
@@ -73,8 +76,10 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.kv.order = setup.order;
   options.kv.pool_bytes = setup.pool_bytes;
   options.kv.block_tokens = setup.block_tokens;
-  options.kv.page_group_bytes = 4096;
+  options.kv.page_group_bytes = setup.page_group_bytes;
   options.kv.prefix_cache = setup.prefix_cache;
+  options.kv.share = setup.share;
+  options.kv.tiers = setup.tiers;
   options.batching = find_batch_policy(setup.batching);
   options.placement = find_placement_policy(setup.placement);
   options.transport = &transport_row;
@@ -95,7 +100,7 @@ TinyCluster::TinyCluster(const TinySetup& setup,
     options.make_model = [setup](int, DeviceQueue& queue) {
       return setup.make_model(setup, queue);
     };
-  options.kv.shape = kv_shape(tiny_config(), Dtype::f32);
+  options.kv.shape = kv_shape(tiny_config(), setup.kv_dtype);
   cluster = Cluster::create(std::move(options), clock).value();
 }
 
@@ -136,7 +141,9 @@ RaggedRun run_ragged(const TinySetup& setup) {
   REQUIRE(tiny.recorder->ended() == int(prompts.size()));
   for (const auto& instance : tiny.cluster->instances())
     instance->memory().check_invariants(tiny.cluster->stats().shared_pool == false);
-  RaggedRun run{tiny.cluster->logits_hash(), {}};
+  RaggedRun run{tiny.cluster->logits_hash(), 0, {}};
+  for (const auto& instance : tiny.cluster->instances())
+    run.hit_tokens += instance->memory().stats().prefix_hit_tokens;
   for (uint64_t i = 0; i < id; ++i) run.tokens.push_back(tiny.recorder->choice(i).tokens);
   return run;
 }

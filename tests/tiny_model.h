@@ -24,15 +24,19 @@ struct TinySetup {
   std::string topology = "1C", scheme = "paged", batching = "chunked", placement = "least_loaded",
               transport = "local";
   KvOrder order = KvOrder::layer_major;
+  Dtype kv_dtype = Dtype::f32;
   StreamKv stream_kv = StreamKv::layer;
   int block_tokens = 16;
+  size_t page_group_bytes = 4096;
   bool prefix_cache = true;
+  KvShare share = KvShare::off;
   int step_tokens = 512;
   int threads = 1;
   int max_batch = 16;
   int max_queue = 256;
   size_t pool_bytes = 1 << 20;
   bool ahead = true;
+  KvTierOptions tiers;
   // Another device than the CPU, and the tiny model on it.
   Device* device = &cpu_device();
   std::function<Result<std::unique_ptr<Model>>(const TinySetup&, DeviceQueue&)> make_model;
@@ -83,6 +87,7 @@ std::vector<std::vector<int32_t>> ragged_prompts();
 // ends and that the memories' invariants hold.
 struct RaggedRun {
   uint64_t hash = 0;  // of all logits
+  int64_t hit_tokens = 0;  // of prompts, found in a prefix cache
   std::vector<std::vector<int32_t>> tokens;
 };
 RaggedRun run_ragged(const TinySetup& setup);

@@ -1,5 +1,5 @@
 // Prefill of 512 tokens on 2048 cached, and decode of 8 sequences of 4096 tokens: 32 query heads, 8
-// kv heads, head_dim 128, over contiguous and paged memory, both layouts, f32 and bf16.
+// kv heads, head_dim 128, over contiguous and paged memory, both layouts, every dtype of KV.
 //
 // Expected. Prefill: 4 * 128 useful FLOPs per (query, head, key), 512 * 32 * 2304.5 of them on
 // average, 19.3 GFLOP: both products run in 6 x 16 FMA tiles at about 97 % of peak; exp, masks and
@@ -7,6 +7,12 @@
 // Decode: 268 MB in f32, 134 MB in bf16. Of 64 elements of K and 64 of V with 4 query heads, one
 // core needs about 75 cycles (32 of FMAs, 17-20 of transposing K): 3.1 GHz * 512 B / 75 = 21 GB/s
 // in f32, 10.7 GB/s in bf16, so two cores are bound by memory in f32 and by arithmetic in bf16.
+// int8 and int4: 69 MB and 36 MB (132 and 68 bytes a row), beyond the last-level cache of a few
+// cores in int8 at least. Each vector of 8 elements costs a shuffle, a conversion and an FMA (int4:
+// one shift more) beside its 4 FMAs of useful work, where bf16 costs a shift or an AND: the FMA
+// units have a quarter more to do, 40 cycles of 75, on other ports than the rest. So both should be
+// about as fast per token as bf16, which arithmetic binds already, not 1.94 or 3.76 times as fast;
+// and 5 and 3 GB/s a core in their own bytes.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -15,6 +21,7 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "attention/kv_row.h"
 #include "base/bench.h"
 #include "base/memory.h"
 #include "base/page_groups.h"
@@ -31,13 +38,10 @@ Buffer random_pool(Dtype dtype) {
   KvShape shape = {kLayers, kKvHeads, kDim, dtype};
   Buffer pool(size_t(kBatch) * kContext * shape.token_bytes());
   Random random(1);
-  for (size_t i = 0; i < pool.size() / dtype_bytes(dtype); ++i) {
-    float x = float(2 * random.uniform() - 1);
-    if (dtype == Dtype::f32) {
-      pool.as<float>()[i] = x;
-    } else {
-      pool.as<bf16>()[i] = to_bf16(x);
-    }
+  float x[kDim];
+  for (size_t at = 0; at < pool.size(); at += shape.row_bytes()) {
+    for (float& y : x) y = float(2 * random.uniform() - 1);
+    write_kv_row(dtype, kDim, x, pool.data() + at);
   }
   return pool;
 }
@@ -136,10 +140,48 @@ struct Kind {
   Limit limit;
 };
 
+// Decode of the same tokens in every dtype, side by side: quantised KV must not be slower than
+// bf16.
+void compare_dtypes(Bench& bench) {
+  constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4};
+  std::vector<Buffer> pools;
+  for (Dtype dtype : kDtypes) pools.push_back(random_pool(dtype));
+  const int threads = bench.max_threads();
+  ThreadTeam& team = bench.team(threads);
+  for (int block : {kContext, 16}) {
+    const std::string memory = block == kContext ? "contiguous" : "paged 16";
+    auto name = [&](Dtype dtype) {
+      return std::string("decode beside each other, ") + dtype_name(dtype) + ", " + memory;
+    };
+    std::vector<std::unique_ptr<Problem>> problems;
+    std::vector<BenchCase> cases;
+    for (size_t i = 0; i < 4; ++i) {
+      problems.push_back(std::make_unique<Problem>(
+          pools[i].data(), kDtypes[i], KvOrder::layer_major, block, kBatch, 1, kContext));
+      Problem* p = problems.back().get();
+      cases.push_back({.name = name(kDtypes[i]),
+                       .n_threads = threads,
+                       .run = [p, &team] { default_attention().run(p->args, team); },
+                       .check = [p, &team] { return p->check(team); },
+                       .work = work(p->args),
+                       .limit = Limit::copy});
+    }
+    for (size_t i : {2, 3})
+      for (Dtype other : {Dtype::bf16, Dtype::f32}) {
+        BenchCase again = cases[i];
+        again.name += std::string(" against ") + dtype_name(other);
+        again.target = other == Dtype::bf16 ? 1.0 : 0;
+        again.versus = {name(other)};
+        cases.push_back(again);
+      }
+    bench.measure(cases);
+  }
+}
+
 void bench_attention(Bench& bench) {
   const Kind kinds[] = {{"prefill 512 on 2048", 1, 512, 2560, Limit::fma},
                         {"decode 8 x 4096", kBatch, 1, kContext, Limit::read}};
-  for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+  for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4}) {
     Buffer pool = random_pool(dtype);
     const std::unique_ptr<VirtualRange> groups = scattered(pool);
     for (const Kind& kind : kinds) {
@@ -175,6 +217,8 @@ void bench_attention(Bench& bench) {
         // The targets are asked of all threads, over the memory that the server uses.
         bool all = threads == bench.max_threads();
         double target = kind.limit == Limit::fma ? 0.6 : dtype == Dtype::f32 ? 0.75 : 0.6;
+        // Arithmetic binds them; what is asked of them is below.
+        if (dtype_bits(dtype) <= 8 && kind.limit == Limit::read) target = 0;
         add(0, memories[0].name, all ? target : 0, {});
         if (!all) continue;
         for (int m = 1; m < 4; ++m) add(m, memories[m].name, m == 1 ? target : 0, {});
@@ -184,6 +228,7 @@ void bench_attention(Bench& bench) {
       bench.measure(cases);
     }
   }
+  compare_dtypes(bench);
 }
 
 REGISTER_BENCH("attention", bench_attention);

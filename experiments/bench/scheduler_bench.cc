@@ -59,6 +59,93 @@ BenchRow budget_row(std::string name, std::vector<double> seconds, double budget
   return row;
 }
 
+// The arrays of a decode step of 64 rows: made anew, updated, updated in kept rows after one of 64
+// has left and another has come; against the floor: one token, one length and one view a row.
+void bench_step_arrays(Bench& bench) {
+  constexpr int kRepeats = 200, kSamples = 20;  // short ones: some are interrupted
+  KvOptions kv{.shape = kv_shape(small_config(), Dtype::bf16)};
+  kv.pool_bytes = size_t(kSequences) * 1024 * kv.shape.token_bytes();
+  auto memory = find_kv_scheme("paged")->make(make_block_pool("paged", kv).value(), kv);
+  std::vector<SequencePtr> sequences;
+  std::vector<StepEntry> entries;
+  for (uint64_t id = 0; id < kSequences; ++id) {
+    sequences.push_back(make_sequence(request(id), nullptr, nullptr));
+    Sequence& s = *sequences.back();
+    s.kv = memory->reserve(s.tokens, 0).value().handle;
+    if (!memory->append(s.kv, kPromptTokens)) return;
+    entries.push_back({&s, kPromptTokens - 1, 1, true});
+  }
+  RealClock clock;
+  int64_t sum = 0;
+  auto time = [&](auto&& step) {
+    const double start = clock.now();
+    for (int i = 0; i < kRepeats; ++i) sum += step();
+    return (clock.now() - start) / kRepeats;
+  };
+  struct Contestant {
+    const char* name;
+    std::vector<double> seconds = {};
+  } all[] = {{"step arrays, 64 rows: made anew"},
+             {"step arrays, 64 rows: updated"},
+             {"step arrays, 64 rows: updated in kept rows, one leaves, one comes"}};
+  std::vector<double> floor;
+  std::vector<int32_t> token_ids, q_offsets, kv_lengths, logit_rows;
+  std::vector<KvView> views;
+  struct {
+    int32_t token[kSequences], length[kSequences];
+    KvView view[kSequences];
+  } least;
+  for (int round = 0; round < kSamples * bench.options().rounds; ++round) {
+    StepArrays kept, rows;
+    floor.push_back(time([&] {
+      for (size_t r = 0; r < kSequences; ++r) {
+        const StepEntry& e = entries[r];
+        least.token[r] = e.sequence->tokens[size_t(e.first)];
+        least.length[r] = e.end();
+        least.view[r] = memory->view(e.sequence->kv);
+      }
+      return least.length[round % kSequences];
+    }));
+    all[0].seconds.push_back(time([&] {
+      token_ids.clear();
+      q_offsets.assign(1, 0);
+      kv_lengths.clear();
+      logit_rows.clear();
+      views.clear();
+      for (const StepEntry& e : entries) {
+        token_ids.insert(token_ids.end(), e.sequence->tokens.begin() + e.first,
+                         e.sequence->tokens.begin() + e.end());
+        q_offsets.push_back(int32_t(token_ids.size()));
+        kv_lengths.push_back(e.end());
+        views.push_back(memory->view(e.sequence->kv));
+        if (e.wants_logits) logit_rows.push_back(int32_t(token_ids.size()) - 1);
+      }
+      return kv_lengths[0];
+    }));
+    all[1].seconds.push_back(
+        time([&] { return kept.gather(entries, *memory, nullptr).kv_lengths[0]; }));
+    size_t next = 0;
+    std::vector<StepEntry> mine = entries;
+    all[2].seconds.push_back(time([&] {
+      mine[next++ % kSequences].sequence->row = -1;
+      rows.arrange(mine);
+      return rows.gather(mine, *memory, nullptr).kv_lengths[0];
+    }));
+  }
+  std::sort(floor.begin(), floor.end());
+  for (Contestant& c : all) {
+    std::sort(c.seconds.begin(), c.seconds.end());
+    BenchRow row{.name = c.name, .n_threads = 1, .rounds = int(c.seconds.size())};
+    row.seconds = percentile(c.seconds, 50);
+    row.measure = "of the floor: a token, a length and a view each (floor / time)";
+    row.share = percentile(floor, 50) / row.seconds;
+    row.share_p10 = percentile(floor, 50) / percentile(c.seconds, 90);
+    row.share_p90 = percentile(floor, 50) / percentile(c.seconds, 10);
+    bench.report(row);
+  }
+  XPYD_CHECK(sum > 0);  // and nothing was left out by the compiler
+}
+
 void bench_scheduler(Bench& bench) {
   RealClock clock;
   ModelConfig config = small_config();
@@ -111,6 +198,7 @@ void bench_scheduler(Bench& bench) {
 }
 
 REGISTER_BENCH("scheduler", bench_scheduler);
+REGISTER_BENCH("step_arrays", bench_step_arrays);
 
 }  // namespace
 }  // namespace xpyd

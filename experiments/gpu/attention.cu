@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <numeric>
 #include <sstream>
 
 #include "allocator/kv_layout.h"
@@ -12,6 +13,8 @@
 #include "attention/attention_cuda.h"
 #include "attention/attention_reference.h"
 #include "base/cuda_kernel.h"
+#include "base/cuda_vmm.h"
+#include "base/device_cuda.h"
 #include "base/random.h"
 #include "experiments/gpu/rounds.h"
 #include "model/random_cuda.h"
@@ -163,30 +166,57 @@ class Queries {
   std::vector<Truth> truth_;
 };
 
-// The KV of a problem in one memory: block_tokens 0 is contiguous, else blocks in random order.
+// What a Cache is, where it is no number of tokens of a block.
+constexpr int kContiguous = 0;
+constexpr int kPageGroups = -1;  // vAttention's: contiguous addresses over groups in random order
+
+// The KV of a problem in one memory; blocks lie in random order.
 class Cache {
  public:
   Cache(const Queries& queries, int block_tokens) : queries_(queries), args_(queries.args()) {
     const Problem& p = queries.problem();
-    const bool contiguous = block_tokens == 0;
-    const int block = contiguous ? p.length : block_tokens;
+    const bool contiguous = block_tokens <= 0;
+    const size_t token = size_t(p.n_kv_heads) * kDim * sizeof(bf16);
+    int block = contiguous ? p.length : block_tokens;
+    if (block_tokens == kPageGroups) {  // a slot is whole groups
+      const size_t step = std::lcm(cuda::vmm::granularity(), token);
+      block = int((size_t(p.length) * token + step - 1) / step * step / token);
+    }
     const int per_seq = (p.length + block - 1) / block;
     args_.layout = {
         {1, p.n_kv_heads, kDim, Dtype::bf16}, KvOrder::layer_major, block, p.n_seqs * per_seq};
     Random random(7);
-    std::vector<int32_t> table(size_t(p.n_seqs) * size_t(per_seq));
-    for (size_t i = 0; i < table.size(); ++i) table[i] = int32_t(i);
-    for (size_t i = table.size(); i > 1; --i) std::swap(table[i - 1], table[random.below(i)]);
-    table_ = upload(table, queries.stream());
-    pool_ = cuda::Memory::device(args_.layout.pool_bytes()).value();
-    args_.pool = pool_.data();
+    auto shuffled = [&](size_t n) {
+      std::vector<int32_t> order(n);
+      std::iota(order.begin(), order.end(), 0);
+      for (size_t i = n; i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+      return order;
+    };
+    table_ = upload(shuffled(size_t(p.n_seqs) * size_t(per_seq)), queries.stream());
+    if (block_tokens == kPageGroups) {
+      const size_t group = cuda::vmm::granularity(), bytes = size_t(p.length) * token;
+      const int per_plane = int((bytes + group - 1) / group);
+      const std::vector<int32_t> order = shuffled(size_t(2 * p.n_seqs * per_plane));
+      groups_ =
+          make_cuda_page_groups({.group_bytes = group, .n_groups = int(order.size())}).value();
+      range_ = groups_->reserve(args_.layout.pool_bytes()).value();
+      for (int i = 0; i < int(order.size()); ++i) {
+        const size_t slot =
+            args_.layout.offset(i / per_plane % p.n_seqs, 0, i / per_plane / p.n_seqs, 0, 0);
+        XPYD_CHECK(range_->map(slot + size_t(i % per_plane) * group, order[size_t(i)], 1).ok());
+      }
+      args_.pool = range_->data();
+    } else {
+      pool_ = cuda::Memory::device(args_.layout.pool_bytes()).value();
+      args_.pool = pool_.data();
+    }
     args_.step.block_tables = table_.as<int32_t>();
     args_.step.table_stride = per_seq;
     args_.step.contiguous = contiguous;
     cuda::launch(fill_cache_kernel, "fill_cache",
                  cuda::Shape{dim3(unsigned(p.length), unsigned(p.n_seqs)), dim3(256)},
-                 queries.stream(), pool_.as<bf16>(), args_.layout.rows(0, contiguous),
-                 table_.as<const int32_t>(), per_seq, p);
+                 queries.stream(), reinterpret_cast<bf16*>(args_.pool),
+                 args_.layout.rows(0, contiguous), table_.as<const int32_t>(), per_seq, p);
   }
   const CudaAttentionArgs& args() const { return args_; }
 
@@ -202,6 +232,8 @@ class Cache {
   const Queries& queries_;
   CudaAttentionArgs args_;
   cuda::Memory pool_, table_;
+  std::shared_ptr<PageGroups> groups_;
+  std::unique_ptr<VirtualRange> range_;
 };
 
 // The variants of a phase that take this; the others are named with their reason.
@@ -251,7 +283,7 @@ std::string shape_name(const Problem& p, const char* phase) {
 void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny) {
   const Problem p = tiny ? Problem{2, 80, 1, 8, 1} : Problem{64, 8192, 1, 64, 8};
   const Queries queries(p, rounds.stream());
-  const Cache contiguous(queries, 0);
+  const Cache contiguous(queries, kContiguous);
   const std::string shape = shape_name(p, "decode");
   std::vector<Case> first;
   for (const CudaAttentionVariant* v :
@@ -260,6 +292,19 @@ void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny) {
     if (v->name == std::string("split_mma")) first.back().target = 0.85;
   }
   rounds.measure(first);
+  {
+    const Cache groups(queries, kPageGroups);
+    std::vector<Case> cases;
+    for (const CudaAttentionVariant* v :
+         takers(CudaAttentionVariant::decode, groups.args(), card, shape)) {
+      const std::string name = v->name + (" " + shape), on_slots = name + " contiguous";
+      cases.push_back(contiguous.make_case(*v, on_slots, Limit::copy));
+      cases.back().reported = false;
+      cases.push_back(groups.make_case(*v, name + " vattention", Limit::copy));
+      cases.back().versus = on_slots;
+    }
+    rounds.measure(cases);
+  }
   for (int block : tiny ? std::vector{1, 16} : std::vector{1, 2, 4, 8, 16, 32, 64, 128, 256}) {
     const Cache paged(queries, block);
     std::vector<Case> cases;
@@ -281,13 +326,14 @@ void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny,
                        const std::string& yardsticks) {
   const Problem p = tiny ? Problem{1, 96, 96, 2, 1} : Problem{1, 16384, 16384, 32, 8};
   const Queries queries(p, rounds.stream());
-  const Cache contiguous(queries, 0), paged(queries, 16);
+  const Cache contiguous(queries, kContiguous), groups(queries, kPageGroups), paged(queries, 16);
   const std::string shape = shape_name(p, "prefill");
   const std::vector<Yardstick> others = read_yardsticks(yardsticks, shape);
   const Yardstick* cudnn = nullptr;
   for (const Yardstick& y : others) {
     rounds.bench().report({.name = y.name, .seconds = y.seconds, .gflops = y.gflops});
-    if (y.name.starts_with("CUDNN") && (!cudnn || y.seconds < cudnn->seconds)) cudnn = &y;
+    const bool plain = y.name.find("page groups") == std::string::npos;
+    if (plain && y.name.starts_with("CUDNN") && (!cudnn || y.seconds < cudnn->seconds)) cudnn = &y;
   }
   // One variant after the other, the newest last: a fault of one leaves the others' rows.
   for (const CudaAttentionVariant* v :
@@ -300,8 +346,9 @@ void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny,
     std::vector<Case> cases = {
         contiguous.make_case(*v, name + " contiguous", Limit::gemm),
         paged.make_case(*v, name + " paged 16", Limit::gemm),
+        groups.make_case(*v, name + " vattention", Limit::gemm),
     };
-    cases[1].versus = cases[0].name;
+    cases[1].versus = cases[2].versus = cases[0].name;
     const std::vector<double> ours = rounds.measure(cases);
     for (size_t i = 0; i < cases.size(); ++i)
       if (cudnn && ours[i] > 0) {

@@ -50,14 +50,15 @@ int run(int argc, char** argv) {
       tiny = true;
     else if (word == "--yardsticks" && i + 1 < argc)
       yardsticks = argv[++i];
-    else if (word == "peaks" || word == "decode" || word == "prefill" || word == "model")
+    else if (word == "peaks" || word == "decode" || word == "prefill" || word == "model" ||
+             word == "vmm")
       parts.push_back(word);
     else
       rest.push_back(argv[i]);
   }
   auto options = parse_bench_options(int(rest.size()), rest.data());
   if (!options.ok()) {
-    std::fprintf(stderr, "xpyd_gpu_report: peaks, decode, prefill, model; %s\n",
+    std::fprintf(stderr, "xpyd_gpu_report: peaks, decode, prefill, model, vmm; %s\n",
                  options.error().message.c_str());
     return 2;
   }
@@ -84,6 +85,7 @@ int run(int argc, char** argv) {
   if (wanted("decode")) decode_attention(rounds, c, tiny);
   if (wanted("prefill")) prefill_attention(rounds, c, tiny, yardsticks);
   if (wanted("model")) whole_model(rounds, c, tiny);
+  if (wanted("vmm")) virtual_memory(rounds, c, tiny);
   return rounds.all_right() ? 0 : 1;
 }
 

@@ -61,9 +61,10 @@ void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny);
 void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny,
                        const std::string& yardsticks);
 void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny);
+void virtual_memory(Rounds& rounds, const cuda::Card& card, bool tiny);
 
-// `xpyd_gpu_report [--tiny] [--yardsticks FILE] [peaks] [decode] [prefill] [model] [bench
-// options]`;
+// `xpyd_gpu_report [--tiny] [--yardsticks FILE] [peaks] [decode] [prefill] [model] [vmm]
+// [bench options]`;
 // --tiny lets the interpreter run it. 0: every result was right; 1: a wrong one, or no card; 2: bad
 // arguments.
 int run(int argc, char** argv);

@@ -2,14 +2,20 @@
 """Yardsticks: PyTorch's scaled_dot_product_attention, one backend at a time, on the shapes of the
 prefill rows of xpyd_gpu_report (experiments/gpu/attention.cu). CUDNN_ATTENTION is cuDNN's own kernel.
 
-Prints CSV, one row per backend: yardstick,backend,shape,ms,tflops,versions. A backend that does not take a
-shape is named on stderr. Times are medians of rounds in which the backends take turns.
+Each backend that runs, runs once more over page groups: K and V as a slot of vAttention's memory has them
+(token, head, dim), at addresses behind which physical groups are mapped in random order. The kernels are
+unmodified; their results are checked and compared bit for bit: that is vAttention's claim of portability (ASPLOS'25, 7.1).
+
+Prints CSV, one row per backend and memory: yardstick,backend,shape,ms,tflops,versions. A backend that does not
+take a shape is named on stderr. Times are medians of rounds in which the backends take turns.
 Exit code: 0; 1: a result is wrong, or no backend ran; 3: no PyTorch or no card.
 
 Expected on an H200 (arithmetic): 4 * 32 * 128 * 16384^2 / 2 = 2.2 TFLOP. FlashAttention-2 (what FLASH_ATTENTION
 is in most builds) at some 350 TFLOP/s: 6.3 ms; cuDNN at some 550: 4.0 ms (FlashAttention-3, arXiv 2407.08608, Fig. 5).
 """
 import argparse
+import ctypes
+import random
 import sys
 
 SHAPES = [(1, 16384, 32, 8, 128)]  # sequences, tokens, query heads, KV heads, head_dim; causal, bf16
@@ -33,6 +39,60 @@ def wrong(torch, out, q, k, v):
             if not error < 0.02:
                 return f"token {token}, head {head}: off by {error:.3g}"
     return ""
+
+
+class Location(ctypes.Structure):  # CUmemLocation
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class Properties(ctypes.Structure):  # CUmemAllocationProp
+    _fields_ = [("type", ctypes.c_int), ("handle_types", ctypes.c_int), ("location", Location),
+                ("win32", ctypes.c_void_p), ("flags", ctypes.c_ubyte * 8)]
+
+
+class Access(ctypes.Structure):  # CUmemAccessDesc
+    _fields_ = [("location", Location), ("flags", ctypes.c_int)]
+
+
+class PageGroups:
+    """Addresses with memory behind them as base/page_groups_cuda.cu maps it, for `n` values of 16 bits. They are
+    not given back: the process ends."""
+
+    def __init__(self, n, library="libcuda.so.1"):
+        cuda = ctypes.CDLL(library)
+
+        def call(name, *args):
+            code = getattr(cuda, name)(*args)
+            if code:
+                raise RuntimeError(f"{name}: error {code}")
+
+        u64, size_t, zero = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint64(0)
+        on_card = Location(1, 0)  # CU_MEM_LOCATION_TYPE_DEVICE
+        what = Properties(type=1, location=on_card)  # CU_MEM_ALLOCATION_TYPE_PINNED
+        group = size_t()
+        call("cuMemGetAllocationGranularity", ctypes.byref(group), ctypes.byref(what), 0)
+        count = -(-2 * n // group.value)
+        base = u64()
+        call("cuMemAddressReserve", ctypes.byref(base), size_t(count * group.value), size_t(0), zero, zero)
+        places = list(range(count))
+        random.Random(1).shuffle(places)
+        for place in places:
+            handle = u64()
+            call("cuMemCreate", ctypes.byref(handle), group, ctypes.byref(what), zero)
+            call("cuMemMap", u64(base.value + place * group.value), group, size_t(0), handle, zero)
+        access = Access(location=on_card, flags=3)  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        call("cuMemSetAccess", base, size_t(count * group.value), ctypes.byref(access), size_t(1))
+        # NumPy has no bf16, nor has this interface.
+        self.__cuda_array_interface__ = {"shape": (n,), "typestr": "<i2", "data": (base.value, False),
+                                         "strides": None, "version": 3}
+
+
+def over_page_groups(torch, x):
+    """A copy of [1, heads, tokens, dim] laid out [token, head, dim] over page groups."""
+    flat = torch.as_tensor(PageGroups(x.numel()), device="cuda").view(torch.bfloat16)
+    slot = flat.view(1, x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
+    slot.copy_(x)
+    return slot
 
 
 def main():
@@ -68,7 +128,7 @@ def main():
             for grouped in (True, False):
                 keys, values = (k, v) if grouped else (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
 
-                def run(name=name, keys=keys, values=values, grouped=grouped):
+                def run(keys=keys, values=values, name=name, grouped=grouped):
                     with sdpa_kernel(getattr(SDPBackend, name)):
                         return attend(q, keys, values, is_causal=True, enable_gqa=grouped)
 
@@ -82,8 +142,22 @@ def main():
                 if why := wrong(torch, out, q, k, v):
                     print(f"{name}: WRONG: {why}", file=sys.stderr)
                     all_right = False
+                    break
+                what = shape + ("" if grouped else " KV repeated")
+                timed.append((name, what, run, []))
+                try:
+                    slots = [over_page_groups(torch, x) for x in (keys, values)]
+                    same = torch.equal(run(*slots), out)
+                except (OSError, RuntimeError) as error:
+                    print(f"{name} over page groups: {str(error).splitlines()[0]}", file=sys.stderr)
+                    break
+                if not same and (why := wrong(torch, run(*slots), q, k, v)):
+                    print(f"{name} over page groups: WRONG: {why}", file=sys.stderr)
+                    all_right = False
                 else:
-                    timed.append((name, shape + ("" if grouped else " KV repeated"), run, []))
+                    if not same:  # another layout may mean another of a library's kernels
+                        print(f"{name} over page groups: right, but not the same bits", file=sys.stderr)
+                    timed.append((name, what + " over page groups", lambda run=run, slots=slots: run(*slots), []))
                 break
         for run_number in range(options.rounds + 2):  # the first two warm up
             for name, _, run, times in timed:

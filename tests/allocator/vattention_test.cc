@@ -2,7 +2,12 @@
 // wrote.
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <fstream>
+#include <mutex>
 #include <string>
+#include <thread>
 
 #include "allocator/kv_plan.h"
 #include "allocator/pooled.h"
@@ -15,6 +20,12 @@ using namespace xpyd;
 using namespace xpyd::testing;
 
 namespace {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kOperations = 700;
+#else
+constexpr int kOperations = 2500;
+#endif
 
 KvOptions options_of(KvOrder order, int n_rows, int max_sequences, int max_tokens) {
   KvOptions o;
@@ -216,7 +227,7 @@ TEST_CASE("vattention: random operations against a model", "[allocator][vattenti
           o.map_ahead = ahead;
           o.guard = guard;
           o.keep_idle = memories == 1;
-          Trial(o, memories, uint64_t(memories) + 2 * ahead + 4 * guard).run(2500);
+          Trial(o, memories, uint64_t(memories) + 2 * ahead + 4 * guard).run(kOperations);
         }
 }
 
@@ -259,7 +270,10 @@ TEST_CASE("vattention: idle rows are unmapped for those who need them, oldest fi
                 b = fill(*m.kv, tokens_of(3 * row, 2), 0);
   m.kv->free(a.handle);
   KvReservation c = m.kv->reserve(tokens_of(row, 1), 0).value();  // takes a's slot with its 4 rows
-  CHECK(m.kv->blocks(c.handle).size() == 4);
+  CHECK(m.kv->stats().cached == 4);
+  const int64_t maps = m.kv->stats().map_calls;
+  CHECK(m.kv->append(c.handle, 4 * row));
+  CHECK(m.kv->stats().map_calls == maps);
   m.kv->free(c.handle);
   KvReservation d = m.kv->reserve(tokens_of(5 * row, 3), 0).value();
   CHECK(m.kv->append(d.handle, 5 * row));
@@ -286,6 +300,207 @@ TEST_CASE("vattention: decoding maps in the background and does not wait",
   const KvStats after = m.kv->stats();
   CHECK(after.map_calls - before.map_calls >= 5 * 2 * kTinyShape.n_layers);
   CHECK(after.waited_jobs == before.waited_jobs);
+}
+
+// Page groups that tell the owner's maps from the mapper's, and can hold the mapper's up.
+class Watched final : public PageGroups {
+ public:
+  explicit Watched(std::shared_ptr<PageGroups> groups)
+      : PageGroups(groups->options()), groups_(std::move(groups)) {}
+  Result<std::unique_ptr<VirtualRange>> reserve(size_t bytes) override {
+    auto range = std::make_unique<Range>(*this, groups_->reserve(bytes).value());
+    return std::unique_ptr<VirtualRange>(std::move(range));
+  }
+  void close() { gate(false); }
+  void open() { gate(true); }
+  std::atomic<int> by_owner{0}, by_mapper{0};
+
+ private:
+  class Range final : public VirtualRange {
+   public:
+    Range(Watched& owner, std::unique_ptr<VirtualRange> range)
+        : owner_(owner), range_(std::move(range)) {
+      data_ = range_->data();
+      bytes_ = range_->bytes();
+    }
+    Status map(size_t offset, int group, int n) override {
+      owner_.enter();
+      return range_->map(offset, group, n);
+    }
+    void unmap(size_t offset, int n) override { range_->unmap(offset, n); }
+
+   private:
+    Watched& owner_;
+    std::unique_ptr<VirtualRange> range_;
+  };
+  void enter() {
+    if (std::this_thread::get_id() == owner_) return void(++by_owner);
+    std::unique_lock lock(mutex_);
+    opened_.wait(lock, [&] { return open_; });
+    ++by_mapper;
+  }
+  void gate(bool open) {
+    {
+      std::lock_guard lock(mutex_);
+      open_ = open;
+    }
+    opened_.notify_all();
+  }
+  const std::thread::id owner_ = std::this_thread::get_id();
+  std::shared_ptr<PageGroups> groups_;
+  std::mutex mutex_;
+  std::condition_variable opened_;
+  bool open_ = true;
+};
+
+std::shared_ptr<BlockPool> watched_pool(const KvOptions& o, std::shared_ptr<Watched>& watched) {
+  const KvLayout layout = plan_pool("vattention", o).value();
+  const int planes = int(vattention_row_bytes(o) / o.page_group_bytes);
+  watched = std::make_shared<Watched>(
+      make_host_page_groups({o.page_group_bytes, layout.n_blocks * planes}).value());
+  return std::make_shared<BlockPool>(layout, watched);
+}
+
+TEST_CASE("vattention: steady-state decode makes no map call on the critical path",
+          "[allocator][vattention]") {
+  constexpr int kSequences = 64, kSteps = 2400;
+  KvOptions o = options_of(KvOrder::layer_major, 64 * 16, kSequences, 4096);
+  std::shared_ptr<Watched> watched;
+  auto kv = make_vattention(watched_pool(o, watched), o);
+  std::vector<KvHandle> handles;
+  for (int i = 0; i < kSequences; ++i)  // ragged, so that rows end in different steps
+    handles.push_back(fill(*kv, tokens_of(100 + 17 * i, i), 0).handle);
+  kv->check_invariants();  // lets the mapper finish
+  const KvStats before = kv->stats();
+  watched->by_owner = watched->by_mapper = 0;
+  for (int step = 0; step < kSteps; ++step) {
+    for (KvHandle handle : handles) {
+      const int32_t token = step;
+      REQUIRE(kv->append(handle, 1));
+      kv->view(handle);
+      kv->written(handle, {&token, 1});
+    }
+    if (step % 4 == 0) kv->check_invariants();  // a step takes longer than its maps
+  }
+  const KvStats after = kv->stats();
+  CHECK(after.waited_jobs == before.waited_jobs);
+  CHECK(watched->by_owner == 0);
+  const int rows = kSequences * kSteps / vattention_row_tokens(o);
+  CHECK(watched->by_mapper >= (rows - before.cached - kSequences) * 2 * kTinyShape.n_layers);
+}
+
+TEST_CASE("vattention: who maps for itself waits for nobody else's rows",
+          "[allocator][vattention]") {
+  KvOptions o = options_of(KvOrder::layer_major, 64, 4, 4096);
+  std::shared_ptr<Watched> watched;
+  auto kv = make_vattention(watched_pool(o, watched), o);
+  const int row = vattention_row_tokens(o);
+  KvReservation a = kv->reserve(tokens_of(row, 1), 0).value();
+  kv->check_invariants();
+  watched->close();
+  REQUIRE(kv->append(a.handle, 3 * row));  // and asks the mapper for the next rows, in vain
+  const int64_t jobs = kv->stats().waited_jobs;
+  KvReservation b = kv->reserve(tokens_of(row, 2), 0).value();
+  REQUIRE(kv->append(b.handle, 4 * row));  // would never come back
+  const auto tokens = tokens_of(4 * row, 2);
+  write_rows(kv->view(b.handle), tokens, 0, 0);
+  CHECK(kv->stats().waited_jobs == jobs + 1);
+  watched->open();
+  kv->written(b.handle, tokens);
+  CHECK(wrong_rows(kv->view(b.handle), tokens, 0) == 0);
+  kv->check_invariants();
+}
+
+TEST_CASE("vattention: rows that a sequence does not need yet are there for others",
+          "[allocator][vattention]") {
+  KvOptions o = options_of(KvOrder::layer_major, 8, 4, 2048);
+  o.map_ahead = false;
+  Memory m(o, "vattention");
+  const int row = vattention_row_tokens(o);
+  m.kv->free(fill(*m.kv, tokens_of(6 * row, 1), 0).handle);
+  const auto tokens = tokens_of(row, 2);
+  const KvHandle a = fill(*m.kv, tokens, 0).handle;  // in the slot with six rows
+  CHECK(m.kv->blocks(a).size() == 1);
+  CHECK(m.kv->stats().available() == 7);
+  const KvHandle b = fill(*m.kv, tokens_of(7 * row, 3), 0).handle;
+  CHECK(m.kv->stats().available() == 0);
+  CHECK_FALSE(m.kv->append(a, 1));
+  CHECK(wrong_rows(m.kv->view(a), tokens, 0) == 0);
+  m.kv->free(b);
+  CHECK(m.kv->append(a, 7 * row));
+  m.kv->check_invariants();
+}
+
+// Mappings of memfds in this process.
+int64_t counted_mappings() {
+  std::ifstream maps("/proc/self/maps");
+  int64_t n = 0;
+  for (std::string line; std::getline(maps, line);) n += line.find("memfd:xpyd-kv") != line.npos;
+  return n;
+}
+
+TEST_CASE("vattention: the mappings are those that the system counts", "[allocator][vattention]") {
+  KvOptions o = options_of(KvOrder::layer_major, 64, 6, 8 * 256 + 1);
+  o.share = KvShare::alias;
+  REQUIRE(counted_mappings() == 0);
+  Memory m(o, "vattention");
+  auto same = [&] {
+    m.kv->check_invariants();
+    CHECK(m.kv->stats().mappings == counted_mappings());
+    CHECK(m.kv->stats().mapped_bytes ==
+          (m.pool->layout().n_blocks - m.kv->stats().free) * int64_t(m.pool->block_bytes()));
+  };
+  same();
+  std::vector<KvHandle> handles;
+  for (int i = 0; i < 3; ++i) handles.push_back(m.kv->reserve(tokens_of(9, i), 0).value().handle);
+  for (int i = 0; i < 6; ++i)
+    for (KvHandle handle : handles) {
+      REQUIRE(m.kv->append(handle, 256));
+      m.kv->written(handle, tokens_of(256, int(handle) * 100 + i));
+      same();
+    }
+  handles.push_back(m.kv->fork(handles[1]).value());
+  same();
+  m.kv->free(handles[1]);
+  same();
+  m.kv->discard(m.kv->hand_over(handles[0]));
+  same();
+}
+
+TEST_CASE("vattention: 64 tensors of 64 sequences of 64 groups stay below the limit of mappings",
+          "[allocator][vattention]") {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  constexpr int kTensors = 16;  // shadow memory is mapped, too
+#else
+  constexpr int kTensors = 64;
+#endif
+  KvOptions o;
+  o.shape = {.n_layers = kTensors / 2, .n_kv_heads = 1, .head_dim = 64};  // 16 tokens in a page
+  o.page_group_bytes = 4096;
+  o.max_sequences = 64;
+  o.max_sequence_tokens = 65 * 16;
+  o.map_ahead = false;
+  o.pool_bytes = size_t(64 * 64) * vattention_row_bytes(o);
+  const long limit = max_mappings();
+  if (limit < 65530) SKIP_TEST("vm.max_map_count is below its default");
+  {
+    Memory m(o, "vattention");
+    std::vector<KvHandle> handles;
+    for (int i = 0; i < 64; ++i)
+      handles.push_back(m.kv->reserve(tokens_of(16, i), 0).value().handle);
+    for (int i = 0; i < 16; ++i)  // in turn, as decoding sequences do
+      for (KvHandle handle : handles) {
+        REQUIRE(m.kv->append(handle, 4 * 16));
+        m.kv->written(handle, tokens_of(4 * 16, i));
+      }
+    CHECK(m.kv->stats().free == 0);
+    CHECK(counted_mappings() == m.kv->stats().mappings);
+    // Runs of 16 rows: four mappings of each sequence in each tensor; by the row it would be 64.
+    CHECK(m.kv->stats().mappings <= 4 * 64 * kTensors);
+    CHECK(m.kv->stats().mappings < limit / 2);
+    m.kv->check_invariants();
+  }
+  CHECK(counted_mappings() == 0);
 }
 
 TEST_CASE("vattention: a map that the system refuses is undone and nothing is lost",
@@ -388,6 +603,17 @@ TEST_CASE("vattention: what cannot work is refused with a word", "[allocator][va
   o.max_sequences = 100000;
   o.pool_bytes = size_t(1) << 31;
   refuse(o, "vm.max_map_count");
+  // Eight instances of what one may have.
+  o = good;
+  o.max_sequences = 2500;
+  o.pool_bytes = 2500 * vattention_row_bytes(o);
+  CHECK(plan_pool("vattention", o).ok());
+  o.n_memories = 8;
+  refuse(o, "8 instances of 2500 sequences");
+  o = good;
+  o.max_sequence_tokens = 1 << 24;
+  o.max_sequences = 64;
+  refuse(o, "fewer than 2^32");
   o = good;
   o.shape.n_kv_heads = 1024;
   refuse(o, "less than one token");

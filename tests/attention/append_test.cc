@@ -8,9 +8,10 @@ using namespace testing;
 TEST_CASE("append: every row lands in its place and nothing else changes", "[attention]") {
   std::vector<Part> parts = {{0, 1, 30}, {1, 17, 17}, {2, 0, 12}, {3, 40, 75}};
   for (const Memory& memory : kMemories)
-    for (Dtype dtype : {Dtype::f32, Dtype::bf16})
+    for (Dtype dtype : kKvDtypes)
       for (int threads : {1, 2, 3})
         for (int dim : {4, 5, 64}) {
+          if (dtype == Dtype::int4 && dim % 2 != 0) continue;
           KvShape shape = {2, 3, dim, dtype};
           Cache got(shape, memory, {30, 17, 12, 75}), want(shape, memory, {30, 17, 12, 75});
           // K and V as a fused projection leaves them: V behind K, rows longer than needed.
@@ -23,12 +24,11 @@ TEST_CASE("append: every row lands in its place and nothing else changes", "[att
               int position = part.kv_length - part.n_q + i;
               float* row = fused.data() + size_t((q_offsets.back() + i) * stride);
               for (int h = 0; h < 3; ++h)
-                for (int d = 0; d < dim; ++d)
-                  for (int kv = 0; kv < 2; ++kv) {
-                    float x = number(kv + 1, part.seq, 1, position, h, d);
-                    row[kv * width + h * dim + d] = x;
-                    want.put(part.seq, 1, kv, position, h, d, x);
-                  }
+                for (int kv = 0; kv < 2; ++kv) {
+                  float* x = row + kv * width + h * dim;
+                  for (int d = 0; d < dim; ++d) x[d] = number(kv + 1, part.seq, 1, position, h, d);
+                  want.put_row(part.seq, 1, kv, position, h, x);
+                }
             }
             q_offsets.push_back(q_offsets.back() + part.n_q);
             kv_lengths.push_back(part.kv_length);

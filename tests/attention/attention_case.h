@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "attention/kv_row.h"
 #include "base/random.h"
 
 namespace xpyd::testing {
@@ -27,6 +28,8 @@ inline float v_number(int seq, int layer, int token, int head, int d) {
   return number(2, seq, layer, token, head, d);
 }
 
+inline constexpr Dtype kKvDtypes[] = {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4};
+
 struct Memory {
   const char* name;
   KvOrder order;
@@ -43,7 +46,8 @@ inline constexpr Memory kMemories[] = {
     {"paged 64 token_major", KvOrder::token_major, 64},
 };
 
-// KV of `lengths.size()` sequences; every byte is 0xff, a NaN in f32 and bf16, until it is written.
+// KV of `lengths.size()` sequences; every byte is 0xff until it is written: a NaN in f32 and bf16,
+// and a scale and a zero that are NaN.
 struct Cache {
   KvLayout layout;
   std::vector<std::byte> pool;
@@ -73,15 +77,23 @@ struct Cache {
   }
   Cache(const Cache&) = delete;
 
-  // Tokens [begin, end) of a sequence, all layers, by plain stores: independent of append_kv.
+  // Tokens [begin, end) of a sequence, all layers, row by row: independent of append_kv.
   void fill(int s, int begin, int end) {
+    std::vector<float> row(size_t(layout.shape.head_dim));
     for (int layer = 0; layer < layout.shape.n_layers; ++layer)
       for (int kv = 0; kv < 2; ++kv)
         for (int t = begin; t < end; ++t)
-          for (int h = 0; h < layout.shape.n_kv_heads; ++h)
+          for (int h = 0; h < layout.shape.n_kv_heads; ++h) {
             for (int d = 0; d < layout.shape.head_dim; ++d)
-              put(s, layer, kv, t, h, d, number(kv + 1, s, layer, t, h, d));
+              row[size_t(d)] = number(kv + 1, s, layer, t, h, d);
+            put_row(s, layer, kv, t, h, row.data());
+          }
   }
+  void put_row(int s, int layer, int kv, int t, int h, const float* x) {
+    const KvShape& shape = layout.shape;
+    write_kv_row(shape.dtype, shape.head_dim, x, views[size_t(s)].row(layer, kv, t, h));
+  }
+  // One element, of f32 or bf16.
   void put(int s, int layer, int kv, int t, int h, int d, float x) {
     std::byte* row = views[size_t(s)].row(layer, kv, t, h);
     if (layout.shape.dtype == Dtype::f32) {

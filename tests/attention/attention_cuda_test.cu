@@ -144,10 +144,9 @@ int n_prefills() { return card().major == 9 ? 3 : 2; }
 int n_rows() { return n_prefills() + 3; }
 
 double cached(const AttentionArgs& args, int s, int kv, int t, int h, int d) {
-  const std::byte* row = args.views[size_t(s)].row(args.layer, kv, t, h);
-  if (args.views[size_t(s)].layout->shape.dtype == Dtype::f32)
-    return double(reinterpret_cast<const float*>(row)[d]);
-  return double(to_f32(reinterpret_cast<const bf16*>(row)[d]));
+  const KvView& view = args.views[size_t(s)];
+  const KvShape& shape = view.layout->shape;
+  return double(kv_element(shape.dtype, shape.head_dim, view.row(args.layer, kv, t, h), d));
 }
 
 // The truth of a step, and how far from it each element may be. With u = 2^-24 and n tokens: a
@@ -215,8 +214,11 @@ struct Truth {
 struct Dtypes {
   Dtype q, kv;
 };
-constexpr Dtypes kDtypes[] = {
-    {Dtype::f32, Dtype::f32}, {Dtype::bf16, Dtype::bf16}, {Dtype::f32, Dtype::bf16}};
+constexpr Dtypes kDtypes[] = {{Dtype::f32, Dtype::f32},
+                              {Dtype::bf16, Dtype::bf16},
+                              {Dtype::f32, Dtype::bf16},
+                              {Dtype::bf16, Dtype::int8},
+                              {Dtype::f32, Dtype::int4}};
 
 struct Heads {
   int n_heads, n_kv_heads, head_dim;
@@ -304,7 +306,8 @@ TEST_CASE("cuda attention: unusual head shapes agree with double precision", "[c
   for (const Heads& heads :
        {Heads{7, 1, 20}, {5, 1, 33}, {12, 1, 24}, {6, 2, 80}, {4, 1, 256}, {20, 1, 64}})
     for (const Dtypes& dtypes : kDtypes) {
-      bool mma = dtypes.q == Dtype::bf16 && heads.head_dim == 64;
+      if (!kv_rows_supported({1, 1, heads.head_dim, dtypes.kv})) continue;  // int4, 33 dims
+      bool mma = dtypes.q == Dtype::bf16 && dtypes.kv == Dtype::bf16 && heads.head_dim == 64;
       CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == (heads.head_dim % 8 ? 2
                                                                   : mma              ? n_rows()
                                                                                      : 3));

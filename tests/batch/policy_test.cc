@@ -1,6 +1,7 @@
 #include "batch/policy.h"
 
 #include "base/random.h"
+#include "batch/admission.h"
 #include "tests/catch.h"
 
 namespace xpyd {
@@ -9,8 +10,9 @@ namespace {
 struct Scene {
   std::vector<SequenceView> running, waiting;
   int available = 100, capacity = 100, block = 16, max_batch = 8, step = 64;
+  const AdmissionRule* rule = nullptr;
   BatchPlan plan(const char* policy) const {
-    BatchView view{running, waiting, available, capacity, block, max_batch, step};
+    BatchView view{running, waiting, available, capacity, block, max_batch, step, rule};
     BatchPlan result;
     find_batch_policy(policy)->plan(view, result);
     return result;
@@ -49,11 +51,51 @@ TEST_CASE("prefill_first: prompts alone, then decodes alone", "[batch]") {
 
 TEST_CASE("static: nobody joins a running batch, and memory is held for the longest output", "[batch]") {
   Scene scene{.running = {decoding(20)}, .waiting = {prompt(30), prompt(30), prompt(30)}};
+  scene.running[0].n_output = 2;
   CHECK(scene.plan("static").admits.empty());
   scene.running.clear();
   CHECK(scene.plan("static").admits.size() == 3);
   scene.available = 11;  // 80 tokens are 5 blocks: two fit
   CHECK(scene.plan("static").admits.size() == 2);
+}
+
+TEST_CASE("static: a batch forms over several steps, until it decodes", "[batch]") {
+  Scene scene{.running = {prompt(100, 64)}, .waiting = {prompt(30), prompt(30)}};
+  BatchPlan plan = scene.plan("static");
+  REQUIRE(plan.runs.size() == 1);
+  CHECK(plan.runs[0].n_tokens == 36);
+  REQUIRE(plan.admits.size() == 1);  // the rest of the step
+  CHECK(plan.admits[0].n_tokens == 28);
+  scene.running = {decoding(101)};
+  scene.running[0].n_output = 1;  // of the prompt's step: nobody has decoded
+  CHECK(scene.plan("static").runs.empty());
+  CHECK(scene.plan("static").admits.size() == 2);
+  scene.running[0].n_output = 2;
+  CHECK(scene.plan("static").runs.size() == 1);
+  CHECK(scene.plan("static").admits.empty());
+}
+
+TEST_CASE("persistent: whole prompts join the decodes, unless no step could hold them", "[batch]") {
+  Scene scene{.running = {decoding(20), decoding(33)}, .waiting = {prompt(40), prompt(50)}};
+  BatchPlan plan = scene.plan("persistent");
+  CHECK(plan.runs.size() == 2);
+  REQUIRE(plan.admits.size() == 1);
+  CHECK(plan.admits[0].n_tokens == 40);
+  scene.waiting = {prompt(200)};
+  plan = scene.plan("persistent");
+  REQUIRE(plan.admits.size() == 1);
+  CHECK(plan.admits[0].n_tokens == 62);
+}
+
+TEST_CASE("every policy asks the rule that it is given", "[batch]") {
+  for (const BatchPolicy& policy : batch_policies()) {
+    Scene scene{.waiting = {prompt(30), prompt(30), prompt(30)}, .available = 11};
+    INFO(policy.name);
+    scene.rule = find_admission_rule("longest");  // 80 tokens each
+    CHECK(scene.plan(policy.name).admits.size() == 2);
+    scene.rule = find_admission_rule("prompt");
+    CHECK(scene.plan(policy.name).admits.size() == (std::string(policy.name) == "persistent" ? 2 : 3));
+  }
 }
 
 TEST_CASE("a full batch and a missing block stop admission in order", "[batch]") {
@@ -106,6 +148,7 @@ TEST_CASE("every policy's plan is sound on random scenes", "[batch]") {
     scene.available = int(random.below(40));
     scene.capacity = scene.available + held;
     for (const BatchPolicy& policy : batch_policies()) {
+      scene.rule = &admission_rules()[random.below(admission_rules().size())];
       BatchPlan plan = scene.plan(policy.name);
       std::vector<int> state(scene.running.size());
       int blocks = scene.available, tokens = 0, sequences = int(scene.running.size());

@@ -240,6 +240,22 @@ async def concurrent(server, model):
               all(text == alone[i % 5] for i, text in enumerate(together)))
 
 
+def sessions(client, model):
+    """The server keeps the conversation: what a turn adds is all that is sent."""
+    def turn(text, **more):
+        return client.completions.create(model=model, prompt=text, max_tokens=4, temperature=0,
+                                         extra_body={"session_id": "s1", "ignore_eos": True, **more})
+
+    first = turn("Once upon")
+    second = turn(" a time")
+    check("a session's prompt holds its turn before",
+          second.usage.prompt_tokens > first.usage.prompt_tokens + first.usage.completion_tokens)
+    check_error("n > 1 in a session", openai.BadRequestError, lambda: turn("x", n=2), "n", None)
+    turn(" and", session_end=True)
+    check("session_end drops it", turn("Once upon").usage.prompt_tokens == first.usage.prompt_tokens)
+    check("the same turn again gives the same text", turn(" a time").choices[0].text == second.choices[0].text)
+
+
 def disconnect(client, model, server):
     aborted = 'vllm:request_success_total{model_name="%s",engine="all",finished_reason="abort"}' % model
     before = server.metric(aborted)
@@ -275,6 +291,7 @@ def main() -> int:
             completions(client, model)
             chat(client, model)
             errors(client, model, server)
+            sessions(client, model)
             asyncio.run(concurrent(server, model))
             disconnect(client, model, server)
             client.close()

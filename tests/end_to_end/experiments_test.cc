@@ -20,7 +20,7 @@ std::vector<std::string> columns(const Values& row) {
 }  // namespace
 
 TEST_CASE("experiments: every point of every one runs, small", "[experiments]") {
-  REQUIRE(experiments().size() >= 8);
+  REQUIRE(experiments().size() >= 13);
   for (const Experiment& e : experiments()) {
     Setting setting{.device = e.device == std::string("cuda") ? "cuda" : "cpu",
                     .tiny = true,
@@ -74,6 +74,9 @@ TEST_CASE("experiments: generated lengths have the published means", "[experimen
   CHECK(like.source == "generated");
   CHECK(mean(like, &Lengths::prompt) == Approx(12035).epsilon(0.08));
   CHECK(mean(like, &Lengths::output) == Approx(343).epsilon(0.08));
+  const LengthSet papers = request_lengths("arxiv", 20000, {}).value();
+  CHECK(mean(papers, &Lengths::prompt) == Approx(87400).epsilon(0.02));
+  CHECK(mean(papers, &Lengths::output) == Approx(428).epsilon(0.05));
 }
 
 TEST_CASE("experiments: the runner, result files and claims", "[experiments]") {

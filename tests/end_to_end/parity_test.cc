@@ -29,16 +29,31 @@ uint64_t reference_hash() {
 void check_all(const std::string& topology, int threads) {
   uint64_t expected = reference_hash();
   int index = 0, ran = 0;
-  std::vector<std::pair<std::string, int>> memories = {
-      {"contiguous", 16}, {"paged", 1}, {"paged", 16}, {"paged", 64}, {"vattention", 64}};
+  struct {
+    std::string scheme;
+    int block;
+    KvShare share = KvShare::off;
+    int64_t hits = 0;
+  } memories[] = {{"contiguous", 16},
+                  {"paged", 1},
+                  {"paged", 16},
+                  {"paged", 64},
+                  {"token", 1},
+                  {"slots", 16},
+                  {"vattention", 64},
+                  {"vattention", 64, KvShare::alias},
+                  {"vattention", 64, KvShare::takeover},
+                  {"vattention", 64, KvShare::copy}};
   std::vector<std::pair<std::string, int>> batchings = {
-      {"static", 2048}, {"prefill_first", 2048}, {"chunked", 7}, {"chunked", 64}, {"chunked", 512}};
-  for (auto& [scheme, block] : memories)
+      {"static", 2048}, {"prefill_first", 2048}, {"persistent", 64},
+      {"chunked", 7},   {"chunked", 64},         {"chunked", 512}};
+  for (auto& [scheme, block, share, hits] : memories)
     for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
       for (auto& [batching, step] : batchings)
         for (const char* transport : {"local", "handoff"})
           for (StreamKv stream : {StreamKv::layer, StreamKv::chunk, StreamKv::request})
             for (bool prefix : {false, true}) {
+              if (share != KvShare::off && !prefix) continue;  // that is "off"
               if (index++ % kStride != 0) continue;
               TinySetup setup{.topology = topology, .scheme = scheme, .batching = batching};
               setup.transport = transport;
@@ -46,13 +61,23 @@ void check_all(const std::string& topology, int threads) {
               setup.stream_kv = stream;
               setup.block_tokens = block;
               setup.prefix_cache = prefix;
+              setup.share = share;
               setup.step_tokens = step;
               setup.threads = threads;
-              setup.pool_bytes = scheme == "contiguous" ? 3 << 20 : 1 << 19;
+              setup.pool_bytes = scheme == "contiguous" || scheme == "slots" ? 3 << 20 : 1 << 19;
               INFO(setup.describe());
-              REQUIRE(run_hash(setup) == expected);
+              const RaggedRun run = run_ragged(setup);
+              REQUIRE(run.hash == expected);
+              hits += run.hit_tokens;
               ++ran;
             }
+  for (const auto& m : memories) {
+    const bool shares = m.scheme == "vattention"   ? m.share != KvShare::off
+                        : m.scheme == "contiguous" ? false
+                                                   : m.block <= 32;  // of 40 tokens in common
+    INFO(m.scheme << " " << m.block << " share " << int(m.share));
+    if (kStride == 1) CHECK((m.hits > 0) == shares);  // the hash says something about reuse
+  }
   std::printf("parity: %d of %d combinations of %s with %d threads have the hash %016llx\n", ran,
               index, topology.c_str(), threads, static_cast<unsigned long long>(expected));
 }

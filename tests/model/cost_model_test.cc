@@ -48,12 +48,15 @@ CostModel llama_70b() {
 }  // namespace
 
 TEST_CASE("cost_model: closed forms are the counted work of a step", "[model][cost_model]") {
-  for (const char* name : {"llama31", "qwen2", "qwen3", "mistral"}) {
+  for (auto [name, kv] : {std::pair("llama31", Dtype::bf16),
+                          {"qwen2", Dtype::int8},
+                          {"qwen3", Dtype::int4},
+                          {"mistral", Dtype::f32}}) {
     CostModel cost{
         .config = load_model_config(testing::data_path("models/" + std::string(name))).value(),
         .weights = Dtype::f32,
         .activations = Dtype::f32,
-        .kv = Dtype::bf16};
+        .kv = kv};
     for (int window : {0, 1, 5, 64})
       for (int from : {0, 1}) {
         cost.config.sliding_window = window;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "attention/kv_row.h"
 #include "base/random.h"
 #include "model/gemm_cuda.h"
 #include "model/ops_cuda.h"
@@ -19,7 +20,7 @@ constexpr double kU = 0x1p-24;
 constexpr double kEps = 1e-5;
 constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::bf16};
 
-double roundoff(Dtype dtype) { return dtype == Dtype::f32 ? kU : 0x1p-8; }
+double roundoff(Dtype dtype) { return dtype == Dtype::bf16 ? 0x1p-8 : kU; }
 
 std::vector<float> random_floats(size_t n, Random& random, Dtype dtype = Dtype::f32,
                                  double scale = 1) {
@@ -263,15 +264,22 @@ void check_turn(const TurnCase& c) {
       }
       const Dtype out = is_q ? c.dtype : c.kv_dtype;
       std::vector<float> row(static_cast<size_t>(d));
+      double step_size = 0;  // half of one, of quantised rows
       if (is_q) {
         std::copy_n(got_q.begin() + (i * c.n_heads + h) * d, d, row.begin());
       } else if (i < n) {
         const int32_t* table = tables.data() + token_seqs[size_t(i)] * step.table_stride;
         const KvView view{got_pool.data(), &layout, c.contiguous ? nullptr : table, table[0]};
         std::byte* at = view.row(layer, is_v, positions[size_t(i)], (h - c.n_heads) % c.n_kv_heads);
-        for (int j = 0; j < d; ++j)
-          row[size_t(j)] = c.kv_dtype == Dtype::f32 ? reinterpret_cast<float*>(at)[j]
-                                                    : to_f32(reinterpret_cast<bf16*>(at)[j]);
+        read_kv_row(c.kv_dtype, d, at, 0, d, row.data());
+        if (layout.shape.quantised()) {
+          step_size = 0.501 * double(kv_scale(at + layout.shape.element_bytes()).scale);
+          if (is_v && !c.bias) {  // nothing was rounded before: the host's bytes
+            std::vector<std::byte> host(layout.shape.row_bytes());
+            write_kv_row(c.kv_dtype, d, &qkv[size_t(i * stride + h * d)], host.data());
+            CHECK(std::memcmp(host.data(), at, host.size()) == 0);
+          }
+        }
         std::memset(at, 0x5a, layout.shape.row_bytes());
       } else {
         continue;
@@ -283,7 +291,7 @@ void check_turn(const TurnCase& c) {
         else  // the bias, a norm, two products and a sum, and the last rounding
           CHECK(near(row[size_t(j)], want[size_t(j)],
                      (kNormError + 4 * kU) * size[size_t(j)] +
-                         roundoff(out) * std::fabs(want[size_t(j)])));
+                         roundoff(out) * std::fabs(want[size_t(j)]) + step_size));
       }
     }
   for (std::byte b : got_pool)
@@ -292,10 +300,13 @@ void check_turn(const TurnCase& c) {
 
 TEST_CASE("cuda ops: bias, head norm, RoPE and append", "[cuda][model]") {
   for (Dtype dtype : kDtypes)
-    for (Dtype kv : kDtypes)
+    for (Dtype kv : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4})
       for (bool contiguous : {true, false}) {
         check_turn({dtype, kv, KvOrder::layer_major, contiguous, false, false, 8, 4, 2});
-        check_turn({dtype, kv, KvOrder::token_major, contiguous, true, true, 6, 3, 1});
+        check_turn({dtype, kv, KvOrder::token_major, contiguous, true, true,
+                    kv == Dtype::int4 ? 12 : 6, 3, 1});
+        if (kv == Dtype::int8 || kv == Dtype::int4)
+          check_turn({dtype, kv, KvOrder::layer_major, contiguous, false, false, 128, 2, 1});
       }
   check_turn({Dtype::f32, Dtype::f32, KvOrder::layer_major, false, true, true, 256, 2, 1});
   check_turn({Dtype::bf16, Dtype::bf16, KvOrder::token_major, true, false, true, 70, 5, 5});
@@ -420,15 +431,15 @@ TEST_CASE("cuda sampler: draws fall where double precision puts them", "[cuda][m
   for (int vocab : {7, 300, 5000})
     for (const Draw& how :
          std::vector<Draw>{{.temperature = 1},
-                                   {.temperature = 0.3f},
-                                   {.temperature = 2, .top_k = 5},
-                                   {.temperature = 1, .top_p = 0.7f},
-                                   {.temperature = 1.5f, .min_p = 0.3f},
-                                   {.temperature = 1, .top_k = 50, .top_p = 0.9f},
-                                   {.temperature = 1, .top_k = 50, .top_p = 0.9999f},
-                                   {.temperature = 1, .top_k = 3, .top_p = 0.5f, .min_p = 0.1f},
-                                   {.temperature = 1, .top_k = 1},
-                                   {.temperature = 1, .top_p = 1e-6f}}) {
+                           {.temperature = 0.3f},
+                           {.temperature = 2, .top_k = 5},
+                           {.temperature = 1, .top_p = 0.7f},
+                           {.temperature = 1.5f, .min_p = 0.3f},
+                           {.temperature = 1, .top_k = 50, .top_p = 0.9f},
+                           {.temperature = 1, .top_k = 50, .top_p = 0.9999f},
+                           {.temperature = 1, .top_k = 3, .top_p = 0.5f, .min_p = 0.1f},
+                           {.temperature = 1, .top_k = 1},
+                           {.temperature = 1, .top_p = 1e-6f}}) {
       CAPTURE(vocab, how.temperature, how.top_k, how.top_p, how.min_p);
       auto x = random_floats(size_t(vocab), random, Dtype::f32, 4);
       // Ties, also at the cut; with three values, both filters may cut among the same equals.

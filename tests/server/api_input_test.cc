@@ -90,6 +90,8 @@ TEST_CASE("api: values that are refused, and what is named", "[server][api]") {
       {"cache_salt", "\"" + std::string(1025, 'x') + "\""},
       {"session_id", "\"" + std::string(257, 'x') + "\""},
       {"session_id", "5"},
+      {"session_id", "\"\""},
+      {"session_end", "true"},  // of which session?
       {"model", "5"},
       {"suffix", "\"x\""},
       {"logit_bias", "{\"5\":1}"},

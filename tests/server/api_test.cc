@@ -112,7 +112,7 @@ TEST_CASE("api: every sampling field reaches the request", "[server][api]") {
   Reply reply = server.post("/v1/completions", R"({"prompt":"abc","max_tokens":20,"temperature":0.5,
     "top_k":7,"top_p":0.25,"min_p":0.125,"repetition_penalty":1.5,"presence_penalty":-2,
     "frequency_penalty":2,"seed":-3,"stop":["x","yz"],"stop_token_ids":[256,1],"ignore_eos":true,
-    "min_tokens":4,"n":2,"best_of":2,"priority":-9,"session_id":"s","include_stop_str_in_output":true,
+    "min_tokens":4,"n":2,"best_of":2,"priority":-9,"include_stop_str_in_output":true,
     "skip_special_tokens":false,"logprobs":3,"cache_salt":"pepper","user":"u","request_id":"r",
     "suffix":"","logit_bias":{},"response_format":{"type":"text"},"use_beam_search":false})");
   REQUIRE(reply.status == 200);
@@ -132,7 +132,6 @@ TEST_CASE("api: every sampling field reaches the request", "[server][api]") {
   CHECK(r.min_tokens == 4);
   CHECK(r.n == 2);
   CHECK(r.priority == -9);
-  CHECK(r.session_id == "s");
   CHECK(r.include_stop_text);
   CHECK_FALSE(r.skip_special_tokens);
   CHECK(r.cache_salt != 0);

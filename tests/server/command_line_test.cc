@@ -166,5 +166,28 @@ TEST_CASE("command line: every row of the table is well formed", "[command_line]
     CHECK(Options::parse(option_table(), group, {}, 0));
 }
 
+TEST_CASE("command line: the demo model's answers survive every dtype of KV", "[command_line]") {
+  const std::string xpyd = program();
+  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  const std::string facts =
+      "The key of box 17 is amber. The owner of house 3 is Grace. The city of train 17 is Oslo. The "
+      "colour of door 250 is teal. ";
+  for (auto [question, answer] :
+       {std::pair("What is the key of box 17?", " The key of box 17 is amber."),
+        {"Who is the owner of house 3?", " The owner of house 3 is Grace."},
+        {"What is the colour of door 250?", " The colour of door 250 is teal."}})
+    for (const char* dtype : {"f32", "bf16", "int8", "int4"}) {
+      const Ran ran = run(xpyd, {"generate", "--prompt", facts + question, "--temperature", "0",
+                                 "--max-tokens", "24", "--kv-dtype", dtype, "--topology", "1P1D",
+                                 "--kv-bytes", "8MiB"});
+      INFO(dtype << " " << ran.err);
+      CHECK(ran.code == 0);
+      CHECK(ran.out.substr(0, std::string(answer).size()) == answer);
+    }
+  const Ran ran = run(xpyd, {"generate", "--prompt", "x", "--kv-dtype", "int9"});
+  CHECK(ran.code == 2);
+  CHECK(ran.err.find("int8") != std::string::npos);
+}
+
 }  // namespace
 }  // namespace xpyd

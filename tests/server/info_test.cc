@@ -1,6 +1,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "allocator/kv_memory.h"
 #include "base/json.h"
 #include "model/folder.h"
 #include "model/weights.h"
@@ -55,7 +56,7 @@ TEST_CASE("info: KV arithmetic", "[info]") {
   // 2 (K, V) x 3 layers x 2 heads x 16 dims x 4 or 2 bytes.
   CHECK(info.out["kv_bytes_per_token"]["f32"] == 768);
   CHECK(info.out["kv_bytes_per_token"]["bf16"] == 384);
-  REQUIRE(info.out["pools"].size() == 3);
+  REQUIRE(info.out["pools"].size() == kv_schemes().size());
   for (const json& pool : info.out["pools"]) {
     if (pool["scheme"] == "vattention") {  // one group of 64 KiB per layer, K and V: 512 tokens
       CHECK(pool["block_tokens"] == 512);
@@ -64,13 +65,13 @@ TEST_CASE("info: KV arithmetic", "[info]") {
       CHECK(pool["transfer"]["layer_major"]["descriptors"] == 2 * 3);
       continue;
     }
-    bool paged = pool["scheme"] == "paged";
-    int block_tokens = paged ? 16 : 256;
+    const bool slots = pool["scheme"] == "contiguous" || pool["scheme"] == "slots";
+    const int block_tokens = slots ? 256 : pool["scheme"] == "token" ? 1 : 16;
     CHECK(pool["block_tokens"] == block_tokens);
     CHECK(pool["block_bytes"] == 768 * block_tokens);
     CHECK(pool["blocks"] == 1000000 / (768 * block_tokens));
     CHECK(pool["unused_bytes"] == 1000000 % (768 * block_tokens));
-    int blocks = paged ? 7 : 1;  // of 100 tokens
+    const int blocks = slots ? 1 : (100 + block_tokens - 1) / block_tokens;
     CHECK(pool["transfer"]["layer_major"]["descriptors"] == 2 * 3 * blocks);
     CHECK(pool["transfer"]["token_major"]["descriptors"] == blocks);
     CHECK(pool["transfer"]["layer_major"]["bytes"] == 100 * 768);
@@ -82,12 +83,12 @@ TEST_CASE("info: KV arithmetic", "[info]") {
       CHECK(pool["block_bytes"] == 384);
       CHECK(pool["transfer"]["token_major"]["descriptors"] == 5);
     }
-  // A pool too small for one slot, or one row of groups, says so; paged still has its row.
+  // A pool too small for one slot, or one row of groups, says so; the others still have their rows.
   info = run_info(model.dir.path, {"--kv-bytes", "20000"});
   REQUIRE(info.code == 0);
   int errors = 0;
   for (const json& pool : info.out["pools"]) errors += pool.contains("error");
-  CHECK(errors == 2);
+  CHECK(errors == 3);  // contiguous, slots, vattention
 }
 
 TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/cuda.h"
+#include "device_memory.h"
 
 using xpyd::cuda::simt::host_fault;
 using Work = std::function<void()>;
@@ -42,33 +43,60 @@ namespace {
 
 // Live device and pinned memory of the process, and how much of the former there may be.
 struct Registry {
+  enum Kind { device, pinned, mapped };  // mapped: what lies behind addresses of vmm_simt.cc
+  struct Range {
+    size_t bytes;
+    Kind kind;
+  };
   std::mutex mutex;
-  std::map<const std::byte*, std::pair<size_t, bool>> ranges;  // begin -> bytes, pinned
+  std::map<const std::byte*, Range> ranges;
   size_t limit = default_limit, used = 0;
   std::atomic<uint64_t> generation = 1;
   static constexpr size_t default_limit = size_t{1} << 30;
 
+  bool take(size_t bytes) {
+    std::lock_guard lock(mutex);
+    if (bytes > limit - std::min(limit, used)) return false;
+    used += bytes;
+    return true;
+  }
+  void give(size_t bytes) {
+    std::lock_guard lock(mutex);
+    used -= bytes;
+  }
+
+  // Mappings that lie behind one another are one to who uses them. begin, range_bytes: of the
+  // first.
   bool contains(const void* at, size_t bytes, const std::byte** begin = nullptr,
                 size_t* range_bytes = nullptr) {
     auto p = static_cast<const std::byte*>(at);
     std::lock_guard lock(mutex);
-    auto after = ranges.upper_bound(p);
-    if (after == ranges.begin()) return false;
-    auto& [first, range] = *std::prev(after);
-    if (size_t(p - first) > range.first || bytes > range.first - size_t(p - first)) return false;
-    if (begin) *begin = first, *range_bytes = range.first;
+    auto range = ranges.upper_bound(p);
+    if (range == ranges.begin()) return false;
+    --range;
+    if (begin) *begin = range->first, *range_bytes = range->second.bytes;
+    size_t offset = size_t(p - range->first);
+    if (offset > range->second.bytes) return false;
+    while (bytes > range->second.bytes - offset) {
+      bytes -= range->second.bytes - offset;
+      const std::byte* end = range->first + range->second.bytes;
+      if (range->second.kind != mapped || ++range == ranges.end() || range->first != end)
+        return false;
+      if (range->second.kind != mapped) return false;
+      offset = 0;
+    }
     return true;
   }
-  void add(const std::byte* begin, size_t bytes, bool pinned) {
+  void add(const std::byte* begin, size_t bytes, Kind kind) {
     std::lock_guard lock(mutex);
-    ranges[begin] = {bytes, pinned};
+    ranges[begin] = {bytes, kind};
     generation.fetch_add(1);
   }
   void remove(const std::byte* begin) {
     std::lock_guard lock(mutex);
     auto it = ranges.find(begin);
     XPYD_CHECK(it != ranges.end());
-    if (!it->second.second) used -= it->second.first;
+    if (it->second.kind == device) used -= it->second.bytes;
     ranges.erase(it);
     generation.fetch_add(1);
   }
@@ -84,10 +112,11 @@ thread_local std::vector<CUstream_st*> joined;  // and those that an event of th
 void refuse_in_capture(const char* what) {
   if (captured) host_fault(std::string(what) + " inside a capture");
 }
-void check_memory(const void* at, size_t bytes, const char* what) {
-  if (bytes > 0 && !registry().contains(at, bytes))
-    host_fault(std::string(what) + ": " + std::to_string(bytes) +
-               " bytes that are neither device nor pinned memory");
+bool is_memory(const void* at, size_t bytes, const char* what) {
+  if (bytes == 0 || registry().contains(at, bytes)) return true;
+  host_fault(std::string(what) + ": " + std::to_string(bytes) +
+             " bytes that are neither device nor pinned memory");
+  return false;
 }
 struct Late {
   std::recursive_mutex mutex;
@@ -162,6 +191,13 @@ size_t device_memory_used() {
   std::lock_guard lock(registry().mutex);
   return registry().used;
 }
+bool take_device_memory(size_t bytes) { return registry().take(bytes); }
+void give_device_memory(size_t bytes) { registry().give(bytes); }
+void add_device_range(const std::byte* begin, size_t bytes) {
+  registry().add(begin, bytes, Registry::mapped);
+}
+void remove_device_range(const std::byte* begin) { registry().remove(begin); }
+void run_late_work() { late().drain_all(); }
 bool is_device_memory(const void* begin, size_t bytes) {
   // Kernels ask for every 16 bytes: remember the last range.
   thread_local const std::byte* first = nullptr;
@@ -274,13 +310,11 @@ void Graph::launch(Stream& stream) const {
 Result<Memory> Memory::device(size_t bytes) {
   refuse_in_capture("allocating");
   Registry& r = registry();
-  {
+  if (!r.take(bytes)) {
     std::lock_guard lock(r.mutex);
-    if (bytes > r.limit - std::min(r.limit, r.used))
-      return Error{ErrorCode::unavailable,
-                   "out of device memory: " + std::to_string(bytes) + " bytes asked for, " +
-                       std::to_string(r.limit - std::min(r.limit, r.used)) + " free"};
-    r.used += bytes;
+    return Error{ErrorCode::unavailable,
+                 "out of device memory: " + std::to_string(bytes) + " bytes asked for, " +
+                     std::to_string(r.limit - std::min(r.limit, r.used)) + " free"};
   }
   Memory memory;
   memory.bytes_ = bytes;
@@ -288,19 +322,26 @@ Result<Memory> Memory::device(size_t bytes) {
       std::aligned_alloc(256, std::max<size_t>(1, (bytes + 255) / 256) * 256));
   XPYD_CHECK(memory.data_);
   std::memset(memory.data_, 0xff, bytes);  // NaN in every float type
-  r.add(memory.data_, bytes, false);
+  r.add(memory.data_, bytes, Registry::device);
   return memory;
 }
 Memory Memory::pinned(size_t bytes) {
+  Result<Memory> memory = try_pinned(bytes);
+  XPYD_CHECK(memory.ok());
+  return std::move(memory).value();
+}
+Result<Memory> Memory::try_pinned(size_t bytes) {
   refuse_in_capture("allocating");
   Memory memory;
   memory.bytes_ = bytes;
   memory.pinned_ = true;
   memory.data_ = static_cast<std::byte*>(
-      std::aligned_alloc(256, std::max<size_t>(1, (bytes + 255) / 256) * 256));
-  XPYD_CHECK(memory.data_);
-  registry().add(memory.data_, bytes, true);
-  return memory;
+      std::aligned_alloc(4096, std::max<size_t>(1, (bytes + 4095) / 4096) * 4096));
+  if (!memory.data_)
+    return Error{ErrorCode::unavailable,
+                 "out of pinned host memory: " + std::to_string(bytes) + " bytes wanted"};
+  registry().add(memory.data_, bytes, Registry::pinned);
+  return Result<Memory>(std::move(memory));
 }
 Memory::~Memory() {
   if (!data_) return;
@@ -311,15 +352,14 @@ Memory::~Memory() {
 
 void copy(void* destination, const void* source, size_t bytes, Stream& stream) {
   enqueue(stream.handle(), [=] {
-    check_memory(destination, bytes, "copy to");
-    check_memory(source, bytes, "copy from");
-    if (bytes > 0) std::memmove(destination, source, bytes);
+    if (is_memory(destination, bytes, "copy to") && is_memory(source, bytes, "copy from") &&
+        bytes > 0)
+      std::memmove(destination, source, bytes);
   });
 }
 void fill(void* destination, int byte, size_t bytes, Stream& stream) {
   enqueue(stream.handle(), [=] {
-    check_memory(destination, bytes, "fill");
-    if (bytes > 0) std::memset(destination, byte, bytes);
+    if (is_memory(destination, bytes, "fill") && bytes > 0) std::memset(destination, byte, bytes);
   });
 }
 

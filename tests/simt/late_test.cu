@@ -10,7 +10,7 @@ namespace {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr int kStride = 97;
 #else
-constexpr int kStride = 5;
+constexpr int kStride = 13;
 #endif
 
 struct Late {

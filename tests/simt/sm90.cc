@@ -482,8 +482,16 @@ void copy_box_to(bf16* to, const TensorMap& map, int column, int row, const uint
     m.fault(me, "bulk copy: byte " + std::to_string(begin) + " is not a multiple of 1024", where);
   if (begin + bytes > m.shared_bytes)
     m.fault(me, "bulk copy: ends outside of shared memory", where);
-  if (!is_device_memory(boxes.data, (boxes.rows - 1) * boxes.row_stride + boxes.columns * 2))
-    m.fault(me, "bulk copy: its matrix is not in device memory", where);
+  // What lies inside of the matrix is read; of addresses that are only reserved, nothing may be.
+  const long long columns = (long long)(boxes.columns), rows = (long long)(boxes.rows),
+                  from = std::clamp((long long)(column), 0ll, columns),
+                  to_column = std::clamp(column + (long long)(kBoxColumns), 0ll, columns);
+  for (long long r = std::max(row, 0); r < std::min(row + (long long)(boxes.box_rows), rows); ++r)
+    if (to_column > from &&
+        !is_device_memory(boxes.data + size_t(r) * boxes.row_stride + size_t(from) * 2,
+                          size_t(to_column - from) * 2))
+      m.fault(me, "bulk copy: row " + std::to_string(r) + " of its matrix is not in device memory",
+              where);
   // Written on behalf of the barrier, known when this phase of it is.
   for (size_t at = begin; at < begin + bytes; at += 16)
     m.sm90->write(at, m.sm90->clock_of(me), b.agent, b.phase + 1, nullptr, where);

@@ -66,6 +66,17 @@ TEST_CASE("--device cuda: the CPU's tokens, however P and D share the card", "[s
     words.insert(words.end(), {"--device", "cuda"});
     CHECK(tokens(model, words) == expected);
   }
+  // A page group holds 256 tokens of a layer's K or V, or 64 of all.
+  for (const char* transport : {"local", "handoff"})
+    for (const char* layout : {"layer_major", "token_major"})
+      for (const char* ahead : {"on", "off"})
+        CHECK(
+            tokens(model, {"--device", "cuda", "--topology", "1P1D", "--transport", transport,
+                           "--allocator", "vattention", "--kv-layout", layout, "--page-group-bytes",
+                           "64KiB", "--max-batch", "4", "--async-scheduling", ahead}) == expected);
+  CHECK(tokens(model, {"--device", "cuda", "--allocator", "vattention", "--kv-layout",
+                       "token_major", "--kv-bytes", "4MiB", "--host-kv-bytes", "4MiB"}) ==
+        expected);
   CHECK(tokens(model,
                {"--device", "cuda", "--dtype", "bf16", "--kv-dtype", "bf16",
                 "--cuda-prefill-attention", "flash_mma", "--cuda-decode-attention", "split_mma"})
@@ -86,12 +97,16 @@ TEST_CASE("--device cuda: what cannot be is said, and nothing aborts", "[simt][s
   refused({"--gpu-split", "4"}, ErrorCode::invalid_argument, "has 4 SMs");
   refused({"--cuda-prefill-attention", "fast"}, ErrorCode::invalid_argument, "no variant \"fast\"");
   refused({"--cuda-prefill-attention", "flash_mma"}, ErrorCode::invalid_argument, "bf16");
+  refused({"--allocator", "vattention", "--page-group-bytes", "12KiB"}, ErrorCode::invalid_argument,
+          "page-group-bytes is 12288: expected a multiple of 65536");
   {
     Limit limit(64 << 10);
     refused({}, ErrorCode::unavailable, "weights");
   }
   Limit limit(24 << 20);
   refused({"--kv-bytes", "30MiB"}, ErrorCode::unavailable, "--kv-bytes");
+  refused({"--kv-bytes", "30MiB", "--allocator", "vattention"}, ErrorCode::unavailable,
+          "page groups of 2097152 bytes");
 }
 
 }  // namespace

@@ -1,0 +1,250 @@
+#include "allocator/slot_rows.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace xpyd {
+namespace {
+
+std::unique_ptr<VirtualRange> reserve(BlockPool& pool, const KvLayout& slots) {
+  Result<std::unique_ptr<VirtualRange>> range = pool.page_groups()->reserve(slots.pool_bytes());
+  XPYD_CHECK(range.ok(), range.ok() ? "" : range.error().message);
+  return std::move(range).value();
+}
+
+// Runs of neighbours that begin at row `from` or behind.
+int64_t runs(const std::vector<int32_t>& rows, size_t from) {
+  int64_t n = 0;
+  for (size_t i = from; i < rows.size(); ++i) n += i == 0 || rows[i] != rows[i - 1] + 1;
+  return n;
+}
+
+}  // namespace
+
+SlotRows::SlotRows(BlockPool& pool, const KvLayout& slots, const KvOptions& options,
+                   SlotContents& contents)
+    : pool_(pool),
+      row_tokens_(pool.layout().block_tokens),
+      n_planes_(slots.order == KvOrder::layer_major ? 2 * slots.shape.n_layers : 1),
+      map_ahead_(options.map_ahead),
+      contents_(contents),
+      range_(reserve(pool, slots)),
+      mapper_(pool, *range_, slots),
+      slots_(size_t(slots.n_blocks)) {}
+
+SlotRows::~SlotRows() {
+  mapper_.drain();
+  for (int i = 0; i < int(slots_.size()); ++i) {
+    set_busy(i, INT_MAX);
+    pool_.release(slots_[size_t(i)].rows);
+  }
+}
+
+void SlotRows::set_busy(int index, int n) {
+  Slot& slot = slots_[size_t(index)];
+  n = std::min(n, int(slot.rows.size()));
+  const auto part = [&](int from, int to) {
+    return std::span<const int32_t>(slot.rows).subspan(size_t(from), size_t(to - from));
+  };
+  if (n > slot.busy) pool_.set_idle(part(slot.busy, n), false);
+  if (n < slot.busy) pool_.set_idle(part(n, slot.busy), true);
+  slot.busy = n;
+}
+
+void SlotRows::added(Slot& slot, size_t from) {
+  runs_.fetch_add(runs(slot.rows, from), std::memory_order_relaxed);
+}
+
+std::vector<int32_t> SlotRows::cut(Slot& slot, int keep) {
+  runs_.fetch_sub(runs(slot.rows, size_t(keep)), std::memory_order_relaxed);
+  std::vector<int32_t> gone(slot.rows.begin() + keep, slot.rows.end());
+  slot.rows.resize(size_t(keep));
+  if (keep == 0) slot.shared = false;
+  return gone;
+}
+
+void SlotRows::post(Slot& slot, PageMapper::Job job) {
+  slot.first_of_job = job.first;
+  slot.job = mapper_.post(std::move(job));
+}
+
+// Its last job is done; rows that the system refused, idle ones, are given up. False: some were.
+bool SlotRows::settle(Slot& slot) {
+  if (mapper_.wait(std::exchange(slot.job, 0))) return true;
+  pool_.release_idle(cut(slot, slot.first_of_job));
+  return false;
+}
+
+void SlotRows::wait(int index, int n) const {
+  const Slot& slot = slots_[size_t(index)];
+  if (slot.job != 0 && n > slot.first_of_job) mapper_.drain();
+}
+
+bool SlotRows::grow(int index, int n) {
+  Slot& slot = slots_[size_t(index)];
+  const int busy = slot.busy;
+  if (n <= busy) return true;
+  if (slot.job != 0 && n > slot.first_of_job) settle(slot);
+  const int have = int(slot.rows.size()), more = n - have;
+  set_busy(index, n);
+  if (more <= 0) return true;
+  if (!make_free(more) || !pool_.allocate_run(more, slot.rows)) {
+    set_busy(index, busy);
+    return false;
+  }
+  PageMapper::Job job{.slot = index, .first = have};
+  job.rows.assign(slot.rows.begin() + have, slot.rows.end());
+  if (mapper_.run(job)) {
+    added(slot, size_t(have));
+    slot.busy = n;
+    return true;
+  }
+  pool_.release(job.rows);
+  slot.rows.resize(size_t(have));
+  set_busy(index, busy);
+  give_back_idle();
+  return false;
+}
+
+bool SlotRows::grow_ahead(int index, int n) {
+  Slot& slot = slots_[size_t(index)];
+  if (!map_ahead_ || n <= int(slot.rows.size()) || !settle(slot)) return false;
+  const int have = int(slot.rows.size()), more = n - have;
+  if (pool_.stats().free < more + pool_.layout().n_blocks / 20) return false;
+  if (!pool_.allocate_run(more, slot.rows)) return false;
+  PageMapper::Job job{.slot = index, .first = have};
+  job.rows.assign(slot.rows.begin() + have, slot.rows.end());
+  pool_.set_idle(job.rows, true);
+  added(slot, size_t(have));
+  post(slot, std::move(job));
+  return true;
+}
+
+bool SlotRows::alias(int index, int donor, int n) {
+  give_back(index, 0);
+  Slot& slot = slots_[size_t(index)];
+  settle(slot);
+  wait(donor, n);
+  PageMapper::Job job{.slot = index};
+  const std::vector<int32_t>& rows = slots_[size_t(donor)].rows;
+  job.rows.assign(rows.begin(), rows.begin() + n);
+  if (!mapper_.run(job)) {
+    give_back_idle();
+    return false;
+  }
+  pool_.add_references(job.rows);
+  slot.rows = std::move(job.rows);
+  slot.busy = n;
+  slot.shared = slots_[size_t(donor)].shared = true;
+  added(slot, 0);
+  return true;
+}
+
+bool SlotRows::adopt(int index, std::span<const int32_t> rows) {
+  give_back(index, 0);
+  Slot& slot = slots_[size_t(index)];
+  settle(slot);
+  PageMapper::Job job{.slot = index};
+  job.rows.assign(rows.begin(), rows.end());
+  if (!mapper_.run(job)) {
+    give_back_idle();
+    return false;
+  }
+  slot.rows = std::move(job.rows);
+  slot.busy = int(slot.rows.size());
+  slot.shared = true;  // it may have been forked where it comes from
+  added(slot, 0);
+  return true;
+}
+
+std::vector<int32_t> SlotRows::take(int index, int n) {
+  Slot& slot = slots_[size_t(index)];
+  settle(slot);
+  set_busy(index, n);
+  give_back(index, n);
+  PageMapper::Job job{.slot = index, .what = PageMapper::Job::unmap};
+  slot.busy = 0;
+  job.rows = cut(slot, 0);
+  std::vector<int32_t> rows = job.rows;
+  post(slot, std::move(job));
+  return rows;
+}
+
+int SlotRows::unshared_from(int index, int from) const {
+  const Slot& slot = slots_[size_t(index)];
+  const int n = int(slot.rows.size());
+  if (!slot.shared || from >= n) return n;
+  return from + pool_.n_unshared(std::span<const int32_t>(slot.rows).subspan(size_t(from)));
+}
+
+void SlotRows::give_back(int index, int keep) {
+  Slot& slot = slots_[size_t(index)];
+  contents_.truncate(index, keep * row_tokens_);
+  if (keep >= int(slot.rows.size())) return;
+  settle(slot);
+  if (keep >= int(slot.rows.size())) return;
+  XPYD_CHECK(keep >= slot.busy, "rows in use are given back");
+  PageMapper::Job job{.slot = index, .first = keep, .what = PageMapper::Job::unmap_and_release};
+  job.rows = cut(slot, keep);
+  post(slot, std::move(job));
+  last_release_ = slot.job;
+}
+
+// The system refuses mappings: those of idle slots are given back, so that the next try may
+// succeed.
+void SlotRows::give_back_idle() {
+  for (int i; (i = victim(-1, false)) >= 0;) give_back(i, slots_[size_t(i)].busy);
+}
+
+bool SlotRows::make_free(int n_rows) {
+  for (;;) {
+    const KvStats stats = pool_.stats();
+    if (stats.free >= n_rows) return true;
+    if (stats.free + stats.cached < n_rows) return false;
+    const int given = reclaim(n_rows - stats.free, -1, true);
+    (void)mapper_.wait(last_release_);                    // a row is free when it is unmapped
+    if (given == 0) return pool_.stats().free >= n_rows;  // other memories have them
+  }
+}
+
+int SlotRows::reclaim(int n_rows, int except, bool live) {
+  int given = 0;
+  while (given < n_rows) {
+    const int i = victim(except, live);
+    if (i < 0) break;
+    const int has = int(slots_[size_t(i)].rows.size()),
+              gives = std::min(has - slots_[size_t(i)].busy, n_rows - given);
+    give_back(i, has - gives);
+    given += gives;
+  }
+  reclaimed_.fetch_add(given, std::memory_order_relaxed);
+  return given;
+}
+
+// The slot whose rows go next. Of sequences (`live`) only what they do not need yet.
+int SlotRows::victim(int except, bool live) const {
+  int oldest = -1;
+  for (int i = 0; i < int(slots_.size()); ++i) {
+    const Slot& slot = slots_[size_t(i)];
+    if (i == except || slot.busy == int(slot.rows.size())) continue;
+    if (slot.idle_since == kLive && !live) continue;
+    if (oldest < 0 || slot.idle_since < slots_[size_t(oldest)].idle_since) oldest = i;
+  }
+  return oldest;
+}
+
+void SlotRows::count_references(std::vector<int32_t>& references,
+                                std::vector<int32_t>& idle) const {
+  int64_t counted = 0;
+  for (const Slot& slot : slots_) {
+    XPYD_CHECK(slot.busy >= 0 && slot.busy <= int(slot.rows.size()));
+    counted += runs(slot.rows, 0);
+    for (size_t i = 0; i < slot.rows.size(); ++i) {
+      ++references[size_t(slot.rows[i])];
+      idle[size_t(slot.rows[i])] += int(i) >= slot.busy;
+    }
+  }
+  XPYD_CHECK(counted == runs_.load());
+}
+
+}  // namespace xpyd

@@ -1,0 +1,412 @@
+#include "allocator/tiered.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "allocator/kv_copy.h"
+#include "base/clock.h"
+
+namespace xpyd {
+namespace {
+
+constexpr size_t kPieceBytes = 8 << 20;  // of one copy in: what has arrived makes room for the next
+constexpr size_t kReadAhead = 64;        // blocks that one sequence has the disk read at once
+
+void wait_for(DeviceQueue& queue, int64_t mark) {
+  while (!queue.reached(mark)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+}
+
+// Copies out hold their source: half of the pool at most.
+size_t out_budget(const KvStats& pool, int block_tokens) {
+  const int64_t tokens = int64_t(pool.capacity) * pool.block_tokens;
+  return size_t(std::max<int64_t>(16, tokens / block_tokens / 2));
+}
+
+double now() {
+  RealClock clock;
+  return clock.now();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory,
+                                              const KvOptions& options) {
+  Device& device = options.device ? *options.device : cpu_device();
+  auto tiers = KvTiers::create(options.shape, options.tiers, device, {});
+  if (!tiers) return tiers.error();
+  return std::unique_ptr<KvMemory>(
+      std::make_unique<TieredMemory>(std::move(memory), std::move(tiers).value(), device));
+}
+
+TieredMemory::TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers,
+                           Device& device)
+    : memory_(std::move(memory)),
+      tiers_(std::move(tiers)),
+      block_tokens_(tiers_->block_tokens()),
+      out_budget_(out_budget(memory_->stats(), block_tokens_)),
+      out_(device.make_copy_queue(tiers_->options().copy_gbps)),
+      in_(device.make_copy_queue(tiers_->options().copy_gbps)) {}
+
+TieredMemory::~TieredMemory() {
+  for (KvHandle handle : loading_) {
+    sequences_[size_t(handle)].load.cut = true;
+    sequences_[size_t(handle)].given_up = true;
+  }
+  out_->wait();
+  in_->wait();
+  poll_out();
+  poll_in();
+}
+
+// ---- Sequences.
+
+TieredMemory::Sequence& TieredMemory::start(KvHandle handle, std::span<const int32_t> tokens,
+                                            uint64_t salt) {
+  if (size_t(handle) >= sequences_.size()) sequences_.resize(size_t(handle) + 1);
+  Sequence& s = sequences_[size_t(handle)];
+  XPYD_CHECK(!s.loading);
+  s.given_up = false;
+  s.kept_up = true;
+  s.behind = false;
+  s.tokens.assign(tokens.begin(), tokens.end());
+  s.salt = salt;
+  s.chain = KvTiers::root(salt);
+  s.last_out = 0;
+  return s;
+}
+
+Result<KvReservation> TieredMemory::reserve_here(std::span<const int32_t> tokens, uint64_t salt) {
+  Result<KvReservation> reserved = memory_->reserve(tokens, salt);
+  if (reserved)
+    start(reserved.value().handle, tokens.first(size_t(reserved.value().cached_tokens)), salt);
+  return reserved;
+}
+
+Result<KvReservation> TieredMemory::reserve(std::span<const int32_t> tokens, uint64_t salt) {
+  Result<KvReservation> reserved = reserve_here(tokens, salt);
+  if (!reserved) return reserved;
+  KvReservation r = reserved.value();
+  begin_load(r.handle, r, tokens, salt);
+  return r;
+}
+
+int TieredMemory::promise(std::span<const int32_t> tokens, uint64_t salt) const {
+  const int here = memory_->probe(tokens, salt);
+  const int longest = tokens.empty() ? 0 : int(tokens.size() - 1) / block_tokens_;
+  return std::max(here, tiers_->match(tokens, salt, longest) * block_tokens_);
+}
+
+bool TieredMemory::append(KvHandle handle, int n_tokens) {
+  XPYD_CHECK(!sequences_[size_t(handle)].loading);
+  return memory_->append(handle, n_tokens);
+}
+
+void TieredMemory::written(KvHandle handle, std::span<const int32_t> tokens) {
+  Sequence& s = sequences_[size_t(handle)];
+  XPYD_CHECK(!s.loading);
+  memory_->written(handle, tokens);
+  s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
+  if (int(s.tokens.size()) / block_tokens_ > s.chain.n_blocks) {
+    poll_out();
+    store(handle);
+  }
+}
+
+void TieredMemory::trim(KvHandle handle) {
+  XPYD_CHECK(!sequences_[size_t(handle)].loading);
+  memory_->trim(handle);
+}
+
+Result<KvHandle> TieredMemory::fork(KvHandle handle) {
+  XPYD_CHECK(!sequences_[size_t(handle)].loading);
+  Result<KvHandle> child = memory_->fork(handle);
+  if (!child) return child;
+  if (size_t(child.value()) >= sequences_.size()) sequences_.resize(size_t(child.value()) + 1);
+  const Sequence& s = sequences_[size_t(handle)];
+  Sequence& own = start(child.value(), s.tokens, s.salt);
+  own.chain = s.chain;
+  own.kept_up = s.kept_up;
+  own.last_out = s.last_out;
+  return child;
+}
+
+void TieredMemory::free(KvHandle handle) {
+  Sequence& s = sequences_[size_t(handle)];
+  if (s.loading) {
+    s.given_up = s.load.cut = true;
+    poll_in();
+    return;
+  }
+  leave(s);
+  memory_->free(handle);
+}
+
+KvHandover TieredMemory::hand_over(KvHandle handle) {
+  Sequence& s = sequences_[size_t(handle)];
+  XPYD_CHECK(!s.loading);
+  leave(s);
+  wait_for(*out_, s.last_out);
+  poll_out();
+  return memory_->hand_over(handle);
+}
+
+KvHandle TieredMemory::adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) {
+  const size_t n = size_t(handover.tokens);
+  const KvHandle handle = memory_->adopt(std::move(handover), tokens, salt);
+  if (handle == kNoKv) return handle;
+  start(handle, tokens.first(n), salt);
+  poll_out();
+  store(handle);
+  return handle;
+}
+
+// It ends here: what of it the tiers did not take they will not get. All of it was in use until
+// now.
+void TieredMemory::leave(Sequence& s) {
+  s.behind = false;
+  tiers_->tick();
+  tiers_->touch(s.chain);
+  const int missing = int(s.tokens.size()) / block_tokens_ - s.chain.n_blocks;
+  if (missing > 0) tiers_->count_dropped(missing);
+  s.tokens.clear();
+}
+
+// ---- Out.
+
+void TieredMemory::store(KvHandle handle) {
+  Sequence& s = sequences_[size_t(handle)];
+  const int full = int(s.tokens.size()) / block_tokens_;
+  // A sequence whose last block is known no more stops: going on would push out others' in turn.
+  if (!s.kept_up || s.chain.n_blocks >= full) return;
+  if (!tiers_->intact(s.chain)) {
+    s.kept_up = false;
+    return;
+  }
+  tiers_->tick();
+  Out out;
+  int first = -1;
+  while (s.chain.n_blocks < full) {
+    const int block = s.chain.n_blocks;
+    const int32_t* tokens = &s.tokens[size_t(block) * size_t(block_tokens_)];
+    if (first < 0 && tiers_->find(s.chain, tokens) >= 0) continue;
+    if (blocks_out_ + out.blocks.size() >= out_budget_) break;
+    const int32_t added = tiers_->add(s.chain, tokens);
+    if (added < 0) break;
+    if (first < 0) {
+      first = block;
+      table_.assign(size_t(full), 0);
+    }
+    table_[size_t(block)] = tiers_->slot(added);
+    out.blocks.push_back(added);
+  }
+  if (s.chain.n_blocks < full && !std::exchange(s.behind, true)) behind_.push_back(handle);
+  if (first < 0) return;
+  const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
+  const KvRegion region{first * block_tokens_, s.chain.n_blocks * block_tokens_, 0,
+                        layout().shape.n_layers};
+  out.lease = memory_->pin(handle);
+  copies_.clear();
+  const size_t bytes = add_copies(memory_->view(handle), host, region, copies_);
+  out_->copy(copies_, false);
+  s.last_out = out.mark = out_->mark();
+  blocks_out_ += out.blocks.size();
+  tiers_->count_out(int64_t(bytes), int64_t(copies_.size()));
+  outs_.push_back(std::move(out));
+}
+
+void TieredMemory::poll_out() {
+  const size_t before = outs_.size();
+  while (!outs_.empty() && out_->reached(outs_.front().mark)) {
+    const Out& out = outs_.front();
+    for (int32_t block : out.blocks) tiers_->stored(block);
+    memory_->unpin(out.lease);
+    blocks_out_ -= out.blocks.size();
+    outs_.pop_front();
+  }
+  if (outs_.size() == before || behind_.empty()) return;
+  // There is room again for what could not be taken.
+  again_.swap(behind_);
+  for (KvHandle handle : again_)
+    if (std::exchange(sequences_[size_t(handle)].behind, false)) store(handle);
+  again_.clear();
+}
+
+// ---- In.
+
+// False: there is nothing to load, or no room for it. The reservation then stays as it was.
+bool TieredMemory::begin_load(KvHandle handle, KvReservation& reservation,
+                              std::span<const int32_t> tokens, uint64_t salt) {
+  const int longest = tokens.empty() ? 0 : int(tokens.size() - 1) / block_tokens_;
+  if (longest * block_tokens_ <= reservation.cached_tokens) return false;
+  Sequence& s = sequences_[size_t(handle)];
+  Load& load = s.load;
+  load = Load{};
+  load.begin = reservation.cached_tokens;
+  load.first_block = load.begin / block_tokens_;
+  KvTiers::Chain chain = KvTiers::root(salt);
+  tiers_->tick();
+  while (chain.n_blocks < longest) {
+    const int block = chain.n_blocks;
+    const int32_t found = tiers_->find(chain, &tokens[size_t(block) * size_t(block_tokens_)]);
+    if (found < 0) break;
+    if (block < load.first_block) {
+      s.chain = chain;
+    } else {
+      load.blocks.push_back(found);
+    }
+  }
+  const int end = chain.n_blocks * block_tokens_;
+  if (end <= load.begin || !memory_->append(handle, end - load.begin)) return false;
+  for (int32_t block : load.blocks) tiers_->pin(block);
+  load.from_disk.resize(load.blocks.size());
+  load.tokens.assign(tokens.begin(), tokens.begin() + end);
+  load.start_s = now();
+  s.loading = true;
+  reservation.loading = true;
+  reservation.cached_tokens = end;
+  loading_.push_back(handle);
+  advance(handle);
+  return true;
+}
+
+bool TieredMemory::ready(KvHandle handle) {
+  poll();
+  return !sequences_[size_t(handle)].loading;
+}
+
+bool TieredMemory::poll() {
+  const bool under_way = !outs_.empty() || !loading_.empty() || tiers_->moving();
+  tiers_->poll();
+  poll_out();
+  poll_in();
+  return under_way;
+}
+
+void TieredMemory::poll_in() {
+  for (size_t i = 0; i < loading_.size(); ++i) advance(loading_[i]);
+  const size_t ended = std::erase_if(loading_, [&](KvHandle handle) {
+    const Load& load = sequences_[size_t(handle)].load;
+    const bool done = load.pieces.empty() && (load.cut || load.copied == load.blocks.size());
+    if (done) finish_load(handle);
+    return done;
+  });
+  if (loading_.empty() || ended > 0 || tiers_->moving()) return;
+  // Every slot of the host is held by sequences that wait for another slot: the youngest makes do
+  // with what it has.
+  const bool waits = std::all_of(loading_.begin(), loading_.end(), [&](KvHandle handle) {
+    return sequences_[size_t(handle)].load.pieces.empty();
+  });
+  if (waits) give_up_load(sequences_[size_t(loading_.back())].load);
+}
+
+// Ends of its copies, then the next ones.
+void TieredMemory::advance(KvHandle handle) {
+  Load& load = sequences_[size_t(handle)].load;
+  while (!load.pieces.empty() && in_->reached(load.pieces.front().mark)) {
+    for (size_t n = load.pieces.front().n_blocks; n > 0; --n)
+      tiers_->unpin(load.blocks[load.arrived++]);
+    load.pieces.pop_front();
+  }
+  while (!load.cut && load.copied < load.blocks.size() && copy_in(handle)) {
+  }
+}
+
+void TieredMemory::give_up_load(Load& load) {
+  for (size_t i = load.copied; i < load.blocks.size(); ++i) tiers_->unpin(load.blocks[i]);
+  load.blocks.resize(load.copied);
+  load.cut = true;
+}
+
+// Starts the copy of the next blocks that are on the host. False: none is.
+bool TieredMemory::copy_in(KvHandle handle) {
+  Load& load = sequences_[size_t(handle)].load;
+  const size_t most = std::max<size_t>(1, kPieceBytes / tiers_->layout().block_bytes());
+  size_t end = load.copied;
+  const size_t ahead = std::min(load.blocks.size(), load.copied + kReadAhead);
+  bool all = true;  // blocks up to here are on the host
+  for (size_t i = load.copied; i < ahead; ++i) {
+    bool from_disk = false;
+    const KvTiers::Where where = tiers_->fetch(load.blocks[i], &from_disk);
+    if (from_disk) load.from_disk[i] = true;
+    if (where == KvTiers::Where::lost) {
+      for (size_t j = i; j < load.blocks.size(); ++j) tiers_->unpin(load.blocks[j]);
+      load.blocks.resize(i);
+      load.cut = true;
+      break;
+    }
+    all = all && where == KvTiers::Where::host;
+    if (all && end - load.copied < most) end = i + 1;
+    if (where == KvTiers::Where::waiting) break;
+  }
+  if (end == load.copied) return false;
+  const int begin_token =
+      std::max(load.begin, (load.first_block + int(load.copied)) * block_tokens_);
+  const int end_token = (load.first_block + int(end)) * block_tokens_;
+  table_.assign(size_t(load.first_block) + end, 0);
+  int64_t disk_tokens = 0;
+  for (size_t i = load.copied; i < end; ++i) {
+    table_[size_t(load.first_block) + i] = tiers_->slot(load.blocks[i]);
+    if (load.from_disk[i]) disk_tokens += block_tokens_;
+  }
+  const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
+  copies_.clear();
+  const size_t bytes = add_copies(host, memory_->view(handle),
+                                  {begin_token, end_token, 0, layout().shape.n_layers}, copies_);
+  in_->copy(copies_, false);
+  const int64_t tokens = end_token - begin_token;
+  disk_tokens = std::min(disk_tokens, tokens);
+  tiers_->count_in(int64_t(bytes), int64_t(copies_.size()), tokens - disk_tokens, disk_tokens);
+  load.pieces.push_back({in_->mark(), end - load.copied});
+  load.copied = end;
+  return true;
+}
+
+// Every copy into it that was started is done.
+void TieredMemory::finish_load(KvHandle handle) {
+  Sequence& s = sequences_[size_t(handle)];
+  Load& load = s.load;
+  s.loading = false;
+  for (size_t i = load.arrived; i < load.blocks.size(); ++i) tiers_->unpin(load.blocks[i]);
+  tiers_->count_wait(now() - load.start_s);
+  if (s.given_up) {
+    s.tokens.clear();
+    memory_->free(handle);
+    return;
+  }
+  const int end = std::max(load.begin, (load.first_block + int(load.arrived)) * block_tokens_);
+  const std::span<const int32_t> tokens = std::span(load.tokens).first(size_t(end));
+  memory_->written(handle, tokens.subspan(size_t(load.begin)));
+  if (load.cut) memory_->trim(handle);
+  s.tokens.assign(tokens.begin(), tokens.end());
+  // Its blocks are in the tiers: it goes on after them.
+  while (s.chain.n_blocks < end / block_tokens_) {
+    const int32_t* own = &s.tokens[size_t(s.chain.n_blocks) * size_t(block_tokens_)];
+    if (tiers_->find(s.chain, own, false) < 0) break;
+  }
+}
+
+// ---- All of it.
+
+void TieredMemory::drain() {
+  while (poll()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+}
+
+KvStats TieredMemory::stats() const {
+  KvStats stats = memory_->stats();
+  stats.tiers = tiers_->stats();
+  return stats;
+}
+
+void TieredMemory::clear_prefix_cache() {
+  memory_->clear_prefix_cache();
+  tiers_->forget();
+}
+
+void TieredMemory::check_invariants(bool complete) const {
+  memory_->check_invariants(complete);
+  tiers_->check_invariants();
+}
+
+}  // namespace xpyd

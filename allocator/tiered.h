@@ -1,0 +1,129 @@
+// TieredMemory: any KvMemory with tiers below it (KvTiers). What a sequence has computed is copied
+// out, block by block, while it goes on; a prompt that begins like one of these gets its KV copied
+// in while others compute.
+//
+// Out: written() starts a copy of every tier block that has become full and that the tiers have not
+// got; a lease keeps its bytes in place until the copy is done.
+// In: reserve() takes room for what the tiers know beyond the memory's own hit, and starts copying;
+// the reservation is `loading` until every block has arrived or one has not: then the sequence has
+// what came before it, and the rest is computed. Handles and leases are those of the memory
+// beneath.
+//
+// Thread safety: as KvMemory.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "allocator/kv_memory.h"
+#include "allocator/kv_tiers.h"
+#include "base/device.h"
+
+namespace xpyd {
+
+// `memory` with options.tiers below it. The errors name the option that cannot be met.
+Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory,
+                                              const KvOptions& options);
+
+class TieredMemory final : public KvMemory {
+ public:
+  TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers, Device& device);
+  ~TieredMemory() override;  // waits for the copies that are under way
+
+  const char* name() const override { return memory_->name(); }
+  const KvLayout& layout() const override { return memory_->layout(); }
+  Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override;
+  Result<KvReservation> reserve_here(std::span<const int32_t> tokens, uint64_t salt) override;
+  bool ready(KvHandle handle) override;
+  int probe(std::span<const int32_t> tokens, uint64_t salt) const override {
+    return memory_->probe(tokens, salt);
+  }
+  int promise(std::span<const int32_t> tokens, uint64_t salt) const override;
+  bool poll() override;
+  bool append(KvHandle handle, int n_tokens) override;
+  void written(KvHandle handle, std::span<const int32_t> tokens) override;
+  void trim(KvHandle handle) override;
+  Result<KvHandle> fork(KvHandle handle) override;
+  void free(KvHandle handle) override;
+  KvLease pin(KvHandle handle) override { return memory_->pin(handle); }
+  void unpin(KvLease lease) override { memory_->unpin(lease); }
+  // Waits for the copies out of this sequence that are under way: its addresses are given up.
+  KvHandover hand_over(KvHandle handle) override;
+  KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override;
+  void discard(KvHandover handover) override { memory_->discard(std::move(handover)); }
+  KvView view(KvHandle handle) const override { return memory_->view(handle); }
+  int written_tokens(KvHandle handle) const override { return memory_->written_tokens(handle); }
+  std::span<const int32_t> blocks(KvHandle handle) const override {
+    return memory_->blocks(handle);
+  }
+  bool tail_shared(KvHandle handle) const override { return memory_->tail_shared(handle); }
+  KvStats stats() const override;
+  void clear_prefix_cache() override;
+  void check_invariants(bool complete) const override;
+
+  void drain();  // until nothing is under way; sequences that were loading are ready
+  KvTiers& tiers() { return *tiers_; }
+
+ private:
+  // KV on its way in: blocks [first_block, first_block + blocks.size()) of the sequence's tokens.
+  struct Load {
+    struct Piece {
+      int64_t mark;
+      size_t n_blocks;
+    };
+    std::vector<int32_t> tokens;     // up to the last block's end
+    std::vector<int32_t> blocks;     // of the tiers, pinned until their copy is done
+    std::vector<bool> from_disk;     // [blocks]
+    int first_block = 0, begin = 0;  // begin: tokens that were there
+    size_t copied = 0, arrived = 0;  // blocks whose copy has been started; is done
+    std::deque<Piece> pieces;        // started, not done
+    bool cut = false;                // nothing more is started: a block is lost, or nobody wants it
+    double start_s = 0;
+  };
+  struct Sequence {
+    bool loading = false, given_up = false;  // given up: freed when no copy into it is under way
+    bool kept_up = true;                     // its blocks up to the end of chain are in the tiers
+    bool behind = false;          // … and there was no room for the next: it stands in behind_
+    std::vector<int32_t> tokens;  // written
+    uint64_t salt = 0;
+    KvTiers::Chain chain;
+    int64_t last_out = 0;  // mark of its last copy out
+    Load load;
+  };
+  struct Out {  // a copy out that is under way
+    int64_t mark;
+    KvLease lease;
+    std::vector<int32_t> blocks;  // of the tiers
+  };
+
+  Sequence& start(KvHandle handle, std::span<const int32_t> tokens, uint64_t salt);
+  bool begin_load(KvHandle handle, KvReservation& reservation, std::span<const int32_t> tokens,
+                  uint64_t salt);
+  void advance(KvHandle handle);
+  bool copy_in(KvHandle handle);
+  void finish_load(KvHandle handle);
+  void give_up_load(Load& load);
+  void store(KvHandle handle);
+  void poll_out();
+  void poll_in();
+  void leave(Sequence& sequence);
+
+  const std::unique_ptr<KvMemory> memory_;
+  const std::unique_ptr<KvTiers> tiers_;
+  const int block_tokens_;
+  const size_t out_budget_;  // blocks whose copy out may be under way
+  const std::unique_ptr<DeviceQueue> out_, in_;
+
+  std::vector<Sequence> sequences_;  // by handle
+  std::vector<KvHandle> loading_;    // in order of arrival
+  std::deque<Out> outs_;             // in order
+  size_t blocks_out_ = 0;            // in outs_
+  std::vector<KvHandle> behind_;     // those that are `behind`, and some that are no more
+  // Reused.
+  std::vector<int32_t> table_;
+  std::vector<KvHandle> again_;
+  std::vector<Copy> copies_;
+};
+
+}  // namespace xpyd

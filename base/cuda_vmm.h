@@ -1,0 +1,43 @@
+// The driver's calls for virtual memory (CUDA driver API, "Virtual Memory Management"), one
+// function each, of card 0: addresses, physical memory, and mappings between them.
+// base/page_groups_cuda.cu makes page groups of them; experiments/gpu/vmm.cu times them.
+// base/cuda_vmm.cu asks the driver, tests/simt/vmm_simt.cc keeps the same rules on the CPU.
+//
+// All sizes, and the addresses of maps, are multiples of granularity(). Every call returns the
+// driver's code, 0 for success. None waits for the card: nothing that may still run uses what is
+// unmapped. Thread safety: any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/cuda.h"
+
+namespace xpyd::cuda::vmm {
+
+using Address = uint64_t;
+using Handle = uint64_t;  // of physical memory
+// Codes that the program acts upon.
+constexpr int kOutOfMemory = 2;
+// The driver could not do it while the card was busy; seen of cuMemSetAccess under load.
+constexpr int kNotReady = 600;
+
+Status available();    // error: the driver or the card has no such calls
+size_t granularity();  // bytes; 2 MiB on every card so far. Before: available()
+
+int address_reserve(Address* address, size_t bytes);
+int address_free(Address address,
+                 size_t bytes);  // exactly what was reserved; nothing is mapped there
+int create(Handle* handle, size_t bytes);
+int release(Handle handle);  // the memory is freed when it is not mapped any more either
+// All of it, where nothing is. Not to be touched before set_access(). It may be mapped elsewhere,
+// too.
+int map(Address address, size_t bytes, Handle handle);
+int set_access(Address address, size_t bytes);  // of whole mappings: read and write
+int unmap(Address address, size_t bytes);       // whole mappings, without a gap
+
+std::string code_name(int code);
+void wait_for_card();  // until everything on every stream is done
+
+}  // namespace xpyd::cuda::vmm

@@ -1,0 +1,82 @@
+#include "batch/step_arrays.h"
+
+#include <algorithm>
+
+namespace xpyd {
+
+void StepArrays::arrange(std::vector<StepEntry>& entries) {
+  newcomers_.clear();
+  arranged_.assign(owners_.size(), StepEntry{});
+  for (const StepEntry& entry : entries) {
+    const size_t row = size_t(entry.sequence->row);  // -1: beyond all
+    const bool keeps = row < owners_.size() && owners_[row] == entry.sequence;
+    if (keeps) {
+      arranged_[row] = entry;
+    } else {
+      newcomers_.push_back(entry);
+    }
+  }
+  size_t next = 0;
+  for (size_t row = 0; row < arranged_.size(); ++row) {
+    if (arranged_[row].sequence) continue;
+    if (next < newcomers_.size()) {
+      arranged_[row] = newcomers_[next++];
+      continue;
+    }
+    while (arranged_.size() > row && !arranged_.back().sequence) arranged_.pop_back();
+    if (row >= arranged_.size()) break;
+    arranged_[row] = arranged_.back();
+    arranged_.pop_back();
+  }
+  arranged_.insert(arranged_.end(), newcomers_.begin() + ptrdiff_t(next), newcomers_.end());
+  owners_.resize(arranged_.size());
+  for (size_t row = 0; row < arranged_.size(); ++row) {
+    owners_[row] = arranged_[row].sequence;
+    arranged_[row].sequence->row = int(row);
+  }
+  std::swap(entries, arranged_);
+}
+
+StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory& memory,
+                             LayerObserver* observer) {
+  const size_t n = entries.size();
+  size_t same = 0, n_logits = 0;  // rows whose place in token_ids_ and logit_rows_ is as it was
+  for (; same < n && same < rows_.size(); ++same) {
+    const StepEntry& entry = entries[same];
+    if (rows_[same].n_tokens != entry.n_tokens || rows_[same].wants_logits != entry.wants_logits)
+      break;
+    n_logits += entry.wants_logits;
+  }
+  rows_.resize(n);
+  q_offsets_.resize(n + 1);
+  kv_lengths_.resize(n);
+  views_.resize(n);
+  logit_rows_.resize(n_logits);
+  for (size_t r = same; r < n; ++r) {
+    const StepEntry& entry = entries[r];
+    rows_[r] = {entry.n_tokens, entry.wants_logits};
+    q_offsets_[r + 1] = q_offsets_[r] + entry.n_tokens;
+    if (entry.wants_logits) logit_rows_.push_back(q_offsets_[r + 1] - 1);
+  }
+  token_ids_.resize(size_t(q_offsets_[n]));
+  for (size_t r = 0; r < n; ++r) {
+    const StepEntry& entry = entries[r];
+    const int32_t* tokens = entry.sequence->tokens.data() + entry.first;
+    int32_t* to = token_ids_.data() + q_offsets_[r];
+    if (entry.n_tokens == 1) {
+      *to = *tokens;
+    } else {
+      std::copy_n(tokens, entry.n_tokens, to);
+    }
+    kv_lengths_[r] = entry.end();
+    views_[r] = memory.view(entry.sequence->kv);
+  }
+  return {.token_ids = token_ids_,
+          .q_offsets = q_offsets_,
+          .kv_lengths = kv_lengths_,
+          .views = views_,
+          .logit_rows = logit_rows_,
+          .observer = observer};
+}
+
+}  // namespace xpyd

@@ -1,0 +1,203 @@
+// Swapping KV between a pool and the host tier: in, as a share of the copy bandwidth; out, as what
+// it costs those who compute.
+//
+// Expected, in: Llama-3-8B in bf16 has 128 KiB of KV per token, 2 MiB per block of 16. Where both
+// sides are token_major one copy moves a whole run of blocks, and a thread that copies with
+// streaming stores is at the copy peak: what is left is looking up, pinning and 64 polls of a
+// 1024-token prompt, some 100 us of 128 MiB / 15 GB/s = 9 ms. Where the pool is layer_major a piece
+// is one token of one layer's K or V, 2 KiB: 65,536 pieces, and the copy runs at what such pieces
+// allow. (light-vllm's swap_blocks at 32 KiB a piece reached 12 of 25 GB/s on PCIe; reference: KV
+// offloading, E1.) Expected, out: a prompt token of llama-mini costs 2 * parameters FLOP and leaves
+// its KV once; its copy takes memory bandwidth for about 1 us of every few hundred, and half a core
+// where none is idle.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+#include "allocator/tiered.h"
+#include "base/bench.h"
+#include "base/clock.h"
+#include "base/stats.h"
+#include "disagg/cluster.h"
+
+namespace xpyd {
+namespace {
+
+constexpr int kPrompt = 1024;
+
+std::vector<int32_t> prompt_of(int seed, int n) {
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < n; ++i) tokens.push_back(seed * 100'003 + i);
+  return tokens;
+}
+
+// A memory whose tiers hold one prompt, and whose pool has forgotten it.
+struct Swap {
+  Swap(const char* scheme, KvOrder order, KvShape shape) : tokens(prompt_of(1, kPrompt + 1)) {
+    KvOptions o;
+    o.shape = shape;
+    o.order = order;
+    o.prefix_cache = false;
+    o.max_sequence_tokens = 2 * kPrompt;
+    o.max_sequences = 2;
+    o.pool_bytes = size_t(2 * kPrompt) * shape.token_bytes();
+    o.page_group_bytes = size_t(2) << 20;
+    o.tiers.host_bytes = o.pool_bytes;
+    auto pool = make_block_pool(scheme, o).value();
+    auto tiers = KvTiers::create(shape, o.tiers, cpu_device(), {}).value();
+    kv = std::make_unique<TieredMemory>(find_kv_scheme(scheme)->make(pool, o), std::move(tiers),
+                                        cpu_device());
+    const KvHandle handle = kv->reserve(tokens, 0).value().handle;
+    XPYD_CHECK(kv->append(handle, kPrompt + 1));
+    each_row(handle, [](uint64_t* row, uint64_t pattern) { *row = pattern; });
+    kv->written(handle, tokens);
+    kv->free(handle);
+    kv->drain();
+  }
+  template <class F>
+  void each_row(KvHandle handle, F&& f) {
+    const KvView view = kv->view(handle);
+    for (int t = 0; t < kPrompt; ++t)
+      for (int layer = 0; layer < kv->layout().shape.n_layers; ++layer)
+        for (int k = 0; k < 2; ++k)
+          f(reinterpret_cast<uint64_t*>(view.row(layer, k, t, 0)),
+            uint64_t(t) << 32 | uint64_t(layer * 2 + k));
+  }
+  KvHandle in() {
+    const KvReservation r = kv->reserve(tokens, 0).value();
+    XPYD_CHECK(r.loading && r.cached_tokens == kPrompt);
+    while (!kv->ready(r.handle)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    XPYD_CHECK(kv->written_tokens(r.handle) == kPrompt);
+    return r.handle;
+  }
+  std::string check() {
+    const KvHandle handle = in();
+    bool right = true;
+    each_row(handle, [&](uint64_t* row, uint64_t pattern) { right &= *row == pattern; });
+    kv->free(handle);
+    return right ? "" : "KV came back changed";
+  }
+  std::vector<int32_t> tokens;
+  std::unique_ptr<TieredMemory> kv;
+};
+
+void bench_swap_in(Bench& bench) {
+  const KvShape shape{.n_layers = 32, .n_kv_heads = 8, .head_dim = 128, .dtype = Dtype::bf16};
+  std::vector<std::unique_ptr<Swap>> swaps;
+  std::vector<BenchCase> cases;
+  auto add = [&](const char* scheme, KvOrder order, double target) {
+    auto swap = std::make_unique<Swap>(scheme, order, shape);
+    const int64_t before = swap->kv->stats().tiers.copies_in;
+    swap->kv->free(swap->in());
+    const int64_t pieces = swap->kv->stats().tiers.copies_in - before;
+    cases.push_back({.name = std::string("1024 tokens of an 8B into ") + scheme +
+                             (order == KvOrder::token_major ? " token_major, " : " layer_major, ") +
+                             std::to_string(pieces) + " pieces",
+                     .n_threads = 1,
+                     .run = [s = swap.get()] { s->kv->free(s->in()); },
+                     .check = [s = swap.get()] { return s->check(); },
+                     .work = {.bytes = double(kPrompt) * double(shape.token_bytes())},
+                     .limit = Limit::copy,
+                     .target = target});
+    swaps.push_back(std::move(swap));
+  };
+  add("paged", KvOrder::token_major, 0.85);
+  add("vattention", KvOrder::token_major, 0.85);
+  add("paged", KvOrder::layer_major, 0);
+  bench.measure(cases);
+}
+
+class Ends final : public EventSink {
+ public:
+  void on_event(TokenEvent event) override { ended += event.finish != FinishReason::none; }
+  int ended = 0;
+};
+
+// The same prompts with and without tiers, in turn; nothing is ever found again.
+void bench_swap_out(Bench& bench) {
+  const std::string dir = "experiments/models/llama-mini";
+  Result<ModelConfig> config = load_model_config(dir);
+  if (!config) {
+    std::printf("not run: needs %s\n", dir.c_str());
+    return;
+  }
+  constexpr int kTokens = 512, kOutput = 32, kRequests = 4;
+  for (const int threads : {1, bench.max_threads()}) {
+    if (threads == bench.max_threads() && threads == 1) break;
+    ThreadTeam& team = bench.team(threads);
+    auto weights = load_weights(dir, config.value(), {.dummy = true}, team).value();
+    RealClock clock;
+    std::unique_ptr<Cluster> clusters[2];
+    for (int on = 0; on < 2; ++on) {
+      ClusterOptions o;
+      o.topology = {Role::colocated};
+      o.kv_scheme = find_kv_scheme("paged");
+      o.kv.shape = kv_shape(config.value(), Dtype::f32);
+      o.kv.pool_bytes = size_t(8 * (kTokens + kOutput)) * o.kv.shape.token_bytes();
+      if (on) o.kv.tiers.host_bytes = 2 * o.kv.pool_bytes;
+      o.batching = find_batch_policy("chunked");
+      o.placement = find_placement_policy("least_loaded");
+      o.transport = find_transport("local");
+      o.max_batch = 8;
+      o.step_tokens = 256;
+      o.max_model_len = 2 * kTokens;
+      o.make_model = [&](int, DeviceQueue&) {
+        return Result<std::unique_ptr<Model>>(make_llama(weights, team, 256, 8));
+      };
+      clusters[on] = Cluster::create(std::move(o), clock).value();
+    }
+    uint64_t id = 0;
+    auto run = [&](int on) {
+      auto sink = std::make_shared<Ends>();
+      for (int i = 0; i < kRequests; ++i) {
+        auto request = std::make_shared<Request>();
+        request->id = ++id;
+        for (int t = 0; t < kTokens; ++t)
+          request->prompt.push_back(int32_t((id * 7919 + uint64_t(t) * 31) % 1000));
+        request->max_tokens = kOutput;
+        request->ignore_eos = true;
+        XPYD_CHECK(clusters[on]->submit(request, sink).ok());
+      }
+      const double start = clock.now();
+      while (sink->ended < kRequests) clusters[on]->turn();
+      const double seconds = clock.now() - start;
+      while (clusters[on]->turn()) {
+      }
+      return seconds;
+    };
+    std::vector<double> ratios, seconds;
+    const int rounds = 2 * bench.options().rounds;
+    for (int round = -1; round < rounds; ++round) {
+      double taken[2];
+      for (int turn = 0; turn < 2; ++turn) {
+        const int on = (turn + round + 1) % 2;
+        taken[on] = run(on);
+      }
+      if (round < 0) continue;
+      ratios.push_back(taken[0] / taken[1]);
+      seconds.push_back(taken[1]);
+    }
+    const KvTierStats out = clusters[1]->instances()[0]->memory().stats().tiers;
+    std::printf("out: %.1f MB per run in %ld pieces, %ld blocks not kept\n",
+                double(out.bytes_out) / 1e6 / (rounds + 1), long(out.copies_out),
+                long(out.dropped_out));
+    std::sort(ratios.begin(), ratios.end());
+    bench.report({.name = "4 prompts of 512, 32 tokens each, llama-mini: with swap-out",
+                  .n_threads = threads,
+                  .rounds = rounds,
+                  .seconds = summarize(seconds).median,
+                  .measure = "x without",
+                  .share = percentile(ratios, 50),
+                  .share_p10 = percentile(ratios, 10),
+                  .share_p90 = percentile(ratios, 90),
+                  .target = 0.98});
+  }
+}
+
+REGISTER_BENCH("swap_in", bench_swap_in);
+REGISTER_BENCH("swap_out", bench_swap_out);
+
+}  // namespace
+}  // namespace xpyd

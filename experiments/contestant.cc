@@ -1,0 +1,123 @@
+#include "experiments/contestant.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "allocator/block_pool.h"
+#include "allocator/kv_plan.h"
+#include "base/random.h"
+
+namespace xpyd::experiments {
+
+class Contestant::Sink final : public EventSink {
+ public:
+  void on_event(TokenEvent event) override {
+    if (event.finish == FinishReason::none) return;
+    if (event.finish != FinishReason::length)
+      wrong =
+          std::string("a request ended by ") + finish_reason_name(event.finish) + " " + event.error;
+    ++ended;
+    hash += event.logits_hash;
+  }
+  int ended = 0;
+  uint64_t hash = 0;
+  std::string wrong;
+};
+
+int Contestant::ended() const { return sink_->ended; }
+uint64_t Contestant::logits_hash() const { return sink_->hash; }
+std::string Contestant::wrong() const { return sink_->wrong; }
+
+Result<std::unique_ptr<Contestant>> Contestant::create(const std::string& scheme, Model& model,
+                                                       const KvOptions& kv,
+                                                       const EngineOptions& options) {
+  std::unique_ptr<Contestant> made(new Contestant);
+  if (Result<KvLayout> layout = plan_pool(scheme, kv); !layout) return layout.error();
+  Result<std::shared_ptr<BlockPool>> pool = make_block_pool(scheme, kv);
+  if (!pool) return pool.error();
+  const KvScheme& row = *find_kv_scheme(scheme);
+  made->scheme_ = scheme;
+  made->pool_ = pool.value();
+  made->block_bytes_ = row.block_bytes ? row.block_bytes(kv) : made->pool_->layout().block_bytes();
+  made->memory_ = row.make(made->pool_, kv);
+  made->engine_ = std::make_unique<Engine>(model, *made->memory_, options, made->clock_, nullptr);
+  made->sink_ = std::make_shared<Sink>();
+  return made;
+}
+
+SequencePtr Contestant::make(std::vector<int32_t> prompt, int max_tokens) {
+  auto request = std::make_shared<Request>();
+  request->id = next_id_++;
+  request->prompt = std::move(prompt);
+  request->sampling.temperature = 0;
+  request->max_tokens = max_tokens;
+  request->ignore_eos = true;
+  request->arrival_s = clock_.now();
+  return make_sequence(request, sink_, std::make_shared<std::atomic<bool>>(false));
+}
+
+void Contestant::submit(std::vector<int32_t> prompt, int max_tokens) {
+  engine_->submit(make(std::move(prompt), max_tokens));
+}
+
+bool Contestant::adopt(std::vector<int32_t> prompt, int max_tokens, const KvView& source) {
+  const int there = int(prompt.size()) - 1;
+  Result<KvReservation> reserved = memory_->reserve(prompt, 0);
+  if (!reserved) return false;
+  const KvHandle handle = reserved.value().handle;
+  constexpr int kStep = 16;  // small, or vattention would map as much again ahead
+  for (int done = 0, n; done < there; done += n) {
+    n = std::min(kStep, there - done);
+    if (!memory_->append(handle, n)) {
+      memory_->free(handle);
+      return false;
+    }
+    const KvView view = memory_->view(handle);
+    const KvShape& shape = view.layout->shape;
+    for (int layer = 0; layer < shape.n_layers; ++layer)
+      for (int kv = 0; kv < 2; ++kv)
+        for (int t = done; t < done + n; ++t)
+          for (int h = 0; h < shape.n_kv_heads; ++h)
+            std::memcpy(view.row(layer, kv, t, h), source.row(layer, kv, t, h), shape.row_bytes());
+    memory_->written(handle, std::span<const int32_t>(prompt).subspan(size_t(done), size_t(n)));
+  }
+  SequencePtr sequence = make(std::move(prompt), max_tokens);
+  sequence->kv = handle;
+  sequence->computed = there;
+  engine_->adopt(std::move(sequence));
+  return true;
+}
+
+double Contestant::step() {
+  const double start = clock_.now();
+  XPYD_CHECK(engine_->step(), "the engine stands still");
+  return clock_.now() - start;
+}
+
+void Contestant::scramble(uint64_t seed) {
+  Random random(seed);
+  std::vector<KvHandle> handles;
+  const int32_t token = 0;
+  for (;;) {
+    Result<KvReservation> reserved = memory_->reserve({&token, 1}, 0);
+    if (!reserved) break;
+    handles.push_back(reserved.value().handle);
+    if (!memory_->append(handles.back(), 1)) break;
+  }
+  for (size_t i = handles.size(); i > 0; --i) {
+    std::swap(handles[i - 1], handles[random.below(i)]);
+    memory_->free(handles[i - 1]);
+  }
+}
+
+std::string compare(const std::vector<std::unique_ptr<Contestant>>& contestants) {
+  for (const auto& c : contestants) {
+    if (std::string wrong = c->wrong(); !wrong.empty()) return c->scheme() + ": " + wrong;
+    if (c->ended() != contestants[0]->ended() || c->logits_hash() != contestants[0]->logits_hash())
+      return c->scheme() + " has other logits than " + contestants[0]->scheme();
+  }
+  return "";
+}
+
+}  // namespace xpyd::experiments

@@ -1,0 +1,180 @@
+// offload_overhead: what does copying every block out to the host tier cost those who compute?
+// offload_preempt: preempted sequences come back from the host tier, or are computed again.
+//
+// Real steps of llama-mini in f32, one instance, both cores. Two clusters are open at once and take
+// turns within a point, so that both see the same machine. `link_times`: the KV of a prompt is
+// copied in that part of the time in which it is computed (offload.h); 0: as fast as memory.
+//
+// offload_overhead (E2, E3; published: 0.94 to 1.02 of the requests a second, 3B, 1,024 tokens are
+// 16 ms of copying): prompts of 512 tokens, one after the other, one token of output; all of their
+// KV goes out, none comes back. Arithmetic. A prompt is 4 MiB of KV: 1 ms of a copying thread that
+// shares two cores with 185 ms of prefill, 0.3 %; and 32 blocks of 1 to 5 us of the engine's
+// thread, 0.1 %. So 0.99 to 1; below, the machine's own wavering. Where the link takes a fifth of
+// the prefill, a copy that is waited for would cost 1 / 1.2 = 0.83; it is not, and takes no
+// core: 1.
+//
+// offload_preempt (vLLM Fig. 19: recomputing is never more than 1.2 times as long as swapping,
+// small blocks swap badly): 8 requests of 512 + 64 tokens in a pool of 2,080: 4 start, and as they
+// grow the last of them is preempted. Arithmetic. Who comes back has 540 tokens: 195 ms of prefill,
+// or 4.4 MB of KV, 1 or 2 ms. The whole takes 8 * 185 ms of prefill and two or three times 64 steps
+// of 9 ms, 2.9 s; one of 4 is preempted, 2 to 6 in all, 0.4 to 1.2 s of recomputing: with
+// swapping 1.1 to 1.4 times the requests a second, at any block, because even blocks of one token
+// move in 2 to 5 us each. Published ratios near 1 are a GPU's, which computes a token in 0.1 ms and
+// moves its 800 KB in as long.
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "base/stats.h"
+#include "experiments/offload.h"
+
+namespace xpyd::experiments {
+namespace {
+
+// Two clusters over the same model, and the link between them and the host.
+struct Pair {
+  Pair(const Setting& setting, const std::vector<std::string>& common)
+      : without(setting, common), with(setting, common) {}
+  Bed without, with;
+};
+
+// ---- offload_overhead
+
+std::vector<Values> overhead_points(const Setting& setting) {
+  std::vector<Values> all;
+  for (int chunk : setting.tiny ? std::vector{32} : std::vector{512, 128, 32})
+    all.push_back({{"chunk", chunk}, {"link_times", 0}});
+  for (int chunk : setting.tiny ? std::vector{32} : std::vector{512, 128})
+    all.push_back({{"chunk", chunk}, {"link_times", 5}});
+  return all;
+}
+
+Measure overhead_open(const Setting& setting) {
+  std::vector<std::string> common = {
+      offload_model(setting),         "--max-batch", "4", "--prefix-cache", "off", "--kv-bytes",
+      setting.tiny ? "4MiB" : "64MiB"};
+  if (!setting.tiny) common.insert(common.end(), {"--max-model-len", "1024"});
+  auto pair = std::make_shared<Pair>(setting, common);
+  auto asked = std::make_shared<int>(0);
+  return [=](const Values& point) -> Result<Finding> {
+    const int n_tokens = setting.tiny ? 64 : 512, n_prompts = setting.tiny ? 2 : 4,
+              turns = setting.tiny ? 1 : 2;
+    Result<std::string> gbps = slow_link(pair->with, setting, point["link_times"]);
+    if (!gbps) return gbps.error();
+    std::vector<std::string> options = {"--topology", "1C", "--chunk-tokens",
+                                        point["chunk"].dump()};
+    Result<std::string> wrong = pair->without.open(options);
+    if (wrong && wrong.value().empty()) {
+      options.insert(options.end(), {"--host-kv-bytes", setting.tiny ? "4MiB" : "256MiB",
+                                     "--kv-copy-gbps", gbps.value()});
+      wrong = pair->with.open(options);
+    }
+    if (!wrong) return wrong.error();
+    if (!wrong.value().empty()) return Finding{{}, wrong.value()};
+    const KvTierStats before = tier_stats(pair->with);
+    double seconds[2] = {};
+    uint64_t hash[2] = {};
+    std::vector<double> ratios;
+    for (int turn = 0; turn < turns; ++turn) {
+      std::vector<BenchRequest> prompts;
+      for (int i = 0; i < n_prompts; ++i)
+        prompts.push_back(document(setting.seed, (*asked)++, n_tokens, 1));
+      double now[2] = {};
+      for (int i = 0; i < 2; ++i) {
+        const int tiers = (turn + i) % 2;
+        Bed& bed = tiers ? pair->with : pair->without;
+        Run run = run_load(bed.stack(), prompts, {});
+        if (!run.wrong.empty()) return Finding{{}, run.wrong};
+        seconds[tiers] += now[tiers] = run.result.duration_s;
+        hash[tiers] += run.logits_hash;
+        // The last prompt's copy goes on: not during the other's turn.
+        std::this_thread::sleep_for(std::chrono::milliseconds(60));
+      }
+      ratios.push_back(now[0] / now[1]);
+    }
+    if (hash[0] != hash[1]) return Finding{{}, "other logits with tiers than without"};
+    const KvTierStats after = tier_stats(pair->with);
+    const double n = turns * n_prompts, out = double(after.bytes_out - before.bytes_out);
+    return Finding{{{{"copy_gbps", std::stod(gbps.value())},  // 0: no limit
+                     {"requests_per_s", n / seconds[0]},
+                     {"requests_per_s_tiers", n / seconds[1]},
+                     {"ratio", summarize(ratios).median},
+                     {"bytes_out_share", out / (n * n_tokens * double(token_kv_bytes(setting)))},
+                     {"dropped_blocks", after.dropped_out - before.dropped_out},
+                     {"logits_hash", hash_text(hash[1])}}},
+                   ""};
+  };
+}
+
+REGISTER_EXPERIMENT("offload_overhead", "cpu", overhead_points, overhead_open);
+
+// ---- offload_preempt
+
+std::vector<Values> preempt_points(const Setting& setting) {
+  std::vector<Values> all;
+  for (int block : setting.tiny ? std::vector{4} : std::vector{1, 16})
+    all.push_back({{"block", block}});
+  return all;
+}
+
+Measure preempt_open(const Setting& setting) {
+  std::vector<std::string> common = {offload_model(setting),
+                                     "--prefix-cache",
+                                     "off",
+                                     "--max-batch",
+                                     setting.tiny ? "4" : "8",
+                                     "--admit",
+                                     "prompt",
+                                     "--max-model-len",
+                                     setting.tiny ? "128" : "1024",
+                                     "--kv-bytes",
+                                     setting.tiny ? "256KiB" : "17039360"};
+  auto pair = std::make_shared<Pair>(setting, common);
+  return [=](const Values& point) -> Result<Finding> {
+    const int n = setting.tiny ? 4 : 8, prompt = setting.tiny ? 32 : 512,
+              output = setting.tiny ? 48 : 64;
+    const std::string block = point["block"].dump();
+    std::vector<std::string> options = {"--topology",     "1C", "--block-tokens", block,
+                                        "--chunk-tokens", "512"};
+    Result<std::string> wrong = pair->without.open(options);
+    if (wrong && wrong.value().empty()) {
+      options.insert(options.end(), {"--tier-block-tokens", block, "--host-kv-bytes",
+                                     setting.tiny ? "2MiB" : "64MiB"});
+      wrong = pair->with.open(options);
+    }
+    if (!wrong) return wrong.error();
+    if (!wrong.value().empty()) return Finding{{}, wrong.value()};
+    std::vector<BenchRequest> load;
+    for (int i = 0; i < n; ++i) load.push_back(document(setting.seed, i, prompt, output));
+    const std::vector<double> together(load.size(), 0.0);
+    Run runs[2];
+    int64_t preemptions[2];
+    const KvTierStats tiers_before = tier_stats(pair->with);
+    for (int tiers : {0, 1}) {
+      Bed& bed = tiers ? pair->with : pair->without;
+      const Instance& instance = *bed.stack().cluster->instances()[0];
+      const int64_t before = instance.stats().preemptions;
+      runs[tiers] = run_load(bed.stack(), load, together);
+      if (!runs[tiers].wrong.empty()) return Finding{{}, runs[tiers].wrong};
+      preemptions[tiers] = instance.stats().preemptions - before;
+    }
+    if (runs[0].logits_hash != runs[1].logits_hash)
+      return Finding{{}, "other logits when KV is swapped in than when it is computed again"};
+    const KvTierStats tiers_after = tier_stats(pair->with);
+    return Finding{
+        {{{"requests_per_s_recompute", runs[0].result.request_throughput},
+          {"requests_per_s_swap", runs[1].result.request_throughput},
+          {"ratio", runs[1].result.request_throughput / runs[0].result.request_throughput},
+          {"preemptions_recompute", preemptions[0]},
+          {"preemptions_swap", preemptions[1]},
+          {"tokens_swapped_in", tiers_after.host_hit_tokens - tiers_before.host_hit_tokens},
+          {"loads_ms", 1e3 * (tiers_after.load_wait_seconds - tiers_before.load_wait_seconds)},
+          {"logits_hash", hash_text(runs[1].logits_hash)}}},
+        ""};
+  };
+}
+
+REGISTER_EXPERIMENT("offload_preempt", "cpu", preempt_points, preempt_open);
+
+}  // namespace
+}  // namespace xpyd::experiments

@@ -1,0 +1,24 @@
+"""KV in 32, 16, 8 and 4 bits: tokens of a GiB, and requests a second (TurboMind's KV quantisation)."""
+import style
+
+DTYPES = ["f32", "bf16", "int8", "int4"]
+# lmdeploy docs/en/quantization/kv_quant.md, A100: requests a second over fp16; InternLM2-7B for GQA.
+PUBLISHED = {"llama-2-7b": {"int8": 1.27, "int4": 1.39}, "llama-3-8b": {"int8": 1.05, "int4": 1.07}}
+
+table = style.result("kv_dtype")
+figure, panels = style.plt.subplots(1, 2, figsize=(7.2, 3.2))
+models = table.distinct("model")
+for panel, column, title in ((panels[0], "tokens_per_gib", "tokens of a GiB / bf16"),
+                             (panels[1], "requests_per_s", "requests a second / bf16")):
+    for number, (model, fill) in enumerate(zip(models, style.FILLS)):
+        base = table(column, model=model, dtype="bf16")
+        heights = [table(column, model=model, dtype=d) / base for d in DTYPES]
+        places = [i + .38 * (number - .5) for i in range(len(DTYPES))]
+        panel.bar(places, heights, width=.36, label=model, linewidth=.6, **fill)
+        if column == "requests_per_s":
+            for dtype, gain in PUBLISHED[model].items():
+                panel.plot(places[DTYPES.index(dtype)], gain, **style.PAPER)
+    panel.set_xticks(range(len(DTYPES)), DTYPES)
+    panel.set_title(title, fontsize=8)
+panels[0].legend(fontsize=7)
+style.save(figure, "kv_dtype", table, "TurboMind on A100, Llama-2-7B and InternLM2-7B, over fp16")

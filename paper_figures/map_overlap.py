@@ -1,0 +1,40 @@
+"""Decode iterations with and without mapping ahead, and prompts with and without deferred reclamation, with a GPU's
+mapping latency (vAttention Figs 12, 13)."""
+import statistics
+
+import style
+
+table = style.result("map_overlap")
+figure, (left, right) = style.plt.subplots(1, 2, figsize=(9, 3.5))
+for mode, label, look in (("sync", "mapped when needed", {"color": "0.55", "linewidth": 1}),
+                          ("ahead", "mapped ahead", {"color": "0", "linewidth": 1.3})):
+    rows = [row for row in table.select(part="decode", mode=mode) if row["repeat"] == table.rows[0]["repeat"]]
+    left.plot([int(row["n"]) for row in rows], [float(row["ms"]) for row in rows], label=label, **look)
+left.axhspan(25, 35, color="0.92", zorder=0, label="published spikes, 5 to 15 ms more")
+left.set_ylim(bottom=0)
+left.set_xlabel("decode iteration")
+left.set_ylabel("ms (the model: 20)")
+left.legend(fontsize=7)
+
+
+def curve(mode):
+    """(group, median, least, greatest) over repetitions of time / the model's, without the first prompt of each."""
+    points = []
+    for group in table.distinct("group_kib", part="prefill"):
+        ratios = []
+        for part in table.repeats():
+            rows = [r for r in part.select(part="prefill", mode=mode, group_kib=group) if r["n"] != "0"]
+            ratios.append(statistics.median(float(r["ms"]) / float(r["model_ms"]) for r in rows))
+        points.append((int(group), statistics.median(ratios), min(ratios), max(ratios)))
+    return points
+
+
+for number, (mode, label) in enumerate((("sync", "when needed, a call for each group"), ("runs", "when needed, in runs"),
+                                        ("deferred", "deferred reclamation, ahead"))):
+    style.line(right, curve(mode), number, label)
+right.plot(64, 1.15, **style.PAPER)
+style.powers(right, [64, 128, 256, 2048], ["64 KiB", "128", "256", "2 MiB"])
+right.set_xlabel("page group that it stands for")
+right.set_ylabel("prefill time / the model's")
+right.legend(fontsize=7)
+style.save(figure, "map_overlap", table, "vAttention (ASPLOS'25) Figs 12, 13, A100; here its latencies, injected")

@@ -1,0 +1,29 @@
+"""What the system's calls for vAttention cost by size of the page group, and the rate at which they hand out memory
+(vAttention Tables 3 and 9)."""
+import style
+
+CALLS = [("map_populate", "map with its pages"), ("map", "map alone"), ("touch", "its faults"), ("unmap", "unmap"),
+         ("create", "create"), ("release", "release")]
+# ASPLOS'25 Table 3, us: vMemMap of 64, 128, 256 KiB; cuMemMap + cuMemSetAccess of 2 MiB.
+PUBLISHED = [(64, 8), (128, 8.5), (256, 9), (2048, 40)]
+GIB = 2**30 / 1e9
+
+table = style.result("vmm_calls")
+figure, (left, right) = style.plt.subplots(1, 2, figsize=(8.8, 3.6))
+for number, (call, label) in enumerate(CALLS):
+    style.line(left, table.curve("group_kib", "us", call=call), number, label)
+for size, us in PUBLISHED:
+    left.plot(size, us, **style.PAPER)
+left.set_yscale("log")
+left.set_ylabel("us a call")
+style.line(right, table.curve("group_kib", "gbps", call="map_populate"), 0, "map with its pages")
+right.plot([64, 2048], [7.6 * GIB, 70.3 * GIB], **style.PAPER)  # Table 9: 64 KiB TP-1, 2 MiB TP-2
+right.axhline(.75, color="0.4", linestyle=":")
+right.annotate("KV grows no faster (Fig. 4)", (4, .8), fontsize=6.5)
+right.set_yscale("log")
+right.set_ylabel("GB/s handed out")
+for panel in (left, right):
+    style.powers(panel, [4, 16, 64, 256, 2048], ["4 KiB", "16", "64", "256", "2 MiB"])
+    panel.set_xlabel("page group")
+left.legend(fontsize=6.5)
+style.save(figure, "vmm_calls", table, "vAttention (ASPLOS'25) Tables 3 and 9, Fig. 4: CUDA's driver and its extension")

@@ -1,0 +1,345 @@
+// Prefixes shared on contiguous memory: which slot, which rows, which bytes; and the slots scheme.
+#include <algorithm>
+#include <string>
+
+#include "allocator/pooled.h"
+#include "allocator/slot_contents.h"
+#include "tests/allocator/kv_fixture.h"
+#include "tests/catch.h"
+
+using namespace xpyd;
+using namespace xpyd::testing;
+
+namespace {
+
+KvOptions options_of(KvShare share, int n_rows = 64, int max_sequences = 4) {
+  KvOptions o;
+  o.shape = kTinyShape;  // a page is 256 tokens of one plane
+  o.page_group_bytes = 4096;
+  o.max_sequences = max_sequences;
+  o.max_sequence_tokens = 2048;
+  o.map_ahead = false;
+  o.share = share;
+  o.pool_bytes = size_t(n_rows) * vattention_row_bytes(o);
+  return o;
+}
+
+std::vector<int32_t> tokens_of(int n, int kind) {
+  std::vector<int32_t> tokens(static_cast<size_t>(n));
+  for (int i = 0; i < n; ++i) tokens[size_t(i)] = (i * 7 + kind * 1000) % 7919;
+  return tokens;
+}
+
+// The first `shared` tokens of one, then others.
+std::vector<int32_t> like(const std::vector<int32_t>& first, int shared, int more, int kind) {
+  std::vector<int32_t> tokens(first.begin(), first.begin() + shared);
+  for (int32_t t : tokens_of(more, kind)) tokens.push_back(t + 10'000);
+  return tokens;
+}
+
+constexpr int kRow = 256, kPlanes = 4;
+
+}  // namespace
+
+TEST_CASE("SlotContents: the longest prefix, the least loss, never the last token",
+          "[allocator][sharing]") {
+  SlotContents contents(4);
+  const auto a = tokens_of(100, 1);
+  auto find = [&](const std::vector<int32_t>& tokens, uint64_t salt = 0, bool take = false) {
+    return contents.find(tokens, salt, take);
+  };
+  CHECK(find(a).slot == -1);
+  contents.begin(0, std::span(a).first(60), 0);
+  contents.add(0, std::span(a).subspan(60));
+  CHECK((find(a).slot == 0 && find(a).tokens == 99));
+  CHECK(find(like(a, 100, 5, 2)).tokens == 100);
+  CHECK(find(like(a, 16, 5, 2)).tokens == 16);
+  CHECK(find(like(a, 15, 5, 2)).slot == -1);  // too little
+  CHECK(find(a, 7).slot == -1);
+  CHECK(find({}).slot == -1);
+  CHECK(find(a, 0, true).slot == -1);  // it lives
+  contents.begin(1, like(a, 80, 10, 3), 0);
+  CHECK(find(like(a, 90, 5, 2)).slot == 0);
+  CHECK(find(like(a, 80, 5, 2)).slot == 0);  // both live: the first
+  contents.end(1);
+  CHECK(find(like(a, 80, 5, 2)).slot == 1);  // loses ten tokens, the other is in use
+  contents.end(0);
+  CHECK(find(like(a, 80, 5, 2)).slot == 1);  // 10 and not 20
+  CHECK(find(like(a, 50, 5, 2), 0, true).tokens == 50);
+  CHECK(find(like(a, 44, 5, 2), 0, true).slot == -1);  // 46 of 90 would be lost
+  contents.truncate(0, 30);
+  CHECK(contents.size(0) == 30);
+  CHECK(find(like(a, 44, 5, 2)).tokens == 44);
+  contents.clear_idle();
+  CHECK(find(a).slot == -1);
+}
+
+TEST_CASE("alias: full rows are mapped twice and counted once, the tail is copied",
+          "[allocator][vattention][sharing]") {
+  Memory m(options_of(KvShare::alias), "vattention");
+  const auto a = tokens_of(3 * kRow + 100, 1);
+  const KvHandle donor = fill(*m.kv, a, 5).handle;
+  const KvStats before = m.kv->stats();
+  const auto b = like(a, 2 * kRow + 50, 300, 2);
+  CHECK(m.kv->probe(b, 6) == 0);
+  CHECK(m.kv->probe(b, 5) == 2 * kRow + 50);
+  KvReservation r = m.kv->reserve(b, 5).value();
+  CHECK(r.cached_tokens == 2 * kRow + 50);
+  CHECK(std::ranges::equal(m.kv->blocks(r.handle).first(2), m.kv->blocks(donor).first(2)));
+  CHECK(m.kv->blocks(r.handle)[2] != m.kv->blocks(donor)[2]);
+  KvStats after = m.kv->stats();
+  CHECK(after.active - before.active == 1);
+  CHECK(after.written_bytes - before.written_bytes == 50 * int64_t(kTinyShape.token_bytes()));
+  CHECK(after.map_calls - before.map_calls == 2 * kPlanes);  // the two rows as one, and the tail's
+  CHECK((after.prefix_hit_tokens == 2 * kRow + 50 &&
+         after.prefix_query_tokens == int(a.size() + b.size())));
+  REQUIRE(m.kv->append(r.handle, int(b.size()) - r.cached_tokens));
+  write_rows(m.kv->view(r.handle), b, 5, r.cached_tokens);
+  m.kv->written(r.handle, std::span(b).subspan(size_t(r.cached_tokens)));
+  CHECK(wrong_rows(m.kv->view(r.handle), b, 5) == 0);
+  CHECK(wrong_rows(m.kv->view(donor), a, 5) == 0);
+  m.kv->check_invariants();
+  // Who goes first takes only its own reference along.
+  m.kv->free(donor);
+  CHECK(m.kv->stats().cached == 2);  // the donor's other rows; the first two are in use
+  const auto big = tokens_of(1500, 9);
+  fill(*m.kv, big, 0);
+  CHECK(wrong_rows(m.kv->view(r.handle), b, 5) == 0);
+  m.kv->check_invariants();
+}
+
+TEST_CASE("alias: an idle donor may be reclaimed under those who share its rows",
+          "[allocator][vattention][sharing]") {
+  Memory m(options_of(KvShare::alias, 8), "vattention");
+  const auto a = tokens_of(4 * kRow, 1);
+  m.kv->free(fill(*m.kv, a, 0).handle);
+  const auto b = like(a, 3 * kRow, 20, 2);
+  const KvHandle sharer = fill(*m.kv, b, 0).handle;
+  CHECK(m.kv->stats().available() == 4);  // 8, less three shared and the tail
+  const KvHandle other = m.kv->reserve(tokens_of(4 * kRow, 3), 0).value().handle;
+  REQUIRE(m.kv->append(other, 4 * kRow));
+  CHECK_FALSE(m.kv->append(other, 5 * kRow));
+  write_rows(m.kv->view(other), tokens_of(4 * kRow, 3), 0, 0);
+  CHECK(wrong_rows(m.kv->view(sharer), b, 0) == 0);
+  m.kv->check_invariants();
+}
+
+TEST_CASE("alias: fork shares full rows and copies the tail", "[allocator][vattention][sharing]") {
+  Memory m(options_of(KvShare::alias), "vattention");
+  auto a = tokens_of(2 * kRow + 10, 1), b = a;
+  const KvHandle parent = fill(*m.kv, a, 0).handle, child = m.kv->fork(parent).value();
+  CHECK(m.kv->stats().active == 4);
+  for (auto [handle, tokens, token] : {std::tuple{parent, &a, 1}, std::tuple{child, &b, 2}}) {
+    tokens->push_back(token);
+    REQUIRE(m.kv->append(handle, 1));
+    write_rows(m.kv->view(handle), *tokens, 0, 2 * kRow + 10);
+    m.kv->written(handle, std::span(*tokens).last(1));
+  }
+  CHECK(wrong_rows(m.kv->view(parent), a, 0) == 0);
+  CHECK(wrong_rows(m.kv->view(child), b, 0) == 0);
+  m.kv->check_invariants();
+}
+
+TEST_CASE("takeover: the ended sequence's slot goes on, without a map",
+          "[allocator][vattention][sharing]") {
+  Memory m(options_of(KvShare::takeover), "vattention");
+  const auto a = tokens_of(3 * kRow, 1), b = like(a, 2 * kRow + 7, 30, 2);
+  const KvHandle donor = fill(*m.kv, a, 0).handle;
+  const int slot = m.kv->view(donor).slot;
+  CHECK(m.kv->probe(b, 0) == 0);  // it lives
+  m.kv->free(donor);
+  CHECK(m.kv->probe(b, 0) == 2 * kRow + 7);
+  const int64_t maps = m.kv->stats().map_calls;
+  const KvReservation r = fill(*m.kv, b, 0);
+  CHECK(r.cached_tokens == 2 * kRow + 7);
+  CHECK(m.kv->view(r.handle).slot == slot);
+  CHECK(m.kv->stats().map_calls == maps);
+  CHECK(wrong_rows(m.kv->view(r.handle), b, 0) == 0);
+  CHECK(m.kv->probe(a, 0) == 0);
+  m.kv->check_invariants();
+}
+
+TEST_CASE("takeover: a row that others share is not written to",
+          "[allocator][vattention][sharing]") {
+  KvOptions o = options_of(KvShare::alias, 64, 2);
+  Memory m(o, "vattention");
+  const auto a = tokens_of(3 * kRow, 1), b = like(a, 2 * kRow + 200, 10, 2),
+             c = like(a, kRow + 100, 10, 3);
+  m.kv->free(fill(*m.kv, a, 0).handle);
+  const KvHandle sharer = fill(*m.kv, b, 0).handle;  // rows 0 and 1 of a
+  // No third slot: c goes on in a's, in whose row 1 it would write.
+  const KvReservation r = fill(*m.kv, c, 0);
+  CHECK(r.cached_tokens == kRow);
+  CHECK(wrong_rows(m.kv->view(sharer), b, 0) == 0);
+  CHECK(wrong_rows(m.kv->view(r.handle), c, 0) == 0);
+  m.kv->check_invariants();
+}
+
+TEST_CASE("copy: the donor keeps its rows, and no row is shared",
+          "[allocator][vattention][sharing]") {
+  Memory m(options_of(KvShare::copy), "vattention");
+  const auto a = tokens_of(2 * kRow, 1), b = like(a, 300, 30, 2);
+  const KvHandle donor = fill(*m.kv, a, 0).handle;
+  const KvReservation live = fill(*m.kv, b, 0);
+  CHECK(live.cached_tokens == 300);
+  m.kv->free(donor);
+  const KvReservation idle = fill(*m.kv, like(a, 400, 30, 3), 0);
+  CHECK(idle.cached_tokens == 400);
+  CHECK(m.kv->stats().active == 4);
+  CHECK(wrong_rows(m.kv->view(live.handle), b, 0) == 0);
+  CHECK(wrong_rows(m.kv->view(idle.handle), like(a, 400, 30, 3), 0) == 0);
+  m.kv->check_invariants();
+}
+
+TEST_CASE("sharing: what slots hold is kept while there are empty ones, then the oldest goes",
+          "[allocator][vattention][sharing]") {
+  Memory m(options_of(KvShare::copy, 64, 4), "vattention");
+  std::vector<std::vector<int32_t>> prompts;
+  for (int i = 0; i < 5; ++i) prompts.push_back(tokens_of(200, i));
+  auto held = [&](int i) { return m.kv->probe(prompts[size_t(i)], 0); };
+  for (int i = 0; i < 4; ++i) m.kv->free(fill(*m.kv, prompts[size_t(i)], 0).handle);
+  for (int i = 0; i < 4; ++i) CHECK(held(i) == 199);
+  m.kv->free(fill(*m.kv, prompts[4], 0).handle);
+  CHECK((held(0) == 0 && held(1) == 199 && held(4) == 199));
+  m.kv->clear_prefix_cache();
+  CHECK(held(4) == 0);
+  m.kv->check_invariants();
+}
+
+TEST_CASE("sharing: rows are reclaimed from the end, and the head stays usable",
+          "[allocator][vattention][sharing]") {
+  Memory m(options_of(KvShare::takeover, 8), "vattention");
+  const auto a = tokens_of(6 * kRow, 1);
+  m.kv->free(fill(*m.kv, a, 0).handle);
+  const auto other = tokens_of(4 * kRow, 2);
+  m.kv->free(fill(*m.kv, other, 0).handle);  // two rows are free, two come from a
+  CHECK(m.kv->probe(a, 0) == 4 * kRow);
+  const KvReservation r = m.kv->reserve(a, 0).value();
+  CHECK(r.cached_tokens == 4 * kRow);
+  CHECK(wrong_rows(m.kv->view(r.handle), std::span(a).first(4 * kRow), 0) == 0);
+  m.kv->check_invariants();
+}
+
+TEST_CASE("sharing: a sequence travels with rows that others share",
+          "[allocator][vattention][sharing]") {
+  KvOptions o = options_of(KvShare::alias);
+  o.keep_idle = false;
+  Memory p(o, "vattention");
+  auto d = make_vattention(p.pool, o);
+  const auto a = tokens_of(2 * kRow + 10, 1), b = like(a, 2 * kRow, 10, 2);
+  const KvHandle stays = fill(*p.kv, a, 0).handle, goes = fill(*p.kv, b, 0).handle;
+  CHECK(p.kv->stats().active == 4);
+  KvHandover handover = p.kv->hand_over(goes);
+  p.kv->check_invariants(false);
+  const KvHandle there = d->adopt(handover, b, 0);
+  CHECK(wrong_rows(d->view(there), b, 0) == 0);
+  CHECK(d->probe(like(b, kRow, 5, 4), 0) == kRow);  // D knows what it holds
+  p.kv->free(stays);
+  p.kv->check_invariants(false);
+  CHECK(p.pool->stats().free == p.pool->stats().capacity - 3);
+  CHECK(wrong_rows(d->view(there), b, 0) == 0);
+  d->free(there);
+  d->check_invariants(true);
+  CHECK(p.pool->stats().free == p.pool->stats().capacity);
+}
+
+TEST_CASE("sharing: off without a prefix cache", "[allocator][vattention][sharing]") {
+  KvOptions o = options_of(KvShare::alias);
+  o.prefix_cache = false;
+  Memory m(o, "vattention");
+  fill(*m.kv, tokens_of(500, 1), 0);
+  CHECK(fill(*m.kv, tokens_of(500, 1), 0).cached_tokens == 0);
+  CHECK(m.kv->stats().prefix_query_tokens == 0);
+}
+
+// ---- slots (TurboMind) --------------------------------------------------------------------------
+
+TEST_CASE("slots: the next turn of a conversation computes only what is new",
+          "[allocator][sharing]") {
+  Memory m(tiny_options(1, 3 * 200, true, KvOrder::layer_major, 200), "slots");
+  CHECK(m.kv->stats().capacity == 3);
+  const auto turn1 = tokens_of(60, 1), turn2 = like(turn1, 60, 40, 2),
+             turn3 = like(turn2, 100, 40, 3);
+  auto run = [&](const std::vector<int32_t>& tokens, uint64_t session) {
+    const KvReservation r = fill(*m.kv, tokens, session);
+    CHECK(wrong_rows(m.kv->view(r.handle), tokens, session) == 0);
+    m.kv->free(r.handle);
+    m.kv->check_invariants();
+    return r.cached_tokens;
+  };
+  CHECK(run(turn1, 1) == 0);
+  CHECK(run(turn1, 2) == 0);  // another session, though it says the same
+  CHECK((m.kv->stats().cached == 2 && m.kv->stats().free == 1));
+  CHECK(run(turn2, 1) == 60);
+  CHECK(m.kv->stats().cached == 2);  // in the same slot
+  CHECK(run(tokens_of(50, 5), 3) == 0);
+  CHECK(run(tokens_of(50, 6), 4) == 0);  // no slot is free: session 2, the longest idle, goes
+  CHECK(m.kv->stats().evictions == 1);
+  CHECK(m.kv->probe(turn2, 2) == 0);
+  CHECK(run(turn3, 1) == 100);
+  CHECK(run(turn2, 2) == 0);  // it comes back by computing it again
+  CHECK(run(turn3, 2) == 100);
+}
+
+TEST_CASE("slots: what is in use or leased is not taken", "[allocator][sharing]") {
+  Memory m(tiny_options(1, 2 * 100, true, KvOrder::layer_major, 100), "slots");
+  const auto a = tokens_of(50, 1), b = tokens_of(50, 2);
+  const KvHandle first = fill(*m.kv, a, 0).handle, second = fill(*m.kv, b, 0).handle;
+  CHECK_FALSE(m.kv->reserve(tokens_of(10, 3), 0).ok());
+  CHECK(m.kv->probe(a, 0) == 0);
+  const KvView view = m.kv->view(first);
+  const KvLease lease = m.kv->pin(first);
+  m.kv->free(first);
+  CHECK_FALSE(m.kv->reserve(a, 0).ok());
+  CHECK(wrong_rows(view, a, 0) == 0);
+  m.kv->unpin(lease);
+  CHECK(m.kv->stats().cached == 1);
+  CHECK(m.kv->reserve(a, 0).value().cached_tokens == 49);
+  m.kv->free(second);
+  m.kv->check_invariants();
+}
+
+TEST_CASE("KvStats: where the bytes of the pool are", "[allocator][sharing]") {
+  struct {
+    const char* scheme;
+    int64_t reserved, internal, external;  // of one sequence of 70 tokens
+  } rows[] = {{"contiguous", 130, 0, 50},
+              {"slots", 130, 0, 50},
+              {"paged", 0, 10, 10},
+              {"token", 0, 0, 0},
+              {"vattention", 0, 186, 0}};
+  for (const auto& row : rows) {
+    CAPTURE(row.scheme);
+    KvOptions o = tiny_options(16, 0, true, KvOrder::layer_major, 200);
+    o.block_tokens = 20;
+    const int64_t token = int64_t(o.shape.token_bytes());
+    o.pool_bytes = size_t(650 * token);
+    o.page_group_bytes = 4096;
+    o.max_sequences = 3;
+    o.map_ahead = false;
+    if (row.scheme == std::string("vattention")) o.pool_bytes = 4 * vattention_row_bytes(o);
+    Memory m(o, row.scheme);
+    auto expect = [&](int64_t written, int64_t reserved, int64_t internal) {
+      const KvStats s = m.kv->stats();
+      CHECK(s.capacity_bytes == int64_t(o.pool_bytes));
+      CHECK(s.written_bytes == written * token);
+      CHECK(s.reserved_bytes == reserved * token);
+      CHECK(s.internal_bytes == internal * token);
+      CHECK(s.external_bytes == row.external * token);
+      CHECK(s.idle_bytes ==
+            s.capacity_bytes - (written + reserved + internal + row.external) * token);
+      m.kv->check_invariants();
+    };
+    expect(0, 0, 0);
+    const KvHandle a = fill(*m.kv, tokens_of(70, 1), 0).handle;
+    expect(70, row.reserved, row.internal);
+    const KvHandle b = fill(*m.kv, tokens_of(70, 2), 1).handle;
+    expect(140, 2 * row.reserved, 2 * row.internal);
+    const KvLease lease = m.kv->pin(a);
+    m.kv->free(a);
+    expect(140, 2 * row.reserved, 2 * row.internal);
+    m.kv->unpin(lease);
+    m.kv->free(b);
+    expect(0, 0, 0);
+  }
+}

@@ -1,0 +1,582 @@
+// Tiers below a pool, over every scheme: what comes back is what went out, or it does not come
+// back.
+#include "allocator/tiered.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/copy_thread.h"
+#include "base/device.h"
+#include "base/random.h"
+#include "tests/allocator/kv_fixture.h"
+#include "tests/catch.h"
+#include "tests/late_copies.h"
+
+namespace xpyd::testing {
+namespace {
+
+constexpr int kBlock = 4;  // tokens of a tier's block
+constexpr size_t kBlockBytes = kBlock * kTinyShape.token_bytes();
+const char* const kSchemes[] = {"paged", "token", "contiguous", "vattention"};
+
+struct Setup {
+  std::string scheme = "paged";
+  KvOrder order = KvOrder::layer_major;
+  int pool_tokens = 64, max_tokens = 32;
+  bool prefix_cache = false;  // of the pool itself
+  int host_blocks = 16, disk_blocks = 0;
+  double gbps = 0;
+  std::string host_eviction = "lru", disk_eviction = "lru";
+  KvTiers::Seams seams;
+  Device* device = &cpu_device();  // of the copies
+};
+
+KvOptions kv_options(const Setup& s) {
+  KvOptions o = tiny_options(4, s.pool_tokens / 4, s.prefix_cache, s.order, s.max_tokens);
+  o.max_sequences = 12;
+  o.page_group_bytes = 4096;
+  if (s.scheme == "vattention") {  // a row of 4096-byte groups is 64 or 256 tokens of this shape
+    o.max_sequence_tokens = 4 * s.max_tokens;
+    o.pool_bytes = 24 * 4096;
+  }
+  return o;
+}
+
+class Tiered {
+ public:
+  explicit Tiered(const Setup& s) : options(kv_options(s)) {
+    options.tiers.host_bytes = size_t(s.host_blocks) * kBlockBytes;
+    options.tiers.block_tokens = kBlock;
+    options.tiers.copy_gbps = s.gbps;
+    options.tiers.host_eviction = s.host_eviction;
+    options.tiers.disk_eviction = s.disk_eviction;
+    if (s.disk_blocks > 0) {
+      options.tiers.disk_dir = dir.path;
+      options.tiers.disk_bytes = size_t(s.disk_blocks) * DiskFile::kSector;
+    }
+    pool = make_block_pool(s.scheme, options).value();
+    auto tiers = KvTiers::create(options.shape, options.tiers, *s.device, s.seams);
+    if (!tiers) FAIL(tiers.error().message);
+    kv = std::make_unique<TieredMemory>(find_kv_scheme(s.scheme)->make(pool, options),
+                                        std::move(tiers).value(), *s.device);
+  }
+  // As an engine: waits for what is loading, computes the rest. Returns the tokens not computed.
+  int run(std::span<const int32_t> tokens, uint64_t salt = 0) {
+    const KvReservation r = kv->reserve(tokens, salt).value();
+    while (!kv->ready(r.handle)) std::this_thread::yield();
+    const int cached = kv->written_tokens(r.handle);
+    REQUIRE(cached <= r.cached_tokens);
+    REQUIRE(cached < int(tokens.size()));
+    REQUIRE(wrong_rows(kv->view(r.handle), tokens.first(size_t(cached)), salt) == 0);
+    REQUIRE(kv->append(r.handle, int(tokens.size()) - cached));
+    write_rows(kv->view(r.handle), tokens, salt, cached);
+    kv->written(r.handle, tokens.subspan(size_t(cached)));
+    kv->free(r.handle);
+    return cached;
+  }
+  KvTierStats stats() const { return kv->stats().tiers; }
+
+  TempDir dir;
+  KvOptions options;
+  std::shared_ptr<BlockPool> pool;
+  std::unique_ptr<TieredMemory> kv;
+};
+
+std::vector<int32_t> tokens_of(int family, int n) {
+  std::vector<int32_t> tokens(static_cast<size_t>(n));
+  for (int i = 0; i < n; ++i) tokens[size_t(i)] = family * 1000 + i;
+  return tokens;
+}
+
+TEST_CASE("copy thread: copies in order, at the speed that it is given", "[tiers]") {
+  for (double gbps : {0.0, 2.0}) {
+    CopyThread queue(gbps);
+    std::vector<std::byte> from(3 << 20), middle(from.size()), to(from.size());
+    for (size_t i = 0; i < from.size(); ++i) from[i] = std::byte(i * 7);
+    RealClock clock;
+    const double start = clock.now();
+    CHECK(queue.reached(queue.mark()));
+    queue.copy(std::vector<Copy>{{from.data(), middle.data(), from.size()}}, false);
+    queue.copy(std::vector<Copy>{{middle.data(), to.data(), to.size()}}, true);
+    const int64_t mark = queue.mark();
+    while (!queue.reached(mark)) std::this_thread::yield();
+    CHECK(to == from);
+    if (gbps > 0) CHECK(clock.now() - start >= 2.0 * double(from.size()) / (gbps * 1e9));
+    queue.copy(std::vector<Copy>{{to.data(), middle.data(), to.size()}}, true);
+    queue.wait();
+    CHECK(queue.reached(queue.mark()));
+  }
+}
+
+TEST_CASE("tiers: a prompt's KV comes back after the pool has forgotten it", "[tiers]") {
+  for (const char* scheme : kSchemes)
+    for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
+      for (int disk : {0, 64}) {
+        INFO(scheme << " order " << int(order) << " disk " << disk);
+        Tiered t(
+            {.scheme = scheme, .order = order, .host_blocks = disk ? 20 : 40, .disk_blocks = disk});
+        const int n = 22;  // five blocks and two tokens
+        for (int round = 0; round < 2; ++round)
+          for (int family = 0; family < 6; ++family) {
+            const auto tokens = tokens_of(family, n);
+            CHECK(t.kv->probe(tokens, 0) == 0);
+            const int promised = t.kv->promise(tokens, 0);
+            CHECK(promised == (round == 0 ? 0 : 20));
+            CHECK(t.run(tokens) == promised);
+            t.kv->drain();
+            t.kv->check_invariants(true);
+          }
+        const KvTierStats s = t.stats();
+        CHECK(s.host_hit_tokens + s.disk_hit_tokens == 6 * 20);
+        CHECK(s.bytes_out == int64_t(30 * kBlockBytes));  // each block once
+        CHECK(s.bytes_in == int64_t(30 * kBlockBytes));
+        CHECK(s.dropped_out == 0);
+        if (disk) CHECK(s.disk_hit_tokens >= 40);
+        if (!disk) CHECK(s.host_hit_tokens == 120);
+        // Never the last token, whose logits are wanted; and only this salt's.
+        CHECK(t.kv->promise(tokens_of(0, 20), 0) == 16);
+        CHECK(t.kv->promise(tokens_of(0, 21), 0) == 20);
+        CHECK(t.kv->promise(tokens_of(0, 22), 7) == 0);
+        t.kv->clear_prefix_cache();
+        CHECK(t.stats().host_blocks + t.stats().disk_blocks == 0);
+        CHECK(t.kv->promise(tokens_of(0, 22), 0) == 0);
+        t.kv->check_invariants(true);
+      }
+}
+
+TEST_CASE("tiers: eviction policies", "[tiers]") {
+  const BlockUse old_deep{.last_use = 1, .uses = 9, .position = 7},
+      new_shallow{.last_use = 5, .uses = 1, .position = 0};
+  auto first = [&](const char* name) {
+    const EvictionPolicy& p = *find_eviction_policy(name);
+    return p.rank(old_deep) < p.rank(new_shallow) ? 1 : 2;
+  };
+  CHECK(first("lru") == 1);
+  CHECK(first("lfu") == 2);
+  CHECK(first("length_aware") == 1);
+  CHECK(find_eviction_policy("fifo") == nullptr);
+}
+
+TEST_CASE("tiers: a sequence longer than the host leaves its beginning there", "[tiers]") {
+  for (const EvictionPolicy& policy : eviction_policies()) {
+    INFO(policy.name);
+    Tiered t(
+        {.pool_tokens = 256, .max_tokens = 128, .host_blocks = 8, .host_eviction = policy.name});
+    const auto tokens = tokens_of(1, 100);
+    CHECK(t.run(tokens) == 0);
+    t.kv->drain();
+    CHECK(t.kv->promise(tokens, 0) == 8 * kBlock);
+    CHECK(t.stats().dropped_out == 25 - 8);
+    CHECK(t.run(tokens) == 8 * kBlock);
+    t.kv->check_invariants(true);
+  }
+}
+
+TEST_CASE("tiers: a block is moved once, however many want it", "[tiers]") {
+  for (const char* scheme : kSchemes) {
+    INFO(scheme);
+    LateCopies device;
+    std::atomic<int> reads{0};
+    Setup setup{.scheme = scheme,
+                .pool_tokens = 256,
+                .host_blocks = 20,
+                .disk_blocks = 64,
+                .device = &device};
+    setup.seams.disk_fault = [&](bool write, std::span<std::byte>, int result) {
+      reads += !write;
+      return result;
+    };
+    Tiered t(setup);
+    // Two compute the same at once: it goes out once.
+    device.late = true;
+    const auto tokens = tokens_of(1, 22);
+    KvHandle handles[3];
+    for (int i = 0; i < 2; ++i) {
+      const KvReservation r = t.kv->reserve_here(tokens, 0).value();
+      CHECK(!r.loading);
+      handles[i] = r.handle;
+      REQUIRE(t.kv->append(r.handle, 22));
+      write_rows(t.kv->view(r.handle), tokens, 0, 0);
+      t.kv->written(r.handle, tokens);
+    }
+    CHECK(t.stats().bytes_out == int64_t(5 * kBlockBytes));
+    // A third asks for what is still on its way out.
+    const KvReservation third = t.kv->reserve(tokens, 0).value();
+    CHECK(third.cached_tokens == 20);
+    for (int i = 0; i < 10; ++i) CHECK(!t.kv->ready(third.handle));
+    device.late = false;
+    while (!t.kv->ready(third.handle)) std::this_thread::yield();
+    CHECK(t.kv->written_tokens(third.handle) == 20);
+    CHECK(wrong_rows(t.kv->view(third.handle), std::span(tokens).first(20), 0) == 0);
+    for (KvHandle handle : {handles[0], handles[1], third.handle}) t.kv->free(handle);
+    // Push it to the disk; three want it back at once: it is read once.
+    for (int family = 2; family < 8; ++family) {
+      t.run(tokens_of(family, 22));
+      t.kv->drain();
+    }
+    const int64_t hit = t.stats().disk_hit_tokens, before = reads;
+    for (KvHandle& handle : handles) {
+      const KvReservation r = t.kv->reserve(tokens, 0).value();
+      CHECK(r.loading);
+      handle = r.handle;
+    }
+    for (KvHandle handle : handles) {
+      while (!t.kv->ready(handle)) std::this_thread::yield();
+      CHECK(t.kv->written_tokens(handle) == 20);
+      CHECK(wrong_rows(t.kv->view(handle), std::span(tokens).first(20), 0) == 0);
+      t.kv->free(handle);
+    }
+    CHECK(reads - before > 0);
+    CHECK(reads - before <= 5);
+    CHECK((t.stats().disk_hit_tokens - hit) == (reads - before) * kBlock);
+    t.kv->drain();
+    t.kv->check_invariants(true);
+  }
+}
+
+TEST_CASE("tiers: a sequence that is given up while its KV comes keeps its memory until then",
+          "[tiers]") {
+  for (const char* scheme : kSchemes) {
+    INFO(scheme);
+    LateCopies device;
+    Tiered t({.scheme = scheme, .pool_tokens = 256, .host_blocks = 64, .device = &device});
+    const auto tokens = tokens_of(1, 22), others = tokens_of(2, 22);
+    t.run(tokens);
+    t.kv->drain();
+    const int idle = t.kv->stats().active;
+    device.late = true;
+    const KvReservation r = t.kv->reserve(tokens, 0).value();
+    REQUIRE(r.loading);
+    const int held = t.kv->stats().active + t.kv->stats().in_transfer - idle;
+    CHECK(held > 0);
+    // Others come, compute and go meanwhile.
+    const KvReservation other = t.kv->reserve(others, 0).value();
+    REQUIRE(t.kv->append(other.handle, 22));
+    write_rows(t.kv->view(other.handle), others, 0, 0);
+    t.kv->written(other.handle, others);
+    CHECK(!t.kv->ready(r.handle));
+    t.kv->free(r.handle);
+    t.kv->check_invariants(true);
+    for (int i = 0; i < 10; ++i) t.kv->poll();
+    CHECK(wrong_rows(t.kv->view(other.handle), others, 0) == 0);
+    t.kv->free(other.handle);
+    CHECK(t.kv->stats().active + t.kv->stats().in_transfer - idle >= held);
+    device.late = false;
+    t.kv->drain();
+    const KvStats s = t.kv->stats();
+    CHECK(s.free + s.cached == s.capacity);
+    CHECK(t.run(tokens) == 20);
+    CHECK(t.run(others) == 20);
+    // Nor does the end of the memory come before the copies' end.
+    device.late = true;
+    CHECK(t.kv->reserve(tokens, 0).value().loading);
+    t.kv.reset();
+  }
+}
+
+TEST_CASE("tiers: a disk that fails costs computing, not tokens", "[tiers]") {
+  struct Case {
+    const char* what;
+    std::function<int(bool, std::span<std::byte>, int)> fault;
+  };
+  const Case cases[] = {
+      {"full", [](bool write, std::span<std::byte>, int r) { return write ? -ENOSPC : r; }},
+      {"gone", [](bool write, std::span<std::byte>, int r) { return write ? r : -EIO; }},
+      {"short", [](bool write, std::span<std::byte>, int r) { return write ? r : r / 2; }},
+      {"changed",
+       [](bool write, std::span<std::byte> data, int r) {
+         if (!write) data[7] ^= std::byte{0x10};
+         return r;
+       }},
+  };
+  for (const Case& c : cases) {
+    INFO(c.what);
+    Setup setup{.host_blocks = 20, .disk_blocks = 64};
+    setup.seams.disk_fault = c.fault;
+    Tiered t(setup);
+    int cached = 0;
+    for (int round = 0; round < 4; ++round)
+      for (int family = 0; family < 6; ++family) {
+        cached += t.run(tokens_of(family, 22));
+        t.kv->drain();
+        t.kv->check_invariants(true);
+      }
+    const KvTierStats s = t.stats();
+    if (c.what == std::string("full")) CHECK((s.failed_writes > 0 && s.disk_blocks == 0));
+    if (c.what == std::string("gone")) CHECK((s.failed_reads >= 3 && s.failed_reads < 20));
+    if (c.what == std::string("short")) CHECK((s.failed_reads >= 3 && s.failed_reads < 20));
+    if (c.what == std::string("changed")) CHECK(s.corrupt_reads > 3);
+    CHECK(s.disk_hit_tokens == 0);
+    CHECK(cached == s.host_hit_tokens);
+  }
+}
+
+TEST_CASE("tiers: options that cannot be met are told by name", "[tiers]") {
+  TempDir dir;
+  auto error = [&](auto change) {
+    KvTierOptions o{.host_bytes = 64 * kBlockBytes, .block_tokens = kBlock};
+    change(o);
+    auto tiers = KvTiers::create(kTinyShape, o, cpu_device(), {});
+    REQUIRE(!tiers);
+    return tiers.error().message;
+  };
+  auto has = [](const std::string& text, const char* part) {
+    INFO(text);
+    CHECK(text.find(part) != std::string::npos);
+  };
+  has(error([](auto& o) { o.host_bytes = 100; }), "--host-kv-bytes is 100");
+  has(error([](auto& o) {
+        o.host_bytes = size_t(1) << 36;
+        o.block_tokens = 4096;
+      }),
+      "--host-kv-bytes is 68719476736, this machine has");
+  has(error([&](auto& o) {
+        o.host_bytes = 0;
+        o.disk_dir = dir.path;
+      }),
+      "needs --host-kv-bytes");
+  has(error([](auto& o) { o.host_eviction = "fifo"; }), "expected one of lru, lfu, length_aware");
+  auto disk = [&](const std::string& path, size_t bytes) {
+    return error([&](auto& o) {
+      o.disk_dir = path;
+      o.disk_bytes = bytes;
+    });
+  };
+  has(disk(dir.path + "/none", 1 << 20), "expected a folder");
+  has(disk("/dev/null", 1 << 20), "expected a folder");
+  has(disk(dir.path, 100), "--disk-kv-bytes is 100: one block takes 4096");
+  has(disk(dir.path, size_t(1) << 50), "the disk has");
+  has(disk("/proc", 1 << 20), "/proc");
+}
+
+// Seeds of tests below that break things on purpose.
+struct Config {
+  Setup setup;
+  bool faults = false;
+  int operations = 10'000;
+};
+
+// What all trials did: a disk's pace is not theirs, so one alone may have met little.
+struct Totals {
+  int loads = 0, cancelled = 0, short_loads = 0;
+  int64_t host_evictions = 0, disk_hit_tokens = 0, failures = 0;
+};
+
+class Trial {
+ public:
+  Trial(const Config& config, uint64_t seed)
+      : config_(config), random_(seed), fault_random_(seed + 1), t_(with_faults(config)) {}
+
+  void run(Totals& totals) {
+    for (int i = 0; i < config_.operations; ++i) {
+      step();
+      kv().check_invariants(true);
+    }
+    for (KvLease lease : leases_) kv().unpin(lease);
+    for (Live& s : live_) kv().free(s.handle);
+    kv().drain();
+    const KvStats before = kv().stats();
+    CHECK(before.free + before.cached == before.capacity);
+    kv().clear_prefix_cache();
+    kv().drain();
+    kv().clear_prefix_cache();
+    kv().check_invariants(true);
+    const KvTierStats s = kv().stats().tiers;
+    CHECK(s.host_blocks + s.disk_blocks == 0);
+    totals.loads += loads_;
+    totals.cancelled += cancelled_;
+    totals.short_loads += short_loads_;
+    totals.host_evictions += s.host_evictions;
+    totals.disk_hit_tokens += s.disk_hit_tokens;
+    totals.failures += s.corrupt_reads + s.failed_reads;
+  }
+
+ private:
+  struct Live {
+    KvHandle handle;
+    uint64_t salt;
+    std::vector<int32_t> tokens;  // written
+    std::vector<int32_t> prompt;  // to write still
+    bool loading;
+    int promised;
+  };
+
+  Setup with_faults(const Config& config) {
+    Setup s = config.setup;
+    if (config.faults)
+      s.seams.disk_fault = [this](bool write, std::span<std::byte> data, int result) {
+        const uint64_t what = fault_random_.below(12);
+        if (write) return result;
+        if (what == 0) data[fault_random_.below(data.size())] ^= std::byte{1};
+        if (what == 1) {
+          // Not too often: the disk is given up after some.
+          return fault_count_++ < 2 ? result / 2 : result;
+        }
+        return result;
+      };
+    return s;
+  }
+  TieredMemory& kv() { return *t_.kv; }
+
+  // A disk takes as long as thousands of operations here.
+  void settle(bool wholly) {
+    if (wholly) kv().drain();
+    kv().poll();
+    for (Live& s : live_)
+      if (s.loading) check_ready(s);
+  }
+
+  // The beginning of one of a few texts, and sometimes an end of its own.
+  std::vector<int32_t> draw_tokens() {
+    const size_t n = 1 + random_.below(size_t(config_.setup.max_tokens));
+    std::vector<int32_t> tokens = tokens_of(int(random_.below(5)), int(n));
+    if (random_.below(3) == 0)
+      for (size_t i = random_.below(n); i < n; ++i) tokens[i] = int32_t(random_.below(3));
+    return tokens;
+  }
+
+  void step() {
+    const uint64_t what = random_.below(100);
+    if (what < 25) return live_.size() < 6 ? reserve() : release(random_.below(live_.size()));
+    if (what < 26) return kv().clear_prefix_cache();
+    if (what < 30 && !leases_.empty()) {
+      kv().unpin(leases_.back());
+      return leases_.pop_back();
+    }
+    if (what < 34) return settle(random_.below(2) == 0);
+    if (live_.empty()) return;
+    const size_t i = random_.below(live_.size());
+    if (live_[i].loading) {
+      if (what < 45) {  // cancelled while it is under way
+        ++cancelled_;
+        return release(i);
+      }
+      if (what < 70)
+        while (!kv().ready(live_[i].handle)) std::this_thread::yield();
+      return check_ready(live_[i]);
+    }
+    if (what < 70) return grow(live_[i]);
+    if (what < 76) return fork(i);
+    if (what < 79) return leases_.push_back(kv().pin(live_[i].handle));
+    if (what < 83 && (leases_.empty() || config_.setup.scheme == "paged")) return pass_on(live_[i]);
+    if (what < 94) return release(i);
+    kv().trim(live_[i].handle);
+  }
+
+  void reserve() {
+    Live s{kNoKv, random_.below(2) * 77, {}, draw_tokens(), false, 0};
+    const Result<KvReservation> r = random_.below(8) == 0 ? kv().reserve_here(s.prompt, s.salt)
+                                                          : kv().reserve(s.prompt, s.salt);
+    if (!r) return;
+    s.handle = r.value().handle;
+    s.loading = r.value().loading;
+    s.promised = r.value().cached_tokens;
+    REQUIRE(s.promised < int(s.prompt.size()));
+    loads_ += s.loading;
+    if (!s.loading) take(s, s.promised);
+    live_.push_back(std::move(s));
+  }
+
+  void take(Live& s, int n) {
+    s.tokens.assign(s.prompt.begin(), s.prompt.begin() + n);
+    s.prompt.erase(s.prompt.begin(), s.prompt.begin() + n);
+    REQUIRE(kv().written_tokens(s.handle) == n);
+    REQUIRE(wrong_rows(kv().view(s.handle), s.tokens, s.salt) == 0);
+  }
+
+  void check_ready(Live& s) {
+    if (!kv().ready(s.handle)) return;
+    s.loading = false;
+    const int n = kv().written_tokens(s.handle);
+    REQUIRE(n <= s.promised);
+    short_loads_ += n < s.promised;
+    take(s, n);
+  }
+
+  void grow(Live& s) {
+    size_t n = 1 + random_.below(2 * kBlock);
+    if (!s.prompt.empty()) n = std::min(n, s.prompt.size());
+    n = std::min(n, size_t(config_.setup.max_tokens) - s.tokens.size());
+    while (s.prompt.size() < n) s.prompt.push_back(int32_t(random_.below(3)));
+    if (!kv().append(s.handle, int(n))) {
+      if (random_.below(2) == 0) release(random_.below(live_.size()));
+      return;
+    }
+    const size_t done = s.tokens.size();
+    s.tokens.insert(s.tokens.end(), s.prompt.begin(), s.prompt.begin() + ptrdiff_t(n));
+    s.prompt.erase(s.prompt.begin(), s.prompt.begin() + ptrdiff_t(n));
+    write_rows(kv().view(s.handle), s.tokens, s.salt, int(done));
+    kv().written(s.handle, std::span<const int32_t>(s.tokens).subspan(done));
+    REQUIRE(wrong_rows(kv().view(s.handle), s.tokens, s.salt) == 0);
+  }
+
+  void fork(size_t i) {
+    const Result<KvHandle> child = kv().fork(live_[i].handle);
+    if (!child) return;
+    Live s = live_[i];
+    s.handle = child.value();
+    live_.push_back(std::move(s));
+  }
+
+  void pass_on(Live& s) {
+    KvHandover handover = kv().hand_over(s.handle);
+    REQUIRE(handover.tokens == int(s.tokens.size()));
+    const KvHandle handle = kv().adopt(std::move(handover), s.tokens, s.salt);
+    s.handle = handle;
+    if (handle == kNoKv) {
+      std::swap(s, live_.back());
+      return live_.pop_back();
+    }
+    REQUIRE(wrong_rows(kv().view(handle), s.tokens, s.salt) == 0);
+  }
+
+  void release(size_t i) {
+    kv().free(live_[i].handle);
+    std::swap(live_[i], live_.back());
+    live_.pop_back();
+  }
+
+  const Config config_;
+  Random random_, fault_random_;
+  int fault_count_ = 0;
+  Tiered t_;
+  std::vector<Live> live_;
+  std::vector<KvLease> leases_;
+  int loads_ = 0, cancelled_ = 0, short_loads_ = 0;
+};
+
+TEST_CASE("tiers: random operations against a trivially correct model", "[tiers][random]") {
+  uint64_t seed = 0;
+  Totals totals;
+  for (const char* scheme : kSchemes)
+    for (int disk : {0, 24})
+      for (bool faults : {false, true}) {
+        if (faults && disk == 0) continue;
+        ++seed;
+        Config c{{.scheme = scheme,
+                  .order = seed % 2 ? KvOrder::layer_major : KvOrder::token_major,
+                  .prefix_cache = seed % 4 == 0,
+                  .host_blocks = disk ? 10 : 16,
+                  .disk_blocks = disk},
+                 faults};
+        c.setup.host_eviction = c.setup.disk_eviction = eviction_policies()[seed % 3].name;
+        if (seed % 2) c.setup.seams.key_mask = 0x7;  // collisions
+        if (std::string(scheme) == "contiguous") c.setup.pool_tokens = 8 * 32;
+        INFO(scheme << " disk " << disk << " faults " << faults << " seed " << seed);
+        Trial(c, seed).run(totals);
+      }
+  CHECK(totals.loads > 1000);
+  CHECK(totals.cancelled > 100);
+  CHECK(totals.short_loads > 0);
+  CHECK(totals.host_evictions > 1000);
+  CHECK(totals.disk_hit_tokens > 500);
+  CHECK(totals.failures > 1);
+}
+
+}  // namespace
+}  // namespace xpyd::testing

@@ -1,0 +1,215 @@
+// Admission rules against a future that is played out: the same numbers, step by step.
+#include "batch/admission.h"
+
+#include "allocator/kv_memory.h"
+#include "base/clock.h"
+#include "base/random.h"
+#include "batch/engine.h"
+#include "model/null_model.h"
+#include "tests/catch.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing {
+namespace {
+
+// One sequence, played: its tokens with KV after each step.
+struct Played {
+  int prompt, choices, output, computed, step = 0;
+  bool in_place = true;  // its prompt's KV is there
+};
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Blocks that n sequences hold at the worst moment, everybody decoding in every step; those whose
+// prompt is missing compute it in the first (`prompts_alone`: before it).
+int peak_blocks(std::vector<Played> all, int block, bool prompts_alone) {
+  int peak = 0;
+  auto look = [&] {
+    int sum = 0;
+    for (const Played& p : all) {
+      if (p.output == 0 || p.computed == 0) continue;
+      const int shared = p.computed > p.prompt ? p.prompt / block : 0;
+      const int copies = p.computed > p.prompt ? p.choices : 1;
+      sum += shared + copies * (ceil_div(p.computed, block) - shared);
+      sum += copies > 1 && p.prompt % block != 0;  // a copy that turns out not to be needed
+    }
+    peak = std::max(peak, sum);
+  };
+  auto compute = [](Played& p) {
+    p.computed = p.in_place ? p.computed + 1 : p.prompt;
+    p.in_place = true;
+  };
+  auto sample = [](Played& p) { p.output -= p.output > 0; };
+  if (prompts_alone) {
+    for (Played& p : all)
+      if (!p.in_place) compute(p);
+    look();
+    for (Played& p : all)
+      if (p.step == 0 && p.computed == p.prompt) sample(p);
+  }
+  for (bool more = true; more;) {
+    more = false;
+    for (Played& p : all)
+      if (p.output > 0) compute(p), more = true;
+    look();
+    for (Played& p : all) sample(p);
+  }
+  return peak;
+}
+
+TEST_CASE("peak_tokens admits exactly those whose common peak fits", "[batch]") {
+  Random random(11);
+  const AdmissionRule& rule = *find_admission_rule("peak_tokens");
+  int full = 0, refused = 0;
+  for (int round = 0; round < 20000; ++round) {
+    const int block = round % 3 == 0 ? 1 : round % 3 == 1 ? 16 : 512;
+    const bool alone = random.below(2);
+    std::vector<SequenceView> running, waiting;
+    std::vector<Played> played;
+    int held = 0;
+    auto below = [&](int n) { return int(random.below(uint64_t(n))); };
+    for (int i = 1 + below(6); i > 0; --i) {  // decoding
+      const int prompt = 1 + below(100), left = 1 + below(60), made = 1 + below(20);
+      SequenceView s{.n_tokens = prompt + made, .n_computed = prompt + made - 1};
+      s.n_limit = prompt + made + left;
+      s.n_output = made;
+      s.n_blocks = ceil_div(s.n_computed, block);
+      held += s.n_blocks;
+      running.push_back(s);
+      played.push_back({s.n_computed, 1, left, s.n_computed, 1});
+    }
+    for (int i = 1 + below(6); i > 0; --i) {
+      SequenceView s{.n_tokens = 1 + below(100)};
+      s.choices = below(4) == 0 ? 2 + below(3) : 1;
+      s.n_limit = s.n_tokens + 1 + below(60);
+      waiting.push_back(s);
+    }
+    const int available = below(block == 1 ? 600 : block == 16 ? 40 : 12);
+    std::vector<Scheduled> going, candidates;
+    for (const SequenceView& s : running) going.push_back({&s, alone ? 0 : 1});
+    for (const SequenceView& s : waiting) candidates.push_back({&s, s.n_tokens});
+    const int admitted = rule.admits({.running = going,
+                                      .candidates = candidates,
+                                      .available_blocks = available,
+                                      .capacity_blocks = available + held,
+                                      .block_tokens = block,
+                                      .step_tokens = 4096,
+                                      .prompts_alone = alone});
+    if (peak_blocks(played, block, alone) > available + held) {
+      REQUIRE(admitted == 0);
+      continue;
+    }
+    int possible = 0;
+    for (const SequenceView& s : waiting) {
+      played.push_back({s.n_tokens, s.choices, s.n_limit - s.n_tokens, 0, 0, false});
+      if (peak_blocks(played, block, alone) > available + held) break;
+      ++possible;
+    }
+    INFO("round " << round << " block " << block << (alone ? " prompts alone" : ""));
+    REQUIRE(admitted == possible);
+    full += possible == int(waiting.size());
+    refused += possible < int(waiting.size());
+  }
+  CHECK(full > 1000);
+  CHECK(refused > 1000);
+}
+
+TEST_CASE("longest holds everybody's longest output, prompt only prompts", "[batch]") {
+  SequenceView runs{.n_tokens = 20, .n_computed = 19, .n_limit = 101, .n_blocks = 2};
+  SequenceView comes{.n_tokens = 30, .n_limit = 81};
+  Scheduled going[] = {{&runs, 1}}, next[] = {{&comes, 30}, {&comes, 30}};
+  AdmissionView view{.running = going,
+                     .candidates = next,
+                     .available_blocks = 10,
+                     .capacity_blocks = 12,
+                     .block_tokens = 16,
+                     .step_tokens = 64};
+  CHECK(find_admission_rule("longest")->admits(view) == 1);  // 100 tokens: 5 more; 80 tokens: 5
+  view.available_blocks = 9;
+  CHECK(find_admission_rule("longest")->admits(view) == 0);
+  CHECK(find_admission_rule("prompt")->admits(view) == 2);
+  view.available_blocks = 3;
+  CHECK(find_admission_rule("prompt")->admits(view) == 1);
+  view.running = {};  // nobody would end to make room: it starts
+  view.available_blocks = 2;
+  CHECK(find_admission_rule("longest")->admits(view) == 1);
+  comes.choices = 4;  // 80 tokens behind one full block: 1 + 4 * 4
+  view.available_blocks = 16;
+  view.running = going;
+  runs.n_limit = runs.n_tokens;
+  CHECK(find_admission_rule("longest")->admits(view) == 0);
+  view.available_blocks = 17;
+  CHECK(find_admission_rule("longest")->admits(view) == 1);
+}
+
+class Discard final : public EventSink {
+ public:
+  void on_event(TokenEvent event) override { ended += event.finish == FinishReason::length; }
+  int ended = 0;
+};
+
+struct Outcome {
+  int64_t preemptions = 0, steps = 0;
+};
+
+// Requests of known length, one batch of arrivals after another, into a pool that cannot hold all.
+Outcome serve(const std::string& scheme, const std::string& policy, const std::string& rule,
+              int step_tokens, uint64_t seed) {
+  ModelConfig config = tiny_config();
+  KvOptions kv{.shape = kv_shape(config, Dtype::bf16)};
+  kv.max_sequence_tokens = 256;
+  kv.pool_bytes = 1600 * kv.shape.token_bytes();
+  auto pool = make_block_pool(scheme, kv).value();
+  auto memory = find_kv_scheme(scheme)->make(pool, kv);
+  auto model = make_null_model(config);
+  VirtualClock clock;
+  Engine engine(*model, *memory,
+                {.policy = find_batch_policy(policy),
+                 .admission = find_admission_rule(rule),
+                 .max_batch = 40,
+                 .step_tokens = step_tokens},
+                clock, nullptr);
+  Random random(seed);
+  auto sink = std::make_shared<Discard>();
+  int choices = 0;
+  for (int id = 0; id < 120; ++id) {
+    auto request = std::make_shared<Request>();
+    request->id = uint64_t(id);
+    const int prompt = 1 + int(random.below(100)), family = int(random.below(3));
+    for (int i = 0; i < prompt; ++i)
+      request->prompt.push_back((i * 7 + (i < 40 ? family : id)) % 96);
+    request->sampling.temperature = 0;
+    request->max_tokens = 1 + int(random.below(120));
+    request->ignore_eos = true;
+    request->n = random.below(8) == 0 ? 3 : 1;
+    choices += request->n;
+    engine.submit(make_sequence(request, sink, std::make_shared<std::atomic<bool>>(false)));
+    for (uint64_t turns = random.below(4); turns > 0; --turns) engine.step();
+  }
+  while (!engine.idle()) REQUIRE(engine.step());
+  memory->check_invariants();
+  REQUIRE(sink->ended == choices);
+  return {engine.stats().preemptions, engine.stats().steps};
+}
+
+TEST_CASE("with known lengths peak_tokens and longest never preempt, and prompt does", "[batch]") {
+  int64_t with_prompt = 0, peak_steps = 0, longest_steps = 0;
+  for (const char* scheme : {"paged", "token", "contiguous"})
+    for (const char* policy : {"chunked", "persistent", "prefill_first", "static"})
+      for (int step : {48, 160, 2048})
+        for (uint64_t seed = 0; seed < 4; ++seed) {
+          INFO(scheme << " " << policy << " step " << step << " seed " << seed);
+          const Outcome peak = serve(scheme, policy, "peak_tokens", step, seed);
+          const Outcome longest = serve(scheme, policy, "longest", step, seed);
+          CHECK(peak.preemptions == 0);
+          CHECK(longest.preemptions == 0);
+          with_prompt += serve(scheme, policy, "prompt", step, seed).preemptions;
+          peak_steps += peak.steps;
+          longest_steps += longest.steps;
+        }
+  CHECK(with_prompt > 100);
+  CHECK(peak_steps < longest_steps);
+}
+
+}  // namespace
+}  // namespace xpyd::testing

@@ -1,0 +1,214 @@
+// KV that comes back from a tier gives the logits that computing it gives, and every request ends
+// once, whatever is cancelled, preempted or broken on the way.
+#include <atomic>
+#include <map>
+
+#include "base/random.h"
+#include "tests/catch.h"
+#include "tests/late_copies.h"
+#include "tests/late_model.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing {
+namespace {
+
+constexpr size_t kTokenBytes = 256;  // of the tiny model's KV
+
+// Conversations in rounds: each prompt is the one before it, its answer, and something new.
+struct Run {
+  std::map<uint64_t, Recorder::Choice> choices;
+  KvTierStats tiers;
+  int64_t preemptions = 0;
+};
+
+Run converse(const TinySetup& setup, int conversations = 6, int rounds = 3) {
+  TinyCluster tiny(setup);
+  Run run;
+  std::vector<std::vector<int32_t>> texts;
+  for (int c = 0; c < conversations; ++c) {
+    std::vector<int32_t> text;
+    for (int i = 0; i < 40 + 11 * c; ++i) text.push_back((i * 5 + (i < 24 ? c % 2 : c) * 7) % 96);
+    texts.push_back(text);
+  }
+  for (int round = 0; round < rounds; ++round) {
+    for (int c = 0; c < conversations; ++c)
+      REQUIRE(tiny.submit(tiny_request(uint64_t(round * 100 + c), texts[size_t(c)], 9)).ok());
+    tiny.run();
+    for (int c = 0; c < conversations; ++c) {
+      const Recorder::Choice choice = tiny.recorder->choice(uint64_t(round * 100 + c));
+      REQUIRE(choice.ends == 1);
+      run.choices[uint64_t(round * 100 + c)] = choice;
+      auto& text = texts[size_t(c)];
+      text.insert(text.end(), choice.tokens.begin(), choice.tokens.end());
+      for (int i = 0; i < 7; ++i) text.push_back((round * 31 + c * 7 + i) % 96);
+    }
+  }
+  for (const auto& instance : tiny.cluster->instances()) {
+    instance->memory().check_invariants(!tiny.cluster->stats().shared_pool);
+    const KvStats kv = instance->memory().stats();
+    CHECK(kv.free + kv.cached == kv.capacity);
+    run.tiers.host_hit_tokens += kv.tiers.host_hit_tokens;
+    run.tiers.disk_hit_tokens += kv.tiers.disk_hit_tokens;
+    run.tiers.bytes_out += kv.tiers.bytes_out;
+    run.tiers.bytes_in += kv.tiers.bytes_in;
+    run.preemptions += instance->stats().preemptions;
+  }
+  return run;
+}
+
+TEST_CASE("tiers: the same logits as without, for every scheme and topology", "[tiers][parity]") {
+  TempDir dir;
+  const Run plain = converse({.scheme = "contiguous",
+                              .batching = "static",
+                              .prefix_cache = false,
+                              .pool_bytes = 8 * 512 * kTokenBytes});
+  int64_t preemptions = 0;
+  for (const char* scheme : {"paged", "token", "contiguous", "vattention"})
+    for (const char* topology : {"1C", "1P1D", "2P1D"})
+      for (const char* transport : {"local", "handoff"})
+        for (bool disk : {false, true}) {
+          if (topology == std::string("1C") && transport == std::string("handoff")) continue;
+          TinySetup setup{.topology = topology, .scheme = scheme, .transport = transport};
+          setup.order = disk ? KvOrder::layer_major : KvOrder::token_major;
+          setup.stream_kv = disk ? StreamKv::layer : StreamKv::request;
+          setup.step_tokens = 48;
+          setup.max_batch = 6;
+          // Too small for all: blocks are evicted, sequences preempted.
+          setup.pool_bytes =
+              (std::string(scheme) == "contiguous" ? 4 * 512 : 24 * 16) * kTokenBytes;
+          if (std::string(scheme) == "vattention") setup.pool_bytes = 2 * 512 * kTokenBytes;
+          setup.tiers.host_bytes = (disk ? 40 : 200) * 8 * kTokenBytes;
+          setup.tiers.block_tokens = 8;
+          if (disk) {
+            setup.tiers.disk_dir = dir.path;
+            setup.tiers.disk_bytes = 1 << 20;
+          }
+          INFO(setup.describe());
+          const Run run = converse(setup);
+          for (const auto& [id, choice] : plain.choices) {
+            INFO("request " << id);
+            CHECK(run.choices.at(id).tokens == choice.tokens);
+            CHECK(run.choices.at(id).logits_hash == choice.logits_hash);
+          }
+          CHECK(run.tiers.bytes_out > 0);
+          const int64_t hits = run.tiers.host_hit_tokens + run.tiers.disk_hit_tokens;
+          if (scheme == std::string("contiguous") || scheme == std::string("vattention")) {
+            CHECK(hits > 500);
+            // It is told as cached.
+            CHECK(run.choices.at(200).cached_tokens >= 32);
+          }
+          if (scheme == std::string("paged") && topology == std::string("1C")) CHECK(hits > 100);
+          preemptions += run.preemptions;
+        }
+  CHECK(preemptions > 0);
+}
+
+// A prompt of 64 tokens whose KV only the host has, and others.
+struct OnHost {
+  explicit OnHost(const char* scheme, LateCopies& copies, size_t pool_tokens = 4 * 512)
+      : tiny([&] {
+          TinySetup setup{
+              .scheme = scheme, .prefix_cache = false, .pool_bytes = pool_tokens * kTokenBytes};
+          setup.tiers.host_bytes = 1 << 20;
+          setup.tiers.block_tokens = 8;
+          setup.device = &copies;
+          setup.step_tokens = 64;
+          return setup;
+        }()) {
+    for (int i = 0; i < 64; ++i) {
+      prompt.push_back((i * 11) % 96);
+      other.push_back((i * 7 + 5) % 96);
+    }
+    submit(1, prompt);
+    tiny.run();
+    first = tiny.recorder->choice(1);
+  }
+  std::shared_ptr<Request> submit(uint64_t id, const std::vector<int32_t>& tokens) {
+    auto request = tiny_request(id, tokens, 8);
+    REQUIRE(tiny.submit(request).ok());
+    return request;
+  }
+  KvStats stats() { return tiny.cluster->instances()[0]->memory().stats(); }
+  TinyCluster tiny;
+  std::vector<int32_t> prompt, other;
+  Recorder::Choice first;
+};
+
+TEST_CASE("tiers: others run while a sequence's KV is on its way", "[tiers][engine]") {
+  for (const char* scheme : {"paged", "contiguous", "vattention"}) {
+    INFO(scheme);
+    LateCopies copies;
+    OnHost t(scheme, copies);
+    CHECK(t.first.cached_tokens == 0);
+    copies.late = true;
+    t.submit(2, t.prompt);
+    t.submit(3, t.other);
+    for (int turn = 0; turn < 2000 && t.tiny.recorder->choice(3).ends == 0; ++turn)
+      t.tiny.cluster->turn();
+    CHECK(t.tiny.recorder->choice(3).ends == 1);  // it came later, and waited for nobody
+    CHECK(t.tiny.recorder->choice(2).ends == 0);
+    CHECK(t.tiny.recorder->choice(2).tokens.empty());
+    copies.late = false;
+    t.tiny.run();
+    const Recorder::Choice second = t.tiny.recorder->choice(2);
+    CHECK(second.tokens == t.first.tokens);
+    CHECK(second.logits_hash == t.first.logits_hash);
+    CHECK(second.cached_tokens == 56);  // never the last token
+  }
+}
+
+TEST_CASE("tiers: aborted, late or shut down while KV is on its way", "[tiers][engine]") {
+  for (const char* scheme : {"paged", "contiguous", "vattention"})
+    for (const char* how : {"abort", "timeout", "shutdown"}) {
+      INFO(scheme << " " << how);
+      LateCopies copies;
+      OnHost t(scheme, copies);
+      copies.late = true;
+      auto request = tiny_request(2, t.prompt, 8);
+      if (how == std::string("timeout")) request->deadline_s = t.tiny.clock.now() + 0.02;
+      REQUIRE(t.tiny.submit(request).ok());
+      t.tiny.cluster->turn();
+      t.tiny.cluster->turn();
+      CHECK(t.stats().tiers.bytes_in > 0);
+      if (how == std::string("abort")) t.tiny.cluster->abort(2);
+      if (how == std::string("shutdown")) {
+        t.tiny.cluster->stop();
+        CHECK(t.tiny.recorder->choice(2).finish == FinishReason::abort);
+        continue;  // the copies are still on their way when all of it goes
+      }
+      while (t.tiny.recorder->choice(2).ends == 0) t.tiny.cluster->turn();
+      CHECK(t.tiny.recorder->choice(2).finish ==
+            (how == std::string("abort") ? FinishReason::abort : FinishReason::timeout));
+      const KvStats held = t.stats();
+      CHECK(held.free + held.cached < held.capacity);
+      copies.late = false;
+      t.tiny.run();
+      const KvStats kv = t.stats();
+      CHECK(kv.free + kv.cached == kv.capacity);
+      t.submit(4, t.prompt);
+      t.tiny.run();
+      CHECK(t.tiny.recorder->choice(4).logits_hash == t.first.logits_hash);
+    }
+}
+
+TEST_CASE("tiers: KV that came early gives way to who computes", "[tiers][engine]") {
+  LateCopies copies;
+  OnHost t("paged", copies, 144);  // 9 blocks
+  // Grows to 95 tokens, 6 blocks, beside 4 that are loaded for the next.
+  auto growing = tiny_request(2, std::vector<int32_t>(t.other.begin(), t.other.begin() + 20), 75);
+  REQUIRE(t.tiny.submit(growing).ok());
+  t.tiny.cluster->turn();
+  // It may not run: the batch holds one.
+  auto pair = tiny_request(3, t.prompt, 8);
+  pair->n = 16;
+  REQUIRE(t.tiny.submit(pair).ok());
+  for (int turn = 0; turn < 20; ++turn) t.tiny.cluster->turn();
+  CHECK(t.stats().tiers.host_hit_tokens == 56);
+  while (t.tiny.recorder->choice(2).ends == 0) t.tiny.cluster->turn();
+  CHECK(t.tiny.cluster->instances()[0]->stats().preemptions == 0);
+  t.tiny.run();
+  CHECK(t.tiny.recorder->choice(3, 15).ends == 1);
+}
+
+}  // namespace
+}  // namespace xpyd::testing

@@ -1,0 +1,233 @@
+// Conversations that the server keeps (session_id), over real sockets.
+#include "server/sessions.h"
+#include "tests/server/api_fixture.h"
+
+using namespace xpyd;
+using namespace xpyd::testing;
+
+namespace {
+
+std::string prompt_of(const TestServer& server, size_t request) {
+  return byte_tokenizer().decode(server.service.seen().at(request).prompt);
+}
+
+json completion(TestServer& server, const std::string& fields) {
+  Reply reply = server.post("/v1/completions", "{" + fields + "}");
+  INFO(reply.body);
+  REQUIRE(reply.status == 200);
+  return parsed(reply.body);
+}
+
+}  // namespace
+
+TEST_CASE("session: a completion goes on after prompt and output so far", "[server][session]") {
+  TestServer server;
+  json first = completion(server, R"("session_id":"s","prompt":"one ","max_tokens":5)");
+  json second = completion(server, R"("session_id":"s","prompt":" two ","max_tokens":2)");
+  json third = completion(server, R"("session_id":"s","prompt":[33],"max_tokens":1,"echo":true)");
+  CHECK(prompt_of(server, 1) == "one hello two ");
+  CHECK(prompt_of(server, 2) == "one hello two he!");
+  CHECK_SAME(third["choices"][0]["text"], "!h");  // echo is of what this turn brought
+  CHECK_SAME(second["usage"]["prompt_tokens"], 14);
+  // One salt for all turns, and nobody else's.
+  std::vector<Request> seen = server.service.seen();
+  CHECK(seen[0].cache_salt != 0);
+  CHECK(seen[0].cache_salt == seen[2].cache_salt);
+  completion(server, R"("session_id":"t","prompt":"x")");
+  completion(server, R"("session_id":"s","cache_salt":"tenant","prompt":"x")");
+  CHECK(prompt_of(server, 3) == "x");
+  CHECK(prompt_of(server, 4) == "x");  // another tenant's "s" is another session
+  CHECK(server.service.seen()[3].cache_salt != seen[0].cache_salt);
+  CHECK(server.service.seen()[4].cache_salt != seen[0].cache_salt);
+}
+
+TEST_CASE("session: a chat's messages and replies stand before the new ones", "[server][session]") {
+  TestServer server;
+  auto turn = [&](const std::string& content, bool stream) {
+    return server.post("/v1/chat/completions",
+                       R"({"session_id":"c","messages":[{"role":"user","content":")" + content +
+                           R"("}],"max_tokens":4,"stream":)" + (stream ? "true}" : "false}"));
+  };
+  CHECK(turn("hi", false).status == 200);
+  CHECK(turn("and", true).status == 200);
+  CHECK(turn("end", false).status == 200);
+  CHECK(prompt_of(server, 2) ==
+        "user: hi\nassistant: hell\nuser: and\nassistant: hell\nuser: end\nassistant: ");
+  // The other endpoint keeps tokens, not messages.
+  check_error(server.post("/v1/completions", R"({"session_id":"c","prompt":"x"})"), 400,
+              "invalid_request_error", "session_id", nullptr);
+}
+
+TEST_CASE("session: the token that ends a reply is no part of it", "[server][session]") {
+  TestServer server;
+  server.service.script = [](const Request&, int) {
+    return std::vector{FakeService::token('o', "o"), FakeService::token('k', "k"),
+                       FakeService::token(256, "", FinishReason::stop)};
+  };
+  completion(server, R"("session_id":"s","prompt":"a")");
+  completion(server, R"("session_id":"s","prompt":"b")");
+  CHECK(prompt_of(server, 1) == "aokb");
+}
+
+TEST_CASE("session: a turn that is refused or ends early leaves no trace", "[server][session]") {
+  TestServer server;
+  completion(server, R"("session_id":"s","prompt":"a","max_tokens":1)");
+  SECTION("bad input") {
+    CHECK(server.post("/v1/completions", R"({"session_id":"s","prompt":[999]})").status == 400);
+    CHECK(server.post("/v1/completions", R"({"session_id":"s","prompt":""})").status == 400);
+  }
+  SECTION("refused by the cluster") {
+    server.service.admit = [](const Request&) {
+      return Status(Error{ErrorCode::unavailable, "full"});
+    };
+    CHECK(server.post("/v1/completions", R"({"session_id":"s","prompt":"x"})").status == 503);
+    server.service.admit = {};
+  }
+  SECTION("failed") {
+    server.service.script = [](const Request&, int) {
+      TokenEvent end = FakeService::token(-1, "", FinishReason::error);
+      end.error = "broken";
+      return std::vector{FakeService::token('o', "o"), end};
+    };
+    CHECK(server.post("/v1/completions", R"({"session_id":"s","prompt":"x"})").status == 500);
+    server.service.script = {};
+  }
+  SECTION("the client left in mid-stream") {
+    server.service.step_delay_s = 0.02;
+    {
+      Client client(server.port());
+      client.send(
+          request_text("POST", "/v1/completions",
+                       R"({"session_id":"s","prompt":"x","max_tokens":200,"stream":true})"));
+      CHECK_FALSE(client.read_some().empty());
+    }
+    REQUIRE(server.service.wait([](const FakeService& s) { return !s.aborted().empty(); }));
+    server.service.step_delay_s = 0;
+  }
+  completion(server, R"("session_id":"s","prompt":"b","max_tokens":1)");
+  CHECK(byte_tokenizer().decode(server.service.seen().back().prompt) == "ahb");
+}
+
+TEST_CASE("session: one turn at a time", "[server][session]") {
+  TestServer server;
+  server.service.hold(true);
+  Client first(server.port());
+  first.send(request_text("POST", "/v1/completions", R"({"session_id":"s","prompt":"a"})"));
+  REQUIRE(server.service.wait([](const FakeService& s) { return s.in_flight() == 1; }));
+  check_error(server.post("/v1/completions", R"({"session_id":"s","prompt":"b"})"), 409,
+              "invalid_request_error", "session_id", "session_busy");
+  server.service.hold(false);
+  CHECK(first.read().status == 200);
+  CHECK(server.post("/v1/completions", R"({"session_id":"s","prompt":"b"})").status == 200);
+}
+
+TEST_CASE("session: session_end drops it after the turn", "[server][session]") {
+  TestServer server;
+  completion(server, R"("session_id":"s","prompt":"a","max_tokens":1)");
+  completion(server, R"("session_id":"s","prompt":"b","max_tokens":1,"session_end":true)");
+  completion(server, R"("session_id":"s","prompt":"c","max_tokens":1)");
+  CHECK(prompt_of(server, 1) == "ahb");
+  CHECK(prompt_of(server, 2) == "c");
+}
+
+TEST_CASE("session: beyond --max-sessions the oldest goes, and says so", "[server][session]") {
+  TestServer server([](ServerOptions& o) { o.max_sessions = 2; });
+  auto turn = [&](const std::string& id) {
+    return server.post("/v1/completions",
+                       R"({"session_id":")" + id + R"(","prompt":"x","max_tokens":1})");
+  };
+  for (const char* id : {"a", "b", "a", "c"}) CHECK(turn(id).status == 200);
+  check_error(turn("b"), 410, "invalid_request_error", "session_id", "session_expired");
+  CHECK(turn("a").status == 200);
+  CHECK(turn("c").status == 200);
+  server.service.hold(true);
+  std::vector<std::unique_ptr<Client>> busy;
+  for (const char* id : {"a", "c"}) {
+    busy.push_back(std::make_unique<Client>(server.port()));
+    busy.back()->send(request_text("POST", "/v1/completions",
+                                   R"({"session_id":")" + std::string(id) + R"(","prompt":"y"})"));
+  }
+  REQUIRE(server.service.wait([](const FakeService& s) { return s.in_flight() == 2; }));
+  check_error(turn("d"), 503, "overloaded_error", "session_id", "sessions_full");
+  server.service.hold(false);
+  for (auto& client : busy) CHECK(client->read().status == 200);
+}
+
+TEST_CASE("session: an overflow names the session", "[server][session]") {
+  TestServer server;  // max_model_len 256
+  const std::string text(200, 'x');
+  completion(server, R"("session_id":"long","prompt":")" + text + R"(","max_tokens":10)");
+  Reply reply =
+      server.post("/v1/completions", R"({"session_id":"long","prompt":")" + text + R"("})");
+  check_error(reply, 400, "invalid_request_error", "prompt", "context_length_exceeded");
+  CHECK(reply.body.find("session `long`") != std::string::npos);
+  completion(server, R"("session_id":"long","prompt":"y","max_tokens":1)");  // still there
+}
+
+TEST_CASE("session: what a session_id may not be, and may not come with", "[server][session]") {
+  TestServer server;
+  auto refused = [&](const std::string& fields, const char* param) {
+    INFO(fields);
+    check_error(server.post("/v1/completions", R"({"prompt":"a",)" + fields + "}"), 400,
+                "invalid_request_error", param, nullptr);
+  };
+  refused(R"("session_id":"")", "session_id");
+  refused(R"("session_id":7)", "session_id");
+  refused(R"("session_id":{"a":1})", "session_id");
+  refused(R"("session_id":")" + std::string(257, 'x') + '"', "session_id");
+  refused(R"("session_id":"s","n":2)", "n");
+  refused(R"("session_id":"s","session_end":1)", "session_end");
+  refused(R"("session_end":true)", "session_end");
+  check_error(server.post("/v1/completions", R"({"session_id":"s","prompt":["a","b"]})"), 400,
+              "invalid_request_error", "prompt", nullptr);
+  CHECK(server.service.seen().empty());
+  completion(server, R"("session_id":")" + std::string(256, 'x') + R"(","prompt":"a")");
+  completion(server, R"("session_id":null,"prompt":"a")");
+}
+
+TEST_CASE("sessions: the store keeps its bounds whatever happens", "[server][session]") {
+  Random random(8);
+  auto sessions = std::make_shared<Sessions>(6, 4000);
+  std::map<std::string, std::vector<int32_t>> model;  // what each session must hold, if it is there
+  std::vector<std::pair<std::string, Sessions::Turn>> held;
+  int dropped = 0, busy = 0, full = 0;
+  for (int round = 0; round < 20000; ++round) {
+    const std::string key(1, char('a' + random.below(12)));
+    if (held.size() < 5 && random.below(2)) {
+      Sessions::Turn turn;
+      const Sessions::State state = sessions->begin(key, turn);
+      const bool in_use =
+          std::any_of(held.begin(), held.end(), [&](const auto& h) { return h.first == key; });
+      REQUIRE((state == Sessions::State::busy) == in_use);
+      dropped += state == Sessions::State::dropped;
+      busy += state == Sessions::State::busy;
+      full += state == Sessions::State::full;
+      if (state == Sessions::State::taken) {
+        if (!turn.so_far().empty()) REQUIRE(turn.so_far().tokens == model[key]);
+        held.emplace_back(key, std::move(turn));
+      }
+    } else if (!held.empty()) {
+      const size_t i = size_t(random.below(held.size()));
+      auto [name, turn] = std::move(held[i]);
+      held.erase(held.begin() + ptrdiff_t(i));
+      Conversation next = turn.so_far();
+      switch (random.below(4)) {
+        case 0:
+          turn.release();
+          break;
+        case 1:
+          turn.end();
+          break;
+        default:
+          next.tokens.resize(next.tokens.size() + random.below(60), round);
+          model[name] = next.tokens;
+          turn.commit(std::move(next));
+      }
+    }
+    REQUIRE(sessions->stats().sessions <= 6);
+    REQUIRE(sessions->stats().bytes <= 4000);
+  }
+  held.clear();
+  CHECK(dropped > 100);
+  CHECK(busy > 100);
+}
