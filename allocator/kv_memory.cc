@@ -19,15 +19,15 @@ constexpr size_t kPage = 4096;
 int whole_slot(const KvOptions& options) { return options.max_sequence_tokens; }
 
 constexpr KvScheme kSchemes[] = {
-    {"contiguous", make_contiguous, whole_slot, nullptr,
+    {"contiguous", make_contiguous, whole_slot, nullptr, true,
      "SOSP'23 (PagedAttention) section 3.1: Orca (Max)"},
-    {"paged", make_paged, small_block, nullptr,
+    {"paged", make_paged, small_block, nullptr, false,
      "SOSP'23 (PagedAttention) section 4; vLLM V1 prefix cache"},
-    {"token", make_token, one_token, nullptr,
+    {"token", make_token, one_token, nullptr, false,
      "lightllm's TokenAttention: a block is one token, so no block is ever partly used"},
-    {"slots", make_slots, whole_slot, nullptr,
+    {"slots", make_slots, whole_slot, nullptr, true,
      "TurboMind's first generation: slots of the maximum length, LRU over sequences"},
-    {"vattention", make_vattention, vattention_row_tokens, vattention_row_bytes,
+    {"vattention", make_vattention, vattention_row_tokens, vattention_row_bytes, true,
      "ASPLOS'25 (vAttention) sections 5 and 6"},
 };
 

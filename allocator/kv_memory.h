@@ -200,6 +200,7 @@ struct KvScheme {
   // Of one block of the pool under this scheme: tokens, and bytes (null: those of the tokens).
   int (*block_tokens)(const KvOptions& options);
   size_t (*block_bytes)(const KvOptions& options);
+  bool contiguous;  // views have no block table: a sequence is one piece of addresses
   const char* source;
 };
 

@@ -70,6 +70,10 @@ Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvT
   t->host_ = host.value();
   for (int slot = int(n); slot-- > 0;) t->free_host_.push_back(slot);
   if (!options.disk_dir.empty()) {
+    if (block > size_t{1} << 30)
+      return invalid("--disk-kv-dir: " + std::to_string(options.block_tokens) +
+                     " tokens have " + std::to_string(block) +
+                     " bytes, more than one read moves: a smaller --tier-block-tokens");
     const size_t slots =
         std::min(options.disk_bytes / DiskFile::padded(block), size_t(INT_MAX) / 2);
     if (slots < 1)
@@ -140,6 +144,20 @@ int32_t KvTiers::find(Chain& chain, const int32_t* tokens, bool touch) {
     ++b.use.uses;
     refresh(block);
   }
+  chain = {key, b.uid, block, chain.n_blocks + 1};
+  return block;
+}
+
+int32_t KvTiers::find_and_pin(Chain& chain, const int32_t* tokens) {
+  const Key key = next_key(chain, tokens);
+  std::lock_guard lock(mutex_);
+  const int32_t block = look_up(chain, key, tokens);
+  if (block < 0) return -1;
+  Block& b = at(block);
+  b.use.last_use = tick_;
+  ++b.use.uses;
+  ++b.pins;
+  refresh(block);
   chain = {key, b.uid, block, chain.n_blocks + 1};
   return block;
 }
@@ -215,12 +233,6 @@ void KvTiers::stored(int32_t block) {
 }
 
 // ---- Readers.
-
-void KvTiers::pin(int32_t block) {
-  std::lock_guard lock(mutex_);
-  ++at(block).pins;
-  refresh(block);
-}
 
 void KvTiers::unpin(int32_t block) {
   std::lock_guard lock(mutex_);

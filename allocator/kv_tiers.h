@@ -77,6 +77,8 @@ class KvTiers {
   bool intact(const Chain& chain) const;  // the block at its end is still known
   // The known block with these tokens after the chain, which advances over it; -1: there is none.
   int32_t find(Chain& chain, const int32_t* tokens, bool touch = true);
+  // The same, and pins it: forget() may come between two calls.
+  int32_t find_and_pin(Chain& chain, const int32_t* tokens);
   // Makes it known, with a slot of the host that the caller now copies it to, until stored(); the
   // chain advances. -1: no slot can be had now. Before: find() is -1, the chain is intact.
   int32_t add(Chain& chain, const int32_t* tokens);
@@ -85,7 +87,6 @@ class KvTiers {
 
   // A pinned block keeps its bytes, or is lost by a failed read; it is neither forgotten nor moved
   // to another slot.
-  void pin(int32_t block);
   void unpin(int32_t block);
   enum class Where { host, coming, waiting, lost };
   // Of a pinned block. `coming`: a copy to the host is under way, its or another's. `waiting`: it

@@ -18,7 +18,7 @@ void wait_for(DeviceQueue& queue, int64_t mark) {
   while (!queue.reached(mark)) std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 
-// Copies out hold their source: half of the pool at most.
+// Blocks whose copy out is under way: half of the pool at most.
 size_t out_budget(const KvStats& pool, int block_tokens) {
   const int64_t tokens = int64_t(pool.capacity) * pool.block_tokens;
   return size_t(std::max<int64_t>(16, tokens / block_tokens / 2));
@@ -45,6 +45,7 @@ TieredMemory::TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvT
     : memory_(std::move(memory)),
       tiers_(std::move(tiers)),
       block_tokens_(tiers_->block_tokens()),
+      addresses_go_(find_kv_scheme(memory_->name())->block_bytes != nullptr),
       out_budget_(out_budget(memory_->stats(), block_tokens_)),
       out_(device.make_copy_queue(tiers_->options().copy_gbps)),
       in_(device.make_copy_queue(tiers_->options().copy_gbps)) {}
@@ -73,7 +74,7 @@ TieredMemory::Sequence& TieredMemory::start(KvHandle handle, std::span<const int
   s.tokens.assign(tokens.begin(), tokens.end());
   s.salt = salt;
   s.chain = KvTiers::root(salt);
-  s.last_out = 0;
+  s.last_out = -1;
   return s;
 }
 
@@ -139,15 +140,15 @@ void TieredMemory::free(KvHandle handle) {
     poll_in();
     return;
   }
-  leave(s);
+  leave(handle);
   memory_->free(handle);
 }
 
 KvHandover TieredMemory::hand_over(KvHandle handle) {
   Sequence& s = sequences_[size_t(handle)];
   XPYD_CHECK(!s.loading);
-  leave(s);
-  wait_for(*out_, s.last_out);
+  leave(handle);
+  if (addresses_go_) wait_for(*out_, s.last_out);
   poll_out();
   return memory_->hand_over(handle);
 }
@@ -164,8 +165,9 @@ KvHandle TieredMemory::adopt(KvHandover handover, std::span<const int32_t> token
 
 // It ends here: what of it the tiers did not take they will not get. All of it was in use until
 // now.
-void TieredMemory::leave(Sequence& s) {
-  s.behind = false;
+void TieredMemory::leave(KvHandle handle) {
+  Sequence& s = sequences_[size_t(handle)];
+  if (std::exchange(s.behind, false)) std::erase(behind_, handle);
   tiers_->tick();
   tiers_->touch(s.chain);
   const int missing = int(s.tokens.size()) / block_tokens_ - s.chain.n_blocks;
@@ -249,17 +251,21 @@ bool TieredMemory::begin_load(KvHandle handle, KvReservation& reservation,
   tiers_->tick();
   while (chain.n_blocks < longest) {
     const int block = chain.n_blocks;
-    const int32_t found = tiers_->find(chain, &tokens[size_t(block) * size_t(block_tokens_)]);
+    const int32_t* own = &tokens[size_t(block) * size_t(block_tokens_)];
+    const bool here = block < load.first_block;
+    const int32_t found = here ? tiers_->find(chain, own) : tiers_->find_and_pin(chain, own);
     if (found < 0) break;
-    if (block < load.first_block) {
+    if (here) {
       s.chain = chain;
     } else {
       load.blocks.push_back(found);
     }
   }
   const int end = chain.n_blocks * block_tokens_;
-  if (end <= load.begin || !memory_->append(handle, end - load.begin)) return false;
-  for (int32_t block : load.blocks) tiers_->pin(block);
+  if (end <= load.begin || !memory_->append(handle, end - load.begin)) {
+    for (int32_t block : load.blocks) tiers_->unpin(block);
+    return false;
+  }
   load.from_disk.resize(load.blocks.size());
   load.tokens.assign(tokens.begin(), tokens.begin() + end);
   load.start_s = now();
@@ -407,6 +413,19 @@ void TieredMemory::clear_prefix_cache() {
 void TieredMemory::check_invariants(bool complete) const {
   memory_->check_invariants(complete);
   tiers_->check_invariants();
+  size_t out = 0;
+  for (const Out& o : outs_) out += o.blocks.size();
+  XPYD_CHECK(out == blocks_out_);
+  size_t loading = 0;
+  for (const Sequence& s : sequences_) loading += s.loading;
+  XPYD_CHECK(loading == loading_.size());
+  for (KvHandle handle : loading_) {
+    const Load& load = sequences_[size_t(handle)].load;
+    XPYD_CHECK(sequences_[size_t(handle)].loading);
+    size_t under_way = 0;
+    for (const Load::Piece& piece : load.pieces) under_way += piece.n_blocks;
+    XPYD_CHECK(under_way == load.copied - load.arrived && load.copied <= load.blocks.size());
+  }
 }
 
 }  // namespace xpyd

@@ -48,7 +48,7 @@ class TieredMemory final : public KvMemory {
   void free(KvHandle handle) override;
   KvLease pin(KvHandle handle) override { return memory_->pin(handle); }
   void unpin(KvLease lease) override { memory_->unpin(lease); }
-  // Waits for the copies out of this sequence that are under way: its addresses are given up.
+  // vattention gives its addresses up: waits for the copies out of this sequence that are under way.
   KvHandover hand_over(KvHandle handle) override;
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override;
   void discard(KvHandover handover) override { memory_->discard(std::move(handover)); }
@@ -88,7 +88,7 @@ class TieredMemory final : public KvMemory {
     std::vector<int32_t> tokens;  // written
     uint64_t salt = 0;
     KvTiers::Chain chain;
-    int64_t last_out = 0;  // mark of its last copy out
+    int64_t last_out = -1;  // mark of its last copy out
     Load load;
   };
   struct Out {  // a copy out that is under way
@@ -107,11 +107,12 @@ class TieredMemory final : public KvMemory {
   void store(KvHandle handle);
   void poll_out();
   void poll_in();
-  void leave(Sequence& sequence);
+  void leave(KvHandle handle);
 
   const std::unique_ptr<KvMemory> memory_;
   const std::unique_ptr<KvTiers> tiers_;
   const int block_tokens_;
+  const bool addresses_go_;  // with a hand-over: page groups are mapped elsewhere then
   const size_t out_budget_;  // blocks whose copy out may be under way
   const std::unique_ptr<DeviceQueue> out_, in_;
 
@@ -119,7 +120,7 @@ class TieredMemory final : public KvMemory {
   std::vector<KvHandle> loading_;    // in order of arrival
   std::deque<Out> outs_;             // in order
   size_t blocks_out_ = 0;            // in outs_
-  std::vector<KvHandle> behind_;     // those that are `behind`, and some that are no more
+  std::vector<KvHandle> behind_;     // those that are `behind`
   // Reused.
   std::vector<int32_t> table_;
   std::vector<KvHandle> again_;

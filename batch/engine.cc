@@ -183,9 +183,9 @@ void Engine::load_early(Sequence& s, int cached_tokens) {
   int need = blocks(int(s.tokens.size())) - cached_tokens / kv.block_tokens + kv.capacity / 100;
   for (const SequenceView& view : running_views_)
     need += std::max(0, blocks(view.n_tokens + 1) - view.n_blocks);
-  if (need > kv.available() || !reserve(s) || s.loading) return;
-  release(s);
-  s.computed = 0;
+  for (const SequenceView& ahead : waiting_views_)
+    need += std::max(0, blocks(ahead.n_tokens) - std::max(ahead.n_blocks, ahead.n_computed / kv.block_tokens));
+  if (need <= kv.available() && reserve(s)) s.early = true;
 }
 
 void Engine::poll_loads() {
@@ -293,7 +293,8 @@ bool Engine::apply_plan(double now) {
 // request is taken whose longest output exceeds the pool (of a shared pool: once the prompts that
 // others hold have arrived here, too). False: there is nobody to ask.
 bool Engine::make_room() {
-  if ((!running_.empty() || waiting_with_kv() > 1) && give_up_early()) return true;
+  const bool head_waits = !waiting_.empty() && waiting_.front()->kv == kNoKv;
+  if ((!running_.empty() || waiting_with_kv() > 1 || head_waits) && give_up_early()) return true;
   if (running_.size() > 1) {
     SequencePtr victim = std::move(running_.back());
     running_.pop_back();

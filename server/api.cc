@@ -232,7 +232,10 @@ void Api::fail(const Incoming& in, const ApiError& error) {
 
 void Api::on_body(const std::shared_ptr<Incoming>& in,
                   std::function<std::function<void()>()> work) {
-  if (in->request.body.size() <= kInlineBodyBytes) return work()();
+  // A session's history comes on top of a small body.
+  const bool is_short = in->request.body.size() <= kInlineBodyBytes &&
+                        in->request.body.find("\"session_id\"") == std::string::npos;
+  if (is_short) return work()();
   bool taken = worker_.run([post = post_, work = std::move(work)] { post(work()); });
   if (taken) return;
   ApiError error;

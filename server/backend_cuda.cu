@@ -66,7 +66,8 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(const BackendOptions& o) {
                card.memory_bytes >> 20);
   Result<CudaSharing> sharing = parse_split(o.options.text("gpu-split"), card);
   if (!sharing) return sharing.error();
-  const bool contiguous = o.options.text("allocator") == "contiguous";
+  const KvScheme& scheme = *find_kv_scheme(o.options.text("allocator"));
+  const bool contiguous = scheme.contiguous;
   CudaModelOptions model{.max_step_tokens = o.max_step_tokens,
                          .max_logits = o.max_batch,
                          .max_seqs = o.max_batch,
@@ -75,9 +76,14 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(const BackendOptions& o) {
                          .prefill_attention = o.options.text("cuda-prefill-attention"),
                          .decode_attention = o.options.text("cuda-decode-attention"),
                          .graphs = o.options.text("cuda-graphs") == "on"};
-  const int block_tokens = contiguous ? o.max_model_len : int(o.options.integer("block-tokens"));
+  const int block_tokens =
+      contiguous ? o.max_model_len
+                 : scheme.block_tokens({.block_tokens = int(o.options.integer("block-tokens"))});
   if (!contiguous) model.max_table_entries = (o.max_model_len + block_tokens - 1) / block_tokens;
   const Dtype kv_dtype = find_dtype(o.options.text("kv-dtype"));
+  if (kv_dtype == Dtype::int4 && o.config.head_dim % 4 != 0)
+    return invalid("--kv-dtype int4 on CUDA: head_dim is " + std::to_string(o.config.head_dim) +
+                   ", expected a multiple of 4");
   const Dtype dtype = find_dtype(o.options.text("dtype"));
   const KvOrder order =
       o.options.text("kv-layout") == "token_major" ? KvOrder::token_major : KvOrder::layer_major;

@@ -157,19 +157,20 @@ void Generation::count(Prompt& prompt, Choice& choice, const TokenEvent& event, 
 // ---- a session
 // --------------------------------------------------------------------------------------
 
-// The end-of-sequence token ends a reply and is no part of it.
+// A token that ends the reply (end of sequence, stop_token_ids) is no part of it, unless the client
+// wants it in the text. Of a stop string the tokens stay: a token may hold more than the string.
 void Generation::remember(Choice& choice, const TokenEvent& event) {
-  const bool eos =
-      event.finish == FinishReason::stop && event.stop_text.empty() && event.stop_token < 0;
-  if (event.token >= 0 && !eos) choice.session_tokens.push_back(event.token);
+  const bool ends = event.finish == FinishReason::stop && event.stop_text.empty() &&
+                    !(event.stop_token >= 0 && prompts_[0].request->include_stop_text);
+  if (event.token >= 0 && !ends) choice.session_tokens.push_back(event.token);
   choice.reply += event.text;
 }
 
 // Before the client hears the end, so that it can go on at once. Not whole: as if never asked.
 void Generation::end_turn(bool whole) {
   if (!call_.turn) return;
-  if (call_.session_end) return call_.turn.end();
   if (!whole) return call_.turn.release();
+  if (call_.session_end) return call_.turn.end();
   Conversation now;
   Choice& choice = choices_[0];
   if (call_.chat) {

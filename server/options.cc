@@ -93,7 +93,9 @@ std::vector<OptionRow> make_rows() {
       {"kv-layout", choice, "layer_major", "", "layer_major|token_major", 0, 0,
        "order of KV bytes in the pool", kEngine},
       {"prefix-cache", choice, "on", "", "on|off", 0, 0,
-       "reuse the KV of prompts that begin alike (not contiguous)", kEngine},
+       "reuse the KV of prompts that begin alike, of what the pool holds (not contiguous); what tiers hold "
+       "is reused in any case",
+       kEngine},
       {"kv-share", choice, "alias", "", "off|alias|takeover|copy", 0, 0,
        "how vattention reuses it: map the page groups a second time, go on in the slot of a sequence "
        "that has ended, or copy",

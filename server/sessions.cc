@@ -1,5 +1,6 @@
 #include "server/sessions.h"
 
+#include <functional>
 #include <utility>
 
 #include "base/status.h"
@@ -20,15 +21,15 @@ Sessions::State Sessions::begin(const std::string& key, Turn& turn) {
   std::lock_guard lock(mutex_);
   auto found = sessions_.find(key);
   if (found == sessions_.end()) {
-    if (is_gone_.contains(key)) return State::dropped;
-    if (!make_room(1, 0)) return State::full;
+    if (is_gone_.contains(std::hash<std::string>()(key))) return State::dropped;
+    if (busy_ >= max_sessions_) return State::full;
     found = sessions_.emplace(key, Session{}).first;
     found->second.place = order_.insert(order_.end(), key);
-    bytes_ += key.size();
   }
   Session& session = found->second;
   if (session.busy) return State::busy;
   session.busy = true;
+  ++busy_;
   order_.splice(order_.end(), order_, session.place);
   turn.release();
   turn.sessions_ = shared_from_this();
@@ -36,11 +37,10 @@ Sessions::State Sessions::begin(const std::string& key, Turn& turn) {
   return State::taken;
 }
 
-// Gives up idle conversations until that much more fits.
+// Gives up idle conversations until that much more fits. A first turn that is under way does not
+// count yet: whoever is refused or leaves has cost nobody anything.
 bool Sessions::make_room(int sessions, size_t bytes) {
-  auto fits = [&] {
-    return int(sessions_.size()) + sessions <= max_sessions_ && bytes_ + bytes <= max_bytes_;
-  };
+  auto fits = [&] { return kept_ + sessions <= max_sessions_ && bytes_ + bytes <= max_bytes_; };
   for (auto at = order_.begin(); at != order_.end() && !fits();) {
     const std::string key = *at++;
     if (!sessions_.at(key).busy) remove(key, true);
@@ -48,15 +48,23 @@ bool Sessions::make_room(int sessions, size_t bytes) {
   return fits();
 }
 
+void Sessions::forget(const std::string& key, Session& session) {
+  if (session.conversation.empty()) return;
+  bytes_ -= key.size() + session.conversation.bytes();
+  --kept_;
+  session.conversation = Conversation();
+}
+
 void Sessions::remove(const std::string& key, bool by_us) {
   auto found = sessions_.find(key);
   Session& session = found->second;
-  bytes_ -= key.size() + session.conversation.bytes();
+  forget(key, session);
   order_.erase(session.place);
   if (by_us) {
     ++dropped_;
-    if (is_gone_.insert(key).second) gone_.push_back(key);
-    if (int(gone_.size()) > max_sessions_) {
+    const size_t name = std::hash<std::string>()(key);
+    if (is_gone_.insert(name).second) gone_.push_back(name);
+    if (gone_.size() > kGone) {
       is_gone_.erase(gone_.front());
       gone_.pop_front();
     }
@@ -67,17 +75,19 @@ void Sessions::remove(const std::string& key, bool by_us) {
 void Sessions::finish(const std::string& key, Conversation* conversation, bool ends) {
   std::lock_guard lock(mutex_);
   Session& session = sessions_.at(key);
+  --busy_;
   session.busy = false;
   if (conversation) {
-    bytes_ -= session.conversation.bytes();
-    session.conversation = Conversation();
-    const size_t more = conversation->bytes();
-    session.busy = true;  // it is not the one to go, unless it alone is too large
-    const bool fits = make_room(0, more);
+    forget(key, session);
+    const size_t more = key.size() + conversation->bytes();
+    if (more > max_bytes_) return remove(key, true);  // not even alone: the others stay
+    session.busy = true;  // it is not the one to go
+    const bool fits = make_room(1, more);
     session.busy = false;
     if (!fits) return remove(key, true);
     session.conversation = std::move(*conversation);
     bytes_ += more;
+    ++kept_;
   } else if (ends || session.conversation.empty()) {
     remove(key, false);
   }
@@ -85,7 +95,7 @@ void Sessions::finish(const std::string& key, Conversation* conversation, bool e
 
 Sessions::Stats Sessions::stats() const {
   std::lock_guard lock(mutex_);
-  return {int(sessions_.size()), bytes_, dropped_};
+  return {kept_, bytes_, dropped_};
 }
 
 Sessions::Turn& Sessions::Turn::operator=(Turn&& other) noexcept {

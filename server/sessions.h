@@ -1,6 +1,7 @@
 // Conversations that the server keeps for clients that name them (session_id): a turn brings only
 // what is new. Bounded in number and bytes; the one not used for longest goes first. Whoever names
-// a conversation that was dropped is told so, and never gets an answer without its history.
+// one of the last kGone conversations that were dropped is told so, and gets no answer without its
+// history; a server that was started again knows none of them.
 //
 // A turn takes its conversation and gives it back changed (commit) or as it was (anything else: a
 // refusal, an abort, a timeout, a client that has left), so a turn is in it whole or not at all.
@@ -53,8 +54,8 @@ class Sessions : public std::enable_shared_from_this<Sessions> {
     std::string key_;
   };
 
-  // busy: another turn holds it. dropped: it was given up to make room for others. full: all
-  // conversations are in the middle of a turn.
+  // busy: another turn holds it. dropped: it was given up to make room for others. full: as many as
+  // may be kept are in the middle of a turn.
   State begin(const std::string& key, Turn& turn);
 
   struct Stats {
@@ -71,6 +72,7 @@ class Sessions : public std::enable_shared_from_this<Sessions> {
     std::list<std::string>::iterator place;  // in order_
   };
   void finish(const std::string& key, Conversation* conversation, bool ends);
+  void forget(const std::string& key, Session& session);
   void remove(const std::string& key, bool by_us);
   bool make_room(int sessions, size_t bytes);
 
@@ -79,11 +81,12 @@ class Sessions : public std::enable_shared_from_this<Sessions> {
   mutable std::mutex mutex_;
   std::unordered_map<std::string, Session> sessions_;
   std::list<std::string> order_;  // least recently used first
+  int kept_ = 0, busy_ = 0;       // with a turn behind them; in the middle of one
   size_t bytes_ = 0;
   uint64_t dropped_ = 0;
-  // Names of those that were dropped, as many as there may be sessions; older ones are forgotten.
-  std::deque<std::string> gone_;
-  std::unordered_set<std::string> is_gone_;
+  static constexpr size_t kGone = 1 << 18;
+  std::deque<size_t> gone_;  // hashes of the names of those that were dropped last
+  std::unordered_set<size_t> is_gone_;
 };
 
 }  // namespace xpyd

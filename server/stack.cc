@@ -97,8 +97,7 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
   cluster.seed = uint64_t(options.integer("seed"));
   cluster.kv.shape = kv_shape(stack->config, find_dtype(options.text("kv-dtype")));
   // Without --max-model-len the context is what one pool holds, if that is less than the model's.
-  if (const std::string& scheme = options.text("allocator");
-      scheme != "contiguous" && scheme != "slots") {
+  if (cluster.kv_scheme->block_bytes || !cluster.kv_scheme->contiguous) {
     cluster.kv.max_sequence_tokens = stack->max_model_len;
     cluster.kv.max_sequences = max_sequences(cluster.max_batch);
     Result<KvLayout> layout = plan_pool(cluster.kv_scheme->name, cluster.kv);
