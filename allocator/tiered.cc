@@ -287,7 +287,7 @@ bool TieredMemory::poll() {
   tiers_->poll();
   poll_out();
   poll_in();
-  return under_way;
+  return under_way || tiers_->moving();
 }
 
 void TieredMemory::poll_in() {

@@ -18,6 +18,7 @@ Sessions::Sessions(int max_sessions, size_t max_bytes)
     : max_sessions_(max_sessions), max_bytes_(max_bytes) {}
 
 Sessions::State Sessions::begin(const std::string& key, Turn& turn) {
+  turn.release();
   std::lock_guard lock(mutex_);
   auto found = sessions_.find(key);
   if (found == sessions_.end()) {
@@ -31,7 +32,6 @@ Sessions::State Sessions::begin(const std::string& key, Turn& turn) {
   session.busy = true;
   ++busy_;
   order_.splice(order_.end(), order_, session.place);
-  turn.release();
   turn.sessions_ = shared_from_this();
   turn.key_ = key;
   return State::taken;

@@ -354,6 +354,44 @@ TEST_CASE("tiers: options that cannot be met are told by name", "[tiers]") {
   has(disk("/proc", 1 << 20), "/proc");
 }
 
+TEST_CASE("tiers: forgotten by another thread while blocks are found, loaded and stored",
+          "[tiers][stress]") {
+  for (const char* scheme : kSchemes)
+    for (int disk : {0, 64}) {
+      INFO(scheme << " disk " << disk);
+      LateCopies device;  // made at once, so that nearly every round has something to find
+      Setup setup{.scheme = scheme,
+                  .pool_tokens = 256,
+                  .max_tokens = 128,
+                  .host_blocks = disk ? 40 : 128,
+                  .disk_blocks = disk,
+                  .device = &device};
+      Tiered t(setup);
+      std::atomic<bool> done{false};
+      std::atomic<int> forgotten{0};
+      std::thread other([&] {
+        while (!done) {
+          t.kv->clear_prefix_cache();
+          ++forgotten;
+          for (int i = 0; i < forgotten % 16; ++i) std::this_thread::yield();
+        }
+      });
+      int cached = 0, rounds = 0;
+      for (; rounds < 1000 || forgotten < 30; ++rounds) {
+        cached += t.run(tokens_of(rounds % 3, 100));  // what came back is right, or it fails
+        if (rounds % 16 == 0) t.kv->check_invariants(false);
+      }
+      done = true;
+      other.join();
+      if (disk == 0) CHECK(cached > 1000);  // with one that is busy, blocks may find no slot
+      t.kv->clear_prefix_cache();
+      t.kv->drain();  // what was being written could not go
+      t.kv->clear_prefix_cache();
+      CHECK(t.stats().host_blocks + t.stats().disk_blocks == 0);
+      t.kv->check_invariants(true);
+    }
+}
+
 // Seeds of tests below that break things on purpose.
 struct Config {
   Setup setup;

@@ -103,9 +103,10 @@ class Trial {
     if (memories_.size() == 1) CHECK(stats.active == 0);
     memories_.clear();
     CHECK(pool_->stats().free == pool_->stats().capacity);
-    CHECK(refused > 20);
-    CHECK(adopted > 20);
-    CHECK(forked > 20);
+    const int often = operations / 200;
+    CHECK(refused > often);
+    CHECK(adopted > often);
+    CHECK(forked > often);
   }
   int refused = 0, adopted = 0, forked = 0;
 

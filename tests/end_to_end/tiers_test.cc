@@ -210,5 +210,45 @@ TEST_CASE("tiers: KV that came early gives way to who computes", "[tiers][engine
   CHECK(t.tiny.recorder->choice(3, 15).ends == 1);
 }
 
+// The head of the queue needs nearly all of an idle pool, and a small request that came or stands
+// behind it holds KV from the host already: the small one gives it up and comes second.
+TEST_CASE("tiers: a head as large as the pool is not kept waiting by KV that came early",
+          "[tiers][engine]") {
+  struct Pool {
+    const char* scheme;
+    size_t tokens;
+  };
+  for (const Pool& pool : {Pool{"paged", 34 * 16}, Pool{"token", 34 * 16}, Pool{"contiguous", 512},
+                           Pool{"slots", 512}})
+    for (bool small_first : {false, true})
+      for (bool late : {false, true}) {
+        INFO(pool.scheme << (small_first ? ", small first" : "") << (late ? ", late" : ""));
+        LateCopies copies;
+        OnHost t(pool.scheme, copies, pool.tokens);
+        copies.late = late;
+        std::vector<int32_t> text;
+        for (int i = 0; i < 496; ++i) text.push_back((i * 13 + 1) % 96);
+        auto large = tiny_request(2, text, 16);
+        if (small_first) {
+          t.submit(3, t.prompt);
+          t.tiny.cluster->turn();  // it has its memory
+          large->priority = -1;    // in front of whoever has not run
+        }
+        REQUIRE(t.tiny.submit(large).ok());
+        if (!small_first) t.submit(3, t.prompt);
+        for (int turn = 0; turn < 20; ++turn) t.tiny.cluster->turn();
+        if (small_first && late) CHECK(t.stats().tiers.host_hit_tokens == 56);
+        if (!small_first && late) CHECK(!t.tiny.recorder->choice(2).tokens.empty());
+        copies.late = false;
+        t.tiny.run();
+        CHECK(t.tiny.recorder->choice(2).ends == 1);
+        const Recorder::Choice small = t.tiny.recorder->choice(3);
+        CHECK(small.ends == 1);
+        CHECK(small.logits_hash == t.first.logits_hash);
+        const KvStats kv = t.stats();
+        CHECK(kv.free + kv.cached == kv.capacity);
+      }
+}
+
 }  // namespace
 }  // namespace xpyd::testing

@@ -130,6 +130,71 @@ TEST_CASE("session: session_end drops it after the turn", "[server][session]") {
   CHECK(prompt_of(server, 2) == "c");
 }
 
+TEST_CASE("session: a last turn that is refused or late leaves the session as it was",
+          "[server][session]") {
+  TestServer server;
+  completion(server, R"("session_id":"s","prompt":"a","max_tokens":1)");
+  const std::string last = R"({"session_id":"s","prompt":"x","session_end":true)";
+  SECTION("the queue is full") {
+    server.service.admit = [](const Request&) {
+      return Status(Error{ErrorCode::unavailable, "the queue is full"});
+    };
+    CHECK(server.post("/v1/completions", last + "}").status == 503);
+    server.service.admit = {};
+  }
+  SECTION("too late") {
+    server.service.script = [](const Request&, int) {
+      return std::vector{FakeService::token('o', "o"),
+                         FakeService::token(-1, "", FinishReason::timeout)};
+    };
+    CHECK(server.post("/v1/completions", last + "}").status == 504);
+    CHECK(server.post("/v1/completions", last + R"(,"stream":true})").status == 200);
+    server.service.script = {};
+  }
+  completion(server, R"("session_id":"s","prompt":"b","max_tokens":1)");
+  CHECK(byte_tokenizer().decode(server.service.seen().back().prompt) == "ahb");
+}
+
+TEST_CASE("session: a first turn that is refused pushes nobody out", "[server][session]") {
+  TestServer server([](ServerOptions& o) { o.max_sessions = 1; });
+  completion(server, R"("session_id":"s","prompt":"a","max_tokens":1)");
+  CHECK(server.post("/v1/completions", R"({"session_id":"new","prompt":[999]})").status == 400);
+  server.service.admit = [](const Request&) {
+    return Status(Error{ErrorCode::unavailable, "the queue is full"});
+  };
+  CHECK(server.post("/v1/completions", R"({"session_id":"new","prompt":"x"})").status == 503);
+  server.service.admit = {};
+  completion(server, R"("session_id":"s","prompt":"b","max_tokens":1)");
+  CHECK(byte_tokenizer().decode(server.service.seen().back().prompt) == "ahb");
+  // Nor is the refused one a session that was dropped.
+  completion(server, R"("session_id":"new","prompt":"c","max_tokens":1)");
+  CHECK(server.post("/v1/completions", R"({"session_id":"s","prompt":"x"})").status == 410);
+}
+
+TEST_CASE("session: a matched stop token is kept only where the client sees it",
+          "[server][session]") {
+  TestServer server;
+  auto reply = [&](const std::string& fields, const std::function<void(TokenEvent&)>& how) {
+    server.service.script = [how](const Request&, int) {
+      TokenEvent end = FakeService::token('x', "", FinishReason::stop);
+      how(end);
+      return std::vector{FakeService::token('o', "o"), end};
+    };
+    completion(server, R"("session_id":"s","prompt":"a",)" + fields);
+    server.service.script = {};
+    completion(server, R"("session_id":"s","prompt":"b","max_tokens":1,"session_end":true)");
+    return byte_tokenizer().decode(server.service.seen().back().prompt);
+  };
+  const std::string stop = R"("stop_token_ids":[120])";
+  CHECK(reply(stop, [](TokenEvent& end) { end.stop_token = 'x'; }) == "aob");
+  CHECK(reply(stop + R"(,"include_stop_str_in_output":true)", [](TokenEvent& end) {
+          end.stop_token = 'x';
+          end.text = "x";
+        }) == "aoxb");
+  // Of a stop string the tokens stay: the last one may hold more than the string.
+  CHECK(reply(R"("stop":"x")", [](TokenEvent& end) { end.stop_text = "x"; }) == "aoxb");
+}
+
 TEST_CASE("session: beyond --max-sessions the oldest goes, and says so", "[server][session]") {
   TestServer server([](ServerOptions& o) { o.max_sessions = 2; });
   auto turn = [&](const std::string& id) {
@@ -183,6 +248,46 @@ TEST_CASE("session: what a session_id may not be, and may not come with", "[serv
   CHECK(server.service.seen().empty());
   completion(server, R"("session_id":")" + std::string(256, 'x') + R"(","prompt":"a")");
   completion(server, R"("session_id":null,"prompt":"a")");
+}
+
+namespace {
+
+std::shared_ptr<Sessions> store_of(int max_sessions, size_t max_bytes,
+                                   std::initializer_list<const char*> keys) {
+  auto sessions = std::make_shared<Sessions>(max_sessions, max_bytes);
+  for (const char* key : keys) {
+    Sessions::Turn turn;
+    REQUIRE(sessions->begin(key, turn) == Sessions::State::taken);
+    turn.commit({.tokens = {1, 2, 3}, .messages = {}});
+  }
+  return sessions;
+}
+
+}  // namespace
+
+TEST_CASE("sessions: one that is too large alone pushes nobody out", "[server][session]") {
+  auto sessions = store_of(6, 1000, {"a", "b"});
+  const size_t before = sessions->stats().bytes;
+  Sessions::Turn large;
+  REQUIRE(sessions->begin("large", large) == Sessions::State::taken);
+  large.commit({.tokens = std::vector<int32_t>(1000), .messages = {}});
+  CHECK(sessions->begin("large", large) == Sessions::State::dropped);
+  CHECK(sessions->stats().sessions == 2);
+  CHECK(sessions->stats().bytes == before);
+  for (const char* key : {"a", "b"}) {
+    Sessions::Turn turn;
+    REQUIRE(sessions->begin(key, turn) == Sessions::State::taken);
+    CHECK(turn.so_far().tokens == std::vector<int32_t>{1, 2, 3});
+  }
+}
+
+TEST_CASE("sessions: one that was dropped is known as such however many followed it",
+          "[server][session]") {
+  auto sessions = store_of(1, 1000, {"a", "b", "c", "d", "e", "f"});
+  for (const char* key : {"a", "b", "c", "d", "e"}) {
+    Sessions::Turn turn;
+    CHECK(sessions->begin(key, turn) == Sessions::State::dropped);
+  }
 }
 
 TEST_CASE("sessions: the store keeps its bounds whatever happens", "[server][session]") {

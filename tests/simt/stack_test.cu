@@ -33,12 +33,13 @@ Result<std::unique_ptr<Stack>> build(const ModelDir& model, std::vector<std::str
   return build_stack(options.value());
 }
 
-std::vector<int32_t> tokens(const ModelDir& model, std::vector<std::string> words) {
+std::vector<int32_t> tokens(const ModelDir& model, std::vector<std::string> words,
+                            std::vector<int32_t> prompt = {5, 9, 33, 70, 2, 8, 8, 101, 64, 3}) {
   auto stack = build(model, std::move(words));
   INFO((stack ? "" : stack.error().message));
   REQUIRE(stack);
   auto recorder = std::make_shared<Recorder>();
-  auto request = tiny_request(1, {5, 9, 33, 70, 2, 8, 8, 101, 64, 3}, 12);
+  auto request = tiny_request(1, std::move(prompt), 12);
   REQUIRE(stack.value()->cluster->submit(request, recorder).ok());
   while (stack.value()->cluster->turn()) {
   }
@@ -81,6 +82,25 @@ TEST_CASE("--device cuda: the CPU's tokens, however P and D share the card", "[s
                {"--device", "cuda", "--dtype", "bf16", "--kv-dtype", "bf16",
                 "--cuda-prefill-attention", "flash_mma", "--cuda-decode-attention", "split_mma"})
             .size() == expected.size());
+}
+
+// More tokens than the context has blocks of --block-tokens: a block of `token` is one token, and a
+// slot is the whole context.
+TEST_CASE("--device cuda: blocks of every allocator's own size", "[simt][server]") {
+  ModelDir model;
+  std::vector<int32_t> prompt;
+  for (int i = 0; i < 100; ++i) prompt.push_back((i * 7 + 3) % 128);
+  const std::vector<int32_t> expected = tokens(model, {}, prompt);
+  REQUIRE(expected.size() > 1);
+  for (const char* allocator : {"paged", "token", "contiguous", "slots"})
+    for (const char* topology : {"1C", "1P1D"})
+      for (const char* layout : {"layer_major", "token_major"}) {
+        INFO(allocator << " " << topology << " " << layout);
+        CHECK(tokens(model,
+                     {"--device", "cuda", "--topology", topology, "--kv-layout", layout,
+                      "--allocator", allocator},
+                     prompt) == expected);
+      }
 }
 
 TEST_CASE("--device cuda: what cannot be is said, and nothing aborts", "[simt][server]") {

@@ -78,6 +78,37 @@ TEST_CASE("simt tiers: KV that comes back from pinned memory gives the same logi
         }
 }
 
+// The prompt leaves before anything of it has gone out: there is no copy to wait for.
+TEST_CASE("simt tiers: a prompt shorter than a tier's block is handed over", "[simt][tiers]") {
+  SmallPages pages;
+  OnCuda cuda;
+  const std::vector<int32_t> prompt{5, 9, 33, 70, 2};
+  auto run = [&](const TinySetup& setup) {
+    TinyCluster tiny(setup);
+    REQUIRE(tiny.submit(tiny_request(1, prompt, 6)).ok());
+    tiny.run();
+    const Recorder::Choice choice = tiny.recorder->choice(1);
+    CHECK(choice.ends == 1);
+    CHECK(choice.tokens.size() == 6);
+    return choice.logits_hash;
+  };
+  TinySetup plain{.scheme = "contiguous"};
+  plain.pool_bytes = 3 << 20;
+  cuda.put(plain, false);
+  const uint64_t expected = run(plain);
+  for (const char* scheme : {"vattention", "contiguous", "paged"})
+    for (bool late : {false, true}) {
+      TinySetup setup{.topology = "1P1D", .scheme = scheme, .transport = "handoff"};
+      setup.pool_bytes = scheme == std::string("contiguous") ? 3 << 20 : 1 << 18;
+      setup.tiers.host_bytes = 1 << 18;
+      setup.tiers.block_tokens = 16;
+      cuda.put(setup, false);
+      Late streams(late);
+      INFO(setup.describe() << (late ? ", late" : ""));
+      CHECK(run(setup) == expected);
+    }
+}
+
 TEST_CASE("simt tiers: host memory of the card's is pinned, zeroed, and reached by both queues",
           "[simt][tiers]") {
   auto device = make_cuda_device();
