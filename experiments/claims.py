@@ -515,6 +515,7 @@ CLAIMS = [
             Expect("host / no cache, no hits", lambda t: hits(t, 0) / hits(t, 0, "none"), .94, 1.05, "x", "0.98"),
             Expect("different logits hashes at one share", lambda t: most_hashes(t, "hits"), 1, 1),
         ],
+        why="a swap-in at memory's speed still costs a step of waiting, and the copying thread one of two cores; runs differ by more than the range",
         repeats=3,
     ),
     Claim(
@@ -540,6 +541,7 @@ CLAIMS = [
                    again(t, 16, "none"), .45, .75, "x"),
             Expect("different logits hashes of the same documents", lambda t: most_hashes(t, "tokens", "documents"), 1, 1),
         ],
+        why="a found prompt costs less than the arithmetic says; round 1 pays for the copies out on the two cores that compute",
         repeats=3,
     ),
     Claim(
@@ -568,6 +570,7 @@ CLAIMS = [
                 len({row["logits_hash"] for row in t.rows if (row["phase"], row["size"]) == point})
                 for point in {(row["phase"], row["size"]) for row in t.rows}), 1, 1),
         ],
+        why="the system backs contiguous memory with huge pages, memfd groups with pages of 4 KiB; against those they are equal (paged_attention)",
         repeats=3,
     ),
     Claim(
