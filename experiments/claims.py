@@ -1,7 +1,8 @@
 """What papers claim, what arithmetic expects, and which experiment looks: one row an experiment.
 
 The table of README.md and `make check-claims` both come from here. Ranges were written down before the first
-run, from the source named or from the arithmetic at the head of the experiment's .cc file. An expectation is a
+run, from the source named or from the arithmetic at the head of the experiment's .cc file; those of max_batch followed
+its first run, from arithmetic, with one assumption fitted to the paper (max_batch.cc says which). An expectation is a
 function of a result file; it is asked once per repetition, and its median is compared.
 """
 from dataclasses import dataclass, field
@@ -443,11 +444,11 @@ CLAIMS = [
             Expect("in, scattered blocks of 2 MiB / memcpy of 2 MiB",
                    lambda t: moved(t, "in_gbps", 512) / moved(t, "memcpy_gbps", 512), .85, 1.15, "x"),
             Expect("in, pieces of 512 bytes / of 64 KiB", lambda t: moved(t, "in_gbps", 16, "layer_major") /
-                   moved(t, "in_gbps", 16), .25, 1.1, "x", "0.02 to 0.07 (#35990)"),
+                   moved(t, "in_gbps", 16), .25, .8, "x", "0.02 to 0.07 (#35990)"),
             Expect("pieces, layer_major / token_major", lambda t: moved(t, "copies_in", 16, "layer_major") /
                    moved(t, "copies_in", 16), 120, 129, "x", "64 (30,494 to 474)"),
         ],
-        why="copies in go around the caches and reach 0.9 to 1 of the streaming copy (column stream_gbps); the range assumed memcpy",
+        why="copies in go around the caches and reach 0.9 to 1 of the streaming copy (column stream_gbps); the ranges assumed memcpy",
         repeats=3,
     ),
     Claim(
