@@ -4,6 +4,8 @@
 
 #include <cstddef>
 
+#include "simt.h"
+
 namespace xpyd::cuda::simt {
 
 bool take_device_memory(
@@ -25,5 +27,15 @@ struct VmmUse {
   bool operator==(const VmmUse&) const = default;
 };
 VmmUse vmm_use();
+
+// For a test's duration.
+struct SmallPages {
+  SmallPages() { set_page_granularity(4096); }
+  ~SmallPages() { set_page_granularity(0); }
+};
+struct Late {
+  explicit Late(bool late) { set_late_streams(late); }
+  ~Late() { set_late_streams(false); }
+};
 
 }  // namespace xpyd::cuda::simt

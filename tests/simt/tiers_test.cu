@@ -9,14 +9,8 @@
 namespace xpyd::testing {
 namespace {
 
-struct SmallPages {
-  SmallPages() { cuda::simt::set_page_granularity(4096); }
-  ~SmallPages() { cuda::simt::set_page_granularity(0); }
-};
-struct Late {
-  explicit Late(bool late) { cuda::simt::set_late_streams(late); }
-  ~Late() { cuda::simt::set_late_streams(false); }
-};
+using cuda::simt::Late;
+using cuda::simt::SmallPages;
 
 // The ragged prompts, and then again; without a prefix cache only the tiers know them.
 struct TwoRounds {

@@ -10,14 +10,8 @@
 namespace xpyd::testing {
 namespace {
 
-struct SmallPages {
-  SmallPages() { cuda::simt::set_page_granularity(4096); }
-  ~SmallPages() { cuda::simt::set_page_granularity(0); }
-};
-struct Late {
-  explicit Late(bool late) { cuda::simt::set_late_streams(late); }
-  ~Late() { cuda::simt::set_late_streams(false); }
-};
+using cuda::simt::Late;
+using cuda::simt::SmallPages;
 
 TEST_CASE("simt vattention: one hash, whatever is mapped when", "[simt][parity][vattention]") {
   SmallPages pages;
