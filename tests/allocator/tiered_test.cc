@@ -368,15 +368,15 @@ TEST_CASE("tiers: forgotten by another thread while blocks are found, loaded and
                   .device = &device};
       Tiered t(setup);
       std::atomic<bool> done{false};
-      std::atomic<int> forgotten{0};
-      std::thread other([&] {
-        while (!done) {
+      std::atomic<int> forgotten{0}, rounds{0};
+      std::thread other([&] {  // within a round as it falls, but with rounds between that find some
+        for (int next = 0; !done; next = rounds + forgotten % 16) {
+          while (rounds < next && !done) std::this_thread::yield();
           t.kv->clear_prefix_cache();
           ++forgotten;
-          for (int i = 0; i < forgotten % 16; ++i) std::this_thread::yield();
         }
       });
-      int cached = 0, rounds = 0;
+      int cached = 0;
       for (; rounds < 1000 || forgotten < 30; ++rounds) {
         cached += t.run(tokens_of(rounds % 3, 100));  // what came back is right, or it fails
         if (rounds % 16 == 0) t.kv->check_invariants(false);
