@@ -67,7 +67,7 @@ int Recorder::ended() const {
 }
 
 TinyCluster::TinyCluster(const TinySetup& setup,
-                         std::unique_ptr<KvTransport> (*transport)(DeviceQueue&)) {
+                         Result<std::unique_ptr<KvTransport>> (*transport)(const TransportOptions&)) {
   transport_row = *find_transport(setup.transport);
   if (transport) transport_row.make = transport;
   ClusterOptions options;

@@ -8,6 +8,7 @@
 
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
+#include "tests/wrapped_transport.h"
 
 namespace xpyd::testing {
 namespace {
@@ -36,9 +37,10 @@ void check_quiescent(TinyCluster& tiny) {
     instance->memory().check_invariants(alone);
     KvStats kv = instance->memory().stats();
     CHECK(kv.free + kv.cached == kv.capacity);
-    CHECK(instance->queued_requests == 0);
-    CHECK(instance->queued_tokens == 0);
-    CHECK(instance->decoding_sequences == 0);
+    const PlacedLoad load = tiny.cluster->conductor().load(instance->options().id);
+    CHECK(load.queued_requests == 0);
+    CHECK(load.queued_tokens == 0);
+    CHECK(load.sequences == 0);
   }
 }
 
@@ -253,32 +255,40 @@ TEST_CASE("one-token answers end on P and give D's reservation back", "[cluster]
   }
 }
 
-// A wire whose copies happen some polls later, in another order, and may fail.
-class SlowWire final : public KvTransport {
+// The local wire, whose transfers are seen to be done some polls later, in another order, and may
+// fail.
+class SlowWire final : public WrappedTransport {
  public:
   static inline int fail_every = 0;  // of the transfers, 0 = none
-  static std::unique_ptr<KvTransport> make(DeviceQueue&) { return std::make_unique<SlowWire>(); }
-  TransferId post(const TransferPlan& plan) override {
-    flights_[++last_] = {plan, 1 + int(random_.below(9))};
-    return last_;
+  static Result<std::unique_ptr<KvTransport>> make(const TransportOptions& options) {
+    return std::unique_ptr<KvTransport>(std::make_unique<SlowWire>(options));
+  }
+  explicit SlowWire(const TransportOptions& options) : WrappedTransport("local", options) {}
+  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
+    const bool fails = fail_every > 0 && ++posts_ % fail_every == 0;
+    TransferPlan half = plan;
+    if (fails)
+      for (Copy& copy : half.copies) copy.bytes /= 2;
+    const TransferId id = WrappedTransport::post(transfer, half);
+    flights_[id] = {1 + int(random_.below(9)), fails};
+    return id;
   }
   TransferState poll(TransferId id) override {
     Flight& flight = flights_.at(id);
     if (--flight.polls_left > 0) return TransferState::in_flight;
-    bool fails = fail_every > 0 && id % fail_every == 0;
-    for (const Copy& copy : flight.plan.copies)
-      std::copy_n(copy.source, fails ? copy.bytes / 2 : copy.bytes, copy.destination);
+    const bool fails = flight.fails;
     flights_.erase(id);
+    CHECK(WrappedTransport::poll(id) == TransferState::done);
     return fails ? TransferState::failed : TransferState::done;
   }
 
  private:
   struct Flight {
-    TransferPlan plan;
-    int polls_left;
+    int polls_left = 0;
+    bool fails = false;
   };
   std::map<TransferId, Flight> flights_;
-  TransferId last_ = 0;
+  int64_t posts_ = 0;
   Random random_{5};
 };
 
@@ -308,25 +318,24 @@ TEST_CASE("a slow or failing wire delays or recomputes, and no token changes", "
 }
 
 // The reason why parity is worth testing: a single wrong byte of KV shows.
-class FlippingWire final : public KvTransport {
+class FlippingWire final : public WrappedTransport {
  public:
-  static std::unique_ptr<KvTransport> make(DeviceQueue&) {
-    return std::make_unique<FlippingWire>();
+  static Result<std::unique_ptr<KvTransport>> make(const TransportOptions& options) {
+    return std::unique_ptr<KvTransport>(std::make_unique<FlippingWire>(options));
   }
-  TransferId post(const TransferPlan& plan) override {
-    for (const Copy& copy : plan.copies) std::copy_n(copy.source, copy.bytes, copy.destination);
-    if (first_) plan.copies[0].destination[2] ^= std::byte{0x40};
-    first_ = false;
-    return 0;
+  explicit FlippingWire(const TransportOptions& options) : WrappedTransport("local", options) {}
+  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
+    const TransferId id = WrappedTransport::post(transfer, plan);
+    if (std::exchange(first_, false)) plan.copies[0].destination[2] ^= std::byte{0x40};
+    return id;
   }
-  TransferState poll(TransferId) override { return TransferState::done; }
 
  private:
   bool first_ = true;
 };
 
 TEST_CASE("one flipped bit between P and D changes the logits hash", "[cluster]") {
-  auto hash = [](std::unique_ptr<KvTransport> (*wire)(DeviceQueue&)) {
+  auto hash = [](Result<std::unique_ptr<KvTransport>> (*wire)(const TransportOptions&)) {
     TinyCluster tiny({.topology = "1P1D"}, wire);
     REQUIRE(tiny.submit(tiny_request(1, prompt_of(40), 6)).ok());
     tiny.run();
