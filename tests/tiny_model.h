@@ -23,6 +23,8 @@ std::shared_ptr<const Weights> tiny_weights();
 struct TinySetup {
   std::string topology = "1C", scheme = "paged", batching = "chunked", placement = "least_loaded",
               transport = "local";
+  std::string disagg = "prefill_first";
+  DisaggOptions disagg_options;
   KvOrder order = KvOrder::layer_major;
   Dtype kv_dtype = Dtype::f32;
   StreamKv stream_kv = StreamKv::layer;
