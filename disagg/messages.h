@@ -45,7 +45,7 @@ struct KvPlace {
   std::vector<int32_t> blocks;  // empty: contiguous, in `slot`
   int32_t slot = 0;
   int cached_tokens = 0;        // there already: not sent again
-  std::vector<uint64_t> checksums;  // per block of KV that is to be read; empty: not computed
+  std::vector<uint64_t> checksums;  // pull: kv_checksums() of it all; empty: not computed
 };
 
 // ---- Conductor -> instance.
@@ -113,7 +113,7 @@ struct KvDelivered {  // P -> D (push, decode_first)
   std::vector<ChoiceState> choices;  // at least one; decode_first: none, D has the sequence
   bool kv_arrived = false;           // false: the transfer failed, D computes the prompt itself
   int posts = 0;                     // that must have arrived in the window
-  std::vector<uint64_t> checksums;   // per block of the destination; empty: not computed
+  std::vector<uint64_t> checksums;   // kv_checksums() of what was sent; empty: not computed
   std::optional<KvHandover> handover;  // zero-copy
 };
 struct ReservationCancelled {  // P -> D, or D -> P: nothing (more) will come of this attempt here
