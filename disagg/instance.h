@@ -30,11 +30,6 @@ struct InstanceOptions {
   bool checksum = false;
 };
 
-struct Envelope {
-  InstanceId from = kConductor;
-  Message message;
-};
-
 class Instance final : private EngineHooks {
  public:
   Instance(InstanceOptions options, std::unique_ptr<Model> model, std::unique_ptr<KvMemory> memory,
@@ -42,7 +37,7 @@ class Instance final : private EngineHooks {
   ~Instance() override;
 
   InstanceInfo info() const;
-  void send(InstanceId from, Message message) { mailbox_.send({from, std::move(message)}); }
+  void send(InstanceId from, Message message) { mailbox_.send({from, options_.id, std::move(message)}); }
   void poke() { mailbox_.poke(); }
 
   // One turn of the loop: messages, promises, transfers, one engine step. False: nothing moved.
@@ -63,6 +58,7 @@ class Instance final : private EngineHooks {
  private:
   void look_for_answers();
   void handle(InstanceId from, StartRequest message);
+  void handle(InstanceId from, ClearPrefixCache) { (void)from, memory_->clear_prefix_cache(); }
   void handle(InstanceId from, AbortAttempt message) { (void)from, attempts_.abort(message.attempt); }
   void handle(InstanceId from, PeerJoined message);
   void handle(InstanceId from, PeerGone message);

@@ -37,6 +37,7 @@ struct InstanceInfo {
   int capacity_blocks = 0, block_tokens = 0;
   int max_batch = 0;
   std::string address;  // of its transport
+  std::string control;  // where it takes channels of its peers; empty: a thread of the conductor's process
 };
 
 // Where one sequence's KV is, on the instance that sends this, for a peer that may write or read there.
@@ -66,6 +67,19 @@ struct PeerJoined {
 struct PeerGone {
   InstanceId id = -1;
 };
+struct ClearPrefixCache {};
+// To a process that wants to be an instance, as the answer to its JoinRequest: it sends Joined when it
+// can serve.
+struct Welcome {
+  InstanceId id = -1;
+  std::string name;
+  Role role = Role::colocated;
+  double lease_s = 0;
+};
+// Nothing is placed there any more: it ends, or joins anew in another role.
+struct Retire {
+  std::optional<Role> role;
+};
 
 // ---- Instance -> conductor.
 
@@ -86,6 +100,13 @@ struct AttemptFailed {  // this instance has given it up: a peer is gone or sile
 struct Report {  // every so often
   InstanceStats stats;
 };
+struct JoinRequest {
+  Role role = Role::colocated;
+};
+struct Joined {
+  InstanceInfo info;
+};
+struct LeaveRequest {};  // it would like to Retire
 
 // ---- Decode -> conductor's global prefill queue -> prefill (decode_first).
 
@@ -135,7 +156,13 @@ struct KvRenewed {  // either way: these attempts still stand here
 using Message =
     std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress,
                  AttemptFailed, Report, PrefillJob, ReserveKv, KvReserved, KvDelivered,
-                 ReservationCancelled, KvOffered, KvTaken, KvRenewed>;
+                 ReservationCancelled, KvOffered, KvTaken, KvRenewed, ClearPrefixCache, Welcome, Retire,
+                 JoinRequest, Joined, LeaveRequest>;
+
+struct Envelope {
+  InstanceId from = kConductor, to = kConductor;
+  Message message;
+};
 
 // How messages leave: mailboxes, channels between processes, or a simulated network.
 //
