@@ -59,7 +59,8 @@ struct Channel::Impl {
   ChannelEvents events;
   std::function<void(Result<ChannelPtr>)> on_connected;  // of a connect(), until it is answered
   double deadline_s = 0;                                 // of connect and handshake; of lingering
-  double heard_s = 0, beat_s = 0;
+  std::atomic<double> heard_s{0};
+  double beat_s = 0;
   bool accepted = false, shut = false;
 
   std::atomic<bool> open{false};  // written under the mutex
@@ -122,6 +123,7 @@ struct ControlLoop::Impl {
   std::function<void(const std::string&)> log;
   int epoll = -1, wake = -1;
   std::thread thread;
+  std::atomic<std::thread::id> io_thread;
 
   // The I/O thread's.
   std::unordered_map<uint64_t, ChannelPtr> channels;
@@ -159,7 +161,7 @@ struct ControlLoop::Impl {
     XPYD_CHECK(epoll_ctl(epoll, operation, fd, &event) == 0, why(errno));
   }
 
-  bool on_io_thread() const { return std::this_thread::get_id() == thread.get_id(); }
+  bool on_io_thread() const { return std::this_thread::get_id() == io_thread; }
 
   // Under the mutex.
   void signal() {
@@ -213,6 +215,7 @@ Channel::~Channel() {
 bool Channel::is_open() const { return impl_->open.load(std::memory_order_acquire); }
 const NodeIdentity& Channel::peer() const { return impl_->peer; }
 const std::string& Channel::address() const { return impl_->address; }
+double Channel::heard_s() const { return impl_->heard_s; }
 size_t Channel::queued_bytes() const {
   std::lock_guard lock(impl_->mutex);
   return impl_->queued();
@@ -252,14 +255,7 @@ void Channel::close(const std::string& reason) {
 ControlLoop::ControlLoop(Clock& clock, const ChannelLimits& limits,
                          std::function<void(const std::string&)> log)
     : impl_(std::make_unique<Impl>(clock, limits, std::move(log))) {
-  // The thread's id must be known to the thread itself.
-  std::promise<void> ready;
-  auto go = ready.get_future();
-  impl_->thread = std::thread([this, &go] {
-    go.wait();
-    impl_->run();
-  });
-  ready.set_value();
+  impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
 }
 
 ControlLoop::~ControlLoop() {
@@ -329,6 +325,7 @@ Result<ChannelPtr> ControlLoop::connect(const ControlEndpoint& endpoint, double 
 // ---------------------------------------------------------------- the I/O thread
 
 void ControlLoop::Impl::run() {
+  io_thread = std::this_thread::get_id();
   epoll_event events[64];
   double active_s = clock.now();
   for (;;) {
@@ -546,7 +543,8 @@ void ControlLoop::Impl::become_open(const ChannelPtr& channel) {
   c.stage = Stage::open;
   c.peer = c.handshake->peer();
   c.reader.emplace(c.handshake->receive_key());
-  c.heard_s = c.beat_s = clock.now();
+  c.beat_s = clock.now();
+  c.heard_s = c.beat_s;
   if (c.accepted) {
     c.address = name_of(c.peer.role) + (" " + c.peer.id);
     std::erase(unknown, c.id);

@@ -69,6 +69,7 @@ class Channel {
   const NodeIdentity& peer() const;
   const std::string& address() const;  // of the other end, for messages
   size_t queued_bytes() const;         // sent and not taken by the kernel
+  double heard_s() const;              // Clock: the peer's last sign of life
 
  private:
   friend class ControlLoop;
