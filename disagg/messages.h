@@ -16,7 +16,8 @@
 #include <vector>
 
 #include "allocator/kv_memory.h"
-#include "batch/request.h"
+#include "batch/sequence.h"
+#include "disagg/order.h"
 #include "disagg/placement.h"
 #include "disagg/service.h"
 #include "disagg/transport/transport.h"
@@ -26,25 +27,6 @@ namespace xpyd {
 using InstanceId = PeerId;  // never reused, so it names an incarnation
 inline constexpr InstanceId kConductor = -1;
 using AttemptId = uint64_t;
-
-// One choice (or all n of them, before their first token) as it stands between two instances, or as
-// it goes on after a failure. Its sampler and its text follow from these (batch/sequence.h).
-struct ChoiceState {
-  int choice = 0;
-  int stands_for = 1;           // choices [choice, choice + stands_for); more than one: no output yet
-  std::vector<int32_t> output;  // tokens that the client has or will have
-  uint64_t logits_hash = 0;     // of the rows they were sampled from
-  int cached_tokens = 0;
-  double queued_s = 0, scheduled_s = 0;  // Clock
-};
-
-// How P and D share one attempt.
-enum class DisaggOrder : uint8_t {
-  local,         // one instance does both
-  push,          // P first; D reserves when P starts, P writes while it computes
-  pull,          // P first; D reserves when P is done, and reads
-  decode_first,  // D reserves, any P takes the prompt from the global queue and writes into D's blocks
-};
 
 // What the others must know of an instance.
 struct InstanceInfo {
@@ -75,9 +57,8 @@ struct StartRequest {
   DisaggOrder order = DisaggOrder::local;
   InstanceId decode = -1;  // push, pull: the peer
 };
-struct AbortAttempt {  // `quiet`: nobody waits for an end event
+struct AbortAttempt {  // ends with `abort`, wherever it is
   AttemptId attempt = 0;
-  bool quiet = false;
 };
 struct PeerJoined {
   InstanceInfo info;
