@@ -70,10 +70,10 @@ struct Channel::Impl {
   std::optional<FrameWriter> writer;
   std::string out;
   size_t out_at = 0;
-  bool blocked = false;  // the kernel is full; EPOLLOUT goes on
-  bool beaten = false;   // something was sent since the last beat
-  bool stalled = false;
-  std::string reason;  // why it was closed from this side
+  bool blocked = false;   // the kernel is full; EPOLLOUT goes on
+  bool beaten = false;    // something was sent since the last beat
+  bool hopeless = false;  // closed at once, whatever waits
+  std::string reason;     // why it was closed from this side
 
   size_t queued() const { return out.size() - out_at; }
 
@@ -226,12 +226,19 @@ bool Channel::send(uint16_t type, std::string_view payload, bool more_follow) {
   Impl& c = *impl_;
   std::lock_guard lock(c.mutex);
   if (!c.open) return false;
-  if (c.queued() + payload.size() + kFrameOverheadBytes > c.loop->limits.max_queue_bytes) {
-    c.reason = "the peer does not read: " + std::to_string(c.queued()) + " bytes wait for it";
-    c.stalled = true;
+  auto give_up = [&](const std::string& reason) {
+    c.reason = reason;
+    c.hopeless = true;
     c.open = false;
     c.loop->attend(c.id);
     return false;
+  };
+  if (payload.size() > kMaxFramePayloadBytes)
+    return give_up("a message of " + std::to_string(payload.size()) + " bytes, at most " +
+                   std::to_string(kMaxFramePayloadBytes));
+  if (c.queued() + payload.size() + kFrameOverheadBytes > c.loop->limits.max_queue_bytes) {
+    ++c.loop->stalled;
+    return give_up("the peer does not read: " + std::to_string(c.queued()) + " bytes wait for it");
   }
   c.writer->append(c.out, type, payload);
   c.beaten = true;
@@ -595,12 +602,9 @@ void ControlLoop::Impl::linger(const ChannelPtr& channel) {
     std::lock_guard lock(c.mutex);
     if (!c.blocked) c.write_some();
     reason = c.reason;
-    hopeless = c.stalled;
+    hopeless = c.hopeless;
   }
-  if (hopeless) {
-    ++stalled;
-    return end(channel, reason);
-  }
+  if (hopeless) return end(channel, reason);
   c.stage = Stage::lingering;
   c.deadline_s = clock.now() + limits.linger_s;
   --n_open;

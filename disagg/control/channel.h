@@ -59,8 +59,9 @@ class Channel {
  public:
   ~Channel();
   // Sends on this thread while the kernel takes it, and leaves the rest to the I/O thread; never
-  // blocks. False: the channel is closed, or is now because its peer does not read. With
-  // `more_follow` bytes may wait for the next send(): one system call for a whole batch.
+  // blocks. False: the channel is closed, or is now because its peer does not read or the payload
+  // is longer than kMaxFramePayloadBytes. With `more_follow` bytes may wait for the next send():
+  // one system call for a whole batch.
   bool send(uint16_t type, std::string_view payload, bool more_follow = false);
   // on_closed follows on the I/O thread, at this side with `reason`, at the peer with it too. What
   // was sent before still leaves, if the peer takes it within linger_s.
