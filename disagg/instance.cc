@@ -125,19 +125,30 @@ void Instance::handle(InstanceId, PrefillJob message) {
 void Instance::handle(InstanceId, PeerJoined message) {
   const InstanceInfo& info = message.info;
   if (info.id == options_.id) return;
-  const Status connected = transport_->connect(info.id, info.address);
+  const Status connected =
+      wired_.contains(info.id) ? ok() : transport_->connect(info.id, info.address);
   if (!connected) {  // what is placed on the two of us fails, and is placed anew
     std::fprintf(stderr, "xpyd: %s cannot reach %s: %s\n", options_.name.c_str(),
                  info.name.c_str(), connected.error().message.c_str());
     return;
   }
+  wired_.insert(info.id);
   parts_.peers[info.id] = std::move(message.info);
 }
 
 void Instance::handle(InstanceId, PeerGone message) {
   transport_->disconnect(message.id);
+  wired_.erase(message.id);
   sender_.peer_gone(message.id);
   receiver_.peer_gone(message.id);
+  parts_.peers.erase(message.id);
+}
+
+// The peer may live, and write: windows that are being closed wait for it.
+void Instance::handle(InstanceId, PeerBroken message) {
+  const std::string why = options_.name + " lost its connection to a peer";
+  sender_.peer_gone(message.id, why);
+  receiver_.peer_gone(message.id, why);
   parts_.peers.erase(message.id);
 }
 

@@ -29,7 +29,7 @@ using Tokens = std::vector<int32_t>;
 const char* const kMessageNames[] = {
     "StartRequest", "AbortAttempt", "PeerJoined",  "PeerGone",     "TokenOf",     "AttemptProgress",
     "AttemptFailed", "Report",      "PrefillJob",  "ReserveKv",    "KvReserved",  "KvDelivered",
-    "ReservationCancelled", "KvOffered", "KvTaken", "KvRenewed", "ClearPrefixCache", "Welcome",
+    "ReservationCancelled", "KvOffered", "KvTaken", "KvRenewed", "PeerBroken", "ClearPrefixCache", "Welcome",
     "Retire", "JoinRequest", "Joined", "LeaveRequest"};
 static_assert(std::size(kMessageNames) == std::variant_size_v<Message>);
 
