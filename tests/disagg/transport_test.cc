@@ -11,6 +11,7 @@
 
 #include "base/memory.h"
 #include "base/random.h"
+#include "disagg/transport/shared_memory.h"
 #include "disagg/transport/window_table.h"
 #include "disagg/transport/wires.h"
 #include "tests/catch.h"
@@ -28,6 +29,13 @@ const RegisterWire local_wire({.name = "local",
                                .memory = plain_memory,
                                .leaves_process = false,
                                .needs_owner = false});
+
+const RegisterWire shm_wire({.name = "shm",
+                             .make = make_shm_transport,
+                             .memory =
+                                 [](size_t bytes) { return shared_pool_memory(bytes).value(); },
+                             .checks_ranges = false,
+                             .needs_owner = false});
 
 constexpr PeerId kPoster = 1, kOwner = 2, kThird = 3;
 constexpr size_t KiB = 1024, MiB = 1024 * KiB;
