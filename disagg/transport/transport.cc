@@ -8,6 +8,8 @@ namespace {
 constexpr TransportRow kTransports[] = {
     {"local", make_local_transport, false, false, "one process, one copy by the poster's queue"},
     {"handoff", make_handoff_transport, true, false, "one pool, no copy: block ids change hands"},
+    {"shm", make_shm_transport, false, true,
+     "processes of one machine, one copy into the peer's memfd"},
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "base/memory.h"
 #include "base/random.h"
+#include "disagg/transport/shared_memory.h"
 #include "disagg/transport/window_table.h"
 #include "disagg/transport/wires.h"
 #include "tests/catch.h"
@@ -28,6 +29,13 @@ const RegisterWire local_wire({.name = "local",
                                .memory = plain_memory,
                                .leaves_process = false,
                                .needs_owner = false});
+
+const RegisterWire shm_wire({.name = "shm",
+                             .make = make_shm_transport,
+                             .memory =
+                                 [](size_t bytes) { return shared_pool_memory(bytes).value(); },
+                             .checks_ranges = false,
+                             .needs_owner = false});
 
 constexpr PeerId kPoster = 1, kOwner = 2, kThird = 3;
 constexpr size_t KiB = 1024, MiB = 1024 * KiB;
@@ -437,6 +445,12 @@ TEST_CASE("transports: windows of what is not one's own memory, or of strangers,
       {Mode::here});
 }
 
+// Returns while a storm is writing somewhere behind `at`.
+void wait_for_a_write(Side& owner, size_t at) {
+  owner.fill(at, 64, 9);
+  while (owner.differing(at, 64, 9) == 0) sched_yield();
+}
+
 TEST_CASE("transports: the poster is killed in the middle of a write", "[transport]") {
   everywhere(
       [](Pair& pair) {
@@ -444,6 +458,7 @@ TEST_CASE("transports: the poster is killed in the middle of a write", "[transpo
         pair.poster->fill(0, 16 * MiB, 1);
         pair.poster->storm({kOwner, KvOp::write, key, 0}, {{0, 0, 16 * MiB}});
         while (pair.owner->arrived(key) < 3) sched_yield();
+        wait_for_a_write(*pair.owner, 8 * MiB);
         REQUIRE(kill(pair.poster->pid(), SIGKILL) == 0);
         siginfo_t info;
         REQUIRE(waitid(P_PID, id_t(pair.poster->pid()), &info, WEXITED | WNOWAIT) == 0);
@@ -514,6 +529,7 @@ TEST_CASE("transports: a zombie's late writes are refused", "[transport]") {
           const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
           pair.poster->storm({kOwner, KvOp::write, key, 0}, {{0, 0, 16 * MiB}});
           while (pair.owner->arrived(key) < 1 + round % 3) sched_yield();
+          wait_for_a_write(*pair.owner, size_t(1 + round) * MiB);
           REQUIRE(kill(pair.poster->pid(), SIGSTOP) == 0);
           int status;
           REQUIRE(waitpid(pair.poster->pid(), &status, WUNTRACED) == pair.poster->pid());
