@@ -83,6 +83,12 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                                                                : Device::Phase::both);
   KvOptions kv = kv_options(o);
   kv.queue = built.queue.get();
+  if (o.transport->pool_device) {
+    if (o.device != &cpu_device())
+      return invalid(std::string("--transport ") + o.transport->name +
+                     ": KV must be in memory of the host, and --device has its own");
+    kv.device = &o.transport->pool_device();
+  }
   if (pool) {
     kv.pool_bytes *= size_t(kv.n_memories);
   } else {
