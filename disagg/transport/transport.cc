@@ -10,6 +10,7 @@ constexpr TransportRow kTransports[] = {
     {"handoff", make_handoff_transport, true, false, "one pool, no copy: block ids change hands"},
     {"shm", make_shm_transport, false, true,
      "processes of one machine, one copy into the peer's memfd"},
+    {"tcp", make_tcp_transport, false, true, "sockets, straight out of and into the pools"},
 };
 
 }  // namespace
