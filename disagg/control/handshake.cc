@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::string_view kMagic = "xpydctl\n";
 constexpr size_t kNonceBytes = 32;
-constexpr size_t kMaxMessageBytes = 256;  // a hello has at most 125
+constexpr size_t kMaxMessageBytes = 256;  // a hello has at most 127
 
 Error refuse(const std::string& why) { return {ErrorCode::io, "handshake: " + why}; }
 
@@ -42,7 +42,7 @@ Status check_identity(const NodeIdentity& identity) {
 }
 
 Handshake::Handshake(Side side, const ClusterKey& key, const NodeIdentity& self)
-    : side_(side), key_(key) {
+    : side_(side), key_(key), schema_(self.schema) {
   Status valid = check_identity(self);
   XPYD_CHECK(valid.ok(), valid.error().message);
   char nonce[kNonceBytes];
@@ -53,6 +53,7 @@ Handshake::Handshake(Side side, const ClusterKey& key, const NodeIdentity& self)
   hello.raw({nonce, sizeof nonce});
   hello.number(uint8_t(self.role));
   hello.number(self.fingerprint);
+  hello.number(self.schema);
   hello.text(self.id);
   own_hello_ = hello.take();
 }
@@ -131,9 +132,12 @@ Status Handshake::take_hello(std::string_view message) {
   reader.raw("nonce", kNonceBytes);
   peer_.role = NodeRole(reader.number<uint8_t>("role", 0, uint8_t(NodeRole::tool)));
   peer_.fingerprint = reader.number<uint64_t>("fingerprint");
+  peer_.schema = reader.number<uint64_t>("schema");
   peer_.id = reader.text("node id", kMaxNodeIdBytes);
   if (Status status = reader.finish(); !status) return refuse(status.error().message);
   if (Status status = check_identity(peer_); !status) return refuse(status.error().message);
+  if (peer_.schema != schema_)
+    return refuse("the peer is another build of this program, with other messages");
   peer_hello_ = message;
   return ok();
 }

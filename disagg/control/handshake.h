@@ -1,6 +1,6 @@
 // Who is there: four short messages before the first frame, each { u16 length, bytes }.
 //
-//   initiator -> acceptor   hello: magic, version, nonce, role, node id, fingerprint
+//   initiator -> acceptor   hello: magic, version, nonce, role, fingerprint, schema, node id
 //   acceptor -> initiator   hello: the same of its own
 //   initiator -> acceptor   HMAC(key, "xpyd initiator" | both hellos)
 //   acceptor -> initiator   HMAC(key, "xpyd acceptor"  | both hellos)
@@ -37,6 +37,8 @@ struct NodeIdentity {
   // Of what must agree before KV may cross (model, dtypes, layout). Carried and authenticated; the
   // owner of the channel compares.
   uint64_t fingerprint = 0;
+  // Of the messages (codec_schema()): the same on both sides, or the handshake refuses.
+  uint64_t schema = 0;
 };
 Status check_identity(const NodeIdentity& identity);
 
@@ -69,6 +71,7 @@ class Handshake {
 
   Side side_;
   ClusterKey key_;
+  uint64_t schema_;
   std::string own_hello_, peer_hello_;
   NodeIdentity peer_;
   SipKey send_key_, receive_key_;

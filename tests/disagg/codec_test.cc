@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 
 #include "base/random.h"
@@ -300,6 +302,26 @@ TEST_CASE("no bytes make the codec do anything else", "[disagg][control][codec]"
     }
   }
   CHECK(taken > 1000);
+}
+
+// Hidden: after a change of messages, `xpyd_tests "[seeds]"` writes fuzz_wire's seeds anew.
+TEST_CASE("seeds of fuzz_wire", "[.seeds]") {
+  const std::string dir = "tests/fuzz/corpus/wire/";
+  std::filesystem::create_directories(dir);
+  for (const Message& message : full_messages())
+    std::ofstream(dir + "message-" + std::to_string(message.index()), std::ios::binary)
+        << char(4 + message.index()) << '\0' << encode(1, 2, message, 1000);
+  Handshake handshake(Handshake::Side::initiator, ClusterKey::random(), {NodeRole::decode, "D0"});
+  std::string hello, frame;
+  std::string_view none;
+  REQUIRE(handshake.feed(none, hello).ok());
+  for (char side : {2, 3})
+    std::ofstream(dir + "handshake-" + std::to_string(side), std::ios::binary)
+        << side << '\0' << hello;
+  FrameWriter(SipKey()).append(frame, 16, "payload");
+  for (char kind : {0, 1})
+    std::ofstream(dir + "frames-" + std::to_string(kind), std::ios::binary)
+        << kind << '\7' << frame << frame;
 }
 
 TEST_CASE("the schema is one number for one program", "[disagg][control][codec]") {

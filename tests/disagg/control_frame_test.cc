@@ -182,6 +182,14 @@ TEST_CASE("a handshake refuses another key, another version, another protocol an
   changed.back() = ' ';
   CHECK(first_words(changed).find("printable") != std::string::npos);
 
+  {
+    NodeIdentity old = pair.worker;
+    old.schema = 7;
+    Handshake i(Handshake::Side::initiator, pair.key, old), a = acceptor(pair.key);
+    CHECK(shake(i, a) ==
+          "acceptor: handshake: the peer is another build of this program, with other messages");
+  }
+
   // What an initiator once said, said again: the acceptor's nonce is another now.
   std::string recorded, replies;
   {
