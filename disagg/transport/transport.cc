@@ -13,7 +13,7 @@ constexpr TransportRow kTransports[] = {
      "one pool, no copy: block ids change hands"},
     {"shm", make_shm_transport, false, true, shared_memory_device,
      "processes of one machine, one copy into the peer's memfd"},
-    {"tcp", make_tcp_transport, false, true, "sockets, straight out of and into the pools"},
+    {"tcp", make_tcp_transport, false, true, nullptr, "sockets, straight out of and into the pools"},
 };
 
 }  // namespace
