@@ -34,63 +34,82 @@ struct WireFaults {
   double late = 0, fail = 0, drop = 0, change = 0;
 };
 
-// The local wire with such faults.
+// The local wire with such faults. A late transfer is on its way by itself, as bytes in a network are,
+// whatever becomes of its poster: it arrives when advance() says that its time has come.
 class FaultyWire final : public WrappedTransport {
  public:
-  FaultyWire(const TransportOptions& options, WireFaults faults, Random& random)
-      : WrappedTransport("local", options), clock_(*options.clock), faults_(faults), random_(random) {}
+  FaultyWire(const TransportOptions& options, WireFaults faults, Random& random,
+             std::set<FaultyWire*>& all)
+      : WrappedTransport("local", options),
+        clock_(*options.clock),
+        faults_(faults),
+        random_(random),
+        all_(all) {
+    all_.insert(this);
+  }
+  ~FaultyWire() override { all_.erase(this); }
+
   TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
-    Flight flight;
-    flight.from_s = clock_.now() + (random_.uniform() < faults_.late ? 0.05 * random_.uniform() : 0);
+    Flight flight{.transfer = transfer, .plan = plan};
+    flight.at_s = clock_.now() + (random_.uniform() < faults_.late ? 0.3 * random_.uniform() : 0);
     const double fate = random_.uniform();
     flight.fails = fate < faults_.fail;
-    if (fate >= faults_.fail && fate < faults_.fail + faults_.drop) {  // says done, and did nothing
-      const TransferId id = -(++dropped_);
-      flights_[id] = flight;
-      return id;
+    flight.dropped = !flight.fails && fate < faults_.fail + faults_.drop;
+    flight.changed = fate >= 1 - faults_.change && !plan.copies.empty();
+    if (transfer.op == KvOp::write) {
+      for (const Copy& copy : plan.copies)
+        flight.bytes.insert(flight.bytes.end(), copy.source, copy.source + copy.bytes);
+      if (flight.changed) flight.bytes[random_.below(flight.bytes.size())] ^= std::byte{0x20};
+      const std::byte* at = flight.bytes.data();
+      for (Copy& copy : flight.plan.copies) copy.source = std::exchange(at, at + copy.bytes);
     }
-    TransferPlan sent = plan;
-    if (fate >= 1 - faults_.change && !plan.copies.empty()) {
-      Copy& copy = sent.copies[random_.below(plan.copies.size())];
-      const size_t at = random_.below(copy.bytes);
-      if (transfer.op == KvOp::write) {
-        flight.changed.assign(copy.source, copy.source + copy.bytes);
-        flight.changed[at] ^= std::byte{0x20};
-        copy.source = flight.changed.data();
-      } else {
-        flight.change = copy.destination + at;
-      }
-    }
-    const TransferId id = WrappedTransport::post(transfer, sent);
-    flights_[id] = std::move(flight);
+    const TransferId id = ++last_;
+    flights_.emplace(id, std::move(flight));
+    advance();
     return id;
   }
   TransferState poll(TransferId id) override {
-    const Flight& flight = flights_.at(id);
-    if (clock_.now() < flight.from_s) return TransferState::in_flight;
-    TransferState state = id < 0 ? TransferState::done : WrappedTransport::poll(id);
-    if (flight.fails) state = TransferState::failed;
-    if (flight.change && state == TransferState::done) *flight.change ^= std::byte{0x20};
-    flights_.erase(id);
+    auto found = flights_.find(id);
+    const TransferState state = found->second.state;
+    if (state != TransferState::in_flight) flights_.erase(found);
     return state;
   }
   void cancel(TransferId id) override {
-    flights_.at(id).from_s = 0;
-    if (id >= 0) WrappedTransport::cancel(id);
+    Flight& flight = flights_.at(id);
+    if (flight.state == TransferState::in_flight) flight.state = TransferState::failed;
+  }
+  void advance() {
+    for (auto& [id, flight] : flights_) {
+      if (flight.state != TransferState::in_flight || clock_.now() < flight.at_s) continue;
+      flight.state = arrive(flight);
+    }
   }
 
  private:
   struct Flight {
-    double from_s = 0;
-    bool fails = false;
-    std::vector<std::byte> changed;  // written instead of what it should be
-    std::byte* change = nullptr;     // of what was read
+    KvTransfer transfer;
+    TransferPlan plan;
+    std::vector<std::byte> bytes;  // of a write, as they left
+    double at_s = 0;
+    bool fails = false, dropped = false, changed = false;
+    TransferState state = TransferState::in_flight;
   };
+  TransferState arrive(Flight& flight) {
+    if (flight.dropped) return TransferState::done;
+    const TransferState state =
+        WrappedTransport::poll(WrappedTransport::post(flight.transfer, flight.plan));
+    if (flight.fails || state != TransferState::done) return TransferState::failed;
+    if (flight.transfer.op == KvOp::read && flight.changed)
+      flight.plan.copies[0].destination[0] ^= std::byte{0x20};
+    return TransferState::done;
+  }
+
   Clock& clock_;
   const WireFaults faults_;
   Random& random_;
+  std::set<FaultyWire*>& all_;
   std::map<TransferId, Flight> flights_;
-  TransferId dropped_ = 0;
+  TransferId last_ = 0;
 };
 
 class Sim final : public SimCluster {
@@ -132,6 +151,7 @@ class Sim final : public SimCluster {
   const uint64_t seed_;
   Random random_;
   WireFaults wire_;
+  std::set<FaultyWire*> wires_;
   double lease_s_ = 0.4;
   double late_s_ = 0.002;  // messages at most
   double crash_rate_ = 0, stop_rate_ = 0, cut_rate_ = 0, break_rate_ = 0, leave_rate_ = 0, abort_rate_ = 0;  // per s
@@ -230,7 +250,7 @@ void Sim::configure() {
        options.placement->name, options.disagg->name, options.disagg_options.pull ? " pull" : "",
        int(sim.stream_kv), max_batch_, sim.step_tokens);
   sim.wire = [this](const TransportOptions& wire) {
-    return std::make_unique<FaultyWire>(wire, wire_, random_);
+    return std::make_unique<FaultyWire>(wire, wire_, random_, wires_);
   };
   due = [this](InstanceId from, InstanceId to, const Message& message) {
     return when(from, to, message);
@@ -379,6 +399,7 @@ std::string Sim::run() {
     if (!calm) disturb();
     notice_gone();
     if (n % 50 == 0) keep_staffed();
+    for (FaultyWire* wire : wires_) wire->advance();
     tick();
     if (n % 100 == 0) check_memory(false);
     if (!calm || !all_ended()) continue;
@@ -402,7 +423,7 @@ std::string Sim::run() {
   const ConductorStats s = conductor().totals();
   tell("attempts %d, failed %d, late tokens %d, joined %d, left %d", int(s.attempts),
        int(s.failed_attempts), int(s.late_tokens), int(s.joined), int(s.left));
-  nodes.clear();
+  close();
   return wrong_;
 }
 

@@ -42,9 +42,13 @@ class SimCluster : public Post {
   };
   using NodePtr = std::shared_ptr<Node>;
 
-  ~SimCluster() override {
+  ~SimCluster() override { close(); }
+  // Ends every instance, while there is a conductor to hear of it (and what a derived class has made
+  // them of).
+  void close() {
     due = nullptr;
-    nodes.clear();  // while there is a conductor to hear of it
+    for (auto& [id, node] : nodes) node->instance.reset();
+    nodes.clear();
   }
   // options.conductor and options.kv need only what differs from a small, ordinary cluster.
   void open(SimOptions options);
