@@ -28,10 +28,11 @@ bool telling() {
   return on;
 }
 
-// How often a transfer is late, fails, is dropped though it says that it is done, or is changed on
-// its way.
+// How often a transfer is late, fails, is dropped though it says that it is done, is changed on its
+// way, or comes a second time, after it was done.
 struct WireFaults {
-  double late = 0, fail = 0, drop = 0, change = 0;
+  double late = 0, most_s = 0;  // late: by at most that
+  double fail = 0, drop = 0, change = 0, twice = 0;
 };
 
 // The local wire with such faults. A late transfer is on its way by itself, as bytes in a network are,
@@ -51,7 +52,8 @@ class FaultyWire final : public WrappedTransport {
 
   TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
     Flight flight{.transfer = transfer, .plan = plan};
-    flight.at_s = clock_.now() + (random_.uniform() < faults_.late ? 0.3 * random_.uniform() : 0);
+    flight.at_s = clock_.now() +
+                  (random_.uniform() < faults_.late ? faults_.most_s * random_.uniform() : 0);
     const double fate = random_.uniform();
     flight.fails = fate < faults_.fail;
     flight.dropped = !flight.fails && fate < faults_.fail + faults_.drop;
@@ -82,7 +84,14 @@ class FaultyWire final : public WrappedTransport {
     for (auto& [id, flight] : flights_) {
       if (flight.state != TransferState::in_flight || clock_.now() < flight.at_s) continue;
       flight.state = arrive(flight);
+      if (flight.transfer.op == KvOp::write && random_.uniform() < faults_.twice)
+        again_.push_back({std::move(flight), clock_.now() + 0.2 * random_.uniform()});
     }
+    std::erase_if(again_, [this](auto& again) {
+      if (clock_.now() < again.second) return false;
+      WrappedTransport::poll(WrappedTransport::post(again.first.transfer, again.first.plan));
+      return true;
+    });
   }
 
  private:
@@ -109,6 +118,7 @@ class FaultyWire final : public WrappedTransport {
   Random& random_;
   std::set<FaultyWire*>& all_;
   std::map<TransferId, Flight> flights_;
+  std::vector<std::pair<Flight, double>> again_;  // that come twice, and when
   TransferId last_ = 0;
 };
 
@@ -234,17 +244,22 @@ void Sim::configure() {
   for (int i = 0; i < c; ++i) wanted_.push_back(Role::colocated);
   auto sometimes = [&](double p_on, double most) { return chance(p_on) ? most * random_.uniform() : 0; };
   late_s_ = 0.0005 + sometimes(0.7, 0.02);
-  wire_ = {.late = sometimes(0.5, 1), .fail = sometimes(0.3, 0.3)};
+  wire_ = {.late = sometimes(0.5, 1),
+           .most_s = chance(0.8) ? 0.1 : 3 * lease_s_,
+           .fail = sometimes(0.3, 0.3),
+           .twice = sometimes(0.3, 0.5)};
   sim.checksum = chance(0.5);
   if (sim.checksum) wire_.drop = sometimes(0.5, 0.3), wire_.change = sometimes(0.5, 0.3);
   if (!options.disagg_options.pull) wire_.drop = sometimes(0.3, 0.3);  // counted where it arrives
   crash_rate_ = sometimes(0.6, 6);
   stop_rate_ = sometimes(0.5, 6);
   cut_rate_ = sometimes(0.4, 6);
-  break_rate_ = sometimes(0.4, 6);
+  break_rate_ = sometimes(0.4, 40);
   leave_rate_ = sometimes(0.4, 4);
   abort_rate_ = sometimes(0.5, 20);
   to_submit_ = 8 + int(random_.below(25));
+  // One that was dropped and one that came twice make the right number: only checksums tell.
+  if (!sim.checksum && wire_.drop > 0) wire_.twice = 0;
   tell("%dP%dD%dC %s block %d %s, placement %s, disagg %s%s, stream %d, batch %d, step %d", p, d, c,
        sim.scheme.c_str(), kv.block_tokens, kv.prefix_cache ? "cache" : "no cache",
        options.placement->name, options.disagg->name, options.disagg_options.pull ? " pull" : "",
