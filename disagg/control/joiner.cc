@@ -79,16 +79,20 @@ void Joiner::run() {
       attempts_ = 0;
       // Whoever stopped us, or moved the conductor, while the channel was being made did not see
       // it.
-      const bool unwanted =
-          stopping_ || (!self_.address.empty() && self_.address != endpoint.address);
+      const char* unwanted = stopping_ ? "the worker leaves" : nullptr;
+      if (!unwanted && !self_.address.empty() && self_.address != endpoint.address)
+        unwanted = "the conductor has moved";
       if (unwanted) {
         lock.unlock();
-        made.value()->close(stopping_ ? "the worker leaves" : "the conductor has moved");
+        made.value()->close(unwanted);
         lock.lock();
       }
+      const auto opened = std::chrono::steady_clock::now();
       changed_.wait(lock, [&] { return channel_closed_; });
       channel_.reset();
-      pause_s = 0;
+      // A conductor that takes the channel and then refuses us is not asked twenty times a second.
+      const std::chrono::duration<double> lived = std::chrono::steady_clock::now() - opened;
+      if (lived.count() > options_.longest_pause_s) pause_s = 0;
     } else {
       trouble_ = made.error().message;
     }
