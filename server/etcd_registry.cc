@@ -112,6 +112,7 @@ class EtcdRegistry final : public Registry {
         for (auto& [prefix, on_change] : std::exchange(new_watches_, {}))
           watches_.push_back({prefix, std::move(on_change)});
       }
+      if (std::exchange(odd_stream_, false)) lost("/v3/watch: an odd stream");
       if (!calling_ && clock_.now() >= pause_until_s_) next_call();
       http_->poll(0.1);
     }
@@ -164,9 +165,9 @@ class EtcdRegistry final : public Registry {
   }
 
   void call_remove(const std::string& name) {
+    json remove = {{"request_delete_range", {{"key", key(name)}}}};
     call("/v3/kv/txn",
-         {{"compare", {holder_is_us(name)}},
-          {"success", {{{"request_delete_range", {{"key", key(name)}}}}}}},
+         {{"compare", json::array({holder_is_us(name)})}, {"success", json::array({remove})}},
          [this, name](const json&) { held_.erase(name); });
   }
 
@@ -175,9 +176,11 @@ class EtcdRegistry final : public Registry {
     const bool ours = held_.count(name) > 0;
     json nobody = {
         {"key", key(name)}, {"target", "CREATE"}, {"result", "EQUAL"}, {"create_revision", "0"}};
-    json put = {{"key", key(name)}, {"value", to_base64(value)}, {"lease", lease_}};
+    json fields = {{"key", key(name)}, {"value", to_base64(value)}, {"lease", lease_}};
+    json put = {{"request_put", fields}};
     call("/v3/kv/txn",
-         {{"compare", {ours ? holder_is_us(name) : nobody}}, {"success", {{{"request_put", put}}}}},
+         {{"compare", json::array({ours ? holder_is_us(name) : nobody})},
+          {"success", json::array({put})}},
          [this, name, value, ours](const json& answer) {
            const json* succeeded = find_field(answer, "succeeded");
            if (succeeded && succeeded->is_boolean() && succeeded->get<bool>()) {
@@ -229,39 +232,40 @@ class EtcdRegistry final : public Registry {
          .body = json{{"create_request", create}}.dump(),
          .timeout_s = kStreamSeconds},
         [this, i](int, std::string_view bytes) { read_stream(watches_[i], bytes); },
-        [this, i](const HttpOutcome&) { watches_[i].stage = Watch::Stage::stale; });
+        [this, i](const HttpOutcome&) {
+          watches_[i].stage = Watch::Stage::stale;
+          pause_until_s_ = clock_.now() + kPauseSeconds;
+        });
   }
 
-  // One JSON object per line. After anything odd the stream is no longer listened to, and a
-  // snapshot replaces it.
+  // One JSON object per line. After anything odd all streams begin again.
   void read_stream(Watch& watch, std::string_view bytes) {
-    if (watch.stage != Watch::Stage::streaming) return;
+    if (odd_stream_) return;
     watch.lines += bytes;
-    if (watch.lines.size() > kMaxAnswerBytes) watch.stage = Watch::Stage::stale;
-    size_t end;
-    while (watch.stage == Watch::Stage::streaming &&
-           (end = watch.lines.find('\n')) != std::string::npos) {
+    odd_stream_ = watch.lines.size() > kMaxAnswerBytes;
+    for (size_t end; !odd_stream_ && (end = watch.lines.find('\n')) != std::string::npos;) {
       Result<json> line = parse_json(std::string_view(watch.lines).substr(0, end), "etcd watch");
       watch.lines.erase(0, end + 1);
-      const json* result =
-          line && line.value().is_object() ? find_field(line.value(), "result") : nullptr;
-      if (!result || !result->is_object() || find_field(*result, "canceled")) {
-        watch.stage = Watch::Stage::stale;
-        break;
-      }
-      const json* events = find_field(*result, "events");
-      if (!events || !events->is_array()) continue;
-      for (const json& event : *events) {
-        const json* kv = event.is_object() ? find_field(event, "kv") : nullptr;
-        if (!kv) continue;
-        if (word(event, "type") != "DELETE") {
-          put_entry(watch, *kv);
-        } else if (std::string name = from_base64(word(*kv, "key")); name.starts_with(prefix_)) {
-          watch.entries.erase(name.substr(prefix_.size()));
-        }
-      }
+      odd_stream_ = !line || !take_events(watch, line.value());
     }
     tell(watch);
+  }
+
+  bool take_events(Watch& watch, const json& line) {
+    const json* result = line.is_object() ? find_field(line, "result") : nullptr;
+    if (!result || !result->is_object() || find_field(*result, "canceled")) return false;
+    const json* events = find_field(*result, "events");
+    if (!events || !events->is_array()) return true;  // "created"
+    for (const json& event : *events) {
+      const json* kv = event.is_object() ? find_field(event, "kv") : nullptr;
+      if (!kv) return false;
+      if (word(event, "type") != "DELETE") {
+        put_entry(watch, *kv);
+      } else if (std::string name = from_base64(word(*kv, "key")); name.starts_with(prefix_)) {
+        watch.entries.erase(name.substr(prefix_.size()));
+      }
+    }
+    return true;
   }
 
   void call(const char* target, const json& body, OnAnswer on_answer) {
@@ -303,6 +307,7 @@ class EtcdRegistry final : public Registry {
 
   // The streams may be dead too without knowing it: all begin again with a snapshot.
   void lost(const std::string& why) {
+    calling_ = false;
     pause_until_s_ = clock_.now() + kPauseSeconds;
     http_->abort_all();
     for (Watch& watch : watches_) watch.stage = Watch::Stage::stale;
@@ -323,6 +328,7 @@ class EtcdRegistry final : public Registry {
   std::map<std::string, double> taken_until_s_;
   std::deque<Watch> watches_;  // never shrinks: callbacks count on places
   double keep_alive_at_s_ = 0, pause_until_s_ = 0;
+  bool odd_stream_ = false;
   bool calling_ = false;  // one answer at a time, streams apart
 
   mutable std::mutex mutex_;

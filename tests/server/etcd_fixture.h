@@ -45,14 +45,18 @@ inline int free_port() {
 
 class Etcd {
  public:
-  Etcd() : port_(free_port()), peer_port_(free_port()) { start(); }
+  // On an address of the calling thread's network namespace.
+  explicit Etcd(const std::string& host = "127.0.0.1")
+      : host_(host), port_(free_port()), peer_port_(free_port()) {
+    start();
+  }
   ~Etcd() { kill(); }
-  std::string url() const { return "etcd://127.0.0.1:" + std::to_string(port_) + "/test"; }
+  std::string url() const { return "etcd://" + host_ + ":" + std::to_string(port_) + "/test"; }
   int port() const { return port_; }
 
   void start() {
     const std::string binary = find_etcd(), data = dir_.path + "/data";
-    auto at = [](int port) { return "http://127.0.0.1:" + std::to_string(port); };
+    auto at = [&](int port) { return "http://" + host_ + ":" + std::to_string(port); };
     std::vector<std::string> words{
         binary, "--data-dir", data, "--listen-client-urls", at(port_), "--advertise-client-urls",
         at(port_), "--listen-peer-urls", at(peer_port_), "--initial-advertise-peer-urls",
@@ -82,6 +86,7 @@ class Etcd {
 
  private:
   TempDir dir_;
+  std::string host_;
   int port_, peer_port_;
   pid_t pid_ = -1;
 };

@@ -7,6 +7,7 @@
 #include "disagg/control/joiner.h"
 #include "server/http_client.h"
 #include "tests/server/etcd_fixture.h"
+#include "tests/two_hosts.h"
 
 namespace xpyd::testing {
 namespace {
@@ -27,6 +28,10 @@ struct Follower {
       ++calls;
       changed.notify_all();
     });
+  }
+  Entries entries() {
+    std::lock_guard lock(mutex);
+    return now;
   }
   void wait(const Entries& expected) {
     std::unique_lock lock(mutex);
@@ -49,8 +54,8 @@ std::unique_ptr<Registry> open(const Etcd& etcd, double ttl_s = 2) {
 TEST_CASE("etcd: names come, change and go", "[server][etcd]") {
   NEED_ETCD();
   Etcd etcd;
+  Follower all, workers;  // before the registries that call them
   auto a = open(etcd), b = open(etcd);
-  Follower all, workers;
   all.follow(*b, "");
   a->announce("worker/P0", "10.0.0.1:7");
   a->announce("conductor", std::string("any \0 bytes \xff", 13));
@@ -74,8 +79,8 @@ TEST_CASE("etcd: names come, change and go", "[server][etcd]") {
 TEST_CASE("etcd: a name of a dead process is waited for", "[server][etcd]") {
   NEED_ETCD();
   Etcd etcd;
-  auto watcher = open(etcd);
   Follower names;
+  auto watcher = open(etcd);
   names.follow(*watcher, "");
   names.wait({});
   while (!watcher->state().reachable) std::this_thread::yield();
@@ -104,15 +109,15 @@ TEST_CASE("etcd: a name of a dead process is waited for", "[server][etcd]") {
 TEST_CASE("etcd: a restart loses nobody", "[server][etcd]") {
   NEED_ETCD();
   Etcd etcd;
-  auto a = open(etcd, 30), b = open(etcd, 3);
   Follower names;
+  auto a = open(etcd, 30), b = open(etcd, 3);
   names.follow(*b, "");
   a->announce("worker/P0", "a");
   names.wait({{"worker/P0", "a"}});
   etcd.kill();
   while (b->state().reachable) std::this_thread::yield();
-  CHECK(names.now == Entries{{"worker/P0", "a"}});  // an outage of the registry is no death
-  b->announce("worker/D0", "b");                    // told as soon as it is back
+  CHECK(names.entries() == Entries{{"worker/P0", "a"}});  // an outage of the registry is no death
+  b->announce("worker/D0", "b");                          // told as soon as it is back
   etcd.start();
   names.wait({{"worker/P0", "a"}, {"worker/D0", "b"}});
   CHECK(b->state().outages == 1);
@@ -124,8 +129,8 @@ TEST_CASE("etcd: a restart loses nobody", "[server][etcd]") {
 TEST_CASE("etcd: after it lost its memory everybody says again who he is", "[server][etcd]") {
   NEED_ETCD();
   Etcd etcd;
-  auto a = open(etcd, 2), b = open(etcd, 2);
   Follower names;
+  auto a = open(etcd, 2), b = open(etcd, 2);
   names.follow(*b, "");
   a->announce("worker/P0", "a");
   b->announce("worker/D0", "b");
@@ -173,6 +178,36 @@ TEST_CASE("etcd: a conductor starts again elsewhere and its workers find it", "[
   }
   CHECK(joined.size() == 2);
   worker_registry.reset();  // before the joiner that its callback names
+}
+
+TEST_CASE("etcd: on another host, behind a cable that is pulled", "[server][etcd][netns]") {
+  NEED_ETCD();
+  if (geteuid() != 0) SKIP_TEST("network namespaces need root");
+  TwoHosts hosts;
+  if (!hosts.missing.empty()) SKIP_TEST(hosts.missing);
+  std::unique_ptr<Etcd> etcd;
+  Follower from_near, from_far;
+  std::unique_ptr<Registry> near, far;
+  TwoHosts::on(hosts.a, [&] { etcd = std::make_unique<Etcd>("10.77.0.1"); });
+  TwoHosts::on(hosts.a, [&] { near = open(*etcd, 2); });
+  TwoHosts::on(hosts.b, [&] { far = open(*etcd, 2); });
+  from_near.follow(*near, "");
+  from_far.follow(*far, "");
+  far->announce("worker/P0", "p");
+  from_near.wait({{"worker/P0", "p"}});
+  from_far.wait({{"worker/P0", "p"}});
+  hosts.cable(false);
+  from_near.wait({});  // its lease has ended
+  near->announce("worker/D0", "d");
+  from_near.wait({{"worker/D0", "d"}});
+  while (far->state().reachable) std::this_thread::yield();
+  CHECK(from_far.entries() == Entries{{"worker/P0", "p"}});  // what it last knew
+  hosts.cable(true);
+  const Entries both{{"worker/P0", "p"}, {"worker/D0", "d"}};
+  from_near.wait(both);
+  from_far.wait(both);
+  CHECK(far->state().outages == 1);
+  CHECK(far->state().lost_leases == 1);
 }
 
 TEST_CASE("a registry's address is checked", "[server][etcd]") {
