@@ -178,10 +178,12 @@ class EtcdRegistry final : public Registry {
         {"key", key(name)}, {"target", "CREATE"}, {"result", "EQUAL"}, {"create_revision", "0"}};
     json fields = {{"key", key(name)}, {"value", to_base64(value)}, {"lease", lease_}};
     json put = {{"request_put", fields}};
+    json look = {{"request_range", {{"key", key(name)}}}};
     call("/v3/kv/txn",
          {{"compare", json::array({ours ? holder_is_us(name) : nobody})},
-          {"success", json::array({put})}},
-         [this, name, value, ours](const json& answer) {
+          {"success", json::array({put})},
+          {"failure", json::array({look})}},
+         [this, name, value](const json& answer) {
            const json* succeeded = find_field(answer, "succeeded");
            if (succeeded && succeeded->is_boolean() && succeeded->get<bool>()) {
              held_[name] = value;
@@ -189,7 +191,13 @@ class EtcdRegistry final : public Registry {
              return;
            }
            held_.erase(name);
-           if (ours) return;  // somebody removed it: next time as nobody's
+           const json::json_pointer holder("/responses/0/response_range/kvs/0");
+           if (!answer.contains(holder)) return;  // removed meanwhile: next time as nobody's
+           // An earlier call of ours may have done it though its answer never came.
+           if (word(answer.at(holder), "lease") == lease_) {
+             held_[name] = from_base64(word(answer.at(holder), "value"));
+             return;
+           }
            taken_until_s_[name] = clock_.now() + kPauseSeconds;
            std::lock_guard lock(mutex_);
            state_.trouble = "somebody else holds the name '" + name + "'";

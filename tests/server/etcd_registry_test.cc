@@ -51,6 +51,21 @@ std::unique_ptr<Registry> open(const Etcd& etcd, double ttl_s = 2) {
 #define NEED_ETCD() \
   if (find_etcd().empty()) SKIP_TEST("no etcd: `make test-etcd` fetches Debian's etcd-server")
 
+struct EtcdByHand {
+  RealClock clock;
+  std::unique_ptr<HttpClient> http;
+  explicit EtcdByHand(const Etcd& etcd) {
+    auto made = HttpClient::create({"127.0.0.1", etcd.port(), ""}, {}, clock);
+    REQUIRE(made.ok());
+    http = std::move(made).value();
+  }
+  nlohmann::json operator()(const char* target, const nlohmann::json& body) {
+    auto answer = http->fetch({.target = target, .body = body.dump()});
+    REQUIRE(answer.ok());
+    return nlohmann::json::parse(answer.value());
+  }
+};
+
 TEST_CASE("etcd: names come, change and go", "[server][etcd]") {
   NEED_ETCD();
   Etcd etcd;
@@ -76,6 +91,24 @@ TEST_CASE("etcd: names come, change and go", "[server][etcd]") {
   all.wait({{"worker/D0", "10.0.0.2:7"}});
 }
 
+TEST_CASE("etcd: what was done but not answered is found to be done", "[server][etcd]") {
+  NEED_ETCD();
+  Etcd etcd;
+  Follower names;
+  auto a = open(etcd);
+  names.follow(*a, "");
+  a->announce("P0", "x");
+  names.wait({{"P0", "x"}});
+  EtcdByHand ask(etcd);
+  // "/test/P0", whose lease is a's; "/test/P1": "half".
+  nlohmann::json found = ask("/v3/kv/range", {{"key", "L3Rlc3QvUDA="}});
+  std::string lease = found["kvs"][0]["lease"];
+  ask("/v3/kv/put", {{"key", "L3Rlc3QvUDE="}, {"value", "aGFsZg=="}, {"lease", lease}});
+  names.wait({{"P0", "x"}, {"P1", "half"}});
+  a->announce("P1", "whole");
+  names.wait({{"P0", "x"}, {"P1", "whole"}});
+}
+
 TEST_CASE("etcd: a name of a dead process is waited for", "[server][etcd]") {
   NEED_ETCD();
   Etcd etcd;
@@ -85,14 +118,7 @@ TEST_CASE("etcd: a name of a dead process is waited for", "[server][etcd]") {
   names.wait({});
   while (!watcher->state().reachable) std::this_thread::yield();
   // A conductor that announced itself and was killed: a lease that nobody keeps alive.
-  RealClock clock;
-  auto http = HttpClient::create({"127.0.0.1", etcd.port(), ""}, {}, clock);
-  REQUIRE(http.ok());
-  auto ask = [&](const char* target, const nlohmann::json& body) {
-    auto answer = http.value()->fetch({.target = target, .body = body.dump()});
-    REQUIRE(answer.ok());
-    return nlohmann::json::parse(answer.value());
-  };
+  EtcdByHand ask(etcd);
   std::string lease = ask("/v3/lease/grant", {{"TTL", "2"}})["ID"];
   ask("/v3/kv/put",  // "/test/conductor": "old"
       {{"key", "L3Rlc3QvY29uZHVjdG9y"}, {"value", "b2xk"}, {"lease", lease}});
