@@ -65,7 +65,7 @@ void Conductor::remove(InstanceId id, const std::string& why, Out& out) {
   for (auto& [other, member] : members_) post_.send(kConductor, other, PeerGone{id});
   std::vector<AttemptId> hit;
   for (const auto& [attempt, a] : attempts_)
-    if (a.decode == id || (a.prefill == id && !a.moved)) hit.push_back(attempt);
+    if (a.decode == id || (a.prefill == id && !handed_over(a))) hit.push_back(attempt);
   std::sort(hit.begin(), hit.end());  // the same order on every machine
   for (AttemptId attempt : hit) fail(attempt, why, out);
   retry_parked(out);
@@ -304,7 +304,6 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
   }
   Attempt& attempt = found->second;
   const int at = message.event.choice;
-  if (from == attempt.decode) attempt.moved = true;
   if (at < attempt.first || at >= attempt.first + attempt.count) return;
   const uint64_t request = attempt.request;
   Entry& entry = requests_.at(request);
@@ -314,10 +313,13 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
     choice.early.emplace(message.index, std::move(message.event));
     return;
   }
+  choice.latest = from;
   take(entry, choice, std::move(message.event), out);
   while (!choice.ended && !choice.early.empty() &&
-         choice.early.begin()->first == int(choice.output.size()))
+         choice.early.begin()->first == int(choice.output.size())) {
+    choice.latest = attempt.decode;  // what overtakes comes from the second of the two
     take(entry, choice, std::move(choice.early.extract(choice.early.begin()).mapped()), out);
+  }
   if (!choice.ended) return;
   if (--attempt.left == 0) forget(message.attempt);
   forget_choice(request, entry);
@@ -370,6 +372,17 @@ void Conductor::forget_choice(uint64_t request, Entry& entry) {
 
 // ---- Attempts end.
 
+// Nothing more can come of the prefill instance: what it put out is here, and what it knew is on the
+// other one.
+bool Conductor::handed_over(const Attempt& attempt) const {
+  const Entry& entry = requests_.at(attempt.request);
+  for (int c = attempt.first; c < attempt.first + attempt.count; ++c) {
+    const Choice& choice = entry.choices[size_t(c)];
+    if (!choice.ended && choice.latest != attempt.decode) return false;
+  }
+  return true;
+}
+
 void Conductor::uncharge_prompt(Attempt& attempt) {
   if (!std::exchange(attempt.prompting, false)) return;
   if (Member* member = find(attempt.prefill)) member->load.queued_tokens -= attempt.uncached;
@@ -392,7 +405,8 @@ void Conductor::forget(AttemptId number) {
 void Conductor::on(InstanceId from, AttemptFailed message, Out& out) {
   auto found = attempts_.find(message.attempt);
   if (found == attempts_.end()) return;
-  if (from == found->second.prefill && from != found->second.decode && found->second.moved) return;
+  const Attempt& attempt = found->second;
+  if (from == attempt.prefill && from != attempt.decode && handed_over(attempt)) return;
   fail(message.attempt, message.why, out);
 }
 
@@ -414,6 +428,7 @@ void Conductor::fail(AttemptId number, const std::string& why, Out& out) {
     Choice& choice = entry.choices[size_t(c)];
     begun |= choice.ended || !choice.output.empty();
     choice.early.clear();
+    choice.latest = -1;
     choice.attempt = 0;
     if (choice.ended) continue;
     ++totals_.replaced_choices;
@@ -427,11 +442,12 @@ void Conductor::fail(AttemptId number, const std::string& why, Out& out) {
   }
   if (entry.left == 0) return forget_choice(attempt.request, entry);
   const double now = clock_.now();
+  const double later = now + (entry.tries < 3 ? 0 : 0.01 * double(1 << std::min(entry.tries - 3, 6)));
   if (!begun) {
-    parked_.push_back({attempt.request, attempt.first, attempt.count, now});
+    parked_.push_back({attempt.request, attempt.first, attempt.count, now, later});
   } else {
     for (int c = attempt.first; c < attempt.first + attempt.count; ++c)
-      if (!entry.choices[size_t(c)].ended) parked_.push_back({attempt.request, c, 1, now});
+      if (!entry.choices[size_t(c)].ended) parked_.push_back({attempt.request, c, 1, now, later});
   }
   retry_parked(out);
 }
@@ -445,7 +461,8 @@ void Conductor::retry_parked(Out& out) {
     const double deadline = entry.request->deadline_s;
     const bool late = deadline > 0 && now > deadline;
     const bool waited = now > p.since_s + options_.patience_s;
-    if (!entry.aborted && !late && start(p.request, p.first, p.count)) continue;
+    if (!entry.aborted && !late && now >= p.not_before_s && start(p.request, p.first, p.count))
+      continue;
     if (!entry.aborted && !late && !waited) {
       parked_.push_back(p);
       continue;

@@ -109,13 +109,13 @@ class Conductor final : public Service {
     InstanceId prefill = -1, decode = -1;
     int uncached = 0;          // prompt tokens charged to `prefill`
     bool queued = false, prompting = false;  // charged: queued_requests, queued_tokens
-    bool moved = false;        // the decode instance has it
   };
   struct Choice {
     std::vector<int32_t> output;
     uint64_t logits_hash = 0;
     bool ended = false;
     AttemptId attempt = 0;  // 0: parked
+    InstanceId latest = -1;  // where its last token came from
     std::map<int, TokenEvent> early;  // by index: what overtook others
     int cached_tokens = -1;
     double scheduled_s = 0;
@@ -132,6 +132,7 @@ class Conductor final : public Service {
     uint64_t request;
     int first, count;
     double since_s;
+    double not_before_s;  // what fails again and again waits longer and longer
   };
   // Events to be passed on once the lock is free.
   using Out = std::vector<std::pair<std::shared_ptr<EventSink>, TokenEvent>>;
@@ -151,6 +152,7 @@ class Conductor final : public Service {
   bool start(uint64_t id, int first, int count);
   void fail(AttemptId attempt, const std::string& why, Out& out);
   void remove(InstanceId id, const std::string& why, Out& out);
+  bool handed_over(const Attempt& attempt) const;
   void uncharge_prompt(Attempt& attempt);
   void forget(AttemptId attempt);
   void retry_parked(Out& out);

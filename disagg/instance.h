@@ -9,6 +9,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,11 +31,6 @@ struct InstanceOptions {
   bool checksum = false;
 };
 
-struct Envelope {
-  InstanceId from = kConductor;
-  Message message;
-};
-
 class Instance final : private EngineHooks {
  public:
   Instance(InstanceOptions options, std::unique_ptr<Model> model, std::unique_ptr<KvMemory> memory,
@@ -42,7 +38,7 @@ class Instance final : private EngineHooks {
   ~Instance() override;
 
   InstanceInfo info() const;
-  void send(InstanceId from, Message message) { mailbox_.send({from, std::move(message)}); }
+  void send(InstanceId from, Message message) { mailbox_.send({from, options_.id, std::move(message)}); }
   void poke() { mailbox_.poke(); }
 
   // One turn of the loop: messages, promises, transfers, one engine step. False: nothing moved.
@@ -63,9 +59,11 @@ class Instance final : private EngineHooks {
  private:
   void look_for_answers();
   void handle(InstanceId from, StartRequest message);
+  void handle(InstanceId from, ClearPrefixCache) { (void)from, memory_->clear_prefix_cache(); }
   void handle(InstanceId from, AbortAttempt message) { (void)from, attempts_.abort(message.attempt); }
   void handle(InstanceId from, PeerJoined message);
   void handle(InstanceId from, PeerGone message);
+  void handle(InstanceId from, PeerBroken message);
   void handle(InstanceId from, PrefillJob message);
   void handle(InstanceId from, ReserveKv message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvReserved message) { (void)from, sender_.handle(std::move(message)); }
@@ -77,6 +75,7 @@ class Instance final : private EngineHooks {
   // The conductor's alone.
   template <class M>
   void handle(InstanceId, M) {}
+  void meet(InstanceInfo info);
   void renew();
   void publish();
 
@@ -101,6 +100,8 @@ class Instance final : private EngineHooks {
   KvSender sender_;
   KvReceiver receiver_;
 
+  std::set<InstanceId> wired_;          // peers that the transport is connected to
+  std::vector<InstanceInfo> unreached_;  // and those that it could not be
   Mailbox<Envelope> mailbox_;
   std::vector<Envelope> inbox_;  // taken, not handled
   double renewed_s_ = 0;         // Clock: the last time

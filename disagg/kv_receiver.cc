@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "disagg/checksum.h"
+
 namespace xpyd {
 
 // ---- What comes in.
@@ -90,13 +92,16 @@ void KvReceiver::renewed(AttemptId attempt) {
     found->second.deadline_s = parts_.new_deadline();
 }
 
-// The conductor knows, and places these attempts anew; but what has arrived whole goes on.
-void KvReceiver::peer_gone(InstanceId peer) {
+// What has arrived whole goes on.
+void KvReceiver::peer_gone(InstanceId peer, const std::string& why) {
   std::vector<AttemptId> gone;
   for (const auto& [attempt, in] : incoming_)
     if (in.from == peer && !(in.delivered && in.order != DisaggOrder::pull))
       gone.push_back(attempt);
-  for (AttemptId attempt : gone) drop(attempt);
+  for (AttemptId attempt : gone) {
+    if (!why.empty()) parts_.tell(kConductor, AttemptFailed{attempt, why});
+    drop(attempt);
+  }
 }
 
 // ---- Room.
@@ -261,7 +266,12 @@ bool KvReceiver::finish(AttemptId attempt, Incoming& in) {
 }
 
 bool KvReceiver::is_whole(const Incoming& in) const {
-  return !in.window || parts_.wire.arrived(*in.window) >= in.posts;
+  if (in.window && parts_.wire.arrived(*in.window) < in.posts) return false;
+  if (in.checksums.empty()) return true;
+  // What was read was computed from token 0 on: so is this, with what was here before.
+  const int from = in.order == DisaggOrder::pull ? 0 : in.cached_tokens;
+  const int to = int(in.tokens.size()) - (in.order == DisaggOrder::decode_first ? 1 : 0);
+  return kv_checksums(parts_.memory.view(in.kv), from, to) == in.checksums;
 }
 
 void KvReceiver::adopt(AttemptId attempt, Incoming& in, bool whole) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "disagg/checksum.h"
+
 namespace xpyd {
 
 void KvSender::expect(AttemptId attempt, DisaggOrder order, InstanceId decode) {
@@ -97,6 +99,7 @@ void KvSender::offer(AttemptId attempt, Outgoing& out) {
   if (!window) return give_up(attempt, out, window.error().message);
   out.offered = window.value();
   KvPlace source{.window = window.value(), .slot = view.slot};
+  if (parts_.checksum) source.checksums = kv_checksums(view, 0, first.given);
   const auto blocks = parts_.memory.blocks(out.kv);
   if (!view.contiguous()) source.blocks.assign(blocks.begin(), blocks.end());
   KvOffered offered{attempt, first.request, {}, std::move(source)};
@@ -133,11 +136,11 @@ void KvSender::renewed(AttemptId attempt) {
   if (found != outgoing_.end()) found->second.deadline_s = parts_.new_deadline();
 }
 
-// The conductor knows, and places these attempts anew.
-void KvSender::peer_gone(InstanceId peer) {
+void KvSender::peer_gone(InstanceId peer, const std::string& why) {
   for (auto& [attempt, out] : outgoing_) {
     if (out.peer != peer) continue;
     out.told = false;
+    if (!why.empty()) give_up(attempt, out, why);
     out.over = true;
   }
 }
@@ -205,6 +208,9 @@ bool KvSender::deliver(AttemptId attempt, Outgoing& out) {
   KvDelivered delivered{.attempt = attempt, .kv_arrived = !out.failed, .posts = out.posts};
   if (out.order != DisaggOrder::decode_first)
     for (const SequencePtr& choice : out.choices) delivered.choices.push_back(state_of(*choice));
+  if (parts_.checksum && !parts_.wire.zero_copy())
+    delivered.checksums = kv_checksums(parts_.memory.view(out.kv), out.destination->cached_tokens,
+                                       out.choices[0]->given);
   if (parts_.wire.zero_copy()) {
     delivered.handover = parts_.memory.hand_over(out.kv);
   } else {

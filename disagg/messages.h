@@ -37,6 +37,7 @@ struct InstanceInfo {
   int capacity_blocks = 0, block_tokens = 0;
   int max_batch = 0;
   std::string address;  // of its transport
+  std::string control;  // where it takes channels of its peers; empty: a thread of the conductor's process
 };
 
 // Where one sequence's KV is, on the instance that sends this, for a peer that may write or read there.
@@ -45,7 +46,7 @@ struct KvPlace {
   std::vector<int32_t> blocks;  // empty: contiguous, in `slot`
   int32_t slot = 0;
   int cached_tokens = 0;        // there already: not sent again
-  std::vector<uint64_t> checksums;  // per block of KV that is to be read; empty: not computed
+  std::vector<uint64_t> checksums;  // pull: kv_checksums() of it all; empty: not computed
 };
 
 // ---- Conductor -> instance.
@@ -65,6 +66,23 @@ struct PeerJoined {
 };
 struct PeerGone {
   InstanceId id = -1;
+};
+struct PeerBroken {  // from whoever keeps the connections: one to a peer broke, and words were lost
+  InstanceId id = -1;
+};
+struct ClearPrefixCache {};
+// To a process that wants to be an instance, as the answer to its JoinRequest: it sends Joined when it
+// can serve.
+struct Welcome {
+  InstanceId id = -1;
+  std::string name;
+  Role role = Role::colocated;
+  double lease_s = 0;
+};
+// Nothing is placed there any more: it ends, or joins anew in another role.
+struct Retire {
+  bool rejoin = false;
+  Role role = Role::colocated;
 };
 
 // ---- Instance -> conductor.
@@ -86,6 +104,13 @@ struct AttemptFailed {  // this instance has given it up: a peer is gone or sile
 struct Report {  // every so often
   InstanceStats stats;
 };
+struct JoinRequest {
+  Role role = Role::colocated;
+};
+struct Joined {
+  InstanceInfo info;
+};
+struct LeaveRequest {};  // it would like to Retire
 
 // ---- Decode -> conductor's global prefill queue -> prefill (decode_first).
 
@@ -94,7 +119,6 @@ struct PrefillJob {
   std::shared_ptr<const Request> request;
   ChoiceState state;
   InstanceId decode = -1;
-  KvPlace destination;
 };
 
 // ---- Prefill <-> decode.
@@ -113,7 +137,7 @@ struct KvDelivered {  // P -> D (push, decode_first)
   std::vector<ChoiceState> choices;  // at least one; decode_first: none, D has the sequence
   bool kv_arrived = false;           // false: the transfer failed, D computes the prompt itself
   int posts = 0;                     // that must have arrived in the window
-  std::vector<uint64_t> checksums;   // per block of the destination; empty: not computed
+  std::vector<uint64_t> checksums;   // kv_checksums() of what was sent; empty: not computed
   std::optional<KvHandover> handover;  // zero-copy
 };
 struct ReservationCancelled {  // P -> D, or D -> P: nothing (more) will come of this attempt here
@@ -135,7 +159,13 @@ struct KvRenewed {  // either way: these attempts still stand here
 using Message =
     std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress,
                  AttemptFailed, Report, PrefillJob, ReserveKv, KvReserved, KvDelivered,
-                 ReservationCancelled, KvOffered, KvTaken, KvRenewed>;
+                 ReservationCancelled, KvOffered, KvTaken, KvRenewed, PeerBroken, ClearPrefixCache, Welcome, Retire,
+                 JoinRequest, Joined, LeaveRequest>;
+
+struct Envelope {
+  InstanceId from = kConductor, to = kConductor;
+  Message message;
+};
 
 // How messages leave: mailboxes, channels between processes, or a simulated network.
 //

@@ -50,7 +50,7 @@ template <class S, class F>
 void for_each_field(S& s, F&& f) {
   using fields_detail::visit;
   constexpr size_t n = n_fields<S>;
-  if constexpr (n == 0) static_assert(n > 0);
+  if constexpr (n == 0) static_assert(std::is_empty_v<S>);
   else if constexpr (n == 1) { auto& [f0] = s; visit(f, f0); }
   else if constexpr (n == 2) { auto& [f0, f1] = s; visit(f, f0, f1); }
   else if constexpr (n == 3) { auto& [f0, f1, f2] = s; visit(f, f0, f1, f2); }

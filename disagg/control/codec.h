@@ -15,15 +15,10 @@
 
 namespace xpyd {
 
-// A frame's payload says who sent the message and for whom it is, before the message itself.
-struct Envelope {
-  InstanceId from = kConductor, to = kConductor;
-  Message message;
-};
-
 // Of the frame that carries `message`.
 uint16_t frame_type(const Message& message);
 
+// A frame's payload says who sent the message and for whom it is, before the message itself.
 // `now`: Clock seconds, here.
 std::string encode(InstanceId from, InstanceId to, const Message& message, double now);
 

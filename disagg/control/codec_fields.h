@@ -132,7 +132,7 @@ void fields(A& a, typename A::template Ref<KvLayout> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<InstanceInfo> s) {
-  auto& [id, name, role, layout, capacity_blocks, block_tokens, max_batch, address] = s;
+  auto& [id, name, role, layout, capacity_blocks, block_tokens, max_batch, address, control] = s;
   a.number("id", id, kConductor, INT_MAX);
   a.text("name", name);
   a.choice("role", role, Role::colocated);
@@ -141,6 +141,7 @@ void fields(A& a, typename A::template Ref<InstanceInfo> s) {
   a.number("block_tokens", block_tokens, 0, INT_MAX);
   a.number("max_batch", max_batch, 0, INT_MAX);
   a.text("address", address);
+  a.text("control", control);
 }
 
 template <class A>
@@ -314,12 +315,11 @@ void fields(A& a, typename A::template Ref<Report> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<PrefillJob> s) {
-  auto& [attempt, request, state, decode, destination] = s;
+  auto& [attempt, request, state, decode] = s;
   a.bits("attempt", attempt);
   a.request("request", request);
   a.part("state", state);
   a.number("decode", decode, kConductor, INT_MAX);
-  a.part("destination", destination);
 }
 
 template <class A>
@@ -374,5 +374,45 @@ void fields(A& a, typename A::template Ref<KvRenewed> s) {
   auto& [attempts] = s;
   a.numbers("attempts", attempts);
 }
+
+template <class A>
+void fields(A& a, typename A::template Ref<PeerBroken> s) {
+  auto& [id] = s;
+  a.number("id", id, kConductor, INT_MAX);
+}
+
+template <class A>
+void fields(A&, typename A::template Ref<ClearPrefixCache>) {}
+
+template <class A>
+void fields(A& a, typename A::template Ref<Welcome> s) {
+  auto& [id, name, role, lease_s] = s;
+  a.number("id", id, 0, INT_MAX);
+  a.text("name", name);
+  a.choice("role", role, Role::colocated);
+  a.real("lease_s", lease_s, 0, kMaxSeconds);
+}
+
+template <class A>
+void fields(A& a, typename A::template Ref<Retire> s) {
+  auto& [rejoin, role] = s;
+  a.flag("rejoin", rejoin);
+  a.choice("role", role, Role::colocated);
+}
+
+template <class A>
+void fields(A& a, typename A::template Ref<JoinRequest> s) {
+  auto& [role] = s;
+  a.choice("role", role, Role::colocated);
+}
+
+template <class A>
+void fields(A& a, typename A::template Ref<Joined> s) {
+  auto& [info] = s;
+  a.part("info", info);
+}
+
+template <class A>
+void fields(A&, typename A::template Ref<LeaveRequest>) {}
 
 }  // namespace xpyd::codec

@@ -144,7 +144,7 @@ TEST_CASE("every field of every message arrives", "[disagg][control][codec]") {
         std::visit([](const auto& m) -> Message { return std::decay_t<decltype(m)>(); }, message);
     if (!std::visit(
             [](const auto& m) {
-              return requires { m.request; };
+              return requires { m.request; } || std::is_empty_v<std::decay_t<decltype(m)>>;
             },
             blank))
       CHECK(print_message(blank) != print_message(message));
@@ -194,7 +194,7 @@ TEST_CASE("what is cut, added to or of another kind is refused", "[disagg][contr
     CHECK(!decode(frame_type(message), bytes + '\0', kSender).ok());
   }
   std::string bytes = encode(1, 2, AbortAttempt{5}, 0);
-  for (int type : {0, 15, 16 + 16, 65535}) {
+  for (int type : {0, 15, 16 + int(std::variant_size_v<Message>), 65535}) {
     auto got = decode(uint16_t(type), bytes, 0);
     REQUIRE(!got.ok());
     CHECK(got.error().message.find("unknown type") != std::string::npos);
