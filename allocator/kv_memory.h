@@ -11,6 +11,7 @@
 // itself.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -159,8 +160,11 @@ class KvMemory {
   // cached.
   virtual void free(KvHandle handle) = 0;
 
-  // Holds the blocks that the sequence has now, beyond its free(), until unpin.
-  virtual KvLease pin(KvHandle handle) = 0;
+  // Holds the blocks with tokens [token_begin, token_end) of those that the sequence has now, beyond
+  // its free(), until unpin; the others go when it does. Contiguous memory holds its slot, vattention
+  // the rows up to token_end: a slot gives back rows from its end. Before: 0 <= begin < end.
+  virtual KvLease pin(KvHandle handle, int token_begin, int token_end) = 0;
+  KvLease pin(KvHandle handle) { return pin(handle, 0, INT_MAX); }  // all of them
   virtual void unpin(KvLease lease) = 0;
 
   // Zero-copy hand-off: gives the sequence up without giving up its blocks, and takes one over.

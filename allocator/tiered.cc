@@ -208,7 +208,7 @@ void TieredMemory::store(KvHandle handle) {
   const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
   const KvRegion region{first * block_tokens_, s.chain.n_blocks * block_tokens_, 0,
                         layout().shape.n_layers};
-  out.lease = memory_->pin(handle);
+  out.lease = memory_->pin(handle, region.token_begin, region.token_end);
   copies_.clear();
   const size_t bytes = add_copies(memory_->view(handle), host, region, copies_);
   out_->copy(copies_, false);

@@ -46,7 +46,10 @@ class TieredMemory final : public KvMemory {
   void trim(KvHandle handle) override;
   Result<KvHandle> fork(KvHandle handle) override;
   void free(KvHandle handle) override;
-  KvLease pin(KvHandle handle) override { return memory_->pin(handle); }
+  using KvMemory::pin;
+  KvLease pin(KvHandle handle, int token_begin, int token_end) override {
+    return memory_->pin(handle, token_begin, token_end);
+  }
   void unpin(KvLease lease) override { memory_->unpin(lease); }
   // vattention gives its addresses up: waits for the copies out of this sequence that are under way.
   KvHandover hand_over(KvHandle handle) override;

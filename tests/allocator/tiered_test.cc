@@ -392,6 +392,40 @@ TEST_CASE("tiers: forgotten by another thread while blocks are found, loaded and
     }
 }
 
+TEST_CASE("tiers: a sequence that goes while one of its blocks is copied out frees the others",
+          "[tiers]") {
+  struct {
+    const char* scheme;
+    KvOrder order;
+    int tokens, held;  // blocks of the pool while the last tier block is on its way
+  } rows[] = {{"paged", KvOrder::layer_major, 32, 1},
+              {"token", KvOrder::token_major, 32, 4},
+              {"contiguous", KvOrder::layer_major, 32, 1}};
+  for (const auto& row : rows) {
+    CAPTURE(row.scheme);
+    LateCopies device;
+    Tiered t({.scheme = row.scheme, .order = row.order, .device = &device});
+    const auto tokens = tokens_of(1, row.tokens);
+    const KvHandle handle = t.kv->reserve(tokens, 0).value().handle;
+    REQUIRE(t.kv->append(handle, row.tokens));
+    write_rows(t.kv->view(handle), tokens, 0, 0);
+    const int before = row.tokens - kBlock;
+    t.kv->written(handle, std::span(tokens).first(size_t(before)));
+    t.kv->drain();
+    device.late = true;
+    t.kv->written(handle, std::span(tokens).subspan(size_t(before)));
+    t.kv->free(handle);
+    const KvStats s = t.kv->stats();
+    CHECK(s.in_transfer == row.held);
+    CHECK(s.available() == s.capacity - row.held);
+    device.late = false;
+    t.kv->drain();
+    CHECK(t.kv->stats().available() == s.capacity);
+    CHECK(t.run(tokens) == before);  // never the last token: seven blocks
+    t.kv->check_invariants(true);
+  }
+}
+
 // Seeds of tests below that break things on purpose.
 struct Config {
   Setup setup;
@@ -500,7 +534,10 @@ class Trial {
     }
     if (what < 70) return grow(live_[i]);
     if (what < 76) return fork(i);
-    if (what < 79) return leases_.push_back(kv().pin(live_[i].handle));
+    if (what < 79) {
+      const int end = 1 + int(random_.below(live_[i].tokens.size() + 1));
+      return leases_.push_back(kv().pin(live_[i].handle, int(random_.below(size_t(end))), end));
+    }
     if (what < 83 && (leases_.empty() || config_.setup.scheme == "paged")) return pass_on(live_[i]);
     if (what < 94) return release(i);
     kv().trim(live_[i].handle);
