@@ -12,6 +12,7 @@ namespace xpyd {
 namespace {
 
 constexpr size_t kPieceBytes = 8 << 20;  // of one copy in: what has arrived makes room for the next
+constexpr size_t kCached = 1 << 20;      // of one copy in: beyond, caches would only be swept
 constexpr size_t kReadAhead = 64;        // blocks that one sequence has the disk read at once
 
 void wait_for(DeviceQueue& queue, int64_t mark) {
@@ -360,7 +361,7 @@ bool TieredMemory::copy_in(KvHandle handle) {
   copies_.clear();
   const size_t bytes = add_copies(host, memory_->view(handle),
                                   {begin_token, end_token, 0, layout().shape.n_layers}, copies_);
-  in_->copy(copies_, false);
+  in_->copy(copies_, bytes <= kCached);
   const int64_t tokens = end_token - begin_token;
   disk_tokens = std::min(disk_tokens, tokens);
   tiers_->count_in(int64_t(bytes), int64_t(copies_.size()), tokens - disk_tokens, disk_tokens);

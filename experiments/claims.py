@@ -481,6 +481,8 @@ CLAIMS = [
             Expect("requests/s with / without, chunks of 32", lambda t: t("ratio", chunk=32, link_times=0), .95, 1.03, "x", "0.97 (32)"),
             Expect("requests/s with / without, a link of 1/5 of the prefill", lambda t: t("ratio", chunk=128, link_times=5),
                    .95, 1.03, "x", "0.94 to 1.02"),
+            Expect("processor time, without / with, chunks of 512", lambda t: t("cpu_ratio", chunk=512, link_times=0), .98, 1.01, "x"),
+            Expect("processor time, without / with, chunks of 32", lambda t: t("cpu_ratio", chunk=32, link_times=0), .98, 1.01, "x"),
             Expect("KV that went out, of all", lambda t: t("bytes_out_share", chunk=128, link_times=5), .99, 1, "%"),
         ],
         why="the copying thread takes its time from the two cores that compute; where the link is slow it waits instead",
