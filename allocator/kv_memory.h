@@ -51,6 +51,9 @@ struct KvOptions {
   bool keep_idle = true;            // deferred reclamation; off where other memories share the pool
   double page_call_us = 0;          // PageGroupOptions
   bool guard = false;               // PageGroupOptions
+  // The others' pool, too, is page groups, in order: the same pages as vattention's, where one
+  // allocation has huge ones if the system grants them.
+  bool pool_in_groups = false;
   KvShare share = KvShare::off;     // vattention; slots always take over
   KvTierOptions tiers;              // below this pool
   Device* device = nullptr;      // where the pool is; null: the CPU

@@ -559,6 +559,8 @@ CLAIMS = [
                    .95, 1.1, "x", "equal to FlashAttention's paged kernel, 1.99 over vLLM's"),
             Expect("decode at 32, median step, contiguous / vattention",
                    lambda t: speed(t, "step_ms", "decode", 32, "contiguous", "vattention"), .94, 1.04, "x"),
+            Expect("decode at 32, median step, contiguous in 4 KiB pages, too / vattention",
+                   lambda t: speed(t, "step_ms", "decode", 32, "contiguous_groups", "vattention"), .97, 1.03, "x", "1"),
             Expect("offline, requests/min, vattention / paged",
                    lambda t: speed(t, "requests_per_min", "offline", 10, "vattention", "paged"), .95, 1.08, "x", "1.13 to 1.23"),
             Expect("tokens/s, batch of 32 / of 16", lambda t: t("tokens_per_s", phase="decode", size=32, allocator="vattention") /

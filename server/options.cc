@@ -83,6 +83,10 @@ std::vector<OptionRow> make_rows() {
        "what one map call backs (vattention): a multiple of the page, on CUDA of 2MiB, which is the "
        "default there",
        kShape},
+      {"kv-backing", choice, "allocation", "", "allocation|groups", 0, 0,
+       "what KV pools other than vattention's lie in: one allocation, in huge pages where the system "
+       "grants them, or page groups, the pages that vattention has",
+       kEngine},
       {"page-op-us", number, "0", "us", "", 0, 1e6,
        "every map and unmap call takes that much longer (vattention): another device's latency",
        kEngine},

@@ -69,6 +69,7 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
   cluster.kv.block_tokens = int(options.integer("block-tokens"));
   cluster.kv.prefix_cache = options.text("prefix-cache") == "on";
   cluster.kv.page_group_bytes = page_group_bytes(options);
+  cluster.kv.pool_in_groups = options.text("kv-backing") == "groups";
   cluster.kv.page_call_us = options.number("page-op-us");
   cluster.kv.map_ahead = options.text("kv-map-ahead") == "on";
   cluster.kv.guard = options.text("kv-guard") == "on";

@@ -217,6 +217,23 @@ TEST_CASE("paged: copy-on-write needs one block more, and fails without it", "[a
   m.kv->check_invariants();
 }
 
+TEST_CASE("a pool in page groups is as good as one allocation", "[allocator]") {
+  for (const char* scheme : {"paged", "contiguous"})
+    for (size_t group : {size_t{4096}, size_t{2} << 20}) {
+      KvOptions o = tiny_options(4, 80, true, KvOrder::layer_major, 16);  // no whole groups of bytes
+      o.pool_in_groups = true;
+      o.page_group_bytes = group;
+      Memory m(o, scheme);
+      if (group > 4096) CHECK(reinterpret_cast<uintptr_t>(m.pool->data()) % group == 0);
+      std::vector<std::pair<KvHandle, int32_t>> live;
+      for (int32_t i = 0; i < 20; ++i)
+        live.push_back({fill(*m.kv, counting(13, i * 100), 0).handle, i * 100});
+      for (const auto& [handle, from] : live)
+        CHECK(wrong_rows(m.kv->view(handle), counting(13, from), 0) == 0);
+      m.kv->check_invariants();
+    }
+}
+
 TEST_CASE("pin: leased blocks outlive their sequence", "[allocator]") {
   for (const char* scheme : {"paged", "contiguous"}) {
     Memory m(tiny_options(4, 8, true, KvOrder::layer_major, 16), scheme);
