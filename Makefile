@@ -9,6 +9,7 @@ MODEL   ?=
 PORT    ?= 8000
 ARGS    ?=
 TESTS   ?=
+SEEDS   ?= 2000
 
 PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2 \
             nlohmann-json3-dev libxxhash-dev libboost-context-dev liburing-dev
@@ -56,7 +57,7 @@ object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build serve test bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients layers format clean
+.PHONY: help deps build serve test chaos bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients layers format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
@@ -75,6 +76,10 @@ test: build  ## run every test (TESTS='[tag]' narrows)
 	@$(MAKE) --no-print-directory layers
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests
 	@XPYD_BIN=$(BIN) $(BUILD)/xpyd_tests $(TESTS)
+
+chaos: build  ## the cluster under seeded faults and a virtual clock (SEEDS=2000, or SEED=77 alone)
+	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests
+	@tools/chaos $(BUILD)/xpyd_tests $(SEEDS)
 
 bench: build  ## speed as shares of this machine's measured peaks (ARGS='gemm attention')
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_bench
