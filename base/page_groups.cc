@@ -16,8 +16,9 @@ namespace {
 
 constexpr size_t kHugePage = size_t(2) << 20;
 
-// Where groups are whole huge pages, so are they in memory if the system lets shared memory have them
-// (transparent_hugepage/shmem_enabled: advise, always), and one entry of the page table maps each.
+// Where groups are whole huge pages, so are they in memory if the system lets shared memory have
+// them (transparent_hugepage/shmem_enabled: advise, always), and one entry of the page table maps
+// each.
 bool whole_huge_pages(const PageGroupOptions& o) { return o.group_bytes % kHugePage == 0; }
 
 Error os_error(const std::string& what) {
@@ -121,7 +122,8 @@ void ask_for_huge_pages(int fd, size_t bytes) {
   void* at = ::mmap(nullptr, bytes + kHugePage, PROT_NONE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED || ::ftruncate(fd, off_t(bytes)) != 0) return;
-  std::byte* aligned = static_cast<std::byte*>(at) - reinterpret_cast<uintptr_t>(at) % kHugePage + kHugePage;
+  std::byte* aligned =
+      static_cast<std::byte*>(at) - reinterpret_cast<uintptr_t>(at) % kHugePage + kHugePage;
   if (::mmap(aligned, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED &&
       ::madvise(aligned, bytes, MADV_HUGEPAGE) == 0)
     (void)::madvise(aligned, bytes, MADV_POPULATE_WRITE);

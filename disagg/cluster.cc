@@ -114,6 +114,7 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
       pool = own.value();
     }
     pool_options.queue = &queue;
+    pool_options.clock = &clock;
     std::unique_ptr<KvMemory> memory = o.kv_scheme->make(pool, pool_options);
     if (o.kv.tiers.on() || !o.kv.tiers.disk_dir.empty()) {
       auto tiered = make_tiered(std::move(memory), pool_options);

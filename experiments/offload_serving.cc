@@ -8,17 +8,19 @@
 // offload_overhead (E2, E3; published: 0.94 to 1.02 of the requests a second, 3B, 1,024 tokens are
 // 16 ms of copying): prompts of 512 tokens, one after the other, one token of output; all of their
 // KV goes out, none comes back. Arithmetic. A prompt is 4 MiB of KV: 0.4 to 1.3 ms of a copying
-// thread that shares two cores with 185 ms of prefill. In balance that is 0.1 to 0.35 %; the two who
-// compute wait for each other, so up to 0.7 %. And 32 blocks of 1 to 5 us of the engine's thread,
-// 0.1 %, and what it finds no more in its caches. So 0.98 to 1; below, the machine's own wavering:
-// turns of three prompts, of which the median counts. `cpu_ratio` is the same of processor time,
-// spinning included, which wavers less: whatever keeps the two cores longer is in it. Where the link
-// takes a fifth of the prefill, a copy that is waited for would cost 1 / 1.2 = 0.83; it is not, and
-// takes no core: 1.
+// thread that shares two cores with 185 ms of prefill. In balance that is 0.1 to 0.35 %; the two
+// who compute wait for each other, so up to 0.7 %. And 32 blocks of 1 to 5 us of the engine's
+// thread, 0.1 %, and what it finds no more in its caches. So 0.98 to 1; below, the machine's own
+// wavering: turns of three prompts, of which the median counts. `cpu_ratio` is the same of
+// processor time, spinning included, which wavers less: whatever keeps the two cores longer is in
+// it. Where the link takes a fifth of the prefill, a copy that is waited for would cost 1 / 1.2 =
+// 0.83; it is not, and takes no core: 1. `waits` shows it: the same with copies that the engine waits for (published as
+// "sync", 2.45 of 2.48 requests/s without the tier at 1,024 tokens a step): 0.79 to 0.88.
 //
 // offload_preempt (vLLM Fig. 19: recomputing is never more than 1.2 times as long as swapping,
-// small blocks swap badly): 8 requests of 512 + 64 tokens in a pool of 2,080: 4 start, and as they
-// grow the last of them is preempted. Arithmetic. Who comes back has 540 tokens: 195 ms of prefill,
+// small blocks swap badly): 8 requests of 512 + 64 tokens in a pool of 2,176: 4 start, and as they
+// grow, beyond 544 tokens each, the last of them is preempted. (In 2,080, where this was tried first,
+// the fourth found no room in blocks of 16: the others have begun their 33rd.) Arithmetic. Who comes back has 544 tokens: 195 ms of prefill,
 // or 4.4 MB of KV, 1 or 2 ms. The whole takes 8 * 185 ms of prefill and two or three times 64 steps
 // of 9 ms, 2.9 s; one of 4 is preempted, 2 to 6 in all, 0.4 to 1.2 s of recomputing: with
 // swapping 1.1 to 1.4 times the requests a second, at any block, because even blocks of one token
@@ -54,10 +56,12 @@ double cpu_seconds() {
 
 std::vector<Values> overhead_points(const Setting& setting) {
   std::vector<Values> all;
-  for (int chunk : setting.tiny ? std::vector{32} : std::vector{512, 128, 32})
-    all.push_back({{"chunk", chunk}, {"link_times", 0}});
-  for (int chunk : setting.tiny ? std::vector{32} : std::vector{512, 128})
-    all.push_back({{"chunk", chunk}, {"link_times", 5}});
+  auto add = [&](int chunk, int times, bool waits) {
+    all.push_back({{"chunk", chunk}, {"link_times", times}, {"waits", waits ? "on" : "off"}});
+  };
+  for (int chunk : setting.tiny ? std::vector{32} : std::vector{512, 128, 32}) add(chunk, 0, false);
+  for (int chunk : setting.tiny ? std::vector{32} : std::vector{512, 128}) add(chunk, 5, false);
+  for (int times : {0, 5}) add(setting.tiny ? 32 : 128, times, true);
   return all;
 }
 
@@ -78,7 +82,8 @@ Measure overhead_open(const Setting& setting) {
     Result<std::string> wrong = pair->without.open(options);
     if (wrong && wrong.value().empty()) {
       options.insert(options.end(), {"--host-kv-bytes", setting.tiny ? "4MiB" : "256MiB",
-                                     "--kv-copy-gbps", gbps.value()});
+                                     "--kv-copy-gbps", gbps.value(), "--kv-copy-wait",
+                                     point["waits"]});
       wrong = pair->with.open(options);
     }
     if (!wrong) return wrong.error();
@@ -144,7 +149,7 @@ Measure preempt_open(const Setting& setting) {
                                      "--max-model-len",
                                      setting.tiny ? "128" : "1024",
                                      "--kv-bytes",
-                                     setting.tiny ? "256KiB" : "17039360"};
+                                     setting.tiny ? "256KiB" : "17825792"};
   auto pair = std::make_shared<Pair>(setting, common);
   return [=](const Values& point) -> Result<Finding> {
     const int n = setting.tiny ? 4 : 8, prompt = setting.tiny ? 32 : 512,

@@ -80,6 +80,7 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
                       .disk_bytes = size_t(options.integer("disk-kv-bytes")),
                       .block_tokens = int(options.integer("tier-block-tokens")),
                       .copy_gbps = options.number("kv-copy-gbps"),
+                      .wait_for_copies = options.text("kv-copy-wait") == "on",
                       .host_eviction = options.text("host-eviction"),
                       .disk_eviction = options.text("disk-eviction")};
   cluster.batching = find_batch_policy(options.text("batching"));

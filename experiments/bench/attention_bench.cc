@@ -46,14 +46,16 @@ Buffer random_pool(Dtype dtype) {
   return pool;
 }
 
-// The same bytes at contiguous addresses over page groups that lie in random order; or in order: what
-// one allocation would be in the pages that groups have, 4 KiB, where anonymous memory has huge ones.
+// The same bytes at contiguous addresses over page groups that lie in random order; or in order:
+// what one allocation would be in the pages that groups have, 4 KiB, where anonymous memory has
+// huge ones.
 std::unique_ptr<VirtualRange> in_groups(const Buffer& pool, size_t group, bool in_order = false) {
   const int n = int(pool.size() / group);
   std::vector<int> order(static_cast<size_t>(n));
   std::iota(order.begin(), order.end(), 0);
   Random random(3);
-  for (size_t i = order.size(); i > 1 && !in_order; --i) std::swap(order[i - 1], order[random.below(i)]);
+  for (size_t i = order.size(); i > 1 && !in_order; --i)
+    std::swap(order[i - 1], order[random.below(i)]);
   auto groups = make_host_page_groups({.group_bytes = group, .n_groups = n}).value();
   auto range = groups->reserve(pool.size()).value();
   for (int i = 0; i < n; ++i) {
@@ -194,14 +196,14 @@ void bench_attention(Bench& bench) {
       struct {
         const char* name;
         std::unique_ptr<Problem> problem;
-      } memories[] = {{"contiguous", make(KvOrder::layer_major, kContext)},
-                      {"paged 16", make(KvOrder::layer_major, 16)},
-                      {"contiguous, token_major", make(KvOrder::token_major, kContext)},
-                      {"paged 16, token_major", make(KvOrder::token_major, 16)},
-                      {"vattention 64 KiB", make(KvOrder::layer_major, kContext, groups->data())},
-                      {"contiguous, pages of groups",
-                       make(KvOrder::layer_major, kContext, whole->data())},
-                      {"vattention 2 MiB", make(KvOrder::layer_major, kContext, huge->data())}};
+      } memories[] = {
+          {"contiguous", make(KvOrder::layer_major, kContext)},
+          {"paged 16", make(KvOrder::layer_major, 16)},
+          {"contiguous, token_major", make(KvOrder::token_major, kContext)},
+          {"paged 16, token_major", make(KvOrder::token_major, 16)},
+          {"vattention 64 KiB", make(KvOrder::layer_major, kContext, groups->data())},
+          {"contiguous, pages of groups", make(KvOrder::layer_major, kContext, whole->data())},
+          {"vattention 2 MiB", make(KvOrder::layer_major, kContext, huge->data())}};
       std::vector<BenchCase> cases;
       for (int threads = 1; threads <= bench.max_threads();
            threads = threads == 1 && bench.max_threads() > 1 ? bench.max_threads() : threads + 1) {

@@ -1,11 +1,11 @@
 #include "allocator/kv_memory.h"
-#include "allocator/pooled.h"
 
 #include <algorithm>
 #include <numeric>
 #include <set>
 #include <vector>
 
+#include "allocator/pooled.h"
 #include "base/device.h"
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
@@ -220,7 +220,8 @@ TEST_CASE("paged: copy-on-write needs one block more, and fails without it", "[a
 TEST_CASE("a pool in page groups is as good as one allocation", "[allocator]") {
   for (const char* scheme : {"paged", "contiguous"})
     for (size_t group : {size_t{4096}, size_t{2} << 20}) {
-      KvOptions o = tiny_options(4, 80, true, KvOrder::layer_major, 16);  // no whole groups of bytes
+      KvOptions o =
+          tiny_options(4, 80, true, KvOrder::layer_major, 16);  // no whole groups of bytes
       o.pool_in_groups = true;
       o.page_group_bytes = group;
       Memory m(o, scheme);
