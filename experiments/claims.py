@@ -310,6 +310,36 @@ CLAIMS = [
         ],
     ),
     Claim(
+        "block_latency",
+        "What does the size of a block do to the latency of requests that are long, and of short ones, in a fixed pool?",
+        "PagedAttention (SOSP'23) Fig. 18b",
+        .3,
+        [
+            Expect("ShareGPT, latency per token, blocks of 128 / of 16", lambda t: t("latency_per_token_s", dataset="sharegpt", block=128) /
+                   t("latency_per_token_s", dataset="sharegpt", block=16), .95, 1.6, "x", "equal"),
+            Expect("ShareGPT, blocks of 256 / of 16", lambda t: t("latency_per_token_s", dataset="sharegpt", block=256) /
+                   t("latency_per_token_s", dataset="sharegpt", block=16), 1, 5, "x"),
+            Expect("Alpaca, blocks of 32 / of 16", lambda t: t("latency_per_token_s", dataset="alpaca", block=32) /
+                   t("latency_per_token_s", dataset="alpaca", block=16), .95, 1.2, "x", "equal"),
+            Expect("Alpaca, blocks of 256 / of 16", lambda t: t("latency_per_token_s", dataset="alpaca", block=256) /
+                   t("latency_per_token_s", dataset="alpaca", block=16), 2, 12, "x", "much worse"),
+        ],
+    ),
+    Claim(
+        "block_table",
+        "What share of a decode step is spent on telling the kernel where KV is?",
+        "vAttention (ASPLOS'25) Table 1",
+        .1,
+        [
+            Expect("64 x 16K, padded table made anew, of the step", lambda t: t("share", way="padded", batch=64, tokens=16384),
+                   0, .01, "%", "30 %, 10 % after a fix (Python)"),
+            Expect("64 x 16K, padded / diffs, time", lambda t: t("us", way="padded", batch=64, tokens=16384) /
+                   t("us", way="diffs", batch=64, tokens=16384), 5, 2000, "x"),
+            Expect("64 x 16K, views (ours)", lambda t: t("us", way="views", batch=64, tokens=16384), 0, 1, "us"),
+        ],
+        repeats=3,
+    ),
+    Claim(
         "multi_turn",
         "What is it worth to keep a conversation's KV until its next turn: in slots, in blocks, or by recompute?",
         "TurboMind's LlamaCacheManager (slots, LRU over sequences, eviction to token ids)",
