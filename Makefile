@@ -12,7 +12,7 @@ TESTS   ?=
 SEEDS   ?= 2000
 
 PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2 \
-            nlohmann-json3-dev libxxhash-dev libboost-context-dev liburing-dev
+            nlohmann-json3-dev libxxhash-dev libboost-context-dev liburing-dev nettle-dev
 
 # One addition order everywhere (DESIGN D1): no contraction, no reassociation.
 WARN      := -Wall -Wextra -Wshadow -Wno-missing-field-initializers -Werror
@@ -26,10 +26,10 @@ CXXFLAGS := -std=c++20 $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. -pthread
 DEFINES  := -DBOOST_ASIO_SEPARATE_COMPILATION -DBOOST_BEAST_SEPARATE_COMPILATION \
             -DBOOST_ASIO_DISABLE_DEPRECATED_MSG -DXPYD_BUILD_MODE='"$(MODE)"'
 LDFLAGS  := -pthread $(FLAGS_$(MODE))
-LDLIBS    = -l:liburing.a $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
+LDLIBS    = -l:liburing.a -l:libnettle.a $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 
-room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*.cc))
+room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*.cc $(1)/control/*.cc))
 LIB_SRC   := $(foreach r,$(ROOMS),$(call room_sources,$(r)))
 TEST_SRC  := $(wildcard tests/*.cc) $(foreach r,$(ROOMS) end_to_end issues,$(wildcard tests/$(r)/*.cc))
 BENCH_SRC := $(wildcard experiments/bench/*.cc)
@@ -57,7 +57,7 @@ object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build serve test chaos bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients layers format clean
+.PHONY: help deps build serve test chaos process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients layers format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
@@ -80,6 +80,10 @@ test: build  ## run every test (TESTS='[tag]' narrows)
 chaos: build  ## the cluster under seeded faults and a virtual clock (SEEDS=2000, or SEED=77 alone)
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests
 	@tools/chaos $(BUILD)/xpyd_tests $(SEEDS)
+
+process-chaos: build  ## kill -9 and SIGSTOP of random worker processes under load (SECONDS=120, each wire)
+	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests
+	@XPYD_BIN=$(BIN) SECONDS_OF_CHAOS=$(or $(filter-out 0,$(SECONDS)),120) $(BUILD)/xpyd_tests '[process-chaos]'
 
 bench: build  ## speed as shares of this machine's measured peaks (ARGS='gemm attention')
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_bench

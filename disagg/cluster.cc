@@ -50,6 +50,16 @@ class LocalProbe final : public InstanceProbe {
   const Instance& instance_;
 };
 
+KvOptions kv_options(const ClusterOptions& o) {
+  KvOptions kv = o.kv;
+  kv.max_sequence_tokens = o.max_model_len;
+  kv.max_sequences = max_sequences(o.max_batch);
+  kv.device = o.device;
+  return kv;
+}
+
+}  // namespace
+
 ConductorOptions conductor_options(const ClusterOptions& o) {
   return {.placement = o.placement,
           .disagg = o.disagg ? o.disagg : find_disagg_policy("prefill_first"),
@@ -60,7 +70,67 @@ ConductorOptions conductor_options(const ClusterOptions& o) {
           .seed = o.seed};
 }
 
-}  // namespace
+std::string instance_name(Role role, int index) {
+  const char* letter = role == Role::prefill ? "P" : role == Role::decode ? "D" : "C";
+  return letter + std::to_string(index);
+}
+
+Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as, int model_index,
+                                     std::shared_ptr<BlockPool> pool, Clock& clock, Post& post) {
+  BuiltInstance built;
+  built.queue = o.device->make_queue(as.role == Role::prefill  ? Device::Phase::prefill
+                                     : as.role == Role::decode ? Device::Phase::decode
+                                                               : Device::Phase::both);
+  KvOptions kv = kv_options(o);
+  kv.queue = built.queue.get();
+  kv.clock = &clock;
+  if (o.transport->pool_device) {
+    if (o.device != &cpu_device())
+      return invalid(std::string("--transport ") + o.transport->name +
+                     ": KV must be in memory of the host, and --device has its own");
+    kv.device = &o.transport->pool_device();
+  }
+  if (pool) {
+    kv.pool_bytes *= size_t(kv.n_memories);
+  } else {
+    Result<KvLayout> layout = plan_pool(o.kv_scheme->name, kv);
+    if (!layout) return layout.error();
+    auto own = make_block_pool(o.kv_scheme->name, kv);
+    if (!own) return Error{own.error().code, "--kv-bytes: " + own.error().message};
+    pool = own.value();
+  }
+  std::unique_ptr<KvMemory> memory = o.kv_scheme->make(std::move(pool), kv);
+  if (o.kv.tiers.on() || !o.kv.tiers.disk_dir.empty()) {
+    auto tiered = make_tiered(std::move(memory), kv);
+    if (!tiered) return tiered.error();
+    memory = std::move(tiered).value();
+  }
+  Result<std::unique_ptr<Model>> model = o.make_model(model_index, *built.queue);
+  if (!model) return model.error();
+  Result<std::unique_ptr<KvTransport>> wire =
+      o.transport->make({.regions = {{memory->base(), memory->layout().pool_bytes()}},
+                         .queue = built.queue.get(),
+                         .clock = &clock,
+                         .self = as.id});
+  if (!wire) return Error{wire.error().code, "--transport: " + wire.error().message};
+  InstanceOptions options{.id = as.id,
+                          .name = as.name,
+                          .role = as.role,
+                          .stream_kv = o.stream_kv,
+                          .lease_s = as.lease_s,
+                          .checksum = o.kv_checksum};
+  options.engine = {.policy = o.batching,
+                    .admission = o.admission,
+                    .max_batch = o.max_batch,
+                    .step_tokens = o.step_tokens,
+                    .ahead = o.ahead,
+                    .eos_tokens = o.eos_tokens,
+                    .tokenizer = o.tokenizer};
+  built.instance =
+      std::make_unique<Instance>(std::move(options), std::move(model).value(), std::move(memory),
+                                 std::move(wire).value(), clock, post);
+  return built;
+}
 
 Cluster::Cluster(const ClusterOptions& options, Clock& clock)
     : conductor_(conductor_options(options), clock, *this) {}
@@ -69,69 +139,30 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
   auto cluster = std::unique_ptr<Cluster>(new Cluster(o, clock));
   const size_t n = o.topology.size();
   const bool shared = o.transport->shared_pool && n > 1;
-  o.kv.max_sequence_tokens = o.max_model_len;
-  o.kv.max_sequences = max_sequences(o.max_batch);
   o.kv.n_memories = int(n);
   o.kv.keep_idle = !shared;  // an idle instance would keep what another one needs
-  KvOptions pool_options = o.kv;
-  if (shared) pool_options.pool_bytes *= n;
-  Result<KvLayout> layout = plan_pool(o.kv_scheme->name, pool_options);
-  if (!layout) return layout.error();
-  pool_options.device = o.kv.device = o.device;
   std::shared_ptr<BlockPool> shared_pool;
   if (shared) {
+    KvOptions pool_options = kv_options(o);
+    pool_options.pool_bytes *= n;
+    Result<KvLayout> layout = plan_pool(o.kv_scheme->name, pool_options);
+    if (!layout) return layout.error();
     auto pool = make_block_pool(o.kv_scheme->name, pool_options);
     if (!pool) return Error{pool.error().code, "--kv-bytes: " + pool.error().message};
     shared_pool = pool.value();
   }
   cluster->conductor_.set_shared_pool(shared);
 
-  Post& post = *cluster;
   int counts[3] = {0, 0, 0};
   for (size_t i = 0; i < n; ++i) {
     const Role role = o.topology[i];
-    const char* letter = role == Role::prefill ? "P" : role == Role::decode ? "D" : "C";
-    InstanceOptions options;
-    options.id = cluster->conductor_.new_id();
-    options.name = letter + std::to_string(counts[int(role)]++);
-    options.role = role;
-    options.stream_kv = o.stream_kv;
-    options.engine = {.policy = o.batching,
-                      .admission = o.admission,
-                      .max_batch = o.max_batch,
-                      .step_tokens = o.step_tokens,
-                      .ahead = o.ahead,
-                      .eos_tokens = o.eos_tokens,
-                      .tokenizer = o.tokenizer};
-    cluster->queues_.push_back(o.device->make_queue(role == Role::prefill  ? Device::Phase::prefill
-                                                    : role == Role::decode ? Device::Phase::decode
-                                                                           : Device::Phase::both));
-    DeviceQueue& queue = *cluster->queues_.back();
-    std::shared_ptr<BlockPool> pool = shared_pool;
-    if (!shared) {
-      auto own = make_block_pool(o.kv_scheme->name, o.kv);
-      if (!own) return Error{own.error().code, "--kv-bytes: " + own.error().message};
-      pool = own.value();
-    }
-    pool_options.queue = &queue;
-    pool_options.clock = &clock;
-    std::unique_ptr<KvMemory> memory = o.kv_scheme->make(pool, pool_options);
-    if (o.kv.tiers.on() || !o.kv.tiers.disk_dir.empty()) {
-      auto tiered = make_tiered(std::move(memory), pool_options);
-      if (!tiered) return tiered.error();
-      memory = std::move(tiered).value();
-    }
-    Result<std::unique_ptr<Model>> model = o.make_model(int(i), queue);
-    if (!model) return model.error();
-    Result<std::unique_ptr<KvTransport>> wire = o.transport->make(
-        {.regions = {{memory->base(), memory->layout().pool_bytes()}},
-         .queue = &queue,
-         .clock = &clock,
-         .self = options.id});
-    if (!wire) return Error{wire.error().code, "--transport: " + wire.error().message};
-    cluster->instances_.push_back(std::make_unique<Instance>(
-        std::move(options), std::move(model).value(), std::move(memory), std::move(wire).value(),
-        clock, post));
+    const Welcome as{.id = cluster->conductor_.new_id(),
+                     .name = instance_name(role, counts[int(role)]++),
+                     .role = role};
+    Result<BuiltInstance> built = build_instance(o, as, int(i), shared_pool, clock, *cluster);
+    if (!built) return built.error();
+    cluster->queues_.push_back(std::move(built.value().queue));
+    cluster->instances_.push_back(std::move(built.value().instance));
   }
   for (auto& instance : cluster->instances_)
     cluster->conductor_.joined(instance->info(), std::make_shared<LocalProbe>(*instance));
@@ -145,9 +176,14 @@ void Cluster::send(InstanceId from, InstanceId to, Message message) {
   instances_[size_t(to)]->send(from, std::move(message));
 }
 
-void Cluster::start() {
+Status Cluster::start() {
   for (auto& instance : instances_)
     threads_.emplace_back([this, &instance = *instance] { instance.run(stop_); });
+  return ok();
+}
+
+void Cluster::clear_prefix_caches() {
+  for (auto& instance : instances_) instance->memory().clear_prefix_cache();
 }
 
 bool Cluster::turn() {

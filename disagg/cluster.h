@@ -31,6 +31,7 @@ struct ClusterOptions {
   const DisaggPolicy* disagg = nullptr;  // null: prefill_first
   DisaggOptions disagg_options;
   const TransportRow* transport = nullptr;
+  bool kv_checksum = false;  // of all KV that crosses
   StreamKv stream_kv = StreamKv::layer;
   int max_batch = 64;     // sequences per instance
   int step_tokens = 512;  // tokens per step
@@ -49,17 +50,30 @@ struct ClusterOptions {
 // sent away.
 constexpr int max_sequences(int max_batch) { return 2 * max_batch; }
 
-class Cluster final : public Service, private Post {
+ConductorOptions conductor_options(const ClusterOptions& options);
+std::string instance_name(Role role, int index);  // "P0"
+
+// An instance, as a thread of this process or in a process of its own. `model_index`: what
+// options.make_model is asked for. `pool`: null for one of its own.
+struct BuiltInstance {
+  std::unique_ptr<DeviceQueue> queue;
+  std::unique_ptr<Instance> instance;
+};
+Result<BuiltInstance> build_instance(const ClusterOptions& options, const Welcome& as,
+                                     int model_index, std::shared_ptr<BlockPool> pool, Clock& clock,
+                                     Post& post);
+
+class Cluster final : public Runtime, private Post {
  public:
   // Allocates and touches all KV memory. The error names the option that cannot be met.
   static Result<std::unique_ptr<Cluster>> create(ClusterOptions options, Clock& clock);
   ~Cluster() override;
 
-  void start();  // starts the threads; not under a virtual clock
-  bool turn();   // turns every instance once, on the caller's thread, when not started
-  void drain() { conductor_.drain(); }
-  bool wait_idle(double seconds) { return conductor_.wait_idle(seconds); }
-  void stop();  // ends what is left with `abort`, joins the threads
+  Status start() override;  // starts the threads; not under a virtual clock
+  bool turn();  // turns every instance once, on the caller's thread, when not started
+  void drain() override { conductor_.drain(); }
+  bool wait_idle(double seconds) override { return conductor_.wait_idle(seconds); }
+  void stop() override;
 
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override {
     return conductor_.submit(std::move(request), std::move(sink));
@@ -68,7 +82,8 @@ class Cluster final : public Service, private Post {
   ServiceStats stats() const override { return conductor_.stats(); }
   bool healthy() const override { return conductor_.healthy(); }
 
-  uint64_t logits_hash() const { return conductor_.logits_hash(); }
+  uint64_t logits_hash() const override { return conductor_.logits_hash(); }
+  void clear_prefix_caches() override;
   const Conductor& conductor() const { return conductor_; }
   const std::vector<std::unique_ptr<Instance>>& instances() const { return instances_; }
 

@@ -132,6 +132,7 @@ class Conductor final : public Service {
     uint64_t request;
     int first, count;
     double since_s;
+    double not_before_s;  // what fails again and again waits longer and longer
   };
   // Events to be passed on once the lock is free.
   using Out = std::vector<std::pair<std::shared_ptr<EventSink>, TokenEvent>>;

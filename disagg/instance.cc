@@ -123,21 +123,36 @@ void Instance::handle(InstanceId, PrefillJob message) {
 }
 
 void Instance::handle(InstanceId, PeerJoined message) {
-  const InstanceInfo& info = message.info;
-  if (info.id == options_.id) return;
-  const Status connected = transport_->connect(info.id, info.address);
-  if (!connected) {  // what is placed on the two of us fails, and is placed anew
+  if (message.info.id != options_.id) meet(std::move(message.info));
+}
+
+void Instance::meet(InstanceInfo info) {
+  const Status connected =
+      wired_.contains(info.id) ? ok() : transport_->connect(info.id, info.address);
+  if (!connected) {  // until it can, what is placed on the two of us is placed anew
     std::fprintf(stderr, "xpyd: %s cannot reach %s: %s\n", options_.name.c_str(),
                  info.name.c_str(), connected.error().message.c_str());
+    unreached_.push_back(std::move(info));
     return;
   }
-  parts_.peers[info.id] = std::move(message.info);
+  wired_.insert(info.id);
+  parts_.peers[info.id] = std::move(info);
 }
 
 void Instance::handle(InstanceId, PeerGone message) {
   transport_->disconnect(message.id);
+  wired_.erase(message.id);
+  std::erase_if(unreached_, [&](const InstanceInfo& info) { return info.id == message.id; });
   sender_.peer_gone(message.id);
   receiver_.peer_gone(message.id);
+  parts_.peers.erase(message.id);
+}
+
+// The peer may live, and write: windows that are being closed wait for it.
+void Instance::handle(InstanceId, PeerBroken message) {
+  const std::string why = options_.name + " lost its connection to a peer";
+  sender_.peer_gone(message.id, why);
+  receiver_.peer_gone(message.id, why);
   parts_.peers.erase(message.id);
 }
 
@@ -158,6 +173,9 @@ void Instance::renew() {
   const double now = clock_.now();
   if (options_.lease_s == 0 || now < renewed_s_ + options_.lease_s / 4) return;
   renewed_s_ = now;
+  std::vector<InstanceInfo> again;
+  again.swap(unreached_);
+  for (InstanceInfo& info : again) meet(std::move(info));
   std::unordered_map<InstanceId, std::vector<AttemptId>> of_peer;
   sender_.renewals(of_peer);
   receiver_.renewals(of_peer);

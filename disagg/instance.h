@@ -9,6 +9,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,7 @@ class Instance final : private EngineHooks {
   void handle(InstanceId from, AbortAttempt message) { (void)from, attempts_.abort(message.attempt); }
   void handle(InstanceId from, PeerJoined message);
   void handle(InstanceId from, PeerGone message);
+  void handle(InstanceId from, PeerBroken message);
   void handle(InstanceId from, PrefillJob message);
   void handle(InstanceId from, ReserveKv message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvReserved message) { (void)from, sender_.handle(std::move(message)); }
@@ -73,6 +75,7 @@ class Instance final : private EngineHooks {
   // The conductor's alone.
   template <class M>
   void handle(InstanceId, M) {}
+  void meet(InstanceInfo info);
   void renew();
   void publish();
 
@@ -97,6 +100,8 @@ class Instance final : private EngineHooks {
   KvSender sender_;
   KvReceiver receiver_;
 
+  std::set<InstanceId> wired_;          // peers that the transport is connected to
+  std::vector<InstanceInfo> unreached_;  // and those that it could not be
   Mailbox<Envelope> mailbox_;
   std::vector<Envelope> inbox_;  // taken, not handled
   double renewed_s_ = 0;         // Clock: the last time

@@ -92,13 +92,16 @@ void KvReceiver::renewed(AttemptId attempt) {
     found->second.deadline_s = parts_.new_deadline();
 }
 
-// The conductor knows, and places these attempts anew; but what has arrived whole goes on.
-void KvReceiver::peer_gone(InstanceId peer) {
+// What has arrived whole goes on.
+void KvReceiver::peer_gone(InstanceId peer, const std::string& why) {
   std::vector<AttemptId> gone;
   for (const auto& [attempt, in] : incoming_)
     if (in.from == peer && !(in.delivered && in.order != DisaggOrder::pull))
       gone.push_back(attempt);
-  for (AttemptId attempt : gone) drop(attempt);
+  for (AttemptId attempt : gone) {
+    if (!why.empty()) parts_.tell(kConductor, AttemptFailed{attempt, why});
+    drop(attempt);
+  }
 }
 
 // ---- Room.

@@ -32,7 +32,8 @@ class KvReceiver {
   void handle(InstanceId from, KvOffered message);
   void handle(const ReservationCancelled& message);
   void renewed(AttemptId attempt);
-  void peer_gone(InstanceId peer);
+  // Gives up what is shared with the peer. `why`: for the conductor; "" where it knows.
+  void peer_gone(InstanceId peer, const std::string& why = "");
 
   bool poll();
   void renewals(std::unordered_map<InstanceId, std::vector<AttemptId>>& of_peer) const;

@@ -136,11 +136,11 @@ void KvSender::renewed(AttemptId attempt) {
   if (found != outgoing_.end()) found->second.deadline_s = parts_.new_deadline();
 }
 
-// The conductor knows, and places these attempts anew.
-void KvSender::peer_gone(InstanceId peer) {
+void KvSender::peer_gone(InstanceId peer, const std::string& why) {
   for (auto& [attempt, out] : outgoing_) {
     if (out.peer != peer) continue;
     out.told = false;
+    if (!why.empty()) give_up(attempt, out, why);
     out.over = true;
   }
 }

@@ -42,7 +42,8 @@ class KvSender {
   void handle(const KvTaken& message);
   void handle(const ReservationCancelled& message);
   void renewed(AttemptId attempt);
-  void peer_gone(InstanceId peer);
+  // Gives up what is shared with the peer. `why`: for the conductor; "" where it knows.
+  void peer_gone(InstanceId peer, const std::string& why = "");
 
   bool poll();  // true: something moved
   // Attempts that stand here and belong to peers, too.

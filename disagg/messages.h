@@ -67,6 +67,9 @@ struct PeerJoined {
 struct PeerGone {
   InstanceId id = -1;
 };
+struct PeerBroken {  // from whoever keeps the connections: one to a peer broke, and words were lost
+  InstanceId id = -1;
+};
 struct ClearPrefixCache {};
 // To a process that wants to be an instance, as the answer to its JoinRequest: it sends Joined when it
 // can serve.
@@ -78,7 +81,8 @@ struct Welcome {
 };
 // Nothing is placed there any more: it ends, or joins anew in another role.
 struct Retire {
-  std::optional<Role> role;
+  bool rejoin = false;
+  Role role = Role::colocated;
 };
 
 // ---- Instance -> conductor.
@@ -115,7 +119,6 @@ struct PrefillJob {
   std::shared_ptr<const Request> request;
   ChoiceState state;
   InstanceId decode = -1;
-  KvPlace destination;
 };
 
 // ---- Prefill <-> decode.
@@ -156,7 +159,7 @@ struct KvRenewed {  // either way: these attempts still stand here
 using Message =
     std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress,
                  AttemptFailed, Report, PrefillJob, ReserveKv, KvReserved, KvDelivered,
-                 ReservationCancelled, KvOffered, KvTaken, KvRenewed, ClearPrefixCache, Welcome, Retire,
+                 ReservationCancelled, KvOffered, KvTaken, KvRenewed, PeerBroken, ClearPrefixCache, Welcome, Retire,
                  JoinRequest, Joined, LeaveRequest>;
 
 struct Envelope {

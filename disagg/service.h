@@ -43,4 +43,17 @@ class Service {
   virtual bool healthy() const = 0;  // every engine thread turned its loop recently
 };
 
+// A Service with its instances, whether they are threads (cluster.h) or processes (process_cluster.h).
+class Runtime : public Service {
+ public:
+  virtual Status start() = 0;
+  virtual void drain() = 0;                    // refuses new requests from now on
+  virtual bool wait_idle(double seconds) = 0;  // true: nothing in flight any more
+  virtual void stop() = 0;                     // ends what is left with `abort`
+  // Order-independent sum over the choices that ended by stop or length of their logits hash
+  // (DESIGN D1).
+  virtual uint64_t logits_hash() const = 0;
+  virtual void clear_prefix_caches() = 0;
+};
+
 }  // namespace xpyd

@@ -99,7 +99,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       request->arrival_s = due;
       arrivals.push_back(due);
       expected += wanted.output;
-      engine.submit(make_sequence(request, sink, std::make_shared<std::atomic<bool>>(false)));
+      engine.submit(make_sequence(request, {}, sink,
+                                  std::make_shared<std::atomic<bool>>(false), nullptr));
     }
     if (engine.step()) continue;
     if (i == size_t(n)) return Finding{{}, "the engine stands still"};

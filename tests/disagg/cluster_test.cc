@@ -455,7 +455,7 @@ TEST_CASE("instances as threads: many clients, aborts, and a stop in the middle"
       setup.pool_bytes = 512 * 256;
       setup.step_tokens = 32;
       TinyCluster tiny(setup);
-      tiny.cluster->start();
+      REQUIRE(tiny.cluster->start().ok());
       constexpr int kRequests = 60;
       std::vector<std::thread> clients;
       for (int client = 0; client < 3; ++client)

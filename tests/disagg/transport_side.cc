@@ -30,8 +30,18 @@ std::vector<Wire>& registered() {
   return all;
 }
 
-std::byte pattern(uint64_t seed, size_t at) {
-  return std::byte(mix64(seed * 0x9e3779b97f4a7c15u + (at >> 3)) >> (8 * (at & 7)));
+// Bytes [from, from + bytes) of a pattern, in runs of a few KiB: run(offset, its bytes).
+template <class Run>
+void for_pattern(uint64_t seed, size_t from, size_t bytes, Run run) {
+  uint64_t words[513];
+  for (size_t done = 0; done < bytes;) {
+    const size_t first = (from + done) >> 3, skip = (from + done) & 7;
+    const size_t n = std::min<size_t>(bytes - done, 4096);
+    for (size_t w = 0; w < (skip + n + 7) / 8; ++w)
+      words[w] = mix64(seed * 0x9e3779b97f4a7c15u + first + w);
+    run(done, std::span(reinterpret_cast<const std::byte*>(words) + skip, n));
+    done += n;
+  }
 }
 
 class SideHere final : public Side {
@@ -59,7 +69,11 @@ class SideHere final : public Side {
     std::vector<MemoryRange> ranges;
     for (const Extent& extent : extents) {
       REQUIRE(extent.begin + extent.bytes <= kSideBytes);
-      ranges.push_back({at(extent.begin), extent.bytes});
+      const size_t end = extent.begin + extent.bytes, border = kRegionBytes[0];
+      if (extent.begin < border)
+        ranges.push_back({at(extent.begin), std::min(end, border) - extent.begin});
+      if (const size_t begin = std::max(extent.begin, border); begin < end)
+        ranges.push_back({at(begin), end - begin});
     }
     auto key = transport_->open(peer, op, ranges);
     if (!key.ok()) throw std::runtime_error(key.error().message);
@@ -89,11 +103,16 @@ class SideHere final : public Side {
   double now() override { return clock_.now(); }
 
   void fill(size_t begin, size_t bytes, uint64_t seed, size_t from) override {
-    for (size_t i = 0; i < bytes; ++i) *at(begin + i) = pattern(seed, from + i);
+    each_run(begin, bytes, seed, from, [](std::byte* memory, std::span<const std::byte> run) {
+      std::memcpy(memory, run.data(), run.size());
+    });
   }
   size_t differing(size_t begin, size_t bytes, uint64_t seed, size_t from) override {
     size_t n = 0;
-    for (size_t i = 0; i < bytes; ++i) n += *at(begin + i) != pattern(seed, from + i);
+    each_run(begin, bytes, seed, from, [&n](std::byte* memory, std::span<const std::byte> run) {
+      if (std::memcmp(memory, run.data(), run.size()) == 0) return;
+      for (size_t i = 0; i < run.size(); ++i) n += memory[i] != run[i];
+    });
     return n;
   }
 
@@ -104,6 +123,17 @@ class SideHere final : public Side {
   Stormed end_storm() override { return std::exchange(stormed_, {}); }
 
  private:
+  // The pattern beside the memory it belongs to, region by region.
+  template <class Each>
+  void each_run(size_t begin, size_t bytes, uint64_t seed, size_t from, Each each) {
+    const size_t border = kRegionBytes[0];
+    REQUIRE(begin + bytes <= kSideBytes);
+    const size_t head = begin < border ? std::min(bytes, border - begin) : 0;
+    for (auto [offset, n] : {std::pair{size_t(0), head}, {head, bytes - head}})
+      for_pattern(seed, from + offset, n, [&](size_t done, std::span<const std::byte> run) {
+        each(at(begin + offset) + done, run);
+      });
+  }
   std::byte* at(size_t offset) {
     return offset < kRegionBytes[0] ? memory_[0].get() + offset
                                     : memory_[1].get() + (offset - kRegionBytes[0]);
