@@ -83,6 +83,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                                                                : Device::Phase::both);
   KvOptions kv = kv_options(o);
   kv.queue = built.queue.get();
+  kv.clock = &clock;
   if (o.transport->pool_device) {
     if (o.device != &cpu_device())
       return invalid(std::string("--transport ") + o.transport->name +

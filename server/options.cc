@@ -86,6 +86,10 @@ std::vector<OptionRow> make_rows() {
        "what one map call backs (vattention): a multiple of the page, on CUDA of 2MiB, which is the "
        "default there",
        kShape},
+      {"kv-backing", choice, "allocation", "", "allocation|groups", 0, 0,
+       "what KV pools other than vattention's lie in: one allocation, in huge pages where the system "
+       "grants them, or page groups, the pages that vattention has",
+       kEngine},
       {"page-op-us", number, "0", "us", "", 0, 1e6,
        "every map and unmap call takes that much longer (vattention): another device's latency",
        kEngine},
@@ -113,6 +117,9 @@ std::vector<OptionRow> make_rows() {
        "tokens of one block on the host and the disk", kEngine},
       {"kv-copy-gbps", number, "0", "GB/s", "", 0, 1e6,
        "--device cpu: copies between KV pool and host take at least that long; 0: no limit", kEngine},
+      {"kv-copy-wait", choice, "off", "", "on|off", 0, 0,
+       "the engine waits for every copy between KV pool and host: what is gained by not waiting",
+       kEngine},
       {"host-eviction", choice, "lru", "", evictions.c_str(), 0, 0,
        "which KV leaves the host first", kEngine},
       {"disk-eviction", choice, "lru", "", evictions.c_str(), 0, 0,

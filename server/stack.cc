@@ -73,6 +73,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   cluster.kv.block_tokens = int(options.integer("block-tokens"));
   cluster.kv.prefix_cache = options.text("prefix-cache") == "on";
   cluster.kv.page_group_bytes = page_group_bytes(options);
+  cluster.kv.pool_in_groups = options.text("kv-backing") == "groups";
   cluster.kv.page_call_us = options.number("page-op-us");
   cluster.kv.map_ahead = options.text("kv-map-ahead") == "on";
   cluster.kv.guard = options.text("kv-guard") == "on";
@@ -83,6 +84,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
                       .disk_bytes = size_t(options.integer("disk-kv-bytes")),
                       .block_tokens = int(options.integer("tier-block-tokens")),
                       .copy_gbps = options.number("kv-copy-gbps"),
+                      .wait_for_copies = options.text("kv-copy-wait") == "on",
                       .host_eviction = options.text("host-eviction"),
                       .disk_eviction = options.text("disk-eviction")};
   cluster.batching = find_batch_policy(options.text("batching"));
