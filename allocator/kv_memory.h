@@ -26,6 +26,7 @@ namespace xpyd {
 class BlockPool;
 class Device;
 class DeviceQueue;
+struct KvShards;  // kv_shards.h
 
 // What contiguous memory does with a prompt that begins like another sequence (vattention, slots).
 enum class KvShare : uint8_t {
@@ -50,6 +51,8 @@ struct KvOptions {
   bool keep_idle = true;            // deferred reclamation; off where other memories share the pool
   double page_call_us = 0;          // PageGroupOptions
   bool guard = false;               // PageGroupOptions
+  bool lockstep = false;  // one of several memories that must decide alike (sharded.h): nothing that
+                          // goes on in the background may be seen in a decision
   KvShare share = KvShare::off;     // vattention; slots always take over
   KvTierOptions tiers;              // below this pool
   Device* device = nullptr;      // where the pool is; null: the CPU
@@ -173,6 +176,15 @@ class KvMemory {
 
   // Where the sequence's KV is. Valid until the next append, fork, trim or free of this handle.
   virtual KvView view(KvHandle handle) const = 0;
+
+  // An instance on several ranks has its KV in as many places (sharded.h): one view for each, valid as
+  // long; view() is that of rank 0. shards(): which layers and heads are where; null on one rank.
+  virtual int n_ranks() const { return 1; }
+  virtual const KvShards* shards() const { return nullptr; }
+  virtual KvView rank_view(KvHandle handle, int rank) const {
+    XPYD_CHECK(rank == 0);
+    return view(handle);
+  }
   virtual int written_tokens(KvHandle handle) const = 0;
   virtual std::span<const int32_t> blocks(KvHandle handle) const = 0;
   // The next append must copy the last block first: one block more than the arithmetic says.
