@@ -108,6 +108,8 @@ class KvMemory {
   virtual ~KvMemory() = default;
   virtual const char* name() const = 0;
   virtual const KvLayout& layout() const = 0;
+  // Where it lies: of every view's pool.
+  virtual std::byte* base() const = 0;
 
   // Starts a sequence that is about to compute `tokens`. Attaches the longest cached prefix of full
   // blocks with the same salt, but never the last token (its logits are wanted). Contiguous takes
@@ -178,9 +180,14 @@ class KvMemory {
   virtual KvView view(KvHandle handle) const = 0;
 
   // An instance on several ranks has its KV in as many places (sharded.h): one view for each, valid as
-  // long; view() is that of rank 0. shards(): which layers and heads are where; null on one rank.
+  // long; view() and base() are those of rank 0. shards(): which layers and heads are where; null on
+  // one rank.
   virtual int n_ranks() const { return 1; }
   virtual const KvShards* shards() const { return nullptr; }
+  virtual std::byte* rank_base(int rank) const {
+    XPYD_CHECK(rank == 0);
+    return base();
+  }
   virtual KvView rank_view(KvHandle handle, int rank) const {
     XPYD_CHECK(rank == 0);
     return view(handle);

@@ -45,6 +45,8 @@ class ShardedMemory final : public KvMemory {
   const char* name() const override { return ranks_[0]->name(); }
   // The model's shape; its addresses are nobody's. Views have those of their rank.
   const KvLayout& layout() const override { return whole_; }
+  std::byte* base() const override { return ranks_[0]->base(); }
+  std::byte* rank_base(int rank) const override { return ranks_[size_t(rank)]->base(); }
   int n_ranks() const override { return int(ranks_.size()); }
   const KvShards* shards() const override { return &shards_; }
   KvView rank_view(KvHandle handle, int rank) const override {

@@ -38,6 +38,8 @@ class TieredMemory final : public KvMemory {
   KvView rank_view(KvHandle handle, int rank) const override {
     return memory_->rank_view(handle, rank);
   }
+  std::byte* base() const override { return memory_->base(); }
+  std::byte* rank_base(int rank) const override { return memory_->rank_base(rank); }
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override;
   Result<KvReservation> reserve_here(std::span<const int32_t> tokens, uint64_t salt) override;
   bool ready(KvHandle handle) override;

@@ -21,6 +21,8 @@ struct InstanceStats {
   double wait_seconds = 0;                        // of step_seconds: waiting for the model
   int64_t transfer_bytes = 0, transfer_descriptors = 0, transfers = 0;  // sent by this instance
   double transfer_seconds = 0;
+  int64_t kv_refused = 0;      // received: short or changed, so that the prompt was computed again
+  int64_t leases_expired = 0;  // promises to a peer that fell silent
   double heartbeat_s = 0;  // Clock seconds of the last loop turn
 };
 
