@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "allocator/kv_plan.h"
+#include "allocator/sharded.h"
 #include "allocator/tiered.h"
 
 namespace xpyd {
@@ -75,8 +76,14 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
   o.kv.keep_idle = !shared;  // an idle instance would keep what another one needs
   KvOptions pool_options = o.kv;
   if (shared) pool_options.pool_bytes *= n;
-  Result<KvLayout> layout = plan_pool(o.kv_scheme->name, pool_options);
-  if (!layout) return layout.error();
+  for (Role role : o.topology) {
+    const KvShards shards = o.shards(role);
+    if (shared && shards.n_ranks() > 1)
+      return invalid(std::string("--transport ") + o.transport->name +
+                     ": instances on one pool have one rank each, expected tp 1 and pp 1");
+    Result<ShardedPlan> plan = plan_sharded(o.kv_scheme->name, pool_options, shards);
+    if (!plan) return plan.error();
+  }
   pool_options.device = o.kv.device = o.device;
   std::shared_ptr<BlockPool> shared_pool;
   if (shared) {
@@ -107,14 +114,15 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
                                                     : role == Role::decode ? Device::Phase::decode
                                                                            : Device::Phase::both));
     DeviceQueue& queue = *cluster->queues_.back();
-    std::shared_ptr<BlockPool> pool = shared_pool;
-    if (!shared) {
-      auto own = make_block_pool(o.kv_scheme->name, o.kv);
-      if (!own) return Error{own.error().code, "--kv-bytes: " + own.error().message};
-      pool = own.value();
-    }
     pool_options.queue = &queue;
-    std::unique_ptr<KvMemory> memory = o.kv_scheme->make(pool, pool_options);
+    std::unique_ptr<KvMemory> memory;
+    if (shared) {
+      memory = o.kv_scheme->make(shared_pool, pool_options);
+    } else {
+      auto own = make_sharded(o.kv_scheme->name, pool_options, o.shards(role));
+      if (!own) return Error{own.error().code, "--kv-bytes: " + own.error().message};
+      memory = std::move(own).value();
+    }
     if (o.kv.tiers.on() || !o.kv.tiers.disk_dir.empty()) {
       auto tiered = make_tiered(std::move(memory), pool_options);
       if (!tiered) return tiered.error();
@@ -122,8 +130,14 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
     }
     Result<std::unique_ptr<Model>> model = o.make_model(int(i), queue);
     if (!model) return model.error();
+    std::vector<MemoryRange> regions;  // of each rank
+    for (int rank = 0; rank < memory->n_ranks(); ++rank) {
+      KvLayout layout = memory->layout();
+      layout.shape = rank_shape(layout.shape, o.shards(role), rank);
+      regions.push_back({memory->rank_base(rank), layout.pool_bytes()});
+    }
     Result<std::unique_ptr<KvTransport>> wire = o.transport->make(
-        {.regions = {{memory->base(), memory->layout().pool_bytes()}},
+        {.regions = std::move(regions),
          .queue = &queue,
          .clock = &clock,
          .self = options.id});

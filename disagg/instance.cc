@@ -39,6 +39,7 @@ InstanceInfo Instance::info() const {
           .name = options_.name,
           .role = options_.role,
           .layout = memory_->layout(),
+          .shards = shards_of(*memory_),
           .capacity_blocks = kv.capacity,
           .block_tokens = kv.block_tokens,
           .max_batch = options_.engine.max_batch,
@@ -131,7 +132,7 @@ void Instance::handle(InstanceId, PeerJoined message) {
                  info.name.c_str(), connected.error().message.c_str());
     return;
   }
-  parts_.peers[info.id] = std::move(message.info);
+  parts_.add_peer(std::move(message.info));
 }
 
 void Instance::handle(InstanceId, PeerGone message) {

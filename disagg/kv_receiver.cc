@@ -163,7 +163,7 @@ void KvReceiver::promise(AttemptId attempt, Incoming& in) {
   if (!parts_.wire.zero_copy()) {
     const KvView view = parts_.memory.view(in.kv);
     Result<WindowKey> window = parts_.wire.open(
-        in.from, KvOp::write, parts_.ranges(view, in.cached_tokens, int(in.tokens.size())));
+        in.from, KvOp::write, parts_.ranges(in.kv, in.cached_tokens, int(in.tokens.size())));
     if (!window) {  // a wire to that peer has broken: it finds out by its own deadline
       in.deadline_s = parts_.clock.now();
       return;
@@ -182,8 +182,8 @@ void KvReceiver::read(Incoming& in) {
   in.delivered = true;
   const int n_tokens = int(in.tokens.size());
   if (in.cached_tokens >= n_tokens) return;
-  plan_transfer(parts_.remote_view(in.from, in.source), parts_.memory.view(in.kv),
-                {in.cached_tokens, n_tokens, 0, parts_.n_layers}, plan_);
+  parts_.plan_read(in.from, in.source, in.kv, {in.cached_tokens, n_tokens, 0, parts_.n_layers},
+                   plan_);
   in.checksums = in.source.checksums;
   in.reading =
       parts_.wire.post({in.from, KvOp::read, in.source.window, in.deadline_s}, plan_);

@@ -60,5 +60,9 @@ struct ShardTransfer {
 void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source,
                            std::span<const KvView> destination, const KvRegion& region,
                            std::vector<ShardTransfer>& transfers);
+// The same as one plan, for a wire that takes copies between any of the ranks' regions.
+void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source,
+                           std::span<const KvView> destination, const KvRegion& region,
+                           TransferPlan& plan);
 
 }  // namespace xpyd
