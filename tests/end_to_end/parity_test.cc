@@ -104,33 +104,36 @@ void check_shards_of(const std::string& topology, bool decodes) {
       for (auto [decode_tp, decode_pp] : shapes) {
         if (!decodes && (decode_tp > 1 || decode_pp > 1)) continue;
         if (prefill_tp * prefill_pp * decode_tp * decode_pp == 1) continue;
-        for (StreamKv stream : {StreamKv::layer, StreamKv::chunk, StreamKv::request})
-          for (int step : {7, 64, 512}) {
-            if (index++ % kStride != 0) continue;
-            TinySetup setup{.topology = topology, .scheme = scheme};
-            setup.order = order;
-            setup.share = share;
-            setup.stream_kv = stream;
-            setup.step_tokens = step;
-            setup.threads = 1 + index % 2;
-            setup.block_tokens = index % 3 ? 16 : 4;
-            setup.prefill_tp = prefill_tp;
-            setup.prefill_pp = prefill_pp;
-            setup.decode_tp = decode_tp;
-            setup.decode_pp = decode_pp;
-            // Four ranks hold each of the two heads twice.
-            setup.pool_bytes = 4 << 20;
-            INFO(setup.describe());
-            const RaggedRun run = run_ragged(setup);
-            REQUIRE(run.hash == expected);
-            hits += run.hit_tokens;
-            ++ran;
-          }
+        // Grain and chunk in turn: each meets each shape, though not in every memory.
+        const int turn = index++;
+        if (turn % kStride != 0) continue;
+        TinySetup setup{.topology = topology, .scheme = scheme};
+        setup.order = order;
+        setup.share = share;
+        setup.stream_kv = StreamKv(turn % 3);
+        setup.step_tokens = std::vector{7, 64, 512}[size_t(turn / 3 % 3)];
+        setup.threads = 1 + turn % 2;
+        setup.block_tokens = turn % 5 ? 16 : 4;
+        setup.prefill_tp = prefill_tp;
+        setup.prefill_pp = prefill_pp;
+        setup.decode_tp = decode_tp;
+        setup.decode_pp = decode_pp;
+        if (decodes) {  // every other one is pushed
+          setup.disagg_options.pull = turn % 4 == 2;
+          setup.disagg = turn % 4 == 3 ? "decode_first" : "prefill_first";
+        }
+        // Four ranks hold each of the two heads twice.
+        setup.pool_bytes = 4 << 20;
+        INFO(setup.describe());
+        const RaggedRun run = run_ragged(setup);
+        REQUIRE(run.hash == expected);
+        hits += run.hit_tokens;
+        ++ran;
       }
   for (const auto& m : memories) {
     INFO(m.scheme << " share " << int(m.share));
     const bool reuses = std::string(m.scheme) != "contiguous" && std::string(m.scheme) != "slots";
-    if (reuses) CHECK(m.hits > 0);
+    if (reuses && kStride == 1) CHECK(m.hits > 0);
   }
   std::printf("parity: %d of %d combinations of %s on ranks have the hash %016llx\n", ran, index,
               topology.c_str(), static_cast<unsigned long long>(expected));
