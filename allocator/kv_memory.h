@@ -28,6 +28,7 @@ class BlockPool;
 class Clock;
 class Device;
 class DeviceQueue;
+struct KvShards;  // kv_shards.h
 
 // What contiguous memory does with a prompt that begins like another sequence (vattention, slots).
 enum class KvShare : uint8_t {
@@ -55,6 +56,8 @@ struct KvOptions {
   // The others' pool, too, is page groups, in order: the same pages as vattention's, where one
   // allocation has huge ones if the system grants them.
   bool pool_in_groups = false;
+  bool lockstep = false;  // one of several memories that must decide alike (sharded.h): nothing that
+                          // goes on in the background may be seen in a decision
   KvShare share = KvShare::off;  // vattention; slots always take over
   KvTierOptions tiers;           // below this pool
   Clock* clock = nullptr;        // of the instance, for its tiers; null: the machine's
@@ -185,6 +188,20 @@ class KvMemory {
 
   // Where the sequence's KV is. Valid until the next append, fork, trim or free of this handle.
   virtual KvView view(KvHandle handle) const = 0;
+
+  // An instance on several ranks has its KV in as many places (sharded.h): one view for each, valid as
+  // long; view() and base() are those of rank 0. shards(): which layers and heads are where; null on
+  // one rank.
+  virtual int n_ranks() const { return 1; }
+  virtual const KvShards* shards() const { return nullptr; }
+  virtual std::byte* rank_base(int rank) const {
+    XPYD_CHECK(rank == 0);
+    return base();
+  }
+  virtual KvView rank_view(KvHandle handle, int rank) const {
+    XPYD_CHECK(rank == 0);
+    return view(handle);
+  }
   virtual int written_tokens(KvHandle handle) const = 0;
   virtual std::span<const int32_t> blocks(KvHandle handle) const = 0;
   // The next append must copy the last block first: one block more than the arithmetic says.

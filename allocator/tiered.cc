@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "allocator/kv_copy.h"
+#include "allocator/kv_shards.h"
 
 namespace xpyd {
 namespace {
@@ -173,6 +174,39 @@ void TieredMemory::leave(KvHandle handle) {
   s.tokens.clear();
 }
 
+// copies_ = tokens of a sequence to the host, or from it: their bytes. A tier keeps tokens whole, as the
+// model has them, so what comes from some ranks can go back to others; of ranks that hold the same
+// heads the first one is read, and all are written.
+size_t TieredMemory::plan_copies(KvHandle handle, const KvView& host, int token_begin,
+                                 int token_end, bool out) {
+  copies_.clear();
+  const KvShape& whole = host.layout->shape;
+  KvRegion region{token_begin, token_end, 0, whole.n_layers};
+  const KvShards* shards = memory_->shards();
+  if (!shards)
+    return out ? add_copies(memory_->view(handle), host, region, copies_)
+               : add_copies(host, memory_->view(handle), region, copies_);
+  size_t bytes = 0;
+  for (int rank = 0; rank < shards->n_ranks(); ++rank) {
+    const KvRect own = shards->rect(rank);
+    if (out && shards->tensor_rank_of(rank) % shards->replicas() != 0) continue;
+    const KvView view = memory_->rank_view(handle, rank);
+    // From the numbers of one side to those of the other.
+    const KvRange layers{0, own.layers.size()}, heads{0, own.heads.size()};
+    const KvRect from = out ? KvRect{layers, heads} : own, to = out ? own : KvRect{layers, heads};
+    region = {.token_begin = token_begin,
+              .token_end = token_end,
+              .layer_begin = from.layers.begin,
+              .layer_end = from.layers.end,
+              .head_begin = from.heads.begin,
+              .head_end = from.heads.end,
+              .to_layer = to.layers.begin,
+              .to_head = to.heads.begin};
+    bytes += out ? add_copies(view, host, region, copies_) : add_copies(host, view, region, copies_);
+  }
+  return bytes;
+}
+
 // ---- Out.
 
 void TieredMemory::store(KvHandle handle) {
@@ -204,11 +238,10 @@ void TieredMemory::store(KvHandle handle) {
   if (s.chain.n_blocks < full && !std::exchange(s.behind, true)) behind_.push_back(handle);
   if (first < 0) return;
   const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
-  const KvRegion region{first * block_tokens_, s.chain.n_blocks * block_tokens_, 0,
-                        layout().shape.n_layers};
-  out.lease = memory_->pin(handle, region.token_begin, region.token_end);
-  copies_.clear();
-  const size_t bytes = add_copies(memory_->view(handle), host, region, copies_);
+  out.lease =
+      memory_->pin(handle, first * block_tokens_, s.chain.n_blocks * block_tokens_);
+  const size_t bytes = plan_copies(handle, host, first * block_tokens_,
+                                   s.chain.n_blocks * block_tokens_, true);
   out_->copy(copies_, false);
   if (tiers_->options().wait_for_copies) out_->wait();
   s.last_out = out.mark = out_->mark();
@@ -353,9 +386,7 @@ bool TieredMemory::copy_in(KvHandle handle) {
   for (size_t i = load.copied; i < end; ++i)
     table_[size_t(load.first_block) + i] = tiers_->slot(load.blocks[i]);
   const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
-  copies_.clear();
-  const size_t bytes = add_copies(host, memory_->view(handle),
-                                  {begin_token, end_token, 0, layout().shape.n_layers}, copies_);
+  const size_t bytes = plan_copies(handle, host, begin_token, end_token, false);
   in_->copy(copies_, bytes <= kCached);
   if (tiers_->options().wait_for_copies) in_->wait();
   tiers_->count_in(int64_t(bytes), int64_t(copies_.size()));

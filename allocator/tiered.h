@@ -35,7 +35,13 @@ class TieredMemory final : public KvMemory {
 
   const char* name() const override { return memory_->name(); }
   const KvLayout& layout() const override { return memory_->layout(); }
+  int n_ranks() const override { return memory_->n_ranks(); }
+  const KvShards* shards() const override { return memory_->shards(); }
+  KvView rank_view(KvHandle handle, int rank) const override {
+    return memory_->rank_view(handle, rank);
+  }
   std::byte* base() const override { return memory_->base(); }
+  std::byte* rank_base(int rank) const override { return memory_->rank_base(rank); }
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override;
   Result<KvReservation> reserve_here(std::span<const int32_t> tokens, uint64_t salt) override;
   bool ready(KvHandle handle) override;
@@ -115,6 +121,7 @@ class TieredMemory final : public KvMemory {
   void poll_out();
   void poll_in();
   void leave(KvHandle handle);
+  size_t plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, bool out);
 
   const std::unique_ptr<KvMemory> memory_;
   const std::unique_ptr<KvTiers> tiers_;

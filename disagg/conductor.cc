@@ -303,6 +303,7 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
     return;
   }
   Attempt& attempt = found->second;
+  if (from != attempt.prefill && from != attempt.decode) return;  // not its to say
   const int at = message.event.choice;
   if (at < attempt.first || at >= attempt.first + attempt.count) return;
   const uint64_t request = attempt.request;
@@ -504,6 +505,7 @@ ServiceStats Conductor::stats() const {
   std::lock_guard lock(mutex_);
   ServiceStats all;
   all.shared_pool = shared_pool_;
+  all.conductor = totals_;
   for (const auto& [id, member] : members_) all.instances.push_back(member.probe->stats());
   return all;
 }

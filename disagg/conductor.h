@@ -56,13 +56,6 @@ struct PlacedLoad {
   int sequences = 0;          // to decode, not ended
 };
 
-// Cumulative.
-struct ConductorStats {
-  int64_t attempts = 0, failed_attempts = 0, replaced_choices = 0;
-  int64_t late_tokens = 0;  // of attempts that were given up
-  int64_t joined = 0, left = 0;
-};
-
 class Conductor final : public Service {
  public:
   Conductor(ConductorOptions options, Clock& clock, Post& post);

@@ -39,6 +39,7 @@ InstanceInfo Instance::info() const {
           .name = options_.name,
           .role = options_.role,
           .layout = memory_->layout(),
+          .shards = shards_of(*memory_),
           .capacity_blocks = kv.capacity,
           .block_tokens = kv.block_tokens,
           .max_batch = options_.engine.max_batch,
@@ -127,6 +128,11 @@ void Instance::handle(InstanceId, PeerJoined message) {
 }
 
 void Instance::meet(InstanceInfo info) {
+  if (Status known = check_shards(info.shards); !known) {  // it comes from another process
+    std::fprintf(stderr, "xpyd: %s has an impossible shape: %s\n", info.name.c_str(),
+                 known.error().message.c_str());
+    return;
+  }
   const Status connected =
       wired_.contains(info.id) ? ok() : transport_->connect(info.id, info.address);
   if (!connected) {  // until it can, what is placed on the two of us is placed anew
@@ -136,7 +142,7 @@ void Instance::meet(InstanceInfo info) {
     return;
   }
   wired_.insert(info.id);
-  parts_.peers[info.id] = std::move(info);
+  parts_.add_peer(std::move(info));
 }
 
 void Instance::handle(InstanceId, PeerGone message) {

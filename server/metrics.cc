@@ -254,6 +254,22 @@ std::string Metrics::render(const ServiceStats& service) const {
                  all, [](I i) { return i.transfer_descriptors; });
   text.instances("kv_transfers_total", "counter", "KV transfers.", all,
                  [](I i) { return i.transfers; });
+  text.instances("kv_refused_total", "counter",
+                 "Prompts computed again because their KV came short or changed.", all,
+                 [](I i) { return i.kv_refused; });
+  text.instances("kv_leases_expired_total", "counter",
+                 "Promises of room given up because the peer was silent.", all,
+                 [](I i) { return i.leases_expired; });
+  const ConductorStats& c = service.conductor;
+  text.counter("attempts_total", "Tries at serving a request's choices.", double(c.attempts));
+  text.counter("attempts_failed_total", "Tries that an instance's failure ended.",
+               double(c.failed_attempts));
+  text.counter("choices_replaced_total", "Choices that went on at another place.",
+               double(c.replaced_choices));
+  text.counter("tokens_late_total", "Tokens of tries that had been given up, dropped.",
+               double(c.late_tokens));
+  text.counter("instances_joined_total", "Instances that came.", double(c.joined));
+  text.counter("instances_left_total", "Instances that left or were lost.", double(c.left));
   text.instances("kv_map_calls_total", "counter", "Page groups mapped (vattention): calls.", all,
                  [](I i) { return i.kv.map_calls; });
   text.instances("kv_unmap_calls_total", "counter", "Page groups unmapped: calls.", all,

@@ -17,10 +17,6 @@ int fail(const Error& error) {
   return error.code == ErrorCode::invalid_argument ? 2 : 1;
 }
 
-Role role_of(const std::string& name) {
-  return name == "prefill" ? Role::prefill : name == "decode" ? Role::decode : Role::colocated;
-}
-
 }  // namespace
 
 int worker_main(const Options& options) {
@@ -43,7 +39,7 @@ int worker_main(const Options& options) {
     if (!key) return fail({key.error().code, "--cluster-key-file: " + key.error().message});
     worker_options.key = key.value();
   }
-  if (Status opened = open_backend(stack, options, 1); !opened) return fail(opened.error());
+  if (Status opened = open_backend(stack, options); !opened) return fail(opened.error());
   worker_options.cluster = stack.options;
   Worker worker(std::move(worker_options), stack.clock);
   std::thread taker([&] {
