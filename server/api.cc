@@ -5,6 +5,7 @@
 #include <ctime>
 #include <random>
 
+#include "base/json.h"
 #include "server/api_format.h"
 #include "server/generation.h"
 #include "server/json_text.h"
