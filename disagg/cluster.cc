@@ -122,7 +122,9 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
       o.transport->make({.regions = std::move(regions),
                          .queue = built.queue.get(),
                          .clock = &clock,
-                         .self = as.id});
+                         .self = as.id,
+                         .host = o.wire_host,
+                         .nics = o.nics});
   if (!wire) return Error{wire.error().code, "--transport: " + wire.error().message};
   InstanceOptions options{.id = as.id,
                           .name = as.name,

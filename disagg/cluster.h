@@ -40,7 +40,9 @@ struct ClusterOptions {
   const DisaggPolicy* disagg = nullptr;  // null: prefill_first
   DisaggOptions disagg_options;
   const TransportRow* transport = nullptr;
-  bool kv_checksum = false;  // of all KV that crosses
+  std::string wire_host = "127.0.0.1";  // where wires that listen do
+  std::vector<std::string> nics;        // rdma: TransportOptions
+  bool kv_checksum = false;             // of all KV that crosses
   StreamKv stream_kv = StreamKv::layer;
   int max_batch = 64;     // sequences per instance
   int step_tokens = 512;  // tokens per step
