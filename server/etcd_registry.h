@@ -17,6 +17,8 @@
 
 namespace xpyd {
 
+inline constexpr double kRegistryTtlSeconds = 5;
+
 // "etcd://HOST:PORT[/prefix]"; without a prefix "xpyd". `ttl_s`: how long a dead process's names
 // stay, at least 2. Does not wait for etcd: state() says whether it is there.
 Result<std::unique_ptr<Registry>> open_etcd(const std::string& url, double ttl_s, Clock& clock);

@@ -189,6 +189,9 @@ std::vector<OptionRow> make_rows() {
        "worker"},
       {"join", text, "", "ADDRESS", "HOST:PORT or unix:/path", 0, 0, "the conductor's address",
        "worker"},
+      {"registry", text, "", "", "etcd://HOST:PORT[/prefix]", 0, 0,
+       "where the conductor says its address and workers look for it; serve needs --cluster-bind",
+       "serve worker"},
       {"peer-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0,
        "where other workers reach this one", "worker"},
       {"give-up", number, "0", "s", "", 0, 86400,
@@ -345,8 +348,10 @@ Status check_options(const Options& options, std::string_view group) {
     if (dataset == "mooncake" && options.given("rate"))
       return invalid("--rate: the mooncake trace brings its own times; use --time-scale");
   }
-  if (group == "worker" && options.text("join").empty())
-    return invalid("--join: expected the conductor's address");
+  if (group == "worker" && options.text("join").empty() == options.text("registry").empty())
+    return invalid("--join: expected the conductor's address, or --registry, where it is to be found");
+  if (group == "serve" && options.given("registry") && options.text("cluster-bind").empty())
+    return invalid("--registry: needs --cluster-bind, an address that workers can reach");
   if ((group == "serve" || group == "generate" || group == "worker") && !options.text("disk-kv-dir").empty() &&
       options.integer("host-kv-bytes") == 0)
     return invalid("--disk-kv-dir: needs --host-kv-bytes, through which KV goes to the disk");

@@ -3,10 +3,12 @@
 #include <signal.h>
 
 #include <cstdio>
+#include <mutex>
 #include <thread>
 
 #include "disagg/worker.h"
 #include "server/commands.h"
+#include "server/etcd_registry.h"
 #include "server/stack.h"
 
 namespace xpyd {
@@ -38,6 +40,25 @@ int worker_main(const Options& options) {
     Result<ClusterKey> key = ClusterKey::from_file(file);
     if (!key) return fail({key.error().code, "--cluster-key-file: " + key.error().message});
     worker_options.key = key.value();
+  }
+  struct Found {
+    std::mutex mutex;
+    std::string address;
+  } found;  // by the registry, below
+  std::unique_ptr<Registry> registry;
+  if (const std::string& url = options.text("registry"); !url.empty()) {
+    Result<std::unique_ptr<Registry>> opened = open_etcd(url, kRegistryTtlSeconds, stack.clock);
+    if (!opened) return fail({opened.error().code, "--registry: " + opened.error().message});
+    registry = std::move(opened).value();
+    registry->watch(kConductorName, [&found](const Registry::Entries& entries) {
+      auto entry = entries.find(kConductorName);
+      std::lock_guard lock(found.mutex);
+      found.address = entry == entries.end() ? "" : entry->second;
+    });
+    worker_options.find_conductor = [&found] {
+      std::lock_guard lock(found.mutex);
+      return found.address;
+    };
   }
   if (Status opened = open_backend(stack, options); !opened) return fail(opened.error());
   worker_options.cluster = stack.options;
