@@ -276,9 +276,9 @@ class BareLoop {
 double iperf3_gbps() {
   const int port = 20000 + int(getpid() % 20000);
   const std::string text = std::to_string(port);
-  const std::string command = "iperf3 -s -1 -D -p " + text + " >/dev/null 2>&1; " +
+  const std::string command = "timeout 10 iperf3 -s -1 -p " + text + " >/dev/null 2>&1 & " +
                               "for i in 1 2 3 4 5 6 7 8 9 10; do iperf3 -c 127.0.0.1 -p " + text +
-                              " -l 1M -t 1 -J 2>/dev/null && break; sleep 0.05; done";
+                              " -l 1M -t 1 -J 2>/dev/null && break; sleep 0.05; done; wait";
   FILE* pipe = popen(command.c_str(), "r");
   std::string out;
   char buffer[4096];

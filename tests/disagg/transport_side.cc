@@ -204,8 +204,8 @@ class SideThere final : public Side {
       throw std::runtime_error(wire.name + ": the other process: " + hello);
   }
   ~SideThere() override {
+    kill(pid_, SIGCONT);  // first: behind its end, a leak checker's SIGSTOP would be undone
     fclose(socket_);
-    kill(pid_, SIGCONT);
     int status;
     waitpid(pid_, &status, 0);
   }
