@@ -176,6 +176,7 @@ void InboundReader::on_table(std::span<const std::byte> bytes) {
   allowed_ = host_.windows().enter(head_.window, session_->peer(), op, pieces);
   if (allowed_) host_.windows().leave(head_.window, false);
   if (op == KvOp::write) {
+    if (!allowed_) where.clear();  // addresses that are not ours
     payload_ = std::move(where);
     return need_payload(total);
   }

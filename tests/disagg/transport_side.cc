@@ -126,6 +126,9 @@ class SideHere final : public Side {
   // The pattern beside the memory it belongs to, region by region.
   template <class Each>
   void each_run(size_t begin, size_t bytes, uint64_t seed, size_t from, Each each) {
+    // That the other side has finished, or may begin, another process may have told us, which a
+    // race detector does not see. The transport's locks show it.
+    transport_->stats();
     const size_t border = kRegionBytes[0];
     REQUIRE(begin + bytes <= kSideBytes);
     const size_t head = begin < border ? std::min(bytes, border - begin) : 0;
@@ -133,6 +136,7 @@ class SideHere final : public Side {
       for_pattern(seed, from + offset, n, [&](size_t done, std::span<const std::byte> run) {
         each(at(begin + offset) + done, run);
       });
+    transport_->stats();
   }
   std::byte* at(size_t offset) {
     return offset < kRegionBytes[0] ? memory_[0].get() + offset
@@ -204,8 +208,8 @@ class SideThere final : public Side {
       throw std::runtime_error(wire.name + ": the other process: " + hello);
   }
   ~SideThere() override {
+    kill(pid_, SIGCONT);  // first: behind its end, a leak checker's SIGSTOP would be undone
     fclose(socket_);
-    kill(pid_, SIGCONT);
     int status;
     waitpid(pid_, &status, 0);
   }

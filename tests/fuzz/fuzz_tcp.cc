@@ -1,0 +1,86 @@
+// Bytes as they may come from the network -> the owner's half of the tcp wire, without sockets: no
+// input may crash, allocate without bound, or change a byte outside the one open window. The first
+// byte chooses how the input is cut.
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "disagg/transport/tcp_frames.h"
+
+namespace xpyd {
+namespace {
+
+constexpr size_t kMemory = 1 << 16, kBegin = 4096, kBytes = 8192;
+
+int run(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  const size_t step = data[0] == 0 ? size : data[0];
+  ++data, --size;
+  // Where the fuzzer can name it: frames hold addresses.
+  alignas(64) static std::byte memory[kMemory];
+  std::memset(memory, 0x5a, sizeof memory);
+  const MemoryRange region(memory);
+  WindowTable windows({&region, 1});
+  windows.connect(1);
+  const MemoryRange range = region.subspan(kBegin, kBytes);
+  const WindowKey key = windows.open(1, KvOp::write, {&range, 1}).value();
+  XPYD_CHECK(key.index == 0 && key.generation == 1);
+  InboundHost host({&region, 1}, windows, TcpToken{});
+  InboundReader reader(host);
+
+  // The input as it is, but for addresses: offsets of the memory become addresses in it.
+  std::vector<uint8_t> bytes(data, data + size);
+  if (size >= sizeof(TcpHello)) {
+    TcpHello hello;
+    hello.self = 1;
+    std::memcpy(bytes.data(), &hello, sizeof hello);
+    for (size_t at = sizeof hello; at + sizeof(FrameHead) <= size;) {
+      FrameHead head;
+      std::memcpy(&head, bytes.data() + at, sizeof head);
+      if (head.magic != FrameHead::kMagic) break;
+      at += sizeof head;
+      if (head.type == FrameType::abandon) continue;
+      for (int i = 0; i < head.n_ranges && at + sizeof(TcpRange) <= size; ++i) {
+        TcpRange there;
+        std::memcpy(&there, bytes.data() + at, sizeof there);
+        there.address += reinterpret_cast<uintptr_t>(memory);
+        std::memcpy(bytes.data() + at, &there, sizeof there);
+        at += sizeof there;
+      }
+      if (head.type == FrameType::write) at += head.bytes + sizeof kFrameSeal;
+      if (at < sizeof hello || head.bytes > size) break;
+    }
+  }
+  size_t read = 0, answered = 0;
+  const auto feed = [&](iovec* where, int n) -> ssize_t {
+    size_t took = 0;
+    for (int i = 0; i < n && took < step; ++i) {
+      const size_t part = std::min({where[i].iov_len, step - took, bytes.size() - read});
+      if (part > 0) std::memcpy(where[i].iov_base, bytes.data() + read, part);
+      read += part, took += part;
+      if (part < where[i].iov_len) break;
+    }
+    return took > 0 ? ssize_t(took) : -1;
+  };
+  while (reader.pump(feed) == FrameReader::Outcome::again) {
+    for (auto& answer : reader.answers()) {
+      for (const iovec& v : answer.ranges) answered += v.iov_len;
+      XPYD_CHECK(answer.bytes.size() <= 64);
+    }
+    XPYD_CHECK(reader.answers().size() <= 1024);
+    XPYD_CHECK(answered == 0, "the window is for writes");
+    reader.answers().clear();
+  }
+  for (size_t i = 0; i < kMemory; ++i)
+    XPYD_CHECK(memory[i] == std::byte(0x5a) || (i >= kBegin && i < kBegin + kBytes));
+  XPYD_CHECK(windows.close(key), "nobody is inside any more");
+  return 0;
+}
+
+}  // namespace
+}  // namespace xpyd
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  return xpyd::run(data, size);
+}
