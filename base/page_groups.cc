@@ -119,9 +119,10 @@ Result<std::unique_ptr<VirtualRange>> HostGroups::reserve(size_t bytes) {
 
 // A hint: what it does not get is there in small pages, or not yet.
 void ask_for_huge_pages(int fd, size_t bytes) {
+  if (::ftruncate(fd, off_t(bytes)) != 0) return;
   void* at = ::mmap(nullptr, bytes + kHugePage, PROT_NONE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (at == MAP_FAILED || ::ftruncate(fd, off_t(bytes)) != 0) return;
+  if (at == MAP_FAILED) return;
   std::byte* aligned =
       static_cast<std::byte*>(at) - reinterpret_cast<uintptr_t>(at) % kHugePage + kHugePage;
   if (::mmap(aligned, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED &&

@@ -1,21 +1,23 @@
 // block_latency: what the size of a block does to requests, by how much of a block stays empty.
 //
-// PagedAttention (SOSP'23) Fig. 18b: OPT-13B on an A100 of 40 GB; latency for each output token by the
-// block size, ShareGPT and Alpaca, a fixed pool. Published: on ShareGPT blocks of 16 to 128 are
-// best; Alpaca's sequences are shorter than a large block: 16 and 32 are good, larger ones much worse.
+// PagedAttention (SOSP'23) Fig. 18b: OPT-13B on an A100 of 40 GB; latency for each output token by
+// the block size, ShareGPT and Alpaca, a fixed pool. Published: on ShareGPT blocks of 16 to 128 are
+// best; Alpaca's sequences are shorter than a large block: 16 and 32 are good, larger ones much
+// worse.
 //
-// The real engine, policy and paged memory in virtual time: a step takes what the cost model says at
-// half the FLOP/s and 0.8 of the bandwidth of an A100. What small blocks cost the kernel is not in
-// it: that is experiment paged_attention, 1.0 to 1.3 times for blocks of 1.
+// The real engine, policy and paged memory in virtual time: a step takes what the cost model says
+// at half the FLOP/s and 0.8 of the bandwidth of an A100. What small blocks cost the kernel is not
+// in it: that is experiment paged_attention, 1.0 to 1.3 times for blocks of 1.
 //
-// Arithmetic. 12 GB of KV at 0.8 MB a token are 15,000 tokens. ShareGPT: a sequence holds 161 + 338 /
-// 2 = 330 tokens over its life, and half a block. Blocks of 16: 44 sequences, a step reads 26 + 12 GB,
-// 31 ms: 1,440 tokens/s, 4.2 requests/s, with 27 ms for each prompt 3.8. Blocks of 256 hold 330 of
-// 458: 0.72 of the batch, steps of 27 ms: 0.82 of the tokens. At 3.3 requests/s blocks of 16 keep up
-// and those of 256 are at the edge: 1 to 5 times the latency; of 128 (0.84 of the batch) 0.95 to 1.6.
-// Alpaca: 48 tokens over a life. Blocks of 16 hold 256 sequences, the most: some 75 requests/s.
-// Blocks of 256 hold 60: steps of 23 ms, 45 requests/s and less with the prompts. At 60 a second the
-// queue grows for as long as requests come, 33 s: 2 to 12 times; blocks of 32: 0.95 to 1.2.
+// Arithmetic. 12 GB of KV at 0.8 MB a token are 15,000 tokens. ShareGPT: a sequence holds 161 + 338
+// / 2 = 330 tokens over its life, and half a block. Blocks of 16: 44 sequences, a step reads 26 +
+// 12 GB, 31 ms: 1,440 tokens/s, 4.2 requests/s, with 27 ms for each prompt 3.8. Blocks of 256 hold
+// 330 of 458: 0.72 of the batch, steps of 27 ms: 0.82 of the tokens. At 3.3 requests/s blocks of 16
+// keep up and those of 256 are at the edge: 1 to 5 times the latency; of 128 (0.84 of the batch)
+// 0.95 to 1.6. Alpaca: 48 tokens over a life. Blocks of 16 hold 256 sequences, the most: some 75
+// requests/s. Blocks of 256 hold 60: steps of 23 ms, 45 requests/s and less with the prompts. At 60
+// a second the queue grows for as long as requests come, 33 s: 2 to 12 times; blocks of 32: 0.95
+// to 1.2.
 #include "base/random.h"
 #include "batch/engine.h"
 #include "experiments/lengths.h"
@@ -99,8 +101,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       request->arrival_s = due;
       arrivals.push_back(due);
       expected += wanted.output;
-      engine.submit(make_sequence(request, {}, sink,
-                                  std::make_shared<std::atomic<bool>>(false), nullptr));
+      engine.submit(
+          make_sequence(request, {}, sink, std::make_shared<std::atomic<bool>>(false), nullptr));
     }
     if (engine.step()) continue;
     if (i == size_t(n)) return Finding{{}, "the engine stands still"};

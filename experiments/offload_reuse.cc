@@ -26,16 +26,16 @@
 // steps of 8 ms, shared by 2). Offload alone: 12 times none less the steps, 6 to 13. Prefix cache:
 // 25 to 45 times. In `over` documents come in turn, so LRU has always thrown out the next one:
 // prefix cache 1 time, both as offload alone. `disk`: neither pool nor host holds more than two and
-// a half, a disk holds all (their tier below the CPU's is 3 to 4 times as slow). A document is 8 MB,
-// direct reads of this machine's disk are 80 to 400 MB/s: 20 to 105 ms, with the link 50 to 135, of
-// two at once partly beside the other's: 2 to 10 times none. Round 1 with a tier: 0.94 to 1.03 of none. `overrun`
-// (vLLM #10874, 8, 16, 32, 64 documents, seconds: none 13.66, 27.28, 54.54, 109.27; prefix cache
-// 0.49, 7.22, 49.96, 126.08; and a CPU tier of 30 documents 0.5, 2.3, 17.26, 110.96): 2, 4, 8, 16
-// documents of 256 tokens; the pool holds 5 with those that run, the tier 7 and a half. Arithmetic.
-// 16 in turn through 7.5 under LRU: the next one is always gone, time / none = 0.9 to 1.1. 8: every
-// one has lost a 16th to a half of its end: 0.05 to 0.65. length_aware gives up the ends first, so
-// that of 16 each keeps 7.5 / 16 of itself: 0.53, and its loads: 0.5 to 0.75. lfu is lru here: all
-// are used as often.
+// a half, a disk holds all (their tier below the CPU's is 3 to 4 times as slow). A document is 8
+// MB, direct reads of this machine's disk are 80 to 400 MB/s: 20 to 105 ms, with the link 50 to
+// 135, of two at once partly beside the other's: 2 to 10 times none. Round 1 with a tier: 0.94
+// to 1.03 of none. `overrun` (vLLM #10874, 8, 16, 32, 64 documents, seconds:
+// none 13.66, 27.28, 54.54, 109.27; prefix cache 0.49, 7.22, 49.96, 126.08; and a CPU tier of 30
+// documents 0.5, 2.3, 17.26, 110.96): 2, 4, 8, 16 documents of 256 tokens; the pool holds 5 with
+// those that run, the tier 7 and a half. Arithmetic. 16 in turn through 7.5 under LRU: the next one
+// is always gone, time / none = 0.9 to 1.1. 8: every one has lost a 16th to a half of its end: 0.05
+// to 0.65. length_aware gives up the ends first, so that of 16 each keeps 7.5 / 16 of itself: 0.53,
+// and its loads: 0.5 to 0.75. lfu is lru here: all are used as often.
 #include <algorithm>
 
 #include "experiments/offload.h"
@@ -48,7 +48,9 @@ std::vector<std::string> cache_options(const Values& point) {
   return {"--topology", "1C", "--prefix-cache",
           cache == "device" || cache == "both" ? "on" : "off"};
 }
-bool has_host(const Values& point) { return point["cache"] != "none" && point["cache"] != "device"; }
+bool has_host(const Values& point) {
+  return point["cache"] != "none" && point["cache"] != "device";
+}
 
 std::vector<std::string> common_options(const Setting& setting, int max_model_len, int max_batch) {
   return {offload_model(setting),

@@ -14,18 +14,19 @@
 // wavering: turns of three prompts, of which the median counts. `cpu_ratio` is the same of
 // processor time, spinning included, which wavers less: whatever keeps the two cores longer is in
 // it. Where the link takes a fifth of the prefill, a copy that is waited for would cost 1 / 1.2 =
-// 0.83; it is not, and takes no core: 1. `waits` shows it: the same with copies that the engine waits for (published as
-// "sync", 2.45 of 2.48 requests/s without the tier at 1,024 tokens a step): 0.79 to 0.88.
+// 0.83; it is not, and takes no core: 1. `waits` shows it: the same with copies that the engine
+// waits for (published as "sync", 2.45 of 2.48 requests/s without the tier at 1,024 tokens a step):
+// 0.79 to 0.88.
 //
 // offload_preempt (vLLM Fig. 19: recomputing is never more than 1.2 times as long as swapping,
 // small blocks swap badly): 8 requests of 512 + 64 tokens in a pool of 2,176: 4 start, and as they
-// grow, beyond 544 tokens each, the last of them is preempted. (In 2,080, where this was tried first,
-// the fourth found no room in blocks of 16: the others have begun their 33rd.) Arithmetic. Who comes back has 544 tokens: 195 ms of prefill,
-// or 4.4 MB of KV, 1 or 2 ms. The whole takes 8 * 185 ms of prefill and two or three times 64 steps
-// of 9 ms, 2.9 s; one of 4 is preempted, 2 to 6 in all, 0.4 to 1.2 s of recomputing: with
-// swapping 1.1 to 1.4 times the requests a second, at any block, because even blocks of one token
-// move in 2 to 5 us each. Published ratios near 1 are a GPU's, which computes a token in 0.1 ms and
-// moves its 800 KB in as long.
+// grow, beyond 544 tokens each, the last of them is preempted. (In 2,080, where this was tried
+// first, the fourth found no room in blocks of 16: the others have begun their 33rd.) Arithmetic.
+// Who comes back has 544 tokens: 195 ms of prefill, or 4.4 MB of KV, 1 or 2 ms. The whole takes 8 *
+// 185 ms of prefill and two or three times 64 steps of 9 ms, 2.9 s; one of 4 is preempted, 2 to 6
+// in all, 0.4 to 1.2 s of recomputing: with swapping 1.1 to 1.4 times the requests a second, at any
+// block, because even blocks of one token move in 2 to 5 us each. Published ratios near 1 are a
+// GPU's, which computes a token in 0.1 ms and moves its 800 KB in as long.
 #include <time.h>
 
 #include <algorithm>
@@ -81,9 +82,9 @@ Measure overhead_open(const Setting& setting) {
                                         point["chunk"].dump()};
     Result<std::string> wrong = pair->without.open(options);
     if (wrong && wrong.value().empty()) {
-      options.insert(options.end(), {"--host-kv-bytes", setting.tiny ? "4MiB" : "256MiB",
-                                     "--kv-copy-gbps", gbps.value(), "--kv-copy-wait",
-                                     point["waits"]});
+      options.insert(options.end(),
+                     {"--host-kv-bytes", setting.tiny ? "4MiB" : "256MiB", "--kv-copy-gbps",
+                      gbps.value(), "--kv-copy-wait", point["waits"]});
       wrong = pair->with.open(options);
     }
     if (!wrong) return wrong.error();

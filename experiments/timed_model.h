@@ -1,5 +1,5 @@
-// A model that computes nothing and takes, in virtual time, what the cost model says that a real one
-// takes. Engine, policy and KV memory above it are the real ones.
+// A model that computes nothing and takes, in virtual time, what the cost model says that a real
+// one takes. Engine, policy and KV memory above it are the real ones.
 #pragma once
 
 #include <memory>
