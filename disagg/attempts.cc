@@ -1,6 +1,7 @@
 #include "disagg/attempts.h"
 
 #include <limits>
+#include <string>
 
 #include "disagg/checksum.h"
 
@@ -43,8 +44,17 @@ KvShards shards_of(const KvMemory& memory) {
   return {.n_layers = shape.n_layers, .n_kv_heads = shape.n_kv_heads};
 }
 
-void InstanceParts::add_peer(InstanceInfo info) {
+Status InstanceParts::add_peer(InstanceInfo info) {
   const KvShards own = shards_of(memory);
+  const KvShape &shape = info.layout.shape, &mine = memory.layout().shape;
+  if (Status status = check_shards(info.shards, "its tp", "its pp"); !status) return status;
+  auto text = [](const KvShape& s) {
+    return std::to_string(s.n_layers) + " layers, " + std::to_string(s.n_kv_heads) + " heads of " +
+           std::to_string(s.head_dim) + " in " + dtype_name(s.dtype);
+  };
+  if (shape != mine || info.shards.n_layers != mine.n_layers ||
+      info.shards.n_kv_heads != mine.n_kv_heads)
+    return invalid("it has KV of " + text(shape) + ", expected " + text(mine));
   Route route{{}, map_shards(own, info.shards), map_shards(info.shards, own)};
   for (int rank = 0; rank < info.shards.n_ranks(); ++rank) {
     route.layouts.push_back(info.layout);
@@ -52,10 +62,19 @@ void InstanceParts::add_peer(InstanceInfo info) {
   }
   routes[info.id] = std::move(route);
   peers[info.id] = std::move(info);
+  return ok();
 }
 
 std::vector<uint64_t> InstanceParts::checksums(KvHandle kv, int token_begin, int token_end) const {
   return kv_checksums(views(kv), shards_of(memory), token_begin, token_end);
+}
+
+bool InstanceParts::checksums_are(KvHandle kv, int token_begin, int token_end,
+                                  const std::vector<uint64_t>& expected) const {
+  const KvShards shards = shards_of(memory);
+  for (int replica = 0; replica < shards.replicas(); ++replica)
+    if (kv_checksums(views(kv), shards, token_begin, token_end, replica) != expected) return false;
+  return true;
 }
 
 std::vector<KvView> InstanceParts::views(KvHandle kv) const {

@@ -36,7 +36,7 @@ struct InstanceParts {
 
   void tell(InstanceId to, Message message) { post.send(self, to, std::move(message)); }
   double new_deadline();  // Clock seconds
-  void add_peer(InstanceInfo info);
+  Status add_peer(InstanceInfo info);  // the error: it has another model, or an impossible shape
   // Rows of tokens [token_begin, token_end), all layers, of every rank, as few pieces as the layout
   // allows.
   std::vector<MemoryRange> ranges(KvHandle kv, int token_begin, int token_end) const;
@@ -48,6 +48,9 @@ struct InstanceParts {
                  TransferPlan& plan) const;
 
   std::vector<uint64_t> checksums(KvHandle kv, int token_begin, int token_end) const;
+  // Whether these are those of the KV here, of every copy of a head.
+  bool checksums_are(KvHandle kv, int token_begin, int token_end,
+                     const std::vector<uint64_t>& expected) const;
 
   // Of each rank.
   std::vector<KvView> views(KvHandle kv) const;

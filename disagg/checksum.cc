@@ -8,7 +8,7 @@
 namespace xpyd {
 
 std::vector<uint64_t> kv_checksums(std::span<const KvView> views, const KvShards& shards,
-                                   int token_begin, int token_end) {
+                                   int token_begin, int token_end, int replica) {
   std::vector<uint64_t> sums;
   XXH3_state_t state;
   for (int begin = token_begin; begin < token_end; begin += kChecksumTokens) {
@@ -18,7 +18,7 @@ std::vector<uint64_t> kv_checksums(std::span<const KvView> views, const KvShards
       const int n_layers = shards.layers(stage).size();
       for (int plane = 0; plane < 2 * n_layers; ++plane)
         for (int token = begin; token < end; ++token)
-          for (int rank = 0; rank < shards.tp; rank += shards.replicas()) {
+          for (int rank = replica; rank < shards.tp; rank += shards.replicas()) {
             const KvView& view = views[size_t(stage * shards.tp + rank)];
             XXH3_64bits_update(&state, view.row(plane / 2, plane % 2, token, 0),
                                size_t(shards.heads(rank).size()) * view.layout->shape.row_bytes());

@@ -128,11 +128,6 @@ void Instance::handle(InstanceId, PeerJoined message) {
 }
 
 void Instance::meet(InstanceInfo info) {
-  if (Status known = check_shards(info.shards); !known) {  // it comes from another process
-    std::fprintf(stderr, "xpyd: %s has an impossible shape: %s\n", info.name.c_str(),
-                 known.error().message.c_str());
-    return;
-  }
   const Status connected =
       wired_.contains(info.id) ? ok() : transport_->connect(info.id, info.address);
   if (!connected) {  // until it can, what is placed on the two of us is placed anew
@@ -142,7 +137,9 @@ void Instance::meet(InstanceInfo info) {
     return;
   }
   wired_.insert(info.id);
-  parts_.add_peer(std::move(info));
+  if (Status known = parts_.add_peer(info); !known)  // it comes from another process
+    std::fprintf(stderr, "xpyd: %s and %s cannot exchange KV: %s\n", options_.name.c_str(),
+                 info.name.c_str(), known.error().message.c_str());
 }
 
 void Instance::handle(InstanceId, PeerGone message) {

@@ -270,7 +270,7 @@ bool KvReceiver::is_whole(const Incoming& in) const {
   // What was read was computed from token 0 on: so is this, with what was here before.
   const int from = in.order == DisaggOrder::pull ? 0 : in.cached_tokens;
   const int to = int(in.tokens.size()) - (in.order == DisaggOrder::decode_first ? 1 : 0);
-  return parts_.checksums(in.kv, from, to) == in.checksums;
+  return parts_.checksums_are(in.kv, from, to, in.checksums);
 }
 
 void KvReceiver::adopt(AttemptId attempt, Incoming& in, bool whole) {

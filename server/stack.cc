@@ -28,7 +28,8 @@ KvShare kv_share(const std::string& name) {
 // take the prefill ones.
 Status check_ranks(const Options& options, const ClusterOptions& cluster,
                    const ModelConfig& config) {
-  bool decodes = false;
+  // A worker is told the options of the whole cluster.
+  bool decodes = options.values().contains("role");
   for (Role role : cluster.topology) {
     const std::string side = role == Role::decode ? "--decode" : "--prefill";
     decodes = decodes || role == Role::decode;
@@ -155,6 +156,11 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   cluster.decode_tp = int(options.integer("decode-tp"));
   cluster.decode_pp = int(options.integer("decode-pp"));
   if (Status status = check_ranks(options, cluster, stack->config); !status) return status.error();
+  if (worker) {  // it keeps its ranks when it is given another role
+    const KvShards own = cluster.shards(cluster.topology[0]);
+    cluster.prefill_tp = cluster.decode_tp = own.tp;
+    cluster.prefill_pp = cluster.decode_pp = own.pp;
+  }
   // Without --max-model-len the context is what one pool holds, if that is less than the model's.
   if (cluster.kv_scheme->block_bytes || !cluster.kv_scheme->contiguous) {
     cluster.kv.max_sequence_tokens = stack->max_model_len;

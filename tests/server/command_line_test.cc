@@ -96,6 +96,59 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
   }
 }
 
+TEST_CASE("command line: ranks that cannot be are exit code 2; those that can give the same text",
+          "[command_line][shards]") {
+  const std::string xpyd = program();
+  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  const std::vector<std::string> common = {"generate", "--prompt", "The night was", "--max-tokens",
+                                           "12"};
+  auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), common.begin(), common.end());
+    return run(xpyd, more);
+  };
+  // The demo model has 4 layers, 4 heads and 2 kv heads.
+  struct {
+    std::vector<std::string> words;
+    const char* expected;
+  } cases[] = {
+      {{"--prefill-tp", "3"}, "--prefill-tp 3 does not divide the model's 4 attention heads"},
+      {{"--prefill-tp", "0"}, "expected a whole number from 1"},
+      {{"--prefill-pp", "5"}, "--prefill-pp 5: more stages than the 4 layers"},
+      {{"--decode-tp", "2"}, "--topology 1C has no decode instance"},
+      {{"--topology", "1P1D", "--decode-pp", "9"}, "--decode-pp 9: more stages than the 4 layers"},
+      {{"--topology", "1P1D", "--transport", "handoff", "--decode-tp", "2"},
+       "instances on one pool have one rank each"},
+      {{"--prefill-tp", "4", "--kv-bytes", "4KiB"}, "too small for"},
+      {{"--prefill-pp", "3", "--allocator", "vattention", "--kv-layout", "token_major"},
+       "expected --kv-layout layer_major"},
+  };
+  for (const auto& [words, expected] : cases) {
+    const Ran ran = with(words);
+    INFO(words[0] << " " << words[1] << ": " << ran.err);
+    CHECK(ran.code == 2);
+    CHECK(ran.err.find(expected) != std::string::npos);
+  }
+  auto hash = [](const Ran& ran) {
+    const size_t at = ran.err.find("logits hash");
+    return at == std::string::npos ? std::string() : ran.err.substr(at, 32);
+  };
+  const Ran plain = with({});
+  REQUIRE(plain.code == 0);
+  REQUIRE(hash(plain).size() > 12);
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+           {"--prefill-tp", "2"},
+           {"--prefill-pp", "4", "--prefill-tp", "4"},
+           {"--topology", "1P1D", "--prefill-tp", "4", "--decode-pp", "2"},
+           {"--topology", "1P1D", "--prefill-pp", "3", "--decode-tp", "2", "--kv-checksum", "on"},
+           {"--processes", "--topology", "1P1D", "--prefill-tp", "2", "--decode-pp", "2"}}) {
+    const Ran ran = with(words);
+    INFO(words[0] << " " << words[1] << ": " << ran.err);
+    CHECK(ran.code == 0);
+    CHECK(ran.out == plain.out);
+    CHECK(hash(ran) == hash(plain));
+  }
+}
+
 TEST_CASE("command line: peak of a card, or what is missing", "[command_line]") {
   std::string xpyd = program();
   if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
