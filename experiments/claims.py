@@ -120,6 +120,25 @@ def exposed(table, column, grain, gbps, step=4096, behind="no"):
     return table(column, grain=grain, gbps=float(gbps), step=step, behind=behind)
 
 
+def ordered(table, column, one, other, load=.6):
+    """One way of sharing requests between P and D over another."""
+    return table(column, way=one, load=load) / table(column, way=other, load=load)
+
+
+def goodput(table, work, topology):
+    """Requests a second up to which 90 % meet their objectives, between the rates of the file."""
+    before = (0, 1.0)
+    for rate, share, _, _ in table.curve("rate", "good_share", work=work, topology=topology):
+        if share < .9:
+            return before[0] + (rate - before[0]) * (before[1] - .9) / (before[1] - share)
+        before = (rate, share)
+    return before[0]
+
+
+def best_goodput(table, work):
+    return max(goodput(table, work, f"{p}P{6 - p}D") for p in range(1, 6))
+
+
 def most_hashes(table, *columns):
     """Different logits hashes of rows that are alike in these columns."""
     groups = {}
@@ -695,6 +714,42 @@ CLAIMS = [
                    .9, 1, "x"),
             Expect("layer by layer, 100 Gb/s, P goes on with the next prompt, in layers' worth",
                    lambda t: exposed(t, "exposed_layers", "layer", 100, behind="yes"), .98, 4),
+        ],
+    ),
+    Claim(
+        "disagg_orders",
+        "Prefill first, by push or by pull, decode first, or as a policy decides: first token, the gap behind it, gaps, memory?",
+        "DistServe, Splitwise, Mooncake; Dynamo 0.1 and 1.x; scheduling plan S11, S12 (no published figure)",
+        2,
+        [
+            Expect("median TTFT_P at load 0.6, decode_first / push", lambda t: ordered(t, "ttft_p_p50_ms", "decode_first", "push"), .7, 1.3, "x"),
+            Expect("median TTFT at load 0.3, decode_first / push", lambda t: ordered(t, "ttft_p50_ms", "decode_first", "push", .3), 1.05, 1.35, "x"),
+            Expect("median first gap at load 0.6, pull / push", lambda t: ordered(t, "first_gap_p50_ms", "pull", "push"), 1.5, 6, "x"),
+            Expect("median first gap at load 0.6, decode_first / push", lambda t: ordered(t, "first_gap_p50_ms", "decode_first", "push"), .3, 1, "x"),
+            Expect("P99 gap at load 0.6, pull / push", lambda t: ordered(t, "tbt_p99_ms", "pull", "push"), .8, 1.25, "x"),
+            Expect("P99 gap at load 0.6, decode_first / push", lambda t: ordered(t, "tbt_p99_ms", "decode_first", "push"), .8, 1.25, "x"),
+            Expect("P99 gap at load 0.9, threshold of 0.1 / push", lambda t: ordered(t, "tbt_p99_ms", "threshold_0.1", "push", .9), 1.5, 10, "x"),
+            Expect("P99 gap at load 0.6, colocated / push", lambda t: ordered(t, "tbt_p99_ms", "colocated", "push"), 2, 10, "x"),
+            Expect("mean TTFT at load 0.9, cost / push", lambda t: ordered(t, "ttft_mean_ms", "cost", "push", .9), .3, 1.1, "x"),
+            Expect("GB s on D at load 0.6, decode_first / push", lambda t: ordered(t, "decode_gb_s", "decode_first", "push"), 1.02, 1.3, "x"),
+            Expect("GB s on D at load 0.9, decode_first / push", lambda t: ordered(t, "decode_gb_s", "decode_first", "push", .9), 1.05, 1.8, "x"),
+            Expect("GB s on P at load 0.6, pull / push", lambda t: ordered(t, "prefill_gb_s", "pull", "push"), 1.1, 2, "x"),
+        ],
+    ),
+    Claim(
+        "pd_ratio",
+        "Six instances as 1P5D to 5P1D, or 6C: up to which rate do 90 % of the requests meet their objectives?",
+        "Mooncake (FAST'25) Fig. 15; TaiChi; scheduling plan S21",
+        4,
+        [
+            Expect("long prompts: goodput of 4P2D", lambda t: goodput(t, "prompts", "4P2D"), 22, 33, "/s"),
+            Expect("long prompts, 4P2D / best ratio", lambda t: goodput(t, "prompts", "4P2D") / best_goodput(t, "prompts"), 1, 1, "x"),
+            Expect("long prompts, 4P2D / 1P5D", lambda t: goodput(t, "prompts", "4P2D") / goodput(t, "prompts", "1P5D"), 3, 6, "x"),
+            Expect("long outputs: goodput of 2P4D", lambda t: goodput(t, "outputs", "2P4D"), 75, 115, "/s"),
+            Expect("long outputs, 2P4D / best ratio", lambda t: goodput(t, "outputs", "2P4D") / best_goodput(t, "outputs"), 1, 1, "x"),
+            Expect("long outputs, 4P2D / 2P4D", lambda t: goodput(t, "outputs", "4P2D") / goodput(t, "outputs", "2P4D"), .35, .65, "x"),
+            Expect("long prompts, 6C / best ratio", lambda t: goodput(t, "prompts", "6C") / best_goodput(t, "prompts"), .5, 1.4, "x"),
+            Expect("long outputs, 6C / best ratio", lambda t: goodput(t, "outputs", "6C") / best_goodput(t, "outputs"), .5, 1.4, "x"),
         ],
     ),
 ]
