@@ -139,6 +139,18 @@ def best_goodput(table, work):
     return max(goodput(table, work, f"{p}P{6 - p}D") for p in range(1, 6))
 
 
+def around(table, column, victim):
+    """What was found of one whole run around a failure: it stands in each of its rows."""
+    return table.values(column, victim=victim)[0]
+
+
+def rate_after(table, victim):
+    """Tokens a second in the last second of the run over those before the failure."""
+    rows = [(float(row["from_ms"]), float(row["tokens_per_s"])) for row in table.select(victim=victim)]
+    return (sum(r for at, r in rows if at >= 1500) / sum(at >= 1500 for at, _ in rows)) / (
+        sum(r for at, r in rows if -1000 <= at < 0) / sum(-1000 <= at < 0 for at, _ in rows))
+
+
 def most_hashes(table, *columns):
     """Different logits hashes of rows that are alike in these columns."""
     groups = {}
@@ -751,5 +763,25 @@ CLAIMS = [
             Expect("long prompts, 6C / best ratio", lambda t: goodput(t, "prompts", "6C") / best_goodput(t, "prompts"), .5, 1.4, "x"),
             Expect("long outputs, 6C / best ratio", lambda t: goodput(t, "outputs", "6C") / best_goodput(t, "outputs"), .5, 1.4, "x"),
         ],
+    ),
+    Claim(
+        "failure_timeline",
+        "What do clients see when a worker process is killed or stopped, with another of its role and without?",
+        "requests are placed anew from the prompt and the tokens that the client has (no published figure)",
+        1.5,
+        [
+            Expect("killed: noticed, one of two D", lambda t: around(t, "noticed_ms", "one of two D"), 0, 50, "ms"),
+            Expect("stopped: noticed (lease 500 ms)", lambda t: around(t, "noticed_ms", "one of two D, stopped"), 400, 800, "ms"),
+            Expect("killed: placed anew, one of two D", lambda t: around(t, "replaced_ms", "one of two D"), 0, 60, "ms"),
+            Expect("no token to anybody, one of two D", lambda t: around(t, "silence_ms", "one of two D"), 0, 100, "ms"),
+            Expect("longest gap of a request, one of two D", lambda t: around(t, "worst_gap_ms", "one of two D"), 1, 250, "ms"),
+            Expect("no token to anybody, the only D", lambda t: around(t, "silence_ms", "the only D"), 50, 1000, "ms"),
+            Expect("no token to anybody, the only P", lambda t: around(t, "silence_ms", "the only P"), 0, 1000, "ms"),
+            Expect("tokens/s afterwards / before, the only D", lambda t: rate_after(t, "the only D"), .75, 1.3, "x"),
+            Expect("tokens/s afterwards / before, one of two D", lambda t: rate_after(t, "one of two D"), .75, 1.3, "x"),
+            Expect("requests lost", lambda t: max(t.values("lost")), 0, 0),
+            Expect("requests with a wrong token", lambda t: max(t.values("wrong")), 0, 0),
+        ],
+        repeats=3,
     ),
 ]
