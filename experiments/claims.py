@@ -139,6 +139,11 @@ def best_goodput(table, work):
     return max(goodput(table, work, f"{p}P{6 - p}D") for p in range(1, 6))
 
 
+def shaped(table, column, p_tp, d_tp, kv_heads=8, replicas="spread"):
+    """One cell of the map of unequal shapes."""
+    return table.values(column, p_tp=p_tp, d_tp=d_tp, kv_heads=kv_heads, replicas=replicas)[0]
+
+
 def around(table, column, victim):
     """What was found of one whole run around a failure: it stands in each of its rows."""
     return table.values(column, victim=victim)[0]
@@ -762,6 +767,28 @@ CLAIMS = [
             Expect("long outputs, 4P2D / 2P4D", lambda t: goodput(t, "outputs", "4P2D") / goodput(t, "outputs", "2P4D"), .35, .65, "x"),
             Expect("long prompts, 6C / best ratio", lambda t: goodput(t, "prompts", "6C") / best_goodput(t, "prompts"), .5, 1.4, "x"),
             Expect("long outputs, 6C / best ratio", lambda t: goodput(t, "outputs", "6C") / best_goodput(t, "outputs"), .5, 1.4, "x"),
+        ],
+    ),
+    Claim(
+        "pd_shapes",
+        "What crosses between prefill instances of tp a and decode instances of tp b: pairs of ranks, bytes, messages?",
+        "xPyD notes' mapping; scheduling plan S10 and its table of planned cases",
+        .1,
+        [
+            Expect("8 heads, 2 to 4: pairs of ranks", lambda t: shaped(t, "edges", 2, 4), 4, 4, "", "4"),
+            Expect("8 heads, 4 to 2: pairs of ranks", lambda t: shaped(t, "edges", 4, 2), 4, 4, "", "4"),
+            Expect("8 heads, 8 to 16: bytes / unique", lambda t: shaped(t, "bytes_over_unique", 8, 16), 2, 2, "x", "2"),
+            Expect("8 heads, 16 to 8: ranks that send", lambda t: shaped(t, "sources", 16, 8), 8, 8, "", "8 of 16"),
+            Expect("8 heads, 16 to 8, striped: most that one rank sends / spread", lambda t:
+                   shaped(t, "most_sent_share", 16, 8, replicas="stripe") / shaped(t, "most_sent_share", 16, 8), .5, .5, "x"),
+            Expect("2 heads, 1 to 4: bytes / unique", lambda t: shaped(t, "bytes_over_unique", 1, 4, 2), 2, 2, "x", "2"),
+            Expect("1 head (MLA), 16 to 4: ranks that send", lambda t: shaped(t, "sources", 16, 4, 1), 4, 4, "", "4 different P"),
+            Expect("8 heads, 2 to 4: messages, NHD / HND", lambda t: shaped(t, "nhd_messages", 2, 4) / shaped(t, "hnd_messages", 2, 4),
+                   16, 16, "x"),
+            Expect("8 heads, 4 to 4: messages, NHD / HND", lambda t: shaped(t, "nhd_messages", 4, 4) / shaped(t, "hnd_messages", 4, 4),
+                   1, 1, "x"),
+            Expect("8 heads, 1 to 8: bytes of a message, NHD", lambda t: shaped(t, "nhd_message_bytes", 1, 8), 256, 256, "", "256"),
+            Expect("8 heads, 1 to 8: bytes of a message, HND", lambda t: shaped(t, "hnd_message_bytes", 1, 8), 4096, 4096, "", "4096"),
         ],
     ),
     Claim(
