@@ -57,7 +57,7 @@ object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build serve test chaos process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients layers format clean
+.PHONY: help deps build serve test chaos process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients test-etcd layers format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
@@ -139,6 +139,10 @@ fuzz: deps  ## run every libFuzzer target (FUZZ='tokenizer' narrows, FUZZ_SECOND
 test-clients: build  ## the openai Python package against a running server (a venv under build/)
 	@tools/install-packages python3-venv
 	@tests/clients/run $(BIN)
+
+test-etcd: build  ## cluster membership by Debian's etcd-server (fetched into build/etcd, not installed)
+	@tools/fetch-package etcd-server build/etcd
+	@$(MAKE) --no-print-directory test TESTS='[etcd]'
 
 cuda: deps  ## compile everything for sm_80 and sm_90a into build/cuda (needs nvcc, no GPU); registers and spills
 	@test -n "$(NVCC)" || { echo "make cuda: nvcc was not found; install the CUDA toolkit (12.4 to 13) or give NVCC=path"; exit 1; }

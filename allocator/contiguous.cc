@@ -101,9 +101,9 @@ class ContiguousMemory final : public PooledMemory {
   }
 
   // What a lease reads stays as it is: its slot is taken by nobody.
-  KvLease pin(KvHandle handle) override {
+  KvLease pin(KvHandle handle, int token_begin, int token_end) override {
     ++slots_[size_t(sequences_[handle].table[0])].pins;
-    return PooledMemory::pin(handle);
+    return PooledMemory::pin(handle, token_begin, token_end);
   }
   void unpin(KvLease lease) override {
     const int32_t slot = leases_[lease][0];

@@ -12,11 +12,15 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/memory.h"
 
 namespace xpyd {
 namespace {
+
+constexpr int kRefusals = 16;  // of the kernel, one after the other, after which operations fail
+constexpr int kNobodys = -1;   // in place of a slot: an operation that was given up
 
 std::string why(int error) { return std::strerror(error); }
 
@@ -68,7 +72,8 @@ struct DiskFile::Ring {
 };
 
 Result<std::unique_ptr<DiskFile>> DiskFile::open(const std::string& dir, size_t block_bytes,
-                                                 int n_blocks, DiskFault fault) {
+                                                 int n_blocks, DiskFault fault,
+                                                 DiskRefusal refusal) {
   Result<int> fd = make_file(dir, padded(block_bytes) * size_t(n_blocks));
   if (!fd) return fd.error();
   auto ring = std::make_unique<Ring>();
@@ -77,15 +82,17 @@ Result<std::unique_ptr<DiskFile>> DiskFile::open(const std::string& dir, size_t 
     return bad(dir, "io_uring is not permitted here: " + why(ring->error));
   }
   return std::unique_ptr<DiskFile>(
-      new DiskFile(fd.value(), std::move(ring), block_bytes, std::move(fault)));
+      new DiskFile(fd.value(), std::move(ring), block_bytes, std::move(fault), std::move(refusal)));
 }
 
-DiskFile::DiskFile(int fd, std::unique_ptr<Ring> ring, size_t block_bytes, DiskFault fault)
+DiskFile::DiskFile(int fd, std::unique_ptr<Ring> ring, size_t block_bytes, DiskFault fault,
+                   DiskRefusal refusal)
     : fd_(fd),
       ring_(std::move(ring)),
       block_bytes_(block_bytes),
       padded_bytes_(padded(block_bytes)),
       fault_(std::move(fault)),
+      refusal_(std::move(refusal)),
       under_way_(size_t(kDepth)) {
   for (int slot = kDepth; slot-- > 0;) unused_.push_back(slot);
   if (padded_bytes_ != block_bytes_) {
@@ -132,7 +139,7 @@ std::byte* DiskFile::memory(const Operation& operation, int slot) const {
   return bounce_ ? bounce_.get() + size_t(slot) * padded_bytes_ : operation.data;
 }
 
-void DiskFile::submit(int slot) {
+void DiskFile::prepare(int slot) {
   Operation& o = under_way_[size_t(slot)];
   std::byte* data = memory(o, slot);
   if (o.write) {
@@ -148,6 +155,32 @@ void DiskFile::submit(int slot) {
     io_uring_prep_read(sqe, fd_, data, unsigned(padded_bytes_), offset);
   }
   io_uring_sqe_set_data64(sqe, uint64_t(slot));
+  not_taken_.push_back({slot, sqe});
+}
+
+// Gives the kernel what is in the ring, and waits for an operation that it has.
+void DiskFile::hand_over(std::vector<Done>& ended) {
+  int taken = refusal_ && !not_taken_.empty() ? refusal_() : 0;
+  if (taken == 0) taken = io_uring_submit_and_wait(&ring_->ring, 1);
+  if (taken >= 0) {
+    refusals_ = 0;
+    not_taken_.erase(not_taken_.begin(), not_taken_.begin() + taken);
+    return;
+  }
+  if (taken == -EINTR || taken == -EBUSY) return;  // BUSY: what has ended must be taken first
+  if (++refusals_ < kRefusals) return std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  refusals_ = 0;
+  give_up(taken, ended);
+}
+
+// The ring is the kernel's to read in order: what it has not taken becomes nothing to do.
+void DiskFile::give_up(int error, std::vector<Done>& ended) {
+  for (auto& [slot, sqe] : not_taken_) {
+    if (slot == kNobodys) continue;
+    io_uring_prep_nop(sqe);
+    io_uring_sqe_set_data64(sqe, uint64_t(kNobodys));
+    finish(std::exchange(slot, kNobodys), error, ended);
+  }
 }
 
 void DiskFile::finish(int slot, int result, std::vector<Done>& ended) {
@@ -186,15 +219,22 @@ void DiskFile::work() {
         queue_.pop_front();
       }
     }
-    for (int slot : fresh) submit(slot);
-    const int submitted = io_uring_submit_and_wait(&ring_->ring, 1);
-    XPYD_CHECK(submitted >= 0 || submitted == -EINTR || submitted == -EAGAIN || submitted == -EBUSY,
-               "io_uring_submit: " + why(-submitted));
+    if (not_taken_.size() + fresh.size() > kDepth)
+      hand_over(ended);  // what was given up is in the way
+    for (int slot : fresh) {
+      if (not_taken_.size() < kDepth) {
+        prepare(slot);
+      } else {
+        finish(slot, -EAGAIN, ended);
+      }
+    }
+    hand_over(ended);
     io_uring_cqe* cqe = nullptr;
     while (io_uring_peek_cqe(&ring_->ring, &cqe) == 0) {
-      const int slot = int(io_uring_cqe_get_data64(cqe)), result = cqe->res;
+      const uint64_t data = io_uring_cqe_get_data64(cqe);
+      const int result = cqe->res;
       io_uring_cqe_seen(&ring_->ring, cqe);
-      finish(slot, result, ended);
+      if (data != uint64_t(kNobodys)) finish(int(data), result, ended);
     }
   }
 }

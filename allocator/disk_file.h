@@ -2,6 +2,9 @@
 // thread of its own, each block with a checksum that the caller keeps: a short, failed or corrupt
 // read is told, and its bytes are not to be used.
 //
+// The kernel may refuse to take operations (no memory for them): they are tried again for some
+// milliseconds, then they have failed. Nothing else is lost, and the next ones are tried anew.
+//
 // The file is unlinked as soon as it is open, so that nothing stays behind however the process
 // ends.
 //
@@ -22,11 +25,16 @@
 
 #include "base/status.h"
 
+struct io_uring_sqe;
+
 namespace xpyd {
 
 // A test's hand on the disk: sees each finished operation, its bytes, and its result as the kernel
 // told it (bytes, or -errno), and gives the result that we are told. On the disk's thread.
 using DiskFault = std::function<int(bool write, std::span<std::byte> data, int result)>;
+
+// The same for handing operations to the kernel: 0, or the -errno with which that fails.
+using DiskRefusal = std::function<int()>;
 
 class DiskFile {
  public:
@@ -44,7 +52,8 @@ class DiskFile {
 
   // The errors name `dir`, what it must be, and the option.
   static Result<std::unique_ptr<DiskFile>> open(const std::string& dir, size_t block_bytes,
-                                                int n_blocks, DiskFault fault = {});
+                                                int n_blocks, DiskFault fault = {},
+                                                DiskRefusal refusal = {});
   ~DiskFile();  // after what is under way
 
   // The memory stays as it is, and the caller's, until Done with this id.
@@ -66,10 +75,13 @@ class DiskFile {
     int bounce;  // where data is not as the disk wants it
   };
   struct Ring;
-  DiskFile(int fd, std::unique_ptr<Ring> ring, size_t block_bytes, DiskFault fault);
+  DiskFile(int fd, std::unique_ptr<Ring> ring, size_t block_bytes, DiskFault fault,
+           DiskRefusal refusal);
   void post(Operation operation);
   void work();
-  void submit(int slot);
+  void prepare(int slot);
+  void hand_over(std::vector<Done>& ended);
+  void give_up(int error, std::vector<Done>& ended);
   void finish(int slot, int result, std::vector<Done>& ended);
   std::byte* memory(const Operation& operation, int slot) const;
 
@@ -77,9 +89,16 @@ class DiskFile {
   const std::unique_ptr<Ring> ring_;
   const size_t block_bytes_, padded_bytes_;
   const DiskFault fault_;
+  const DiskRefusal refusal_;
   std::shared_ptr<std::byte> bounce_;  // [kDepth, padded_bytes_]
   std::vector<Operation> under_way_;   // [kDepth]; the thread's
   std::vector<int> unused_;
+  struct Entry {
+    int slot;  // or kNobodys
+    io_uring_sqe* sqe;
+  };
+  std::deque<Entry> not_taken_;  // of the ring, in order: not taken by the kernel yet
+  int refusals_ = 0;             // one after the other
 
   std::mutex mutex_;
   std::condition_variable posted_;

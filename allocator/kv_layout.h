@@ -1,8 +1,8 @@
 // KvLayout: the one place where the address of a KV element is computed (DESIGN D2).
 //
-// A pool holds `n_blocks` blocks of `block_tokens` tokens. Paged memory has small blocks and a block
-// table per sequence; contiguous memory is the same pool with one block, a slot, of the maximum length
-// per sequence. (layer, K or V, token, kv head, dim) -> byte offset in the pool:
+// A pool holds `n_blocks` blocks of `block_tokens` tokens. Paged memory has small blocks and a
+// block table per sequence; contiguous memory is the same pool with one block, a slot, of the
+// maximum length per sequence. (layer, K or V, token, kv head, dim) -> byte offset in the pool:
 //
 //   layer_major  [layer][K|V][block][token][head][dim]   one tensor per layer: what kernels like
 //   token_major  [block][token][layer][K|V][head][dim]   one run per block: what transfers like
@@ -21,8 +21,8 @@ enum class KvOrder : uint8_t { layer_major, token_major };
 struct KvShape {
   int n_layers = 0;
   int n_kv_heads = 0;
-  int head_dim = 0;            // elements
-  Dtype dtype = Dtype::f32;    // f32, bf16, int8, int4
+  int head_dim = 0;          // elements
+  Dtype dtype = Dtype::f32;  // f32, bf16, int8, int4
   bool operator==(const KvShape&) const = default;
 
   XPYD_HD constexpr bool quantised() const { return dtype == Dtype::int8 || dtype == Dtype::int4; }
@@ -30,8 +30,9 @@ struct KvShape {
   XPYD_HD constexpr size_t element_bytes() const {
     return size_t(head_dim) * size_t(dtype_bits(dtype)) / 8;
   }
-  // Bytes of one K (or V) vector of one token, one layer, one head: its elements and, where they are
-  // quantised, their scale and zero as two f16 behind them, so that a row is whole wherever it goes.
+  // Bytes of one K (or V) vector of one token, one layer, one head: its elements and, where they
+  // are quantised, their scale and zero as two f16 behind them, so that a row is whole wherever it
+  // goes.
   XPYD_HD constexpr size_t row_bytes() const { return element_bytes() + (quantised() ? 4 : 0); }
   // Bytes of one token, all layers, K and V.
   XPYD_HD constexpr size_t token_bytes() const {
@@ -39,13 +40,15 @@ struct KvShape {
   }
 };
 
-// One layer's rows for kernels, which look up many: KvLayout::offset() is affine in block, token, K or V, and
-// head, and these are its differences, counted in rows [head_dim] from the start of the pool.
+// One layer's rows for kernels, which look up many: KvLayout::offset() is affine in block, token, K
+// or V, and head, and these are its differences, counted in rows [head_dim] from the start of the
+// pool.
 struct KvRows {
-  uint32_t first = 0;  // of K of block 0, token 0, head 0
+  uint32_t first = 0;                                  // of K of block 0, token 0, head 0
   uint32_t block = 0, token = 0, value = 0, head = 0;  // from one to the next; value: from K to V
   int32_t block_tokens = 1;
-  int32_t shift = -1;  // block_tokens == 1 << shift, or -1; 31 where one block holds the whole sequence
+  int32_t shift =
+      -1;  // block_tokens == 1 << shift, or -1; 31 where one block holds the whole sequence
 
   // The row of token `token` of a sequence whose blocks `table` lists: KvView::row() / row_bytes().
   XPYD_HD constexpr uint32_t row(const int32_t* table, int kv, int position, int kv_head) const {
@@ -63,7 +66,9 @@ struct KvLayout {
   int n_blocks = 0;
   bool operator==(const KvLayout&) const = default;
 
-  XPYD_HD constexpr size_t block_bytes() const { return size_t(block_tokens) * shape.token_bytes(); }
+  XPYD_HD constexpr size_t block_bytes() const {
+    return size_t(block_tokens) * shape.token_bytes();
+  }
   XPYD_HD constexpr size_t pool_bytes() const { return size_t(n_blocks) * block_bytes(); }
 
   // Bytes from one token to the next of the same block, for a fixed (layer, K or V, head).
@@ -72,8 +77,8 @@ struct KvLayout {
     return order == KvOrder::layer_major ? heads : 2 * size_t(shape.n_layers) * heads;
   }
 
-  // Byte offset in the pool of the row [head_dim] of one token. kv: 0 = K, 1 = V. `token` counts inside
-  // the block, 0 <= token < block_tokens.
+  // Byte offset in the pool of the row [head_dim] of one token. kv: 0 = K, 1 = V. `token` counts
+  // inside the block, 0 <= token < block_tokens.
   XPYD_HD constexpr size_t offset(int block, int layer, int kv, int token, int head) const {
     size_t plane = size_t(layer) * 2 + size_t(kv), planes = size_t(shape.n_layers) * 2;
     size_t token_in_pool = size_t(block) * size_t(block_tokens) + size_t(token);
@@ -101,10 +106,10 @@ struct KvLayout {
   }
 };
 
-// One sequence's KV as attention, append and transfer see it: a pool and the blocks that hold tokens
-// 0, 1, 2, … Borrowed: valid until the sequence's memory is next changed by its owner.
+// One sequence's KV as attention, append and transfer see it: a pool and the blocks that hold
+// tokens 0, 1, 2, … Borrowed: valid until the sequence's memory is next changed by its owner.
 struct KvView {
-  std::byte* pool = nullptr;             // [layout.pool_bytes()]
+  std::byte* pool = nullptr;  // [layout.pool_bytes()]
   const KvLayout* layout = nullptr;
   const int32_t* block_table = nullptr;  // [ceil(tokens / block_tokens)]; null: contiguous
   int32_t slot = 0;                      // the one block, when block_table is null
@@ -114,7 +119,8 @@ struct KvView {
   XPYD_HD std::byte* row(int layer, int kv, int token, int head) const {
     if (!block_table) return pool + layout->offset(slot, layer, kv, token, head);
     int block = token / layout->block_tokens;
-    return pool + layout->offset(block_table[block], layer, kv, token - block * layout->block_tokens, head);
+    return pool + layout->offset(block_table[block], layer, kv,
+                                 token - block * layout->block_tokens, head);
   }
 };
 

@@ -133,6 +133,22 @@ size_t pool_metadata_bytes(const KvLayout& layout, bool prefix_cache) {
   return BlockPool::metadata_bytes(layout, prefix_cache);
 }
 
+namespace {
+
+// Page groups in order, behind addresses that stay.
+Result<std::shared_ptr<std::byte>> allocate_groups(Device& device, size_t bytes, size_t group) {
+  const int n = int((bytes + group - 1) / group);
+  auto groups = device.make_page_groups({.group_bytes = group, .n_groups = n});
+  if (!groups) return groups.error();
+  Result<std::unique_ptr<VirtualRange>> range = groups.value()->reserve(size_t(n) * group);
+  if (!range) return range.error();
+  std::shared_ptr<VirtualRange> owner = std::move(range).value();
+  if (Status status = owner->map(0, 0, n); !status) return status.error();
+  return std::shared_ptr<std::byte>(owner, owner->data());
+}
+
+}  // namespace
+
 Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme,
                                                    const KvOptions& options) {
   Result<KvLayout> layout = plan_pool(scheme, options);
@@ -156,7 +172,9 @@ Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme,
                        range.error().message + "; a smaller --max-batch or --max-model-len"};
     return std::make_shared<BlockPool>(layout.value(), groups.value());
   }
-  Result<std::shared_ptr<std::byte>> memory = device.allocate(options.pool_bytes);
+  Result<std::shared_ptr<std::byte>> memory =
+      options.pool_in_groups ? allocate_groups(device, options.pool_bytes, options.page_group_bytes)
+                             : device.allocate(options.pool_bytes);
   if (!memory) return memory.error();
   auto pool = std::make_shared<BlockPool>(layout.value(), memory.value(), prefix_cache);
   if (&device != &cpu_device()) pool->poison_new_blocks(false);  // only the device can write there

@@ -11,6 +11,7 @@
 // itself.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -24,8 +25,10 @@
 namespace xpyd {
 
 class BlockPool;
+class Clock;
 class Device;
 class DeviceQueue;
+struct KvShards;  // kv_shards.h
 
 // What contiguous memory does with a prompt that begins like another sequence (vattention, slots).
 enum class KvShare : uint8_t {
@@ -40,8 +43,8 @@ struct KvOptions {
   KvOrder order = KvOrder::layer_major;
   size_t pool_bytes = 0;  // exactly this much is allocated; the tail below one block stays unused
   int block_tokens = 16;  // paged
-  int max_sequence_tokens = 0;   // contiguous: tokens of a slot; both: the longest sequence allowed
-  bool prefix_cache = true;      // paged; contiguous memory has no shareable block and never hits
+  int max_sequence_tokens = 0;  // contiguous: tokens of a slot; both: the longest sequence allowed
+  bool prefix_cache = true;     // paged; contiguous memory has no shareable block and never hits
   // vattention:
   size_t page_group_bytes = 65536;  // what one map call backs
   int max_sequences = 0;            // at once, in one memory: slots of virtual addresses
@@ -50,8 +53,14 @@ struct KvOptions {
   bool keep_idle = true;            // deferred reclamation; off where other memories share the pool
   double page_call_us = 0;          // PageGroupOptions
   bool guard = false;               // PageGroupOptions
-  KvShare share = KvShare::off;     // vattention; slots always take over
-  KvTierOptions tiers;              // below this pool
+  // The others' pool, too, is page groups, in order: the same pages as vattention's, where one
+  // allocation has huge ones if the system grants them.
+  bool pool_in_groups = false;
+  bool lockstep = false;  // one of several memories that must decide alike (sharded.h): nothing that
+                          // goes on in the background may be seen in a decision
+  KvShare share = KvShare::off;  // vattention; slots always take over
+  KvTierOptions tiers;           // below this pool
+  Clock* clock = nullptr;        // of the instance, for its tiers; null: the machine's
   Device* device = nullptr;      // where the pool is; null: the CPU
   DeviceQueue* queue = nullptr;  // of the instance, on that device, for its copies; null: the CPU's
 };
@@ -78,9 +87,9 @@ struct KvStats {
   int64_t idle_bytes = 0;      // free, or cached and evictable
   int64_t external_bytes = 0;  // in no block: cannot be given to anybody
   int64_t mapped_bytes = 0;    // behind addresses (vattention; else capacity_bytes)
-  int64_t mappings = 0;        // of these bytes, as the system counts them (VMAs); 1 without vattention
+  int64_t mappings = 0;  // of these bytes, as the system counts them (VMAs); 1 without vattention
   KvTierStats tiers;
-  int available() const { return free + cached; }          // blocks that an append can get
+  int available() const { return free + cached; }  // blocks that an append can get
 };
 
 using KvHandle = int32_t;  // one sequence's memory; valid from reserve/fork/adopt to free
@@ -161,13 +170,17 @@ class KvMemory {
   // cached.
   virtual void free(KvHandle handle) = 0;
 
-  // Holds the blocks that the sequence has now, beyond its free(), until unpin.
-  virtual KvLease pin(KvHandle handle) = 0;
+  // Holds the blocks with tokens [token_begin, token_end) of those that the sequence has now,
+  // beyond its free(), until unpin; the others go when it does. Contiguous memory holds its slot,
+  // vattention the rows up to token_end: a slot gives back rows from its end. Before: 0 <= begin <
+  // end.
+  virtual KvLease pin(KvHandle handle, int token_begin, int token_end) = 0;
+  KvLease pin(KvHandle handle) { return pin(handle, 0, INT_MAX); }  // all of them
   virtual void unpin(KvLease lease) = 0;
 
   // Zero-copy hand-off: gives the sequence up without giving up its blocks, and takes one over.
-  // Both memories must be of the same scheme over the same pool. adopt gives kNoKv where there are no
-  // addresses for it now (vattention: no slot, or no mappings left); the KV is given up then.
+  // Both memories must be of the same scheme over the same pool. adopt gives kNoKv where there are
+  // no addresses for it now (vattention: no slot, or no mappings left); the KV is given up then.
   // discard() ends a hand-over that nobody adopts.
   virtual KvHandover hand_over(KvHandle handle) = 0;
   virtual KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) = 0;
@@ -175,6 +188,20 @@ class KvMemory {
 
   // Where the sequence's KV is. Valid until the next append, fork, trim or free of this handle.
   virtual KvView view(KvHandle handle) const = 0;
+
+  // An instance on several ranks has its KV in as many places (sharded.h): one view for each, valid as
+  // long; view() and base() are those of rank 0. shards(): which layers and heads are where; null on
+  // one rank.
+  virtual int n_ranks() const { return 1; }
+  virtual const KvShards* shards() const { return nullptr; }
+  virtual std::byte* rank_base(int rank) const {
+    XPYD_CHECK(rank == 0);
+    return base();
+  }
+  virtual KvView rank_view(KvHandle handle, int rank) const {
+    XPYD_CHECK(rank == 0);
+    return view(handle);
+  }
   virtual int written_tokens(KvHandle handle) const = 0;
   virtual std::span<const int32_t> blocks(KvHandle handle) const = 0;
   // The next append must copy the last block first: one block more than the arithmetic says.

@@ -71,15 +71,16 @@ Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvT
   for (int slot = int(n); slot-- > 0;) t->free_host_.push_back(slot);
   if (!options.disk_dir.empty()) {
     if (block > size_t{1} << 30)
-      return invalid("--disk-kv-dir: " + std::to_string(options.block_tokens) +
-                     " tokens have " + std::to_string(block) +
+      return invalid("--disk-kv-dir: " + std::to_string(options.block_tokens) + " tokens have " +
+                     std::to_string(block) +
                      " bytes, more than one read moves: a smaller --tier-block-tokens");
     const size_t slots =
         std::min(options.disk_bytes / DiskFile::padded(block), size_t(INT_MAX) / 2);
     if (slots < 1)
       return invalid("--disk-kv-bytes is " + std::to_string(options.disk_bytes) +
                      ": one block takes " + std::to_string(DiskFile::padded(block)) + " bytes");
-    auto disk = DiskFile::open(options.disk_dir, block, int(slots), t->seams_.disk_fault);
+    auto disk = DiskFile::open(options.disk_dir, block, int(slots), t->seams_.disk_fault,
+                               t->seams_.disk_refusal);
     if (!disk) return disk.error();
     t->disk_ = std::move(disk).value();
     t->disk_slots_ = int(slots);
@@ -477,10 +478,14 @@ void KvTiers::count_out(int64_t bytes, int64_t copies) {
   stats_.copies_out += copies;
 }
 
-void KvTiers::count_in(int64_t bytes, int64_t copies, int64_t host_tokens, int64_t disk_tokens) {
+void KvTiers::count_in(int64_t bytes, int64_t copies) {
   std::lock_guard lock(mutex_);
   stats_.bytes_in += bytes;
   stats_.copies_in += copies;
+}
+
+void KvTiers::count_hits(int64_t host_tokens, int64_t disk_tokens) {
+  std::lock_guard lock(mutex_);
   stats_.host_hit_tokens += host_tokens;
   stats_.disk_hit_tokens += disk_tokens;
 }

@@ -53,6 +53,7 @@ class KvTiers {
   // What tests put in.
   struct Seams {
     DiskFault disk_fault;
+    DiskRefusal disk_refusal;
     uint64_t key_mask = ~uint64_t{0};  // ANDed to each half of every key: collisions
   };
 
@@ -100,7 +101,8 @@ class KvTiers {
 
   // Of the counters those that only the caller can count.
   void count_out(int64_t bytes, int64_t copies);
-  void count_in(int64_t bytes, int64_t copies, int64_t host_tokens, int64_t disk_tokens);
+  void count_in(int64_t bytes, int64_t copies);
+  void count_hits(int64_t host_tokens, int64_t disk_tokens);  // that a sequence goes on from
   void count_dropped(int64_t blocks);
   void count_wait(double seconds);
 

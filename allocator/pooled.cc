@@ -41,8 +41,16 @@ void PooledMemory::free(KvHandle handle) {
   sequences_.remove(handle);
 }
 
-KvLease PooledMemory::pin(KvHandle handle) {
-  const std::vector<int32_t>& table = sequences_[handle].table;
+KvLease PooledMemory::pin(KvHandle handle, int token_begin, int token_end) {
+  return hold(sequences_[handle].table, token_begin, token_end);
+}
+
+KvLease PooledMemory::hold(std::span<const int32_t> table, int token_begin, int token_end) {
+  XPYD_CHECK(0 <= token_begin && token_begin < token_end);
+  const size_t block_tokens = size_t(pool_->layout().block_tokens);
+  const size_t begin = std::min(size_t(token_begin) / block_tokens, table.size()),
+               end = std::min((size_t(token_end) - 1) / block_tokens + 1, table.size());
+  table = table.subspan(begin, end - begin);
   KvLease lease = leases_.add();
   leases_[lease].assign(table.begin(), table.end());
   pool_->hold(table);

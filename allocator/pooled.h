@@ -21,7 +21,8 @@ class PooledMemory : public KvMemory {
   const KvLayout& layout() const override { return pool_->layout(); }
   std::byte* base() const override { return pool_->data(); }
   void free(KvHandle handle) override;
-  KvLease pin(KvHandle handle) override;
+  using KvMemory::pin;
+  KvLease pin(KvHandle handle, int token_begin, int token_end) override;
   void unpin(KvLease lease) override;
   KvHandover hand_over(KvHandle handle) override;
   void discard(KvHandover handover) override;
@@ -55,6 +56,7 @@ class PooledMemory : public KvMemory {
   // Where a block holds more than its tokens: for those still to come (contiguous, slots), or
   // because it is not smaller.
   virtual bool reserves() const { return false; }
+  KvLease hold(std::span<const int32_t> table, int token_begin, int token_end);  // pin() of it
   void check_length(int tokens) const;  // of one sequence, against options.max_sequence_tokens
   Sequence& add_adopted(KvHandover& handover, KvHandle& handle);
   // The first n_tokens of one block onto another. Done when it returns: the source may be given up.

@@ -27,6 +27,7 @@ SlotRows::SlotRows(BlockPool& pool, const KvLayout& slots, const KvOptions& opti
       row_tokens_(pool.layout().block_tokens),
       n_planes_(slots.order == KvOrder::layer_major ? 2 * slots.shape.n_layers : 1),
       map_ahead_(options.map_ahead),
+      lockstep_(options.lockstep),
       contents_(contents),
       range_(reserve(pool, slots)),
       mapper_(pool, *range_, slots),
@@ -188,6 +189,7 @@ void SlotRows::give_back(int index, int keep) {
   job.rows = cut(slot, keep);
   post(slot, std::move(job));
   last_release_ = slot.job;
+  if (lockstep_) (void)mapper_.wait(slot.job);  // else how many rows are free is a matter of time
 }
 
 // The system refuses mappings: those of idle slots are given back, so that the next try may

@@ -96,7 +96,7 @@ class SlotRows {
 
   BlockPool& pool_;
   const int row_tokens_, n_planes_;
-  const bool map_ahead_;
+  const bool map_ahead_, lockstep_;
   SlotContents& contents_;
   const std::unique_ptr<VirtualRange> range_;
   mutable PageMapper mapper_;

@@ -1,22 +1,19 @@
 #include "allocator/tiered.h"
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 #include <utility>
 
 #include "allocator/kv_copy.h"
-#include "base/clock.h"
+#include "allocator/kv_shards.h"
 
 namespace xpyd {
 namespace {
 
 constexpr size_t kPieceBytes = 8 << 20;  // of one copy in: what has arrived makes room for the next
+constexpr size_t kCached = 1 << 20;      // of one copy in: beyond, caches would only be swept
 constexpr size_t kReadAhead = 64;        // blocks that one sequence has the disk read at once
 
-void wait_for(DeviceQueue& queue, int64_t mark) {
-  while (!queue.reached(mark)) std::this_thread::sleep_for(std::chrono::microseconds(20));
-}
+constexpr double kLookAgain = 20e-6;  // seconds
 
 // Blocks whose copy out is under way: half of the pool at most.
 size_t out_budget(const KvStats& pool, int block_tokens) {
@@ -24,9 +21,9 @@ size_t out_budget(const KvStats& pool, int block_tokens) {
   return size_t(std::max<int64_t>(16, tokens / block_tokens / 2));
 }
 
-double now() {
-  RealClock clock;
-  return clock.now();
+Clock& machine_clock() {
+  static RealClock clock;
+  return clock;
 }
 
 }  // namespace
@@ -37,18 +34,20 @@ Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory,
   auto tiers = KvTiers::create(options.shape, options.tiers, device, {});
   if (!tiers) return tiers.error();
   return std::unique_ptr<KvMemory>(
-      std::make_unique<TieredMemory>(std::move(memory), std::move(tiers).value(), device));
+      std::make_unique<TieredMemory>(std::move(memory), std::move(tiers).value(), device,
+                                     options.clock ? *options.clock : machine_clock()));
 }
 
 TieredMemory::TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers,
-                           Device& device)
+                           Device& device, Clock& clock)
     : memory_(std::move(memory)),
       tiers_(std::move(tiers)),
       block_tokens_(tiers_->block_tokens()),
       addresses_go_(find_kv_scheme(memory_->name())->block_bytes != nullptr),
       out_budget_(out_budget(memory_->stats(), block_tokens_)),
       out_(device.make_copy_queue(tiers_->options().copy_gbps)),
-      in_(device.make_copy_queue(tiers_->options().copy_gbps)) {}
+      in_(device.make_copy_queue(tiers_->options().copy_gbps)),
+      clock_(clock) {}
 
 TieredMemory::~TieredMemory() {
   for (KvHandle handle : loading_) {
@@ -148,7 +147,7 @@ KvHandover TieredMemory::hand_over(KvHandle handle) {
   Sequence& s = sequences_[size_t(handle)];
   XPYD_CHECK(!s.loading);
   leave(handle);
-  if (addresses_go_) wait_for(*out_, s.last_out);
+  while (addresses_go_ && !out_->reached(s.last_out)) clock_.sleep(kLookAgain);
   poll_out();
   return memory_->hand_over(handle);
 }
@@ -173,6 +172,39 @@ void TieredMemory::leave(KvHandle handle) {
   const int missing = int(s.tokens.size()) / block_tokens_ - s.chain.n_blocks;
   if (missing > 0) tiers_->count_dropped(missing);
   s.tokens.clear();
+}
+
+// copies_ = tokens of a sequence to the host, or from it: their bytes. A tier keeps tokens whole, as the
+// model has them, so what comes from some ranks can go back to others; of ranks that hold the same
+// heads the first one is read, and all are written.
+size_t TieredMemory::plan_copies(KvHandle handle, const KvView& host, int token_begin,
+                                 int token_end, bool out) {
+  copies_.clear();
+  const KvShape& whole = host.layout->shape;
+  KvRegion region{token_begin, token_end, 0, whole.n_layers};
+  const KvShards* shards = memory_->shards();
+  if (!shards)
+    return out ? add_copies(memory_->view(handle), host, region, copies_)
+               : add_copies(host, memory_->view(handle), region, copies_);
+  size_t bytes = 0;
+  for (int rank = 0; rank < shards->n_ranks(); ++rank) {
+    const KvRect own = shards->rect(rank);
+    if (out && shards->tensor_rank_of(rank) % shards->replicas() != 0) continue;
+    const KvView view = memory_->rank_view(handle, rank);
+    // From the numbers of one side to those of the other.
+    const KvRange layers{0, own.layers.size()}, heads{0, own.heads.size()};
+    const KvRect from = out ? KvRect{layers, heads} : own, to = out ? own : KvRect{layers, heads};
+    region = {.token_begin = token_begin,
+              .token_end = token_end,
+              .layer_begin = from.layers.begin,
+              .layer_end = from.layers.end,
+              .head_begin = from.heads.begin,
+              .head_end = from.heads.end,
+              .to_layer = to.layers.begin,
+              .to_head = to.heads.begin};
+    bytes += out ? add_copies(view, host, region, copies_) : add_copies(host, view, region, copies_);
+  }
+  return bytes;
 }
 
 // ---- Out.
@@ -206,12 +238,12 @@ void TieredMemory::store(KvHandle handle) {
   if (s.chain.n_blocks < full && !std::exchange(s.behind, true)) behind_.push_back(handle);
   if (first < 0) return;
   const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
-  const KvRegion region{first * block_tokens_, s.chain.n_blocks * block_tokens_, 0,
-                        layout().shape.n_layers};
-  out.lease = memory_->pin(handle);
-  copies_.clear();
-  const size_t bytes = add_copies(memory_->view(handle), host, region, copies_);
+  out.lease =
+      memory_->pin(handle, first * block_tokens_, s.chain.n_blocks * block_tokens_);
+  const size_t bytes = plan_copies(handle, host, first * block_tokens_,
+                                   s.chain.n_blocks * block_tokens_, true);
   out_->copy(copies_, false);
+  if (tiers_->options().wait_for_copies) out_->wait();
   s.last_out = out.mark = out_->mark();
   blocks_out_ += out.blocks.size();
   tiers_->count_out(int64_t(bytes), int64_t(copies_.size()));
@@ -268,7 +300,7 @@ bool TieredMemory::begin_load(KvHandle handle, KvReservation& reservation,
   }
   load.from_disk.resize(load.blocks.size());
   load.tokens.assign(tokens.begin(), tokens.begin() + end);
-  load.start_s = now();
+  load.start_s = clock_.now();
   s.loading = true;
   reservation.loading = true;
   reservation.cached_tokens = end;
@@ -351,19 +383,13 @@ bool TieredMemory::copy_in(KvHandle handle) {
       std::max(load.begin, (load.first_block + int(load.copied)) * block_tokens_);
   const int end_token = (load.first_block + int(end)) * block_tokens_;
   table_.assign(size_t(load.first_block) + end, 0);
-  int64_t disk_tokens = 0;
-  for (size_t i = load.copied; i < end; ++i) {
+  for (size_t i = load.copied; i < end; ++i)
     table_[size_t(load.first_block) + i] = tiers_->slot(load.blocks[i]);
-    if (load.from_disk[i]) disk_tokens += block_tokens_;
-  }
   const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
-  copies_.clear();
-  const size_t bytes = add_copies(host, memory_->view(handle),
-                                  {begin_token, end_token, 0, layout().shape.n_layers}, copies_);
-  in_->copy(copies_, false);
-  const int64_t tokens = end_token - begin_token;
-  disk_tokens = std::min(disk_tokens, tokens);
-  tiers_->count_in(int64_t(bytes), int64_t(copies_.size()), tokens - disk_tokens, disk_tokens);
+  const size_t bytes = plan_copies(handle, host, begin_token, end_token, false);
+  in_->copy(copies_, bytes <= kCached);
+  if (tiers_->options().wait_for_copies) in_->wait();
+  tiers_->count_in(int64_t(bytes), int64_t(copies_.size()));
   load.pieces.push_back({in_->mark(), end - load.copied});
   load.copied = end;
   return true;
@@ -375,13 +401,19 @@ void TieredMemory::finish_load(KvHandle handle) {
   Load& load = s.load;
   s.loading = false;
   for (size_t i = load.arrived; i < load.blocks.size(); ++i) tiers_->unpin(load.blocks[i]);
-  tiers_->count_wait(now() - load.start_s);
+  tiers_->count_wait(clock_.now() - load.start_s);
   if (s.given_up) {
     s.tokens.clear();
     memory_->free(handle);
     return;
   }
-  const int end = std::max(load.begin, (load.first_block + int(load.arrived)) * block_tokens_);
+  const auto end_of = [&](size_t n) {
+    return std::max(load.begin, (load.first_block + int(n)) * block_tokens_);
+  };
+  int64_t hits[2] = {};  // tokens from the host, from the disk
+  for (size_t i = 0; i < load.arrived; ++i) hits[load.from_disk[i]] += end_of(i + 1) - end_of(i);
+  tiers_->count_hits(hits[0], hits[1]);
+  const int end = end_of(load.arrived);
   const std::span<const int32_t> tokens = std::span(load.tokens).first(size_t(end));
   memory_->written(handle, tokens.subspan(size_t(load.begin)));
   if (load.cut) memory_->trim(handle);
@@ -396,7 +428,7 @@ void TieredMemory::finish_load(KvHandle handle) {
 // ---- All of it.
 
 void TieredMemory::drain() {
-  while (poll()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  while (poll()) clock_.sleep(kLookAgain);
 }
 
 KvStats TieredMemory::stats() const {

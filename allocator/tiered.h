@@ -18,6 +18,7 @@
 
 #include "allocator/kv_memory.h"
 #include "allocator/kv_tiers.h"
+#include "base/clock.h"
 #include "base/device.h"
 
 namespace xpyd {
@@ -28,12 +29,19 @@ Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory,
 
 class TieredMemory final : public KvMemory {
  public:
-  TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers, Device& device);
+  TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers, Device& device,
+               Clock& clock);
   ~TieredMemory() override;  // waits for the copies that are under way
 
   const char* name() const override { return memory_->name(); }
   const KvLayout& layout() const override { return memory_->layout(); }
+  int n_ranks() const override { return memory_->n_ranks(); }
+  const KvShards* shards() const override { return memory_->shards(); }
+  KvView rank_view(KvHandle handle, int rank) const override {
+    return memory_->rank_view(handle, rank);
+  }
   std::byte* base() const override { return memory_->base(); }
+  std::byte* rank_base(int rank) const override { return memory_->rank_base(rank); }
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override;
   Result<KvReservation> reserve_here(std::span<const int32_t> tokens, uint64_t salt) override;
   bool ready(KvHandle handle) override;
@@ -47,9 +55,13 @@ class TieredMemory final : public KvMemory {
   void trim(KvHandle handle) override;
   Result<KvHandle> fork(KvHandle handle) override;
   void free(KvHandle handle) override;
-  KvLease pin(KvHandle handle) override { return memory_->pin(handle); }
+  using KvMemory::pin;
+  KvLease pin(KvHandle handle, int token_begin, int token_end) override {
+    return memory_->pin(handle, token_begin, token_end);
+  }
   void unpin(KvLease lease) override { memory_->unpin(lease); }
-  // vattention gives its addresses up: waits for the copies out of this sequence that are under way.
+  // vattention gives its addresses up: waits for the copies out of this sequence that are under
+  // way.
   KvHandover hand_over(KvHandle handle) override;
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override;
   void discard(KvHandover handover) override { memory_->discard(std::move(handover)); }
@@ -109,6 +121,7 @@ class TieredMemory final : public KvMemory {
   void poll_out();
   void poll_in();
   void leave(KvHandle handle);
+  size_t plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, bool out);
 
   const std::unique_ptr<KvMemory> memory_;
   const std::unique_ptr<KvTiers> tiers_;
@@ -116,6 +129,7 @@ class TieredMemory final : public KvMemory {
   const bool addresses_go_;  // with a hand-over: page groups are mapped elsewhere then
   const size_t out_budget_;  // blocks whose copy out may be under way
   const std::unique_ptr<DeviceQueue> out_, in_;
+  Clock& clock_;
 
   std::vector<Sequence> sequences_;  // by handle
   std::vector<KvHandle> loading_;    // in order of arrival

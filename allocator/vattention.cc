@@ -53,7 +53,7 @@ class VattentionMemory final : public PooledMemory {
   void trim(KvHandle handle) override;
   Result<KvHandle> fork(KvHandle handle) override;
   void free(KvHandle handle) override;
-  KvLease pin(KvHandle handle) override;
+  KvLease pin(KvHandle handle, int token_begin, int token_end) override;
   void unpin(KvLease lease) override;
   KvHandover hand_over(KvHandle handle) override;
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override;
@@ -90,6 +90,7 @@ class VattentionMemory final : public PooledMemory {
   bool clone(int slot, int donor, int tokens, int room);
   void copy_bytes(int to, int from, size_t begin, size_t end);
   int attach(SlotContents::Match& match, int n_tokens);
+  void let_go(int slot);
   void ended(int slot);
   void prepare_idle_slot();
   std::span<const int32_t> table_of(const Sequence& s) const override {
@@ -108,7 +109,10 @@ class VattentionMemory final : public PooledMemory {
   SlotContents contents_;
   SlotRows rows_;
   std::vector<Slot> slots_;
-  std::vector<int32_t> lease_slots_;  // by lease
+  struct Place {
+    int slot = -1, rows = 0;  // its first so many
+  };
+  std::vector<Place> lease_places_;  // by lease; slot -1: there is no such lease
 };
 
 // Slots without contents first: of them the best fit, that is the fewest mapped rows that are
@@ -280,8 +284,16 @@ void VattentionMemory::free(KvHandle handle) {
   sequences_.remove(handle);
   slots_[size_t(slot)].live = false;
   rows_.end(slot);
+  let_go(slot);
+}
+
+// A slot without a sequence: what no lease needs of it goes.
+void VattentionMemory::let_go(int slot) {
   set_busy(slot, 0);
-  if (slots_[size_t(slot)].pins == 0) ended(slot);
+  if (slots_[size_t(slot)].pins == 0) return ended(slot);
+  if (options_.keep_idle) return;
+  rows_.give_back(slot, rows_.busy(slot));
+  rows_.drain();
 }
 
 // Nobody needs the slot any more. It keeps its rows for the next sequence, unless free rows run
@@ -307,28 +319,29 @@ void VattentionMemory::prepare_idle_slot() {
 }
 
 // A lease holds the blocks and, since what reads them goes by address, the slot.
-KvLease VattentionMemory::pin(KvHandle handle) {
+KvLease VattentionMemory::pin(KvHandle handle, int token_begin, int token_end) {
   const std::span<const int32_t> table = blocks(handle);
-  const KvLease lease = leases_.add();
-  leases_[lease].assign(table.begin(), table.end());
-  pool_->hold(table);
-  if (size_t(lease) >= lease_slots_.size()) lease_slots_.resize(size_t(lease) + 1);
-  const int index = lease_slots_[size_t(lease)] = sequences_[handle].slot;
+  XPYD_CHECK(0 <= token_begin && token_begin < token_end);
+  const KvLease lease = hold(table, 0, token_end);
+  if (size_t(lease) >= lease_places_.size()) lease_places_.resize(size_t(lease) + 1);
+  const int index = sequences_[handle].slot,
+            rows = std::min((token_end - 1) / row_tokens_ + 1, int(table.size()));
+  lease_places_[size_t(lease)] = {index, rows};
   Slot& slot = slots_[size_t(index)];
   ++slot.pins;
-  slot.pinned_rows = std::max(slot.pinned_rows, int(table.size()));
+  slot.pinned_rows = std::max(slot.pinned_rows, rows);
   return lease;
 }
 
 void VattentionMemory::unpin(KvLease lease) {
   PooledMemory::unpin(lease);
-  const int index = lease_slots_[size_t(lease)];
+  const int index = std::exchange(lease_places_[size_t(lease)].slot, -1);
   Slot& slot = slots_[size_t(index)];
-  if (--slot.pins > 0) return;
+  --slot.pins;
   slot.pinned_rows = 0;
-  if (slot.live) return;  // its next trim gives up what it does not need
-  set_busy(index, 0);
-  ended(index);
+  for (const Place& place : lease_places_)
+    if (place.slot == index) slot.pinned_rows = std::max(slot.pinned_rows, place.rows);
+  if (!slot.live) let_go(index);  // else its next trim gives up what it does not need
 }
 
 // The rows travel; what they were mapped at is unmapped before the slot is used again.

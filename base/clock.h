@@ -9,6 +9,11 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual double now() = 0;  // seconds
+  // Until as much later. What is waited for may come from other threads: sleep, look, sleep again.
+  virtual void sleep(double seconds) {
+    const timespec t{time_t(seconds), long((seconds - double(time_t(seconds))) * 1e9)};
+    nanosleep(&t, nullptr);
+  }
 };
 
 class RealClock final : public Clock {
@@ -23,6 +28,7 @@ class RealClock final : public Clock {
 class VirtualClock final : public Clock {
  public:
   double now() override { return seconds; }
+  void sleep(double more) override { seconds += more; }
   double seconds = 0;
 };
 

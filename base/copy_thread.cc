@@ -10,8 +10,6 @@
 namespace xpyd {
 namespace {
 
-constexpr size_t kStreamed = 1 << 20;  // bytes of a job beyond which caches would only be swept
-
 void sleep_until(double time_s) {
   const timespec t{time_t(time_s), long((time_s - double(time_t(time_s))) * 1e9)};
   clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, nullptr);
@@ -65,7 +63,7 @@ void CopyThread::run(const Job& job) {
   for (const Copy& copy : job.copies) bytes += copy.bytes;
   RealClock clock;
   const double start = clock.now();
-  if (!job.read_soon && bytes > kStreamed) {
+  if (!job.read_soon) {
     copy_streaming(job.copies);
   } else {
     for (const Copy& copy : job.copies) std::memcpy(copy.destination, copy.source, copy.bytes);

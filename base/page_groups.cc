@@ -14,6 +14,13 @@
 namespace xpyd {
 namespace {
 
+constexpr size_t kHugePage = size_t(2) << 20;
+
+// Where groups are whole huge pages, so are they in memory if the system lets shared memory have
+// them (transparent_hugepage/shmem_enabled: advise, always), and one entry of the page table maps
+// each.
+bool whole_huge_pages(const PageGroupOptions& o) { return o.group_bytes % kHugePage == 0; }
+
 Error os_error(const std::string& what) {
   return {ErrorCode::unavailable, what + ": " + std::strerror(errno)};
 }
@@ -36,12 +43,14 @@ class HostGroups final : public PageGroups, public std::enable_shared_from_this<
 
 class HostRange final : public VirtualRange {
  public:
-  HostRange(std::shared_ptr<HostGroups> groups, std::byte* data, size_t bytes)
-      : groups_(std::move(groups)), o_(groups_->options()) {
-    data_ = data;
+  // All of [at, at + reserved) is the range's own; the part that is used is aligned as groups are.
+  HostRange(std::shared_ptr<HostGroups> groups, void* at, size_t reserved, size_t bytes)
+      : groups_(std::move(groups)), o_(groups_->options()), at_(at), reserved_(reserved) {
+    const size_t slack = whole_huge_pages(o_) ? -reinterpret_cast<uintptr_t>(at) % kHugePage : 0;
+    data_ = static_cast<std::byte*>(at) + slack;
     bytes_ = bytes;
   }
-  ~HostRange() override { ::munmap(data_, bytes_); }
+  ~HostRange() override { ::munmap(at_, reserved_); }
 
   // MAP_POPULATE: the mapper pays for the page tables, and no kernel ever faults.
   Status map(size_t offset, int group, int n) override {
@@ -75,6 +84,8 @@ class HostRange final : public VirtualRange {
  private:
   const std::shared_ptr<HostGroups> groups_;
   const PageGroupOptions& o_;
+  void* const at_;
+  const size_t reserved_;
 };
 
 // Mappings of this process; 0: unknown.
@@ -97,12 +108,26 @@ bool HostGroups::room_for_mapping() {
 }
 
 Result<std::unique_ptr<VirtualRange>> HostGroups::reserve(size_t bytes) {
-  void* at = ::mmap(nullptr, bytes, options_.guard ? PROT_NONE : PROT_READ,
+  const size_t reserved = bytes + (whole_huge_pages(options_) ? kHugePage : 0);
+  void* at = ::mmap(nullptr, reserved, options_.guard ? PROT_NONE : PROT_READ,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED)
     return os_error("reserving " + std::to_string(bytes) + " bytes of addresses");
   return std::unique_ptr<VirtualRange>(
-      std::make_unique<HostRange>(shared_from_this(), static_cast<std::byte*>(at), bytes));
+      std::make_unique<HostRange>(shared_from_this(), at, reserved, bytes));
+}
+
+// A hint: what it does not get is there in small pages, or not yet.
+void ask_for_huge_pages(int fd, size_t bytes) {
+  void* at = ::mmap(nullptr, bytes + kHugePage, PROT_NONE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED || ::ftruncate(fd, off_t(bytes)) != 0) return;
+  std::byte* aligned =
+      static_cast<std::byte*>(at) - reinterpret_cast<uintptr_t>(at) % kHugePage + kHugePage;
+  if (::mmap(aligned, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED &&
+      ::madvise(aligned, bytes, MADV_HUGEPAGE) == 0)
+    (void)::madvise(aligned, bytes, MADV_POPULATE_WRITE);
+  ::munmap(at, bytes + kHugePage);
 }
 
 }  // namespace
@@ -123,6 +148,7 @@ Result<std::shared_ptr<PageGroups>> make_host_page_groups(const PageGroupOptions
   const int fd = ::memfd_create("xpyd-kv", MFD_CLOEXEC);
   if (fd < 0) return os_error("memfd_create");
   auto groups = std::make_shared<HostGroups>(o, fd);
+  if (whole_huge_pages(o)) ask_for_huge_pages(fd, bytes);
   // Every page exists from now on: a map never waits for memory, and none can run out later.
   const int error = ::posix_fallocate(fd, 0, off_t(bytes));
   if (error != 0) {

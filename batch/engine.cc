@@ -1,9 +1,7 @@
 #include "batch/engine.h"
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
-#include <thread>
 
 #include "base/row_hash.h"
 #include "base/status.h"
@@ -64,7 +62,7 @@ bool Engine::step() {
     }
     if (moved || (!copying && loading_ == 0)) return moved;
     // Only copies to or from a tier go on.
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    clock_.sleep(50e-6);
     return true;
   }
   if (chosen_by_model()) {
@@ -163,8 +161,9 @@ bool Engine::needs_settling() const {
                        const Sequence& s = *running_[size_t(runnable_[size_t(run.index)])];
                        return by_cpu(s) && run.n_tokens == s.pending();
                      }) ||
-         std::any_of(plan_.admits.begin(), plan_.admits.end(),
-                     [&](const ScheduledRun& run) { return by_cpu(*waiting_[size_t(admissible_[size_t(run.index)])]); });
+         std::any_of(plan_.admits.begin(), plan_.admits.end(), [&](const ScheduledRun& run) {
+           return by_cpu(*waiting_[size_t(admissible_[size_t(run.index)])]);
+         });
 }
 
 // Room for n_tokens beyond those computed or under way.
@@ -174,8 +173,8 @@ bool Engine::append(const Sequence& s, int n_tokens) {
 
 // ---- KV that comes from a tier.
 
-// A sequence that waits and whose KV a tier has gets its memory before its turn, where nobody misses
-// it, so that the KV is there when its turn comes. `cached_tokens`: here already.
+// A sequence that waits and whose KV a tier has gets its memory before its turn, where nobody
+// misses it, so that the KV is there when its turn comes. `cached_tokens`: here already.
 void Engine::load_early(Sequence& s, int cached_tokens) {
   if (s.kv != kNoKv || memory_.promise(s.tokens, s.request->cache_salt) <= cached_tokens) return;
   const KvStats kv = memory_.stats();
@@ -184,7 +183,8 @@ void Engine::load_early(Sequence& s, int cached_tokens) {
   for (const SequenceView& view : running_views_)
     need += std::max(0, blocks(view.n_tokens + 1) - view.n_blocks);
   for (const SequenceView& ahead : waiting_views_)
-    need += std::max(0, blocks(ahead.n_tokens) - std::max(ahead.n_blocks, ahead.n_computed / kv.block_tokens));
+    need += std::max(
+        0, blocks(ahead.n_tokens) - std::max(ahead.n_blocks, ahead.n_computed / kv.block_tokens));
   if (need <= kv.available() && reserve(s)) s.early = true;
 }
 
@@ -205,9 +205,8 @@ void Engine::poll_loads() {
 // The last of those who got memory before their turn gives it up. False: nobody has any that could
 // be had now.
 bool Engine::give_up_early() {
-  const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), [](const SequencePtr& s) {
-    return s->early && !s->loading;
-  });
+  const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(),
+                                 [](const SequencePtr& s) { return s->early && !s->loading; });
   if (last == waiting_.rend()) return false;
   Sequence& s = **last;
   release(s);

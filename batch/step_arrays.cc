@@ -50,7 +50,8 @@ StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory&
   rows_.resize(n);
   q_offsets_.resize(n + 1);
   kv_lengths_.resize(n);
-  views_.resize(n);
+  const size_t n_ranks = size_t(memory.n_ranks());
+  views_.resize(n_ranks * n);  // rank by rank
   logit_rows_.resize(n_logits);
   for (size_t r = same; r < n; ++r) {
     const StepEntry& entry = entries[r];
@@ -70,6 +71,8 @@ StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory&
     }
     kv_lengths_[r] = entry.end();
     views_[r] = memory.view(entry.sequence->kv);
+    for (size_t rank = 1; rank < n_ranks; ++rank)
+      views_[rank * n + r] = memory.rank_view(entry.sequence->kv, int(rank));
   }
   return {.token_ids = token_ids_,
           .q_offsets = q_offsets_,

@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "disagg/checksum.h"
+
 namespace xpyd {
 namespace {
 
@@ -35,19 +37,61 @@ double InstanceParts::new_deadline() {
   return lease_s > 0 ? clock.now() + lease_s : std::numeric_limits<double>::infinity();
 }
 
-std::vector<MemoryRange> InstanceParts::ranges(const KvView& view, int token_begin,
-                                               int token_end) const {
-  TransferPlan plan;
-  plan_transfer(view, view, {token_begin, token_end, 0, n_layers}, plan);
+KvShards shards_of(const KvMemory& memory) {
+  if (memory.shards()) return *memory.shards();
+  const KvShape& shape = memory.layout().shape;
+  return {.n_layers = shape.n_layers, .n_kv_heads = shape.n_kv_heads};
+}
+
+void InstanceParts::add_peer(InstanceInfo info) {
+  const KvShards own = shards_of(memory);
+  Route route{{}, map_shards(own, info.shards), map_shards(info.shards, own)};
+  for (int rank = 0; rank < info.shards.n_ranks(); ++rank) {
+    route.layouts.push_back(info.layout);
+    route.layouts.back().shape = rank_shape(info.layout.shape, info.shards, rank);
+  }
+  routes[info.id] = std::move(route);
+  peers[info.id] = std::move(info);
+}
+
+std::vector<uint64_t> InstanceParts::checksums(KvHandle kv, int token_begin, int token_end) const {
+  return kv_checksums(views(kv), shards_of(memory), token_begin, token_end);
+}
+
+std::vector<KvView> InstanceParts::views(KvHandle kv) const {
+  std::vector<KvView> views;
+  for (int rank = 0; rank < memory.n_ranks(); ++rank)
+    views.push_back(memory.rank_view(kv, rank));
+  return views;
+}
+
+std::vector<KvView> InstanceParts::remote_views(InstanceId peer, const KvPlace& place) const {
+  std::vector<KvView> views;
+  const Route& route = routes.at(peer);
+  for (size_t rank = 0; rank < route.layouts.size(); ++rank)
+    views.push_back({wire.remote(peer, int(rank)), &route.layouts[rank],
+                     place.blocks.empty() ? nullptr : place.blocks.data(), place.slot});
+  return views;
+}
+
+std::vector<MemoryRange> InstanceParts::ranges(KvHandle kv, int token_begin, int token_end) const {
   std::vector<MemoryRange> ranges;
-  ranges.reserve(plan.copies.size());
-  for (const Copy& copy : plan.copies) ranges.push_back({copy.destination, copy.bytes});
+  TransferPlan plan;
+  for (const KvView& view : views(kv)) {
+    plan_transfer(view, view, {token_begin, token_end, 0, view.layout->shape.n_layers}, plan);
+    for (const Copy& copy : plan.copies) ranges.push_back({copy.destination, copy.bytes});
+  }
   return ranges;
 }
 
-KvView InstanceParts::remote_view(InstanceId peer, const KvPlace& place) const {
-  return {wire.remote(peer, 0), &peers.at(peer).layout,
-          place.blocks.empty() ? nullptr : place.blocks.data(), place.slot};
+void InstanceParts::plan_write(KvHandle kv, InstanceId peer, const KvPlace& place,
+                               const KvRegion& region, TransferPlan& plan) const {
+  plan_sharded_transfer(routes.at(peer).to, views(kv), remote_views(peer, place), region, plan);
+}
+
+void InstanceParts::plan_read(InstanceId peer, const KvPlace& place, KvHandle kv,
+                              const KvRegion& region, TransferPlan& plan) const {
+  plan_sharded_transfer(routes.at(peer).from, remote_views(peer, place), views(kv), region, plan);
 }
 
 SequencePtr Attempts::begin(AttemptId attempt, std::shared_ptr<const Request> request,

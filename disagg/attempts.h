@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "disagg/messages.h"
+#include "disagg/shard_plan.h"
 
 namespace xpyd {
 
@@ -26,12 +27,35 @@ struct InstanceParts {
   bool checksum = false;  // of every block that crosses
   std::unordered_map<InstanceId, InstanceInfo> peers = {};
 
+  // What planning transfers with a peer takes, made when it joins.
+  struct Route {
+    std::vector<KvLayout> layouts;  // of its ranks
+    ShardMap to, from;              // who sends what to whom, from here and to here
+  };
+  std::unordered_map<InstanceId, Route> routes = {};
+
   void tell(InstanceId to, Message message) { post.send(self, to, std::move(message)); }
   double new_deadline();  // Clock seconds
-  // Rows [0, tokens) of all layers, as few pieces as the layout allows.
-  std::vector<MemoryRange> ranges(const KvView& view, int token_begin, int token_end) const;
-  KvView remote_view(InstanceId peer, const KvPlace& place) const;  // before: the peer is known
+  void add_peer(InstanceInfo info);
+  // Rows of tokens [token_begin, token_end), all layers, of every rank, as few pieces as the layout
+  // allows.
+  std::vector<MemoryRange> ranges(KvHandle kv, int token_begin, int token_end) const;
+  // Copies of a region (layers of the whole model) of a sequence here to a place at a peer, or from
+  // there, whatever the shapes of the two instances. Before: the peer is known.
+  void plan_write(KvHandle kv, InstanceId peer, const KvPlace& place, const KvRegion& region,
+                  TransferPlan& plan) const;
+  void plan_read(InstanceId peer, const KvPlace& place, KvHandle kv, const KvRegion& region,
+                 TransferPlan& plan) const;
+
+  std::vector<uint64_t> checksums(KvHandle kv, int token_begin, int token_end) const;
+
+  // Of each rank.
+  std::vector<KvView> views(KvHandle kv) const;
+  std::vector<KvView> remote_views(InstanceId peer, const KvPlace& place) const;
 };
+
+// Of a memory on one rank, too.
+KvShards shards_of(const KvMemory& memory);
 
 class Attempts {
  public:

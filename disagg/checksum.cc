@@ -7,18 +7,23 @@
 
 namespace xpyd {
 
-std::vector<uint64_t> kv_checksums(const KvView& view, int token_begin, int token_end) {
-  constexpr int kRun = 64;
-  const KvShape& shape = view.layout->shape;
-  const size_t bytes = size_t(shape.n_kv_heads) * shape.row_bytes();  // of a token: heads are neighbours
-  XXH3_state_t state;
+std::vector<uint64_t> kv_checksums(std::span<const KvView> views, const KvShards& shards,
+                                   int token_begin, int token_end) {
   std::vector<uint64_t> sums;
-  for (int begin = token_begin; begin < token_end; begin += kRun) {
+  XXH3_state_t state;
+  for (int begin = token_begin; begin < token_end; begin += kChecksumTokens) {
     XXH3_64bits_reset(&state);
-    for (int layer = 0; layer < shape.n_layers; ++layer)
-      for (int kv = 0; kv < 2; ++kv)
-        for (int token = begin; token < std::min(begin + kRun, token_end); ++token)
-          XXH3_64bits_update(&state, view.row(layer, kv, token, 0), bytes);
+    const int end = std::min(begin + kChecksumTokens, token_end);
+    for (int stage = 0; stage < shards.pp; ++stage) {
+      const int n_layers = shards.layers(stage).size();
+      for (int plane = 0; plane < 2 * n_layers; ++plane)
+        for (int token = begin; token < end; ++token)
+          for (int rank = 0; rank < shards.tp; rank += shards.replicas()) {
+            const KvView& view = views[size_t(stage * shards.tp + rank)];
+            XXH3_64bits_update(&state, view.row(plane / 2, plane % 2, token, 0),
+                               size_t(shards.heads(rank).size()) * view.layout->shape.row_bytes());
+          }
+    }
     sums.push_back(XXH3_64bits_digest(&state));
   }
   return sums;

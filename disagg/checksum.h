@@ -1,16 +1,21 @@
 // Checksums of KV that crosses between instances, end to end: computed from the sender's memory and
-// again from the receiver's, whatever their layouts, block sizes and the wire between them.
+// again from the receiver's, whatever their layouts, block sizes and ranks, and the wire between.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "allocator/kv_layout.h"
+#include "allocator/kv_shards.h"
 
 namespace xpyd {
 
-// XXH3-64 over the rows [layer][K|V][token][head] of each run of up to 64 tokens from token_begin on.
-// Before: the rows can be read by the CPU.
-std::vector<uint64_t> kv_checksums(const KvView& view, int token_begin, int token_end);
+inline constexpr int kChecksumTokens = 64;
+
+// XXH3-64 over the rows [layer][K|V][token][head] of each kChecksumTokens tokens from token_begin on.
+// `views`: of each rank of `shards`. Before: the CPU can read them.
+std::vector<uint64_t> kv_checksums(std::span<const KvView> views, const KvShards& shards,
+                                   int token_begin, int token_end);
 
 }  // namespace xpyd

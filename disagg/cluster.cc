@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "allocator/kv_plan.h"
+#include "allocator/sharded.h"
 #include "allocator/tiered.h"
 
 namespace xpyd {
@@ -83,6 +84,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                                                                : Device::Phase::both);
   KvOptions kv = kv_options(o);
   kv.queue = built.queue.get();
+  kv.clock = &clock;
   if (o.transport->pool_device) {
     if (o.device != &cpu_device())
       return invalid(std::string("--transport ") + o.transport->name +
@@ -91,14 +93,18 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
   }
   if (pool) {
     kv.pool_bytes *= size_t(kv.n_memories);
-  } else {
-    Result<KvLayout> layout = plan_pool(o.kv_scheme->name, kv);
-    if (!layout) return layout.error();
-    auto own = make_block_pool(o.kv_scheme->name, kv);
-    if (!own) return Error{own.error().code, "--kv-bytes: " + own.error().message};
-    pool = own.value();
   }
-  std::unique_ptr<KvMemory> memory = o.kv_scheme->make(std::move(pool), kv);
+  const KvShards shards = o.shards(as.role);
+  Result<ShardedPlan> plan = plan_sharded(o.kv_scheme->name, kv, shards);
+  if (!plan) return plan.error();
+  std::unique_ptr<KvMemory> memory;
+  if (pool) {
+    memory = o.kv_scheme->make(std::move(pool), kv);
+  } else {
+    auto own = make_sharded(o.kv_scheme->name, kv, shards);
+    if (!own) return Error{own.error().code, "--kv-bytes: " + own.error().message};
+    memory = std::move(own).value();
+  }
   if (o.kv.tiers.on() || !o.kv.tiers.disk_dir.empty()) {
     auto tiered = make_tiered(std::move(memory), kv);
     if (!tiered) return tiered.error();
@@ -106,11 +112,19 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
   }
   Result<std::unique_ptr<Model>> model = o.make_model(model_index, *built.queue);
   if (!model) return model.error();
+  std::vector<MemoryRange> regions;  // of each rank
+  for (int rank = 0; rank < memory->n_ranks(); ++rank) {
+    KvLayout layout = memory->layout();
+    layout.shape = rank_shape(layout.shape, shards, rank);
+    regions.push_back({memory->rank_base(rank), layout.pool_bytes()});
+  }
   Result<std::unique_ptr<KvTransport>> wire =
-      o.transport->make({.regions = {{memory->base(), memory->layout().pool_bytes()}},
+      o.transport->make({.regions = std::move(regions),
                          .queue = built.queue.get(),
                          .clock = &clock,
-                         .self = as.id});
+                         .self = as.id,
+                         .host = o.wire_host,
+                         .nics = o.nics});
   if (!wire) return Error{wire.error().code, "--transport: " + wire.error().message};
   InstanceOptions options{.id = as.id,
                           .name = as.name,
@@ -140,6 +154,11 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
   const bool shared = o.transport->shared_pool && n > 1;
   o.kv.n_memories = int(n);
   o.kv.keep_idle = !shared;  // an idle instance would keep what another one needs
+  for (Role role : o.topology) {
+    if (shared && o.shards(role).n_ranks() > 1)
+      return invalid(std::string("--transport ") + o.transport->name +
+                     ": instances on one pool have one rank each, expected tp 1 and pp 1");
+  }
   std::shared_ptr<BlockPool> shared_pool;
   if (shared) {
     KvOptions pool_options = kv_options(o);

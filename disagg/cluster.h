@@ -25,13 +25,24 @@ struct ClusterOptions {
   std::vector<Role> topology;
   const KvScheme* kv_scheme = nullptr;
   KvOptions kv;  // of one instance; a shared pool has pool_bytes times the number of instances
+  int prefill_tp = 1, prefill_pp = 1;  // ranks of a prefill or colocated instance
+  int decode_tp = 1, decode_pp = 1;    // … of a decode instance
+  KvShards shards(Role role) const {
+    const bool decode = role == Role::decode;
+    return {.n_layers = kv.shape.n_layers,
+            .n_kv_heads = kv.shape.n_kv_heads,
+            .tp = decode ? decode_tp : prefill_tp,
+            .pp = decode ? decode_pp : prefill_pp};
+  }
   const BatchPolicy* batching = nullptr;
   const AdmissionRule* admission = nullptr;  // null: the policy's own
   const PlacementPolicy* placement = nullptr;
   const DisaggPolicy* disagg = nullptr;  // null: prefill_first
   DisaggOptions disagg_options;
   const TransportRow* transport = nullptr;
-  bool kv_checksum = false;  // of all KV that crosses
+  std::string wire_host = "127.0.0.1";  // where wires that listen do
+  std::vector<std::string> nics;        // rdma: TransportOptions
+  bool kv_checksum = false;             // of all KV that crosses
   StreamKv stream_kv = StreamKv::layer;
   int max_batch = 64;     // sequences per instance
   int step_tokens = 512;  // tokens per step
@@ -42,7 +53,8 @@ struct ClusterOptions {
   const Tokenizer* tokenizer = nullptr;  // may be null
   uint64_t seed = 0;
   Device* device = &cpu_device();
-  // One model per instance; `instance` counts from 0. Its work goes to `queue`, of `device`.
+  // One model per instance, of its role's shards(); `instance` counts from 0. Its work goes to `queue`,
+  // of `device`.
   std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_model;
 };
 

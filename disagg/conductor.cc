@@ -303,6 +303,7 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
     return;
   }
   Attempt& attempt = found->second;
+  if (from != attempt.prefill && from != attempt.decode) return;  // not its to say
   const int at = message.event.choice;
   if (at < attempt.first || at >= attempt.first + attempt.count) return;
   const uint64_t request = attempt.request;
@@ -442,11 +443,12 @@ void Conductor::fail(AttemptId number, const std::string& why, Out& out) {
   }
   if (entry.left == 0) return forget_choice(attempt.request, entry);
   const double now = clock_.now();
+  const double later = now + (entry.tries < 3 ? 0 : 0.01 * double(1 << std::min(entry.tries - 3, 6)));
   if (!begun) {
-    parked_.push_back({attempt.request, attempt.first, attempt.count, now});
+    parked_.push_back({attempt.request, attempt.first, attempt.count, now, later});
   } else {
     for (int c = attempt.first; c < attempt.first + attempt.count; ++c)
-      if (!entry.choices[size_t(c)].ended) parked_.push_back({attempt.request, c, 1, now});
+      if (!entry.choices[size_t(c)].ended) parked_.push_back({attempt.request, c, 1, now, later});
   }
   retry_parked(out);
 }
@@ -460,7 +462,8 @@ void Conductor::retry_parked(Out& out) {
     const double deadline = entry.request->deadline_s;
     const bool late = deadline > 0 && now > deadline;
     const bool waited = now > p.since_s + options_.patience_s;
-    if (!entry.aborted && !late && start(p.request, p.first, p.count)) continue;
+    if (!entry.aborted && !late && now >= p.not_before_s && start(p.request, p.first, p.count))
+      continue;
     if (!entry.aborted && !late && !waited) {
       parked_.push_back(p);
       continue;
@@ -502,6 +505,7 @@ ServiceStats Conductor::stats() const {
   std::lock_guard lock(mutex_);
   ServiceStats all;
   all.shared_pool = shared_pool_;
+  all.conductor = totals_;
   for (const auto& [id, member] : members_) all.instances.push_back(member.probe->stats());
   return all;
 }

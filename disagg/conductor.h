@@ -56,13 +56,6 @@ struct PlacedLoad {
   int sequences = 0;          // to decode, not ended
 };
 
-// Cumulative.
-struct ConductorStats {
-  int64_t attempts = 0, failed_attempts = 0, replaced_choices = 0;
-  int64_t late_tokens = 0;  // of attempts that were given up
-  int64_t joined = 0, left = 0;
-};
-
 class Conductor final : public Service {
  public:
   Conductor(ConductorOptions options, Clock& clock, Post& post);
@@ -132,6 +125,7 @@ class Conductor final : public Service {
     uint64_t request;
     int first, count;
     double since_s;
+    double not_before_s;  // what fails again and again waits longer and longer
   };
   // Events to be passed on once the lock is free.
   using Out = std::vector<std::pair<std::shared_ptr<EventSink>, TokenEvent>>;

@@ -39,6 +39,7 @@ InstanceInfo Instance::info() const {
           .name = options_.name,
           .role = options_.role,
           .layout = memory_->layout(),
+          .shards = shards_of(*memory_),
           .capacity_blocks = kv.capacity,
           .block_tokens = kv.block_tokens,
           .max_batch = options_.engine.max_batch,
@@ -123,22 +124,31 @@ void Instance::handle(InstanceId, PrefillJob message) {
 }
 
 void Instance::handle(InstanceId, PeerJoined message) {
-  const InstanceInfo& info = message.info;
-  if (info.id == options_.id) return;
+  if (message.info.id != options_.id) meet(std::move(message.info));
+}
+
+void Instance::meet(InstanceInfo info) {
+  if (Status known = check_shards(info.shards); !known) {  // it comes from another process
+    std::fprintf(stderr, "xpyd: %s has an impossible shape: %s\n", info.name.c_str(),
+                 known.error().message.c_str());
+    return;
+  }
   const Status connected =
       wired_.contains(info.id) ? ok() : transport_->connect(info.id, info.address);
-  if (!connected) {  // what is placed on the two of us fails, and is placed anew
+  if (!connected) {  // until it can, what is placed on the two of us is placed anew
     std::fprintf(stderr, "xpyd: %s cannot reach %s: %s\n", options_.name.c_str(),
                  info.name.c_str(), connected.error().message.c_str());
+    unreached_.push_back(std::move(info));
     return;
   }
   wired_.insert(info.id);
-  parts_.peers[info.id] = std::move(message.info);
+  parts_.add_peer(std::move(info));
 }
 
 void Instance::handle(InstanceId, PeerGone message) {
   transport_->disconnect(message.id);
   wired_.erase(message.id);
+  std::erase_if(unreached_, [&](const InstanceInfo& info) { return info.id == message.id; });
   sender_.peer_gone(message.id);
   receiver_.peer_gone(message.id);
   parts_.peers.erase(message.id);
@@ -169,6 +179,9 @@ void Instance::renew() {
   const double now = clock_.now();
   if (options_.lease_s == 0 || now < renewed_s_ + options_.lease_s / 4) return;
   renewed_s_ = now;
+  std::vector<InstanceInfo> again;
+  again.swap(unreached_);
+  for (InstanceInfo& info : again) meet(std::move(info));
   std::unordered_map<InstanceId, std::vector<AttemptId>> of_peer;
   sender_.renewals(of_peer);
   receiver_.renewals(of_peer);

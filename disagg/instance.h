@@ -75,6 +75,7 @@ class Instance final : private EngineHooks {
   // The conductor's alone.
   template <class M>
   void handle(InstanceId, M) {}
+  void meet(InstanceInfo info);
   void renew();
   void publish();
 
@@ -101,7 +102,8 @@ class Instance final : private EngineHooks {
   KvSender sender_;
   KvReceiver receiver_;
 
-  std::set<InstanceId> wired_;  // peers that the transport is connected to
+  std::set<InstanceId> wired_;          // peers that the transport is connected to
+  std::vector<InstanceInfo> unreached_;  // and those that it could not be
   Mailbox<Envelope> mailbox_;
   std::vector<Envelope> inbox_;  // taken, not handled
   double renewed_s_ = 0;         // Clock: the last time

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "disagg/checksum.h"
 
 namespace xpyd {
 
@@ -168,7 +167,7 @@ void KvReceiver::promise(AttemptId attempt, Incoming& in) {
   if (!parts_.wire.zero_copy()) {
     const KvView view = parts_.memory.view(in.kv);
     Result<WindowKey> window = parts_.wire.open(
-        in.from, KvOp::write, parts_.ranges(view, in.cached_tokens, int(in.tokens.size())));
+        in.from, KvOp::write, parts_.ranges(in.kv, in.cached_tokens, int(in.tokens.size())));
     if (!window) {  // a wire to that peer has broken: it finds out by its own deadline
       in.deadline_s = parts_.clock.now();
       return;
@@ -187,8 +186,8 @@ void KvReceiver::read(Incoming& in) {
   in.delivered = true;
   const int n_tokens = int(in.tokens.size());
   if (in.cached_tokens >= n_tokens) return;
-  plan_transfer(parts_.remote_view(in.from, in.source), parts_.memory.view(in.kv),
-                {in.cached_tokens, n_tokens, 0, parts_.n_layers}, plan_);
+  parts_.plan_read(in.from, in.source, in.kv, {in.cached_tokens, n_tokens, 0, parts_.n_layers},
+                   plan_);
   in.checksums = in.source.checksums;
   in.reading =
       parts_.wire.post({in.from, KvOp::read, in.source.window, in.deadline_s}, plan_);
@@ -271,7 +270,7 @@ bool KvReceiver::is_whole(const Incoming& in) const {
   // What was read was computed from token 0 on: so is this, with what was here before.
   const int from = in.order == DisaggOrder::pull ? 0 : in.cached_tokens;
   const int to = int(in.tokens.size()) - (in.order == DisaggOrder::decode_first ? 1 : 0);
-  return kv_checksums(parts_.memory.view(in.kv), from, to) == in.checksums;
+  return parts_.checksums(in.kv, from, to) == in.checksums;
 }
 
 void KvReceiver::adopt(AttemptId attempt, Incoming& in, bool whole) {

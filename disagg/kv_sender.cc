@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "disagg/checksum.h"
 
 namespace xpyd {
 
@@ -54,14 +53,12 @@ void KvSender::send_kv(Outgoing& out, KvHandle kv, int layer_begin, int layer_en
     return;
   }
   const double start = parts_.clock.now();
-  const KvView source = parts_.memory.view(kv);
-  const KvView destination = parts_.remote_view(out.peer, *out.destination);
   for (int layer = layer_begin; layer < layer_end;) {
     const int token_begin = out.sent[size_t(layer)];
     int end = layer + 1;
     while (end < layer_end && out.sent[size_t(end)] == token_begin) ++end;
     if (token_begin < token_end) {
-      plan_transfer(source, destination, {token_begin, token_end, layer, end}, plan_);
+      parts_.plan_write(kv, out.peer, *out.destination, {token_begin, token_end, layer, end}, plan_);
       stats_.bytes += int64_t(plan_.bytes);
       stats_.descriptors += int64_t(plan_.copies.size());
       const TransferId id = parts_.wire.post(
@@ -95,11 +92,11 @@ void KvSender::offer(AttemptId attempt, Outgoing& out) {
   const Sequence& first = *out.choices[0];
   const KvView view = parts_.memory.view(out.kv);
   Result<WindowKey> window =
-      parts_.wire.open(out.peer, KvOp::read, parts_.ranges(view, 0, first.given));
+      parts_.wire.open(out.peer, KvOp::read, parts_.ranges(out.kv, 0, first.given));
   if (!window) return give_up(attempt, out, window.error().message);
   out.offered = window.value();
   KvPlace source{.window = window.value(), .slot = view.slot};
-  if (parts_.checksum) source.checksums = kv_checksums(view, 0, first.given);
+  if (parts_.checksum) source.checksums = parts_.checksums(out.kv, 0, first.given);
   const auto blocks = parts_.memory.blocks(out.kv);
   if (!view.contiguous()) source.blocks.assign(blocks.begin(), blocks.end());
   KvOffered offered{attempt, first.request, {}, std::move(source)};
@@ -209,8 +206,8 @@ bool KvSender::deliver(AttemptId attempt, Outgoing& out) {
   if (out.order != DisaggOrder::decode_first)
     for (const SequencePtr& choice : out.choices) delivered.choices.push_back(state_of(*choice));
   if (parts_.checksum && !parts_.wire.zero_copy())
-    delivered.checksums = kv_checksums(parts_.memory.view(out.kv), out.destination->cached_tokens,
-                                       out.choices[0]->given);
+    delivered.checksums =
+        parts_.checksums(out.kv, out.destination->cached_tokens, out.choices[0]->given);
   if (parts_.wire.zero_copy()) {
     delivered.handover = parts_.memory.hand_over(out.kv);
   } else {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "allocator/kv_memory.h"
+#include "allocator/kv_shards.h"
 #include "batch/sequence.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
@@ -33,14 +34,16 @@ struct InstanceInfo {
   InstanceId id = -1;
   std::string name;  // "P0"
   Role role = Role::colocated;
-  KvLayout layout;      // of its memory, as views see it
+  KvLayout layout;      // of its memory; on several ranks each has its part of the shape
+  KvShards shards;      // its ranks
   int capacity_blocks = 0, block_tokens = 0;
   int max_batch = 0;
   std::string address;  // of its transport
   std::string control;  // where it takes channels of its peers; empty: a thread of the conductor's process
 };
 
-// Where one sequence's KV is, on the instance that sends this, for a peer that may write or read there.
+// Where one sequence's KV is, on the instance that sends this, for a peer that may write or read there:
+// in the same blocks of every rank's memory.
 struct KvPlace {
   WindowKey window;
   std::vector<int32_t> blocks;  // empty: contiguous, in `slot`

@@ -47,7 +47,7 @@ Result<std::unique_ptr<ProcessCluster>> ProcessCluster::create(ProcessClusterOpt
   c.loop_ = std::make_unique<ControlLoop>(clock, ChannelLimits{}, [](const std::string& text) {
     std::fprintf(stderr, "xpyd: a peer was refused: %s\n", text.c_str());
   });
-  const NodeIdentity self{NodeRole::conductor, "conductor", c.options_.fingerprint};
+  const NodeIdentity self{NodeRole::conductor, "conductor", c.options_.fingerprint, codec_schema()};
   Result<std::string> address = c.loop_->listen({c.options_.listen, c.options_.key, self},
                                                 [&c](ChannelPtr ch) { return c.on_open(ch); });
   if (!address) return address.error();

@@ -30,8 +30,7 @@ class ProcessCluster final : public Runtime, public Post {
 
   const std::string& address() const { return address_; }  // where workers join
   bool wait_members(int n, double seconds);  // true: so many instances serve
-  // It gets nothing new; when it is empty it ends, or joins anew as `role`. not_found: no such name.
-  Status retire(const std::string& name, std::optional<Role> role);
+  Status retire(const std::string& name, std::optional<Role> role) override;
   Status start() override { return ok(); }  // workers join by themselves
   void clear_prefix_caches() override;
   void drain() override { conductor_.drain(); }

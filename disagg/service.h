@@ -2,11 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "allocator/kv_memory.h"
 #include "batch/request.h"
+#include "disagg/placement.h"
 
 namespace xpyd {
 
@@ -26,7 +28,15 @@ struct InstanceStats {
   double heartbeat_s = 0;  // Clock seconds of the last loop turn
 };
 
+// Of the conductor; cumulative.
+struct ConductorStats {
+  int64_t attempts = 0, failed_attempts = 0, replaced_choices = 0;
+  int64_t late_tokens = 0;  // of attempts that were given up
+  int64_t joined = 0, left = 0;
+};
+
 struct ServiceStats {
+  ConductorStats conductor;
   std::vector<InstanceStats> instances;
   bool shared_pool = false;  // all instances draw from one pool: their `kv` blocks are the same blocks
 };
@@ -54,6 +64,12 @@ class Runtime : public Service {
   // (DESIGN D1).
   virtual uint64_t logits_hash() const = 0;
   virtual void clear_prefix_caches() = 0;
+  // An instance gets nothing new; when it is empty it ends, or comes back as another role. Errors:
+  // not_found; invalid_argument: its instances do not come and go.
+  virtual Status retire(const std::string& name, std::optional<Role> role) {
+    (void)name, (void)role;
+    return invalid("instances are threads of one process: they come and go with --processes");
+  }
 };
 
 }  // namespace xpyd

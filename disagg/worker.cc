@@ -30,7 +30,7 @@ Worker::~Worker() = default;
 // "i7": instance 7; "new": not one yet.
 NodeIdentity Worker::identity(InstanceId id) const {
   return {node_role(options_.role), id < 0 ? "new" : "i" + std::to_string(id),
-          options_.fingerprint};
+          options_.fingerprint, codec_schema()};
 }
 
 void Worker::leave() {
@@ -81,8 +81,10 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
     retire_.reset();
     early_.clear();
   }
+  const std::string conductor = options_.find_conductor ? options_.find_conductor() : options_.join;
+  if (conductor.empty()) return Error{ErrorCode::unavailable, "the registry names no conductor"};
   Result<ChannelPtr> channel =
-      loop.connect({options_.join, options_.key, identity(-1)}, 5,
+      loop.connect({conductor, options_.key, identity(-1)}, 5,
                     [this](ChannelPtr c) { return on_conductor(std::move(c)); });
   if (!channel) return Error{ErrorCode::unavailable, channel.error().message};
   {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,6 +23,7 @@ struct WorkerOptions {
   ClusterOptions cluster;  // topology is not looked at
   Role role = Role::colocated;
   std::string join;                    // the conductor's control address
+  std::function<std::string()> find_conductor;  // instead, asked each time; "": nobody knows
   std::string listen = "127.0.0.1:0";  // for peers
   ClusterKey key;
   uint64_t fingerprint = 0;  // NodeIdentity

@@ -22,8 +22,7 @@
 #include "base/random.h"
 #include "batch/engine.h"
 #include "experiments/lengths.h"
-#include "model/cost_model.h"
-#include "model/null_model.h"
+#include "experiments/timed_model.h"
 
 namespace xpyd::experiments {
 namespace {
@@ -46,63 +45,32 @@ ModelConfig llama_7b() {
   return c;
 }
 
-// What the engine moves: the same steps, a token of four bytes.
-ModelConfig shape_of_nothing() {
-  ModelConfig c;
-  c.family = "llama";
-  c.n_layers = c.n_heads = c.n_kv_heads = c.head_dim = 1;
-  c.hidden = c.intermediate = 8;
-  c.vocab = kVocab;
-  c.max_position = 4096;
-  return c;
-}
-
-// Takes the time of the real model, and ends each sequence where the trace does.
-class Timed final : public Model {
+// Ends each sequence where the trace does.
+class Ending final : public TimedModel {
  public:
-  Timed(const std::vector<Lengths>& requests, VirtualClock& clock)
-      : null_(make_null_model(shape_of_nothing())), requests_(requests), clock_(clock) {}
+  Ending(const std::vector<Lengths>& requests, VirtualClock& clock)
+      : TimedModel({.config = llama_7b()}, kRates, clock), requests_(requests) {}
 
-  const ModelConfig& config() const override { return null_->config(); }
   void forward(const StepInput& step, float* logits) override {
-    null_->forward(step, logits);
-    Work work = weights_;
+    TimedModel::forward(step, logits);
     for (size_t s = 0; s < step.views.size(); ++s) {
-      const int n = step.q_offsets[s + 1] - step.q_offsets[s], length = step.kv_lengths[s];
-      const Work mine = cost_.prefill(n, length - n);
-      work.flops += mine.flops;
-      work.bytes += mine.bytes - weights_.bytes;
-      tokens += n;
       // A sequence keeps its first block until it ends or comes back with its whole prompt.
+      const int n = step.q_offsets[s + 1] - step.q_offsets[s];
       const int32_t* ids = step.token_ids.data() + step.q_offsets[s];
       int& request = request_[step.views[s].block_table[0]];
-      if (length == n) request = ids[0] + kVocab * (ids[1] + kVocab * ids[2]);
+      if (step.kv_lengths[s] == n) request = ids[0] + kVocab * (ids[1] + kVocab * ids[2]);
     }
-    clock_.seconds += seconds(work, kRates);
-    ++steps;
-    sequences += double(step.views.size());
     size_t s = 0;
     for (size_t r = 0; r < step.logit_rows.size(); ++r) {
       while (step.q_offsets[s + 1] <= step.logit_rows[r]) ++s;
       const Lengths& wanted = requests_[size_t(request_.at(step.views[s].block_table[0]))];
-      if (step.kv_lengths[s] + 1 == wanted.prompt + wanted.output)
-        logits[r * kVocab + kEnd] = 1e6f;
-      else
-        logits[r * kVocab + kEnd] = -1e6f;
+      const bool ends = step.kv_lengths[s] + 1 == wanted.prompt + wanted.output;
+      logits[r * kVocab + kEnd] = ends ? 1e6f : -1e6f;
     }
   }
-  Work work(const StepInput&) const override { return {}; }
-  size_t weight_bytes() const override { return 0; }
-  size_t scratch_bytes() const override { return 0; }
-
-  double tokens = 0, steps = 0, sequences = 0;  // sums over the steps
 
  private:
-  const CostModel cost_{.config = llama_7b()};
-  const Work weights_ = {cost_.prefill(1, 0).bytes, 0};  // read once a step
-  std::unique_ptr<Model> null_;
   const std::vector<Lengths>& requests_;
-  VirtualClock& clock_;
   std::map<int32_t, int> request_;  // by first block
 };
 
@@ -142,7 +110,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   if (!pool) return pool.error();
   std::unique_ptr<KvMemory> memory = find_kv_scheme(allocator)->make(pool.value(), kv);
   VirtualClock clock;
-  Timed model(requests, clock);
+  Ending model(requests, clock);
   Engine engine(model, *memory,
                 {.policy = find_batch_policy("prefill_first"),
                  .admission = find_admission_rule(rule),

@@ -40,11 +40,12 @@ AttentionCase::AttentionCase(const AttentionShape& s, const AttentionMemory& m, 
   if (m.group > 0) {
     const int n = int(layout_.pool_bytes() / m.group);
     XPYD_CHECK(size_t(n) * m.group == layout_.pool_bytes());
+    const int run = m.in_order ? n : 1;
     groups_ = make_host_page_groups({.group_bytes = m.group, .n_groups = n}).value();
     range_ = groups_->reserve(layout_.pool_bytes()).value();
     const std::vector<int32_t> order = shuffled(n, random);
-    for (int i = 0; i < n; ++i)
-      XPYD_CHECK(range_->map(size_t(i) * m.group, order[size_t(i)], 1).ok());
+    for (int i = 0; i < n; i += run)
+      XPYD_CHECK(range_->map(size_t(i) * m.group, m.in_order ? 0 : order[size_t(i)], run).ok());
     data = range_->data();
   } else {
     pool_ = Buffer(layout_.pool_bytes());

@@ -351,6 +351,36 @@ CLAIMS = [
         ],
     ),
     Claim(
+        "block_latency",
+        "What does the size of a block do to the latency of requests that are long, and of short ones, in a fixed pool?",
+        "PagedAttention (SOSP'23) Fig. 18b",
+        .3,
+        [
+            Expect("ShareGPT, latency per token, blocks of 128 / of 16", lambda t: t("latency_per_token_s", dataset="sharegpt", block=128) /
+                   t("latency_per_token_s", dataset="sharegpt", block=16), .95, 1.6, "x", "equal"),
+            Expect("ShareGPT, blocks of 256 / of 16", lambda t: t("latency_per_token_s", dataset="sharegpt", block=256) /
+                   t("latency_per_token_s", dataset="sharegpt", block=16), 1, 5, "x"),
+            Expect("Alpaca, blocks of 32 / of 16", lambda t: t("latency_per_token_s", dataset="alpaca", block=32) /
+                   t("latency_per_token_s", dataset="alpaca", block=16), .95, 1.2, "x", "equal"),
+            Expect("Alpaca, blocks of 256 / of 16", lambda t: t("latency_per_token_s", dataset="alpaca", block=256) /
+                   t("latency_per_token_s", dataset="alpaca", block=16), 2, 12, "x", "much worse"),
+        ],
+    ),
+    Claim(
+        "block_table",
+        "What share of a decode step is spent on telling the kernel where KV is?",
+        "vAttention (ASPLOS'25) Table 1",
+        .1,
+        [
+            Expect("64 x 16K, padded table made anew, of the step", lambda t: t("share", way="padded", batch=64, tokens=16384),
+                   0, .01, "%", "30 %, 10 % after a fix (Python)"),
+            Expect("64 x 16K, padded / diffs, time", lambda t: t("us", way="padded", batch=64, tokens=16384) /
+                   t("us", way="diffs", batch=64, tokens=16384), 5, 2000, "x"),
+            Expect("64 x 16K, views (ours)", lambda t: t("us", way="views", batch=64, tokens=16384), 0, 1, "us"),
+        ],
+        repeats=3,
+    ),
+    Claim(
         "multi_turn",
         "What is it worth to keep a conversation's KV until its next turn: in slots, in blocks, or by recompute?",
         "TurboMind's LlamaCacheManager (slots, LRU over sequences, eviction to token ids)",
@@ -518,11 +548,15 @@ CLAIMS = [
         "wde's KV offloading, experiments 2 and 3",
         .8,
         [
-            Expect("requests/s with / without, chunks of 512", lambda t: t("ratio", chunk=512, link_times=0), .96, 1.03, "x", "0.99 to 1.00 (1,024)"),
-            Expect("requests/s with / without, chunks of 32", lambda t: t("ratio", chunk=32, link_times=0), .95, 1.03, "x", "0.97 (32)"),
-            Expect("requests/s with / without, a link of 1/5 of the prefill", lambda t: t("ratio", chunk=128, link_times=5),
+            Expect("requests/s with / without, chunks of 512", lambda t: t("ratio", chunk=512, link_times=0, waits="off"), .96, 1.03, "x", "0.99 to 1.00 (1,024)"),
+            Expect("requests/s with / without, chunks of 32", lambda t: t("ratio", chunk=32, link_times=0, waits="off"), .95, 1.03, "x", "0.97 (32)"),
+            Expect("requests/s with / without, a link of 1/5 of the prefill", lambda t: t("ratio", chunk=128, link_times=5, waits="off"),
                    .95, 1.03, "x", "0.94 to 1.02"),
-            Expect("KV that went out, of all", lambda t: t("bytes_out_share", chunk=128, link_times=5), .99, 1, "%"),
+            Expect("the same, copies waited for", lambda t: t("ratio", chunk=128, link_times=5, waits="on"), .79, .88, "x",
+                   "sync and async alike: their link takes 2 %"),
+            Expect("processor time, without / with, chunks of 512", lambda t: t("cpu_ratio", chunk=512, link_times=0, waits="off"), .98, 1.01, "x"),
+            Expect("processor time, without / with, chunks of 32", lambda t: t("cpu_ratio", chunk=32, link_times=0, waits="off"), .98, 1.01, "x"),
+            Expect("KV that went out, of all", lambda t: t("bytes_out_share", chunk=128, link_times=5, waits="off"), .99, 1, "%"),
         ],
         why="the copying thread takes its time from the two cores that compute; where the link is slow it waits instead",
         repeats=3,
@@ -574,6 +608,8 @@ CLAIMS = [
             Expect("round 3, prefix cache / none, the pool is over-run", lambda t: asked(t, "over", "device") / asked(t, "fits", "none"),
                    .9, 1.15, "x"),
             Expect("round 3, both / none, the pool is over-run", lambda t: asked(t, "over", "both") / asked(t, "fits", "none"), 6, 13, "x"),
+            Expect("round 3, from a disk / none, pool and host over-run", lambda t: asked(t, "disk", "disk") / asked(t, "fits", "none"),
+                   2, 10, "x", "their tier below the host is 3 to 4 times as slow as it"),
             Expect("round 1, both / none", lambda t: asked(t, "fits", "both", 1) / asked(t, "fits", "none", 1), .94, 1.04, "x", "equal"),
             Expect("seconds of 4 documents, tier / none", lambda t: again(t, 4, "both") / again(t, 4, "none"), .04, .25, "x", "0.08 (16)"),
             Expect("seconds of 8 documents, tier / none", lambda t: again(t, 8, "both") / again(t, 8, "none"), .05, .65, "x", "0.32 (32)"),
@@ -598,6 +634,8 @@ CLAIMS = [
                    .95, 1.1, "x", "equal to FlashAttention's paged kernel, 1.99 over vLLM's"),
             Expect("decode at 32, median step, contiguous / vattention",
                    lambda t: speed(t, "step_ms", "decode", 32, "contiguous", "vattention"), .94, 1.04, "x"),
+            Expect("decode at 32, median step, contiguous in 4 KiB pages, too / vattention",
+                   lambda t: speed(t, "step_ms", "decode", 32, "contiguous_groups", "vattention"), .97, 1.03, "x", "1"),
             Expect("offline, requests/min, vattention / paged",
                    lambda t: speed(t, "requests_per_min", "offline", 10, "vattention", "paged"), .95, 1.08, "x", "1.13 to 1.23"),
             Expect("tokens/s, batch of 32 / of 16", lambda t: t("tokens_per_s", phase="decode", size=32, allocator="vattention") /

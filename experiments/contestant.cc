@@ -37,7 +37,7 @@ Result<std::unique_ptr<Contestant>> Contestant::create(const std::string& scheme
   Result<std::shared_ptr<BlockPool>> pool = make_block_pool(scheme, kv);
   if (!pool) return pool.error();
   const KvScheme& row = *find_kv_scheme(scheme);
-  made->scheme_ = scheme;
+  made->name = scheme;
   made->pool_ = pool.value();
   made->block_bytes_ = row.block_bytes ? row.block_bytes(kv) : made->pool_->layout().block_bytes();
   made->memory_ = row.make(made->pool_, kv);
@@ -113,9 +113,9 @@ void Contestant::scramble(uint64_t seed) {
 
 std::string compare(const std::vector<std::unique_ptr<Contestant>>& contestants) {
   for (const auto& c : contestants) {
-    if (std::string wrong = c->wrong(); !wrong.empty()) return c->scheme() + ": " + wrong;
+    if (std::string wrong = c->wrong(); !wrong.empty()) return c->name + ": " + wrong;
     if (c->ended() != contestants[0]->ended() || c->logits_hash() != contestants[0]->logits_hash())
-      return c->scheme() + " has other logits than " + contestants[0]->scheme();
+      return c->name + " has other logits than " + contestants[0]->name;
   }
   return "";
 }

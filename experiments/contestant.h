@@ -32,7 +32,7 @@ class Contestant {
   // Leaves free blocks in random order, as a pool that has served a while. Before any request.
   void scramble(uint64_t seed);
 
-  const std::string& scheme() const { return scheme_; }
+  std::string name;  // the scheme's, unless it is changed
   Engine& engine() { return *engine_; }
   KvMemory& memory() { return *memory_; }
   size_t block_bytes() const { return block_bytes_; }
@@ -46,7 +46,6 @@ class Contestant {
   SequencePtr make(std::vector<int32_t> prompt, int max_tokens);
 
   class Sink;
-  std::string scheme_;
   size_t block_bytes_ = 0;
   RealClock clock_;
   std::shared_ptr<BlockPool> pool_;

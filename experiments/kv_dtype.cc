@@ -29,9 +29,8 @@
 #include "base/random.h"
 #include "batch/engine.h"
 #include "experiments/lengths.h"
-#include "model/cost_model.h"
+#include "experiments/timed_model.h"
 #include "model/folder.h"
-#include "model/null_model.h"
 #include "model/tokenizer.h"
 #include "model/weights.h"
 
@@ -61,48 +60,6 @@ ModelConfig shape_named(const std::string& model) {
   c.max_position = 2048;
   return c;
 }
-
-// What the engine moves: the same steps, a token of few bytes.
-ModelConfig shape_of_nothing() {
-  ModelConfig c;
-  c.family = "llama";
-  c.n_layers = c.n_heads = c.n_kv_heads = c.head_dim = 1;
-  c.hidden = c.intermediate = 8;
-  c.vocab = 64;
-  c.max_position = 2048;
-  return c;
-}
-
-// Takes the time of the real model.
-class Timed final : public Model {
- public:
-  Timed(CostModel cost, VirtualClock& clock)
-      : cost_(std::move(cost)), null_(make_null_model(shape_of_nothing())), clock_(clock) {}
-  const ModelConfig& config() const override { return null_->config(); }
-  void forward(const StepInput& step, float* logits) override {
-    null_->forward(step, logits);
-    Work work = weights_;
-    for (size_t s = 0; s < step.views.size(); ++s) {
-      const int n = step.q_offsets[s + 1] - step.q_offsets[s], length = step.kv_lengths[s];
-      const Work mine = cost_.prefill(n, length - n);
-      work.flops += mine.flops;
-      work.bytes += mine.bytes - weights_.bytes;
-    }
-    clock_.seconds += seconds(work, kRates);
-    ++steps;
-    sequences += double(step.views.size());
-  }
-  Work work(const StepInput&) const override { return {}; }
-  size_t weight_bytes() const override { return 0; }
-  size_t scratch_bytes() const override { return 0; }
-  double steps = 0, sequences = 0;
-
- private:
-  const CostModel cost_;
-  const Work weights_ = {cost_.prefill(1, 0).bytes, 0};  // read once a step
-  std::unique_ptr<Model> null_;
-  VirtualClock& clock_;
-};
 
 class Counter final : public EventSink {
  public:
@@ -134,7 +91,7 @@ Result<Finding> serve(const Values& point, const Setting& setting) {
   if (!pool) return pool.error();
   std::unique_ptr<KvMemory> memory = find_kv_scheme("paged")->make(pool.value(), kv);
   VirtualClock clock;
-  Timed model(cost, clock);
+  TimedModel model(cost, kRates, clock);
   Engine engine(
       model, *memory,
       {.policy = find_batch_policy("prefill_first"), .max_batch = 256, .step_tokens = 2048}, clock,

@@ -27,6 +27,19 @@ LengthSet sharegpt(int n, uint64_t seed) {
   return set;
 }
 
+// Means of 19.3 and 58.5 tokens (SOSP'23 section 6.1).
+LengthSet alpaca(int n, uint64_t seed) {
+  Random random(seed ^ 0x414c);
+  LengthSet set{{}, "generated"};
+  while (int(set.requests.size()) < n) {
+    int prompt = int(std::lround(lognormal(random, 17, 0.5)));
+    int output = int(std::lround(lognormal(random, 40, 0.87)));
+    if (prompt >= 4 && output >= 4 && prompt + output <= 2048)
+      set.requests.push_back({prompt, output});
+  }
+  return set;
+}
+
 // Conversation trace: prompt median 6,909 and mean 12,035, so sigma = sqrt(2 ln(mean / median)) =
 // 1.05; output median 350, mean 343, 99 % below 1,119.
 LengthSet mooncake_like(int n, uint64_t seed) {
@@ -59,6 +72,7 @@ LengthSet arxiv(int n, uint64_t seed) {
 
 Result<LengthSet> request_lengths(const std::string& dataset, int n, const Setting& setting) {
   if (dataset == "sharegpt") return sharegpt(n, setting.seed);
+  if (dataset == "alpaca") return alpaca(n, setting.seed);
   if (dataset == "arxiv") return arxiv(n, setting.seed);
   if (setting.traces.empty()) return mooncake_like(n, setting.seed);
   Result<Load> load = mooncake_load(setting.traces + "/mooncake_conversation.jsonl", n, 1, 0);

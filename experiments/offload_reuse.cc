@@ -25,7 +25,10 @@
 // 0.088). Arithmetic. A document takes 370 ms to compute, 30 to load, 8 with its KV in the pool (2
 // steps of 8 ms, shared by 2). Offload alone: 12 times none less the steps, 6 to 13. Prefix cache:
 // 25 to 45 times. In `over` documents come in turn, so LRU has always thrown out the next one:
-// prefix cache 1 time, both as offload alone. Round 1 with a tier: 0.94 to 1.03 of none. `overrun`
+// prefix cache 1 time, both as offload alone. `disk`: neither pool nor host holds more than two and
+// a half, a disk holds all (their tier below the CPU's is 3 to 4 times as slow). A document is 8 MB,
+// direct reads of this machine's disk are 80 to 400 MB/s: 20 to 105 ms, with the link 50 to 135, of
+// two at once partly beside the other's: 2 to 10 times none. Round 1 with a tier: 0.94 to 1.03 of none. `overrun`
 // (vLLM #10874, 8, 16, 32, 64 documents, seconds: none 13.66, 27.28, 54.54, 109.27; prefix cache
 // 0.49, 7.22, 49.96, 126.08; and a CPU tier of 30 documents 0.5, 2.3, 17.26, 110.96): 2, 4, 8, 16
 // documents of 256 tokens; the pool holds 5 with those that run, the tier 7 and a half. Arithmetic.
@@ -45,7 +48,7 @@ std::vector<std::string> cache_options(const Values& point) {
   return {"--topology", "1C", "--prefix-cache",
           cache == "device" || cache == "both" ? "on" : "off"};
 }
-bool has_host(const Values& point) { return point["cache"] == "host" || point["cache"] == "both"; }
+bool has_host(const Values& point) { return point["cache"] != "none" && point["cache"] != "device"; }
 
 std::vector<std::string> common_options(const Setting& setting, int max_model_len, int max_batch) {
   return {offload_model(setting),
@@ -130,10 +133,12 @@ REGISTER_EXPERIMENT("offload_hits", "cpu", hits_points, hits_open);
 struct Scene {
   int tokens, rounds, output;
   double pool, host, link_times;  // pool, host: documents that they hold
+  double disk = 0;
 };
 Scene scene_of(const std::string& scene, bool tiny) {
   Scene s = scene == "fits"   ? Scene{1024, 3, 2, 6, 8, 12.4}
             : scene == "over" ? Scene{1024, 3, 2, 2.5, 8, 12.4}
+            : scene == "disk" ? Scene{1024, 3, 2, 2.5, 2.5, 12.4, 12}
                               : Scene{256, 2, 2, 5, 7.5, 12.4};
   if (tiny) s.tokens = 64;
   return s;
@@ -147,6 +152,7 @@ std::vector<Values> rounds_points(const Setting& setting) {
   };
   for (const char* cache : {"none", "device", "both", "host"}) add("fits", 4, cache, "lru");
   for (const char* cache : {"device", "both"}) add("over", 4, cache, "lru");
+  add("disk", 4, "disk", "lru");
   for (int documents : setting.tiny ? std::vector{4} : std::vector{2, 4, 8, 16}) {
     for (const char* cache : {"none", "device", "both"}) add("overrun", documents, cache, "lru");
     if (documents < 16 && !setting.tiny) continue;
@@ -173,6 +179,8 @@ Measure rounds_open(const Setting& setting) {
     if (has_host(point))
       options.insert(options.end(), {"--host-kv-bytes", bytes(scene.host), "--kv-copy-gbps",
                                      gbps.value(), "--host-eviction", point["eviction"]});
+    if (scene.disk > 0)
+      options.insert(options.end(), {"--disk-kv-dir", ".", "--disk-kv-bytes", bytes(scene.disk)});
     Result<std::string> wrong = bed->open(options);
     if (!wrong) return wrong.error();
     if (!wrong.value().empty()) return Finding{{}, wrong.value()};

@@ -7,20 +7,27 @@
 //
 // offload_overhead (E2, E3; published: 0.94 to 1.02 of the requests a second, 3B, 1,024 tokens are
 // 16 ms of copying): prompts of 512 tokens, one after the other, one token of output; all of their
-// KV goes out, none comes back. Arithmetic. A prompt is 4 MiB of KV: 1 ms of a copying thread that
-// shares two cores with 185 ms of prefill, 0.3 %; and 32 blocks of 1 to 5 us of the engine's
-// thread, 0.1 %. So 0.99 to 1; below, the machine's own wavering. Where the link takes a fifth of
-// the prefill, a copy that is waited for would cost 1 / 1.2 = 0.83; it is not, and takes no
-// core: 1.
+// KV goes out, none comes back. Arithmetic. A prompt is 4 MiB of KV: 0.4 to 1.3 ms of a copying
+// thread that shares two cores with 185 ms of prefill. In balance that is 0.1 to 0.35 %; the two
+// who compute wait for each other, so up to 0.7 %. And 32 blocks of 1 to 5 us of the engine's
+// thread, 0.1 %, and what it finds no more in its caches. So 0.98 to 1; below, the machine's own
+// wavering: turns of three prompts, of which the median counts. `cpu_ratio` is the same of
+// processor time, spinning included, which wavers less: whatever keeps the two cores longer is in
+// it. Where the link takes a fifth of the prefill, a copy that is waited for would cost 1 / 1.2 =
+// 0.83; it is not, and takes no core: 1. `waits` shows it: the same with copies that the engine waits for (published as
+// "sync", 2.45 of 2.48 requests/s without the tier at 1,024 tokens a step): 0.79 to 0.88.
 //
 // offload_preempt (vLLM Fig. 19: recomputing is never more than 1.2 times as long as swapping,
-// small blocks swap badly): 8 requests of 512 + 64 tokens in a pool of 2,080: 4 start, and as they
-// grow the last of them is preempted. Arithmetic. Who comes back has 540 tokens: 195 ms of prefill,
+// small blocks swap badly): 8 requests of 512 + 64 tokens in a pool of 2,176: 4 start, and as they
+// grow, beyond 544 tokens each, the last of them is preempted. (In 2,080, where this was tried first,
+// the fourth found no room in blocks of 16: the others have begun their 33rd.) Arithmetic. Who comes back has 544 tokens: 195 ms of prefill,
 // or 4.4 MB of KV, 1 or 2 ms. The whole takes 8 * 185 ms of prefill and two or three times 64 steps
 // of 9 ms, 2.9 s; one of 4 is preempted, 2 to 6 in all, 0.4 to 1.2 s of recomputing: with
 // swapping 1.1 to 1.4 times the requests a second, at any block, because even blocks of one token
 // move in 2 to 5 us each. Published ratios near 1 are a GPU's, which computes a token in 0.1 ms and
 // moves its 800 KB in as long.
+#include <time.h>
+
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -40,12 +47,21 @@ struct Pair {
 
 // ---- offload_overhead
 
+// Of all threads of this process.
+double cpu_seconds() {
+  timespec t;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
 std::vector<Values> overhead_points(const Setting& setting) {
   std::vector<Values> all;
-  for (int chunk : setting.tiny ? std::vector{32} : std::vector{512, 128, 32})
-    all.push_back({{"chunk", chunk}, {"link_times", 0}});
-  for (int chunk : setting.tiny ? std::vector{32} : std::vector{512, 128})
-    all.push_back({{"chunk", chunk}, {"link_times", 5}});
+  auto add = [&](int chunk, int times, bool waits) {
+    all.push_back({{"chunk", chunk}, {"link_times", times}, {"waits", waits ? "on" : "off"}});
+  };
+  for (int chunk : setting.tiny ? std::vector{32} : std::vector{512, 128, 32}) add(chunk, 0, false);
+  for (int chunk : setting.tiny ? std::vector{32} : std::vector{512, 128}) add(chunk, 5, false);
+  for (int times : {0, 5}) add(setting.tiny ? 32 : 128, times, true);
   return all;
 }
 
@@ -57,8 +73,8 @@ Measure overhead_open(const Setting& setting) {
   auto pair = std::make_shared<Pair>(setting, common);
   auto asked = std::make_shared<int>(0);
   return [=](const Values& point) -> Result<Finding> {
-    const int n_tokens = setting.tiny ? 64 : 512, n_prompts = setting.tiny ? 2 : 4,
-              turns = setting.tiny ? 1 : 2;
+    const int n_tokens = setting.tiny ? 64 : 512, n_prompts = setting.tiny ? 2 : 3,
+              turns = setting.tiny ? 1 : 9;
     Result<std::string> gbps = slow_link(pair->with, setting, point["link_times"]);
     if (!gbps) return gbps.error();
     std::vector<std::string> options = {"--topology", "1C", "--chunk-tokens",
@@ -66,7 +82,8 @@ Measure overhead_open(const Setting& setting) {
     Result<std::string> wrong = pair->without.open(options);
     if (wrong && wrong.value().empty()) {
       options.insert(options.end(), {"--host-kv-bytes", setting.tiny ? "4MiB" : "256MiB",
-                                     "--kv-copy-gbps", gbps.value()});
+                                     "--kv-copy-gbps", gbps.value(), "--kv-copy-wait",
+                                     point["waits"]});
       wrong = pair->with.open(options);
     }
     if (!wrong) return wrong.error();
@@ -74,14 +91,15 @@ Measure overhead_open(const Setting& setting) {
     const KvTierStats before = tier_stats(pair->with);
     double seconds[2] = {};
     uint64_t hash[2] = {};
-    std::vector<double> ratios;
+    std::vector<double> ratios, cpu_ratios;
     for (int turn = 0; turn < turns; ++turn) {
       std::vector<BenchRequest> prompts;
       for (int i = 0; i < n_prompts; ++i)
         prompts.push_back(document(setting.seed, (*asked)++, n_tokens, 1));
-      double now[2] = {};
+      double now[2] = {}, cpu[2] = {};
       for (int i = 0; i < 2; ++i) {
         const int tiers = (turn + i) % 2;
+        const double before_s = cpu_seconds();
         Bed& bed = tiers ? pair->with : pair->without;
         Run run = run_load(bed.stack(), prompts, {});
         if (!run.wrong.empty()) return Finding{{}, run.wrong};
@@ -89,8 +107,10 @@ Measure overhead_open(const Setting& setting) {
         hash[tiers] += run.logits_hash;
         // The last prompt's copy goes on: not during the other's turn.
         std::this_thread::sleep_for(std::chrono::milliseconds(60));
+        cpu[tiers] = cpu_seconds() - before_s;
       }
       ratios.push_back(now[0] / now[1]);
+      cpu_ratios.push_back(cpu[0] / cpu[1]);
     }
     if (hash[0] != hash[1]) return Finding{{}, "other logits with tiers than without"};
     const KvTierStats after = tier_stats(pair->with);
@@ -99,6 +119,7 @@ Measure overhead_open(const Setting& setting) {
                      {"requests_per_s", n / seconds[0]},
                      {"requests_per_s_tiers", n / seconds[1]},
                      {"ratio", summarize(ratios).median},
+                     {"cpu_ratio", summarize(cpu_ratios).median},
                      {"bytes_out_share", out / (n * n_tokens * double(token_kv_bytes(setting)))},
                      {"dropped_blocks", after.dropped_out - before.dropped_out},
                      {"logits_hash", hash_text(hash[1])}}},
@@ -128,7 +149,7 @@ Measure preempt_open(const Setting& setting) {
                                      "--max-model-len",
                                      setting.tiny ? "128" : "1024",
                                      "--kv-bytes",
-                                     setting.tiny ? "256KiB" : "17039360"};
+                                     setting.tiny ? "256KiB" : "17825792"};
   auto pair = std::make_shared<Pair>(setting, common);
   return [=](const Values& point) -> Result<Finding> {
     const int n = setting.tiny ? 4 : 8, prompt = setting.tiny ? 32 : 512,

@@ -3,7 +3,8 @@
 //
 // Real steps of llama-mini in f32, the same engine and kernels over slots, blocks of 16 (the free
 // ones in random order) and vattention (groups of 16 KiB: rows of 32 tokens), which take turns,
-// step by step.
+// step by step. `contiguous_groups` is contiguous memory in the pages that vattention has
+// (--kv-backing groups): a memfd's, 4 KiB, where anonymous memory has huge pages.
 //   prefill   (Fig. 7, Table 6) one prompt of `size` tokens, in chunks of 512: time, and the share
 //             of attention
 //   decode    (Fig. 8, Table 7; Fig. 4) `size` sequences of 1,024 tokens get 32 more each: time of
@@ -124,22 +125,31 @@ class Hall {
     return ids;
   }
 
-  // Three memories with room for `batch` sequences of `longest` tokens.
+  // Memories with room for `batch` sequences of `longest` tokens.
   Result<Contestants> contestants(int batch, int longest) {
     Contestants all;
-    for (const char* scheme : {"contiguous", "paged", "vattention"}) {
+    struct {
+      const char *name, *scheme;
+      bool in_groups;
+    } rows[] = {{"contiguous", "contiguous", false},
+                {"contiguous_groups", "contiguous", true},
+                {"paged", "paged", false},
+                {"vattention", "vattention", false}};
+    for (const auto& [name, scheme, in_groups] : rows) {
       KvOptions kv{.shape = kv_shape(model_->config(), Dtype::f32),
                    .max_sequence_tokens = (longest + 31) / 32 * 32,
                    .prefix_cache = false,
                    .page_group_bytes = 16384,
-                   .max_sequences = 2 * batch};
+                   .max_sequences = 2 * batch,
+                   .pool_in_groups = in_groups};
       // vattention: a row and 8 tokens more for each, two of an idle slot, a twentieth kept free.
-      const size_t rows = size_t(batch) * size_t(longest / 32 + 3) + 2;
-      kv.pool_bytes = (rows + rows / 10 + 1) * 32 * kv.shape.token_bytes();
+      const size_t held = size_t(batch) * size_t(longest / 32 + 3) + 2;
+      kv.pool_bytes = (held + held / 10 + 1) * 32 * kv.shape.token_bytes();
       auto made = Contestant::create(
           scheme, *model_, kv,
           {.policy = find_batch_policy("chunked"), .max_batch = batch, .step_tokens = kChunk});
       if (!made) return made.error();
+      made.value()->name = name;
       if (scheme == std::string("paged")) made.value()->scramble(setting_.seed);
       all.push_back(std::move(made).value());
     }
@@ -167,7 +177,7 @@ class Hall {
     return some;
   }
 
-  // The three agree on something small.
+  // They agree on something small.
   std::string warm_up(Contestants& all) {
     for (auto& c : all)
       for (int i = 0; i < 2; ++i) c->submit(tokens(33 + 20 * i, 90 + uint64_t(i)), 3);
@@ -188,7 +198,7 @@ class Hall {
                     static_cast<unsigned long long>(all[i]->logits_hash()));
       const Taken& t = taken[i];
       found.rows.push_back(
-          {{"allocator", all[i]->scheme()},
+          {{"allocator", all[i]->name},
            {"seconds", t.seconds},
            {"step_ms", 1e3 * summarize(t.steps).median},
            {"attention_share", t.attention / t.seconds},
@@ -230,7 +240,7 @@ class Hall {
         std::vector<int32_t> prompt(known_.begin(), known_.end() - (i * 7) % 32);
         prompt.back() = int32_t(i) % model_->config().vocab;
         if (!c->adopt(std::move(prompt), sizes_.decoded + 2, source))
-          return Finding{{}, c->scheme() + " has no room"};
+          return Finding{{}, c->name + " has no room"};
       }
     std::vector<Taken> taken(all.size()), untimed(all.size());
     turn(all, untimed);  // admits them

@@ -67,20 +67,25 @@ Blocking choose_blocking(int m, Dtype dtype) {
   return {1, dtype == Dtype::bf16 ? 384 : 256, true};
 }
 
-// K cut into groups (the contract), and groups into equal pieces of at most block_k.
+// K cut into groups (the contract), and groups into equal pieces of at most block_k. Of some groups
+// only, where a slice is computed: k then counts from the first of them.
 struct KBlocks {
-  KBlocks(int k_, int groups_, int block_k) : k(k_), groups(groups_) {
-    int longest = (k + groups - 1) / groups;
+  KBlocks(const PackedMatrix& w_, Range groups_, int block_k)
+      : w(w_), groups(groups_), first(w.k_range(groups).begin) {
+    int longest = (w.k + w.k_groups - 1) / w.k_groups;
     per_group = (longest - 1) / block_k + 1;
   }
-  int count() const { return groups * per_group; }
+  int n_groups() const { return groups.end - groups.begin; }
+  int count() const { return n_groups() * per_group; }
   Range operator[](int i) const {
-    int g = i / per_group;
-    int begin = int(long(g) * k / groups), end = int(long(g + 1) * k / groups);
-    Range piece = share(end - begin, i % per_group, per_group, 8);
-    return {begin + piece.begin, begin + piece.end};
+    const int g = groups.begin + i / per_group;
+    const Range k = w.k_range({g, g + 1});
+    const Range piece = share(k.end - k.begin, i % per_group, per_group, 8);
+    return {k.begin - first + piece.begin, k.begin - first + piece.end};
   }
-  int k, groups, per_group;
+  const PackedMatrix& w;
+  Range groups;
+  int first, per_group;
 };
 
 // kRows rows and k of `ks` of x to [k, kRows].
@@ -111,8 +116,10 @@ class Gemm {
         scratch_(scratch),
         blocking_(choose_blocking(args.m, args.w->dtype)),
         tiles_(args.m),
-        blocks_(w_.k, w_.k_groups, blocking_.block_k),
-        n_panels_((w_.n + kPanel - 1) / kPanel),
+        blocks_(w_, args.groups.end > 0 ? args.groups : Range{0, w_.k_groups}, blocking_.block_k),
+        columns_(args.columns.end > 0 ? args.columns : Range{0, w_.n}),
+        first_panel_(columns_.begin / kPanel),
+        n_panels_((columns_.end + kPanel - 1) / kPanel - first_panel_),
         row_bytes_(kPanel * dtype_bytes(w_.dtype)),
         panel_bytes_(row_bytes_ * size_t(w_.k)) {}
 
@@ -181,7 +188,9 @@ class Gemm {
     const int n_panels = panels.end - panels.begin, n_tiles = tiles.end - tiles.begin;
     const size_t level = size_t(n_panels) * size_t(rows) * kPanel;  // floats of one tree buffer
     auto& table = w_.dtype == Dtype::bf16 ? kernels_.bf16 : kernels_.f32;
-    const std::byte* first = w_.panels.data() + size_t(panels.begin) * panel_bytes_;
+    const std::byte* first = w_.panels.data() +
+                             size_t(first_panel_ + panels.begin) * panel_bytes_ +
+                             size_t(blocks_.first) * row_bytes_;
     for (int i = 0; i < blocks_.count(); ++i) {
       const int g = i / blocks_.per_group;
       const Range ks = blocks_[i];
@@ -213,7 +222,7 @@ class Gemm {
         table[tiles_.rows(t)][n_panels](tile);
       }
       if ((i + 1) % blocks_.per_group == 0) {
-        int top = TreeStack::slot(g), merges = TreeStack::merges(g, g + 1 == w_.k_groups);
+        int top = TreeStack::slot(g), merges = TreeStack::merges(g, g + 1 == blocks_.n_groups());
         for (; merges > 0; --merges, --top)
           kernels_.add(sums + level * size_t(top - 1), sums + level * size_t(top), int(level));
       }
@@ -225,13 +234,17 @@ class Gemm {
   }
 
   void store(int panel, int row0, int rows, const float* sums) const {
-    const int column = panel * kPanel, n = std::min(kPanel, w_.n - column);
+    // Columns of the panel that are wanted.
+    const int column0 = (first_panel_ + panel) * kPanel;
+    const int begin = std::max(columns_.begin - column0, 0);
+    const int end = std::min(columns_.end - column0, kPanel), column = column0 + begin;
     for (int r = 0; r < rows; ++r, sums += kPanel) {
-      float* y = a_.y + size_t(row0 + r) * size_t(a_.y_stride) + column;
+      float* y = a_.y + size_t(row0 + r) * size_t(a_.y_stride) + (column - columns_.begin);
+      const float* from = sums + begin;
       if (!a_.bias)
-        std::memcpy(y, sums, size_t(n) * sizeof(float));
+        std::memcpy(y, from, size_t(end - begin) * sizeof(float));
       else
-        for (int c = 0; c < n; ++c) y[c] = sums[c] + a_.bias[column + c];
+        for (int c = 0; c < end - begin; ++c) y[c] = from[c] + a_.bias[column + c];
     }
   }
 
@@ -242,7 +255,8 @@ class Gemm {
   Blocking blocking_;
   TilePlan tiles_;
   KBlocks blocks_;
-  int n_panels_;
+  Range columns_;
+  int first_panel_, n_panels_;
   size_t row_bytes_, panel_bytes_;
   std::atomic<int> next_panel_{0};
 };
@@ -252,15 +266,19 @@ void run_gemm(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team,
   XPYD_CHECK(args.w && args.x && args.y);
   const PackedMatrix& w = *args.w;
   if (args.m == 0) return;
-  XPYD_CHECK(args.m > 0 && args.m <= scratch.max_m && w.k <= scratch.max_k &&
+  XPYD_CHECK(0 <= args.columns.begin && args.columns.end <= w.n && args.n() > 0 &&
+             0 <= args.groups.begin && args.groups.begin <= args.groups.end &&
+             args.groups.end <= w.k_groups);
+  const int k = args.k_range().end - args.k_range().begin;
+  XPYD_CHECK(args.m > 0 && args.m <= scratch.max_m && k <= scratch.max_k &&
                  team.size() <= scratch.n_threads,
              "m = " + std::to_string(args.m) + " of " + std::to_string(scratch.max_m) +
-                 ", k = " + std::to_string(w.k) + " of " + std::to_string(scratch.max_k) +
+                 ", k = " + std::to_string(k) + " of " + std::to_string(scratch.max_k) +
                  ", threads = " + std::to_string(team.size()) + " of " +
                  std::to_string(scratch.n_threads));
-  XPYD_CHECK((args.m == 1 || args.x_stride >= w.k) && (args.m == 1 || args.y_stride >= w.n));
+  XPYD_CHECK(args.m == 1 || (args.x_stride >= k && args.y_stride >= args.n()));
   Gemm gemm(args, scratch, kernels);
-  if (team.size() == 1 || long(args.m) * w.n * w.k < kSerialMacs) {
+  if (team.size() == 1 || long(args.m) * args.n() * k < kSerialMacs) {
     gemm.pack(0, 1);
     gemm.compute(0, 1, 0);
     return;
@@ -360,8 +378,8 @@ void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size
 }
 
 Work work(const GemmArgs& args) {
-  double m = args.m, n = args.w->n, k = args.w->k;
-  return {double(args.w->bytes()) + 4 * (m * k + m * n + (args.bias ? n : 0)), 2 * m * n * k};
+  const double m = args.m, n = args.n(), k = args.k_range().end - args.k_range().begin;
+  return {n * k * double(dtype_bytes(args.w->dtype)) + 4 * (m * k + m * n + (args.bias ? n : 0)), 2 * m * n * k};
 }
 
 GemmScratch::GemmScratch(int max_m_, int max_k_, int n_threads_)

@@ -28,6 +28,10 @@ struct PackedMatrix {
   Dtype dtype = Dtype::f32;  // f32 or bf16
   Buffer panels;             // [ceil(n / 16), k, 16]; columns beyond n are zero
   size_t bytes() const { return size_t(n) * size_t(k) * dtype_bytes(dtype); }
+  // Columns of W in these groups.
+  Range k_range(Range groups) const {
+    return {int(long(groups.begin) * k / k_groups), int(long(groups.end) * k / k_groups)};
+  }
 };
 
 // Reads row `n` of W into out[k] as f32. Called once per row, from any thread of the team.
@@ -37,13 +41,21 @@ PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReade
 // The other way: rows [begin, end) of W as they were packed, in w.dtype, row_bytes apart.
 void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size_t row_bytes);
 
+// A whole product, or the slice of it that a tensor-parallel rank computes: columns of y, or K-groups
+// of every sum. A slice reads its part of the packed weights where it is, and has the bits of the
+// whole: a column is a column, and an aligned power-of-two range of groups is a subtree.
 struct GemmArgs {
-  const float* x = nullptr;  // [m, k], row stride x_stride
-  float* y = nullptr;        // [m, w->n], row stride y_stride
+  const float* x = nullptr;  // [m, K of `groups`], row stride x_stride
+  float* y = nullptr;        // [m, columns], row stride y_stride
   const PackedMatrix* w = nullptr;
-  const float* bias = nullptr;  // [n] or null; added after the tree
+  const float* bias = nullptr;  // [w->n] or null; added after the tree
   int m = 0;
   int x_stride = 0, y_stride = 0;  // floats
+  Range columns{0, 0};             // of [0, w->n); empty: all
+  Range groups{0, 0};              // of [0, w->k_groups); empty: all
+
+  int n() const { return columns.end > 0 ? columns.end - columns.begin : w->n; }
+  Range k_range() const { return groups.end > 0 ? w->k_range(groups) : Range{0, w->k}; }
 };
 
 Work work(const GemmArgs& args);

@@ -6,6 +6,7 @@
 
 namespace xpyd {
 
+// Whole products only: a slice is compared with the part of the whole.
 void gemm_reference(const GemmArgs& args, const float* w_rows) {
   const PackedMatrix& w = *args.w;
   const int groups = w.k_groups;

@@ -1,33 +1,19 @@
-// The forward pass of the Llama family (Llama, Mistral, Qwen2, Qwen3) on the CPU. model/README.md
-// lists the operations with their shapes.
+// The forward pass of the Llama family (Llama, Mistral, Qwen2, Qwen3) on the CPU: one rank, or
+// tensor ranks and pipeline stages on a thread each (llama_rank.h). model/README.md lists the
+// operations with their shapes.
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <vector>
 
-#include "attention/attention.h"
 #include "base/status.h"
-#include "model/gemm.h"
+#include "base/wait_word.h"
+#include "model/llama_rank.h"
 #include "model/llama_step.h"
 #include "model/model.h"
-#include "model/ops.h"
 #include "model/weights.h"
 
 namespace xpyd {
 namespace {
-
-// Below this many elements a row operation runs on the calling thread: it takes about as long as
-// handing it to the team would.
-constexpr long kSerialElements = 4096;
-// Rows are also cut into columns, so that a single row is shared by the team.
-constexpr int kColumnChunk = 1024;
-
-// Tokens of a step, or of a part of it, as attention wants them.
-struct Rows {
-  int n = 0;
-  std::span<const int32_t> q_offsets, kv_lengths;
-  std::span<const KvView> views;
-};
 
 class Llama final : public Model {
  public:
@@ -35,38 +21,73 @@ class Llama final : public Model {
         int max_logits, const Kernels& kernels)
       : weights_(std::move(weights)),
         c_(weights_->config),
-        team_(team),
         max_step_tokens_(max_step_tokens),
         max_logits_(max_logits),
-        q_width_(c_.n_heads * c_.head_dim),
-        kv_width_(c_.n_kv_heads * c_.head_dim),
-        gemm_(kernels.gemm ? *kernels.gemm : default_gemm()),
-        attention_(kernels.attention ? *kernels.attention : default_attention()),
-        gemm_scratch_(max_step_tokens, std::max({c_.hidden, q_width_, c_.intermediate}),
-                      team.size()),
-        positions_(size_t(max_step_tokens)) {
+        shards_{.n_layers = c_.n_layers, .n_kv_heads = c_.n_kv_heads},
+        stage_(*weights_, shards_, 0, max_step_tokens, false),
+        rank_(weights_, shards_, 0, stage_, team, max_step_tokens, kernels) {
     XPYD_CHECK(max_step_tokens > 0 && max_logits >= 0);
-    wanted_.reserve(size_t(max_step_tokens));
-    size_t floats = 0;
-    auto rows = [&](int width) {
-      const size_t begin = floats;
-      floats += size_t(max_step_tokens) * size_t(width);
-      floats = (floats + 15) / 16 * 16;  // a cache line
-      return begin;
-    };
-    const size_t x = rows(c_.hidden), normed = rows(c_.hidden), qkv = rows(qkv_width()),
-                 q = rows(q_width_), attended = rows(q_width_), gate_up = rows(2 * c_.intermediate),
-                 cos = rows(c_.head_dim / 2), sin = rows(c_.head_dim / 2);
-    activations_ = Buffer(floats * sizeof(float));
-    float* base = activations_.as<float>();
-    x_ = base + x;
-    normed_ = base + normed;
-    qkv_ = base + qkv;
-    q_ = base + q;
-    attended_ = base + attended;
-    gate_up_ = base + gate_up;
-    cos_ = base + cos;
-    sin_ = base + sin;
+  }
+  const ModelConfig& config() const override { return c_; }
+  void forward(const StepInput& step, float* logits) override {
+    check_step(step, c_, max_step_tokens_, max_logits_);
+    rank_.run(step, 0, nullptr, step.observer != nullptr, logits);
+  }
+  Work work(const StepInput& step) const override {
+    return llama_work(step, c_, weights_->dtype, Dtype::f32);
+  }
+  size_t weight_bytes() const override { return weights_->bytes(); }
+  size_t scratch_bytes() const override { return rank_.scratch_bytes(); }
+
+ private:
+  std::shared_ptr<const Weights> weights_;
+  const ModelConfig& c_;
+  const int max_step_tokens_, max_logits_;
+  const KvShards shards_;
+  StageExchange stage_;
+  LlamaRank rank_;
+};
+
+// Of a step, what passes from stage to stage at once: some tokens, while the next ones are computed
+// by the stage before.
+struct Piece {
+  StepInput step;  // without views
+  std::vector<int32_t> q_offsets, kv_lengths, logit_rows;
+  std::vector<KvView> views;  // [n_ranks, n_seqs of this piece]
+  int first_token = 0, first_logit = 0;
+};
+
+// Tokens of a piece are worth cutting off from here on: fewer would read all weights for little.
+constexpr int kLeastPieceTokens = 64;
+constexpr int kPiecesPerStage = 4;
+
+class ShardedLlama final : public Model {
+ public:
+  ShardedLlama(std::shared_ptr<const Weights> weights, const ShardOptions& o, int max_step_tokens,
+               int max_logits, const Kernels& kernels)
+      : weights_(std::move(weights)),
+        c_(weights_->config),
+        max_step_tokens_(max_step_tokens),
+        max_logits_(max_logits),
+        shards_(o.shards),
+        piece_tokens_(o.piece_tokens),
+        crowded_(shards_.n_ranks() * o.threads_per_rank > allowed_cpus()),
+        done_(std::make_unique<WaitWord[]>(size_t(shards_.n_ranks()))),
+        written_(std::make_unique<Written[]>(size_t(shards_.pp))) {
+    XPYD_CHECK(max_step_tokens > 0 && max_logits >= 0);
+    std::vector<int> first_cpus;  // of each rank
+    for (int rank = 0; rank < shards_.n_ranks(); ++rank) {
+      if (rank % shards_.tp == 0)
+        stages_.push_back(std::make_unique<StageExchange>(
+            *weights_, shards_, shards_.stage_of(rank), max_step_tokens, crowded_));
+      const auto mine = o.cpus.begin() + (o.cpus.empty() ? 0 : rank * o.threads_per_rank);
+      std::vector<int> cpus(mine, o.cpus.empty() ? mine : mine + o.threads_per_rank);
+      if (!cpus.empty()) first_cpus.push_back(cpus[0]);
+      teams_.push_back(std::make_unique<ThreadTeam>(o.threads_per_rank, std::move(cpus)));
+      ranks_.push_back(std::make_unique<LlamaRank>(weights_, shards_, rank, *stages_.back(),
+                                                   *teams_.back(), max_step_tokens, kernels));
+    }
+    team_ = std::make_unique<ThreadTeam>(shards_.n_ranks(), std::move(first_cpus));
   }
 
   const ModelConfig& config() const override { return c_; }
@@ -74,210 +95,136 @@ class Llama final : public Model {
   Work work(const StepInput& step) const override;
   size_t weight_bytes() const override { return weights_->bytes(); }
   size_t scratch_bytes() const override {
-    return activations_.size() + gemm_scratch_.bytes() + positions_.size() * sizeof(int);
+    size_t total = 0;
+    for (const auto& rank : ranks_) total += rank->scratch_bytes();
+    for (const auto& stage : stages_) total += stage->bytes();
+    return total;
   }
 
  private:
-  int qkv_width() const { return q_width_ + 2 * kv_width_; }
-  int window(int layer) const { return layer >= c_.window_from_layer ? c_.sliding_window : 0; }
+  // Layers of a later stage whose KV all its ranks have written, on its first rank's thread.
+  struct Written final : LayerObserver {
+    WaitWord layers;
+    void layer_done(int) override { layers.add(1); }
+  };
+  void cut(const StepInput& step);
+  void run_rank(int rank, LayerObserver* observer, float* logits);
 
-  // body(row, begin, end) for all elements [0, width) of all rows, shared by the team.
-  template <class Body>
-  void for_elements(int n_rows, int width, Body body) {
-    const int chunks = (width + kColumnChunk - 1) / kColumnChunk;
-    auto part = [&](Range items) {
-      for (int i = items.begin; i < items.end; ++i) {
-        const int begin = i % chunks * kColumnChunk;
-        body(i / chunks, begin, std::min(begin + kColumnChunk, width));
-      }
-    };
-    if (long(n_rows) * width < kSerialElements) return part({0, n_rows * chunks});
-    team_.run([&](int rank) { part(share(n_rows * chunks, rank, team_.size())); });
-  }
-  // body(row) for all rows; `width` is what a row costs, in elements.
-  template <class Body>
-  void for_rows(int n_rows, int width, Body body) {
-    auto part = [&](Range rows) {
-      for (int row = rows.begin; row < rows.end; ++row) body(row);
-    };
-    if (n_rows == 1 || long(n_rows) * width < kSerialElements) return part({0, n_rows});
-    team_.run([&](int rank) { part(share(n_rows, rank, team_.size())); });
-  }
-
-  void gemm(const PackedMatrix& w, const std::vector<float>& bias, const float* x, int x_stride,
-            float* y, int y_stride, int m) {
-    GemmArgs args{.x = x,
-                  .y = y,
-                  .w = &w,
-                  .bias = bias.empty() ? nullptr : bias.data(),
-                  .m = m,
-                  .x_stride = x_stride,
-                  .y_stride = y_stride};
-    gemm_.run(args, gemm_scratch_, team_);
-  }
-  const float* row(const float* base, int row, int width) const {
-    return base + size_t(row) * size_t(width);
-  }
-  float* row(float* base, int row, int width) const { return base + size_t(row) * size_t(width); }
-
-  void embed(const StepInput& step, const LayerWeights& first);
-  void turn(const LayerWeights& layer, int n);
-  void keep_wanted();
-  void attend(int layer, const Rows& rows);
-  void mlp(const LayerWeights& layer, int n);
-  void add_and_norm(const float* delta, const std::vector<float>* norm, int n);
-
-  std::shared_ptr<const Weights> weights_;
+  const std::shared_ptr<const Weights> weights_;
   const ModelConfig& c_;
-  ThreadTeam& team_;
   const int max_step_tokens_, max_logits_;
-  const int q_width_, kv_width_;  // floats of one token's q, and of its k or v
-  const Ops& ops_ = default_ops();
-  const GemmVariant& gemm_;
-  const AttentionVariant& attention_;
-  GemmScratch gemm_scratch_;
-  std::vector<int> positions_;
-  WantedRows wanted_;
-  Buffer activations_;
-  // Into activations_, [max_step_tokens, width] each:
-  float* x_;         // hidden: the residual stream
-  float* normed_;    // hidden: also the output of o_proj and down_proj before it is added
-  float* qkv_;       // q_width + 2 kv_width
-  float* q_;         // q_width: after RoPE
-  float* attended_;  // q_width
-  float* gate_up_;   // 2 intermediate: SwiGLU's result takes the gate's place
-  float* cos_;       // head_dim / 2
-  float* sin_;       // head_dim / 2
+  const KvShards shards_;
+  const int piece_tokens_;
+  const bool crowded_;
+  std::vector<std::unique_ptr<StageExchange>> stages_;
+  std::vector<std::unique_ptr<ThreadTeam>> teams_;  // of each rank's kernels
+  std::vector<std::unique_ptr<LlamaRank>> ranks_;
+  std::unique_ptr<ThreadTeam> team_;    // the ranks: one thread each, the caller is rank 0
+  std::unique_ptr<WaitWord[]> done_;    // [n_ranks]: pieces of this step
+  std::unique_ptr<Written[]> written_;  // [pp]
+  std::vector<Piece> pieces_;           // the first n_pieces_; the others keep their memory
+  size_t n_pieces_ = 0;
 };
 
-// x = embedding rows, normed for the first layer; and the angles of every token's position.
-void Llama::embed(const StepInput& step, const LayerWeights& first) {
-  for (size_t s = 0; s < step.kv_lengths.size(); ++s) {
-    int position = step.kv_lengths[s] - (step.q_offsets[s + 1] - step.q_offsets[s]);
-    for (int i = step.q_offsets[s]; i < step.q_offsets[s + 1]; ++i)
-      positions_[size_t(i)] = position++;
-  }
-  const int half = c_.head_dim / 2;
-  for_rows(int(step.token_ids.size()), c_.hidden, [&](int i) {
-    const size_t from = size_t(step.token_ids[size_t(i)]) * size_t(c_.hidden);
-    float* x = row(x_, i, c_.hidden);
-    if (weights_->dtype == Dtype::f32) {
-      std::copy_n(weights_->embedding.as<float>() + from, c_.hidden, x);
-    } else {
-      const bf16* table = weights_->embedding.as<bf16>() + from;
-      for (int j = 0; j < c_.hidden; ++j) x[j] = to_f32(table[j]);
+void ShardedLlama::cut(const StepInput& step) {
+  const int n = int(step.token_ids.size()), n_ranks = shards_.n_ranks();
+  const int least = piece_tokens_ > 0 ? piece_tokens_ : kLeastPieceTokens;
+  const int most = shards_.pp == 1 ? 1 : piece_tokens_ > 0 ? n : kPiecesPerStage * shards_.pp;
+  n_pieces_ = size_t(std::clamp(n / least, 1, most));
+  if (pieces_.size() < n_pieces_) pieces_.resize(n_pieces_);
+  const size_t n_seqs = step.kv_lengths.size();
+  size_t next_logit = 0;
+  for (size_t p = 0; p < n_pieces_; ++p) {
+    Piece& piece = pieces_[p];
+    const Range tokens = share(n, int(p), int(n_pieces_));
+    piece.first_token = tokens.begin;
+    piece.first_logit = int(next_logit);
+    piece.q_offsets.assign(1, 0);
+    piece.kv_lengths.clear();
+    piece.logit_rows.clear();
+    piece.views.clear();
+    size_t first = 0, end = 0;  // its sequences: those that have tokens in it
+    for (size_t s = 0; s < n_seqs; ++s) {
+      const int begin = std::max(step.q_offsets[s], tokens.begin),
+                until = std::min(step.q_offsets[s + 1], tokens.end);
+      if (begin >= until) continue;
+      if (end == 0) first = s;
+      // One without tokens among them stands for itself: it has none here either.
+      for (size_t skipped = end == 0 ? s : end; skipped < s; ++skipped) {
+        piece.q_offsets.push_back(piece.q_offsets.back());
+        piece.kv_lengths.push_back(step.kv_lengths[skipped]);
+      }
+      end = s + 1;
+      piece.q_offsets.push_back(until - tokens.begin);
+      piece.kv_lengths.push_back(step.kv_lengths[s] - (step.q_offsets[s + 1] - until));
     }
-    ops_.rms_norm(x, first.attention_norm.data(), c_.rms_eps, c_.hidden,
-                  row(normed_, i, c_.hidden));
-    // In double: at position 100,000 an f32 angle would be off by 0.004 radians.
-    for (int j = 0; j < half; ++j) {
-      const double angle = positions_[size_t(i)] * weights_->rope_freqs[size_t(j)];
-      row(cos_, i, half)[j] = float(std::cos(angle));
-      row(sin_, i, half)[j] = float(std::sin(angle));
+    for (int rank = 0; rank < n_ranks; ++rank) {
+      const auto views = step.views.subspan(size_t(rank) * n_seqs, n_seqs);
+      piece.views.insert(piece.views.end(), views.begin() + ptrdiff_t(first),
+                         views.begin() + ptrdiff_t(end));
     }
-  });
-}
-
-// Per head: norm (Qwen3), then RoPE. q goes to its own array, k stays in qkv.
-void Llama::turn(const LayerWeights& layer, int n) {
-  const int d = c_.head_dim, half = d / 2;
-  for_rows(n, q_width_ + kv_width_, [&](int i) {
-    const float *cos = row(cos_, i, half), *sin = row(sin_, i, half);
-    float* heads = row(qkv_, i, qkv_width());
-    for (int h = 0; h < c_.n_heads + c_.n_kv_heads; ++h) {
-      const bool is_q = h < c_.n_heads;
-      float* head = heads + h * d;
-      if (c_.qk_norm)
-        ops_.rms_norm(head, (is_q ? layer.q_norm : layer.k_norm).data(), c_.rms_eps, d, head);
-      ops_.rope(head, cos, sin, d, is_q ? row(q_, i, q_width_) + h * d : head);
-    }
-  });
-}
-
-void Llama::attend(int layer, const Rows& rows) {
-  AttentionArgs args{.q = q_,
-                     .out = attended_,
-                     .q_offsets = rows.q_offsets,
-                     .kv_lengths = rows.kv_lengths,
-                     .views = rows.views,
-                     .layer = layer,
-                     .n_heads = c_.n_heads,
-                     .sliding_window = window(layer),
-                     .scale = float(1 / std::sqrt(double(c_.head_dim)))};
-  attention_.run(args, team_);
-}
-
-// x += delta; then normed = norm(x), unless norm is null. delta may be normed.
-void Llama::add_and_norm(const float* delta, const std::vector<float>* norm, int n) {
-  for_rows(n, 2 * c_.hidden, [&](int i) {
-    float* x = row(x_, i, c_.hidden);
-    ops_.add(row(delta, i, c_.hidden), c_.hidden, x);
-    if (norm) ops_.rms_norm(x, norm->data(), c_.rms_eps, c_.hidden, row(normed_, i, c_.hidden));
-  });
-}
-
-// normed = down(silu(gate(normed)) * up(normed))
-void Llama::mlp(const LayerWeights& layer, int n) {
-  const int width = 2 * c_.intermediate;
-  gemm(layer.gate_up, layer.gate_up_bias, normed_, c_.hidden, gate_up_, width, n);
-  for_elements(n, c_.intermediate, [&](int i, int begin, int end) {
-    float* gate = row(gate_up_, i, width);
-    ops_.swiglu(gate + begin, gate + c_.intermediate + begin, end - begin, gate + begin);
-  });
-  gemm(layer.down, layer.down_bias, gate_up_, width, normed_, c_.hidden, n);
-}
-
-void Llama::forward(const StepInput& step, float* logits) {
-  check_step(step, c_, max_step_tokens_, max_logits_);
-  wanted_.select(step);
-  Rows rows{int(step.token_ids.size()), step.q_offsets, step.kv_lengths, step.views};
-  const auto& layers = weights_->layers;
-  embed(step, layers[0]);
-  for (int i = 0; i < c_.n_layers; ++i) {
-    const LayerWeights& layer = layers[size_t(i)];
-    const bool last = i + 1 == c_.n_layers;
-    gemm(layer.qkv, layer.qkv_bias, normed_, c_.hidden, qkv_, qkv_width(), rows.n);
-    turn(layer, rows.n);
-    append_kv({.k = qkv_ + q_width_,
-               .v = qkv_ + q_width_ + kv_width_,
-               .stride = qkv_width(),
-               .q_offsets = step.q_offsets,
-               .kv_lengths = step.kv_lengths,
-               .views = step.views,
-               .layer = i},
-              team_);
-    if (step.observer) step.observer->layer_done(i);
-    if (last) {
-      if (step.logit_rows.empty()) return;
-      keep_wanted();
-      rows = {int(wanted_.tokens.size()), wanted_.q_offsets, wanted_.kv_lengths, wanted_.views};
-    }
-    attend(i, rows);
-    gemm(layer.o, layer.o_bias, attended_, q_width_, normed_, c_.hidden, rows.n);
-    add_and_norm(normed_, &layer.mlp_norm, rows.n);
-    mlp(layer, rows.n);
-    add_and_norm(normed_, last ? nullptr : &layers[size_t(i) + 1].attention_norm, rows.n);
-  }
-  const int n_logits = int(wanted_.logit_rows.size());
-  for_rows(n_logits, c_.hidden, [&](int i) {
-    ops_.rms_norm(row(x_, wanted_.logit_rows[size_t(i)], c_.hidden), weights_->final_norm.data(),
-                  c_.rms_eps, c_.hidden, row(normed_, i, c_.hidden));
-  });
-  gemm(weights_->lm_head, {}, normed_, c_.hidden, logits, c_.vocab, n_logits);
-}
-
-// Moves the wanted tokens' rows of x and q to the front.
-void Llama::keep_wanted() {
-  for (int to = 0; to < int(wanted_.tokens.size()); ++to) {
-    const int from = wanted_.tokens[size_t(to)];
-    if (from == to) continue;
-    std::copy_n(row(x_, from, c_.hidden), c_.hidden, row(x_, to, c_.hidden));
-    std::copy_n(row(q_, from, q_width_), q_width_, row(q_, to, q_width_));
+    for (; next_logit < step.logit_rows.size() && step.logit_rows[next_logit] < tokens.end;
+         ++next_logit)
+      piece.logit_rows.push_back(step.logit_rows[next_logit] - tokens.begin);
+    piece.step = {.token_ids = step.token_ids.subspan(size_t(tokens.begin),
+                                                      size_t(tokens.end - tokens.begin)),
+                  .q_offsets = piece.q_offsets,
+                  .kv_lengths = piece.kv_lengths,
+                  .views = {},
+                  .logit_rows = piece.logit_rows,
+                  .observer = nullptr};
   }
 }
 
-Work Llama::work(const StepInput& step) const {
-  return llama_work(step, c_, weights_->dtype, Dtype::f32);
+void ShardedLlama::run_rank(int rank, LayerObserver* observer, float* logits) {
+  const int stage = shards_.stage_of(rank);
+  const bool first_of_stage = shards_.tensor_rank_of(rank) == 0;
+  WaitWord* before = stage == 0 ? nullptr : &done_[size_t(rank - shards_.tp)];
+  const float* x_in = stage == 0 ? nullptr : ranks_[size_t(rank - shards_.tp)]->x();
+  for (size_t p = 0; p < n_pieces_; ++p) {
+    const Piece& piece = pieces_[p];
+    if (before) before->wait([p](uint32_t done) { return done > p; }, crowded_);
+    StepInput step = piece.step;
+    const size_t n_seqs = step.kv_lengths.size();
+    step.views = std::span(piece.views).subspan(size_t(rank) * n_seqs, n_seqs);
+    const bool observed = observer && p + 1 == n_pieces_;  // then every token's KV is there
+    if (observed && first_of_stage)
+      step.observer = stage == 0 ? observer : &written_[size_t(stage)];
+    ranks_[size_t(rank)]->run(step, piece.first_token, x_in, observed,
+                              logits + size_t(piece.first_logit) * size_t(c_.vocab));
+    done_[size_t(rank)].add(1);
+  }
+  if (rank != 0 || !observer) return;
+  for (int s = 1; s < shards_.pp; ++s) {
+    const KvRange layers = shards_.layers(s);
+    for (int l = layers.begin; l < layers.end; ++l) {
+      written_[size_t(s)].layers.wait(
+          [n = uint32_t(l - layers.begin)](uint32_t written) { return written > n; }, crowded_);
+      observer->layer_done(l);
+    }
+  }
+}
+
+void ShardedLlama::forward(const StepInput& step, float* logits) {
+  check_step(step, c_, max_step_tokens_, max_logits_, 0, shards_.n_ranks());
+  cut(step);
+  for (int rank = 0; rank < shards_.n_ranks(); ++rank) done_[size_t(rank)].value.store(0);
+  for (int s = 0; s < shards_.pp; ++s) written_[size_t(s)].layers.value.store(0);
+  team_->run([&](int rank) { run_rank(rank, step.observer, logits); });
+}
+
+// What the step must touch, as on one rank: copies of kv heads that ranks have besides are not
+// counted.
+Work ShardedLlama::work(const StepInput& step) const {
+  const size_t n_seqs = step.kv_lengths.size();
+  if (n_seqs == 0) return {};
+  KvLayout whole = *step.views[0].layout;
+  whole.shape = kv_shape(c_, whole.shape.dtype);
+  std::vector<KvView> views(step.views.begin(), step.views.begin() + ptrdiff_t(n_seqs));
+  for (KvView& view : views) view.layout = &whole;
+  StepInput one = step;
+  one.views = views;
+  return llama_work(one, c_, weights_->dtype, Dtype::f32);
 }
 
 }  // namespace
@@ -285,6 +232,33 @@ Work Llama::work(const StepInput& step) const {
 std::unique_ptr<Model> make_llama(std::shared_ptr<const Weights> weights, ThreadTeam& team,
                                   int max_step_tokens, int max_logits, const Kernels& kernels) {
   return std::make_unique<Llama>(std::move(weights), team, max_step_tokens, max_logits, kernels);
+}
+
+std::unique_ptr<Model> make_sharded_llama(std::shared_ptr<const Weights> weights,
+                                          const ShardOptions& options, int max_step_tokens,
+                                          int max_logits, const Kernels& kernels) {
+  const Status status = check_model_shards(weights->config, options.shards);
+  XPYD_CHECK(status.ok(), status ? "" : status.error().message);
+  return std::make_unique<ShardedLlama>(std::move(weights), options, max_step_tokens, max_logits,
+                                        kernels);
+}
+
+Status check_model_shards(const ModelConfig& c, const KvShards& s, const std::string& tp_name,
+                          const std::string& pp_name) {
+  const std::string tp = tp_name + " " + std::to_string(s.tp);
+  XPYD_CHECK(s.n_layers == c.n_layers && s.n_kv_heads == c.n_kv_heads);
+  if (s.tp >= 1 && c.n_heads % s.tp != 0)
+    return invalid(tp + " does not divide the model's " + std::to_string(c.n_heads) +
+                   " attention heads");
+  if (Status status = check_shards(s, tp_name, pp_name); !status) return status;
+  if (s.tp < s.n_kv_heads && s.n_kv_heads % s.tp != 0)
+    return invalid(tp + " does not divide the model's " + std::to_string(s.n_kv_heads) +
+                   " kv heads");
+  if (s.n_ranks() > kMaxRanks)
+    return invalid(tp + " and " + pp_name + " " + std::to_string(s.pp) + " are " +
+                   std::to_string(s.n_ranks()) + " ranks, a thread each: expected at most " +
+                   std::to_string(kMaxRanks));
+  return ok();
 }
 
 }  // namespace xpyd

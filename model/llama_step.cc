@@ -9,13 +9,15 @@
 namespace xpyd {
 
 void check_step(const StepInput& step, const ModelConfig& c, int max_step_tokens, int max_logits,
-                int n_previous) {
+                int n_previous, int n_ranks) {
   const int n = int(step.token_ids.size()), n_seqs = int(step.kv_lengths.size());
   XPYD_CHECK(n > 0 && n <= max_step_tokens,
              std::to_string(n) + " tokens of at most " + std::to_string(max_step_tokens));
   XPYD_CHECK(int(step.logit_rows.size()) <= max_logits,
              std::to_string(step.logit_rows.size()) + " of " + std::to_string(max_logits));
-  XPYD_CHECK(int(step.q_offsets.size()) == n_seqs + 1 && int(step.views.size()) == n_seqs);
+  XPYD_CHECK(int(step.q_offsets.size()) == n_seqs + 1 && int(step.views.size()) == n_seqs * n_ranks,
+             std::to_string(step.views.size()) + " views of " + std::to_string(n_seqs) +
+                 " sequences on " + std::to_string(n_ranks) + " ranks");
   XPYD_CHECK(step.q_offsets[0] == 0 && step.q_offsets[size_t(n_seqs)] == n);
   for (size_t s = 0; s < size_t(n_seqs); ++s) {
     const int q_tokens = step.q_offsets[s + 1] - step.q_offsets[s];

@@ -4,8 +4,11 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "allocator/kv_layout.h"
+#include "allocator/kv_shards.h"
 #include "base/status.h"
 #include "base/thread_team.h"
 #include "base/work.h"
@@ -14,8 +17,9 @@
 
 namespace xpyd {
 
-// Called on the engine's thread during forward(), after the KV of `layer` has been written for
-// every token of the step and before the next layer starts: the hook of layer-wise KV streaming.
+// Called on the engine's thread during forward(), layer by layer, after the KV of `layer` (counted in
+// the whole model) has been written for every token of the step, by all ranks: the hook of layer-wise
+// KV streaming. On one stage the next layer starts when it returns.
 class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
@@ -29,7 +33,9 @@ struct StepInput {
   std::span<const int32_t> token_ids;   // [n_tokens]
   std::span<const int32_t> q_offsets;   // [n_seqs + 1]
   std::span<const int32_t> kv_lengths;  // [n_seqs]
-  std::span<const KvView> views;        // [n_seqs]; room for kv_lengths[s] tokens is there
+  // [n_seqs]; room for kv_lengths[s] tokens is there. Of a model on several ranks: [n_ranks, n_seqs],
+  // each rank's own KV memory.
+  std::span<const KvView> views;
   std::span<const int32_t>
       logit_rows;  // [n_logits]: ascending indices into token_ids whose logits are wanted
   LayerObserver* observer = nullptr;  // may be null
@@ -106,5 +112,22 @@ struct Kernels {
 // with max_logits, fixes the scratch. `team` runs the kernels and is used by this model alone.
 std::unique_ptr<Model> make_llama(std::shared_ptr<const Weights> weights, ThreadTeam& team,
                                   int max_step_tokens, int max_logits, const Kernels& kernels = {});
+
+// The same model on tp x pp ranks, a thread each with a KV memory of its own (StepInput::views), and
+// with the same bits (DESIGN D1). The first rank is the engine's thread.
+inline constexpr int kMaxRanks = 64;
+struct ShardOptions {
+  KvShards shards;
+  int threads_per_rank = 1;
+  std::vector<int> cpus = {};  // [n_ranks * threads_per_rank] to pin to, or empty
+  int piece_tokens = 0;  // of a step, that pass from stage to stage together; 0: as many as pay
+};
+// Before: check_model_shards() takes the shape.
+std::unique_ptr<Model> make_sharded_llama(std::shared_ptr<const Weights> weights,
+                                          const ShardOptions& options, int max_step_tokens,
+                                          int max_logits, const Kernels& kernels = {});
+// check_shards, and what the forward pass asks for besides: whole heads for every rank.
+Status check_model_shards(const ModelConfig& config, const KvShards& shards,
+                          const std::string& tp_name = "tp", const std::string& pp_name = "pp");
 
 }  // namespace xpyd

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
+#include <nlohmann/json.hpp>
 #include <random>
 
+#include "base/json.h"
 #include "server/api_format.h"
 #include "server/generation.h"
 #include "server/json_text.h"
@@ -93,6 +95,7 @@ std::span<const Api::Row> Api::table() {
       {{"/tokenize", "POST", false, false}, &Api::tokenize_text},
       {{"/detokenize", "POST", false, false}, &Api::detokenize_ids},
       {{"/reset_prefix_cache", "POST", false, true}, &Api::reset_prefix_cache},
+      {{"/retire_instance", "POST", false, true}, &Api::retire_instance},
       {{"/server_info", "GET", false, true}, &Api::server_info},
   };
   return kRows;
@@ -389,6 +392,34 @@ void Api::reset_prefix_cache(const std::shared_ptr<Incoming>& in) {
   error.status = 501;
   error.message = "this memory scheme has no prefix cache";
   fail(*in, error);
+}
+
+void Api::retire_instance(const std::shared_ptr<Incoming>& in) {
+  on_body(in, [this, in]() -> std::function<void()> {
+    auto fails = [&](int status, const std::string& message) {
+      ApiError error;
+      error.status = status;
+      error.message = message;
+      return [this, in, error] { fail(*in, error); };
+    };
+    auto body = parse_json(in->request.body, "request body");
+    if (!body) return fails(400, body.error().message);
+    auto name = get_string(body.value(), "name");
+    if (!name) return fails(400, name.error().message);
+    std::string role;
+    if (body.value().contains("role")) {
+      auto text = get_string(body.value(), "role");
+      if (!text) return fails(400, text.error().message);
+      role = text.value();
+      if (role != "prefill" && role != "decode" && role != "colocated")
+        return fails(400, "role: expected prefill, decode or colocated, got " + role);
+    }
+    const Status retired = options_.retire_instance(name.value(), role);
+    if (!retired)
+      return fails(retired.error().code == ErrorCode::not_found ? 404 : 400,
+                   retired.error().message);
+    return [this, in] { answer(*in, json_response("{}")); };
+  });
 }
 
 void Api::server_info(const std::shared_ptr<Incoming>& in) {

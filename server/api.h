@@ -38,6 +38,9 @@ struct ServerOptions : HttpListenOptions {
   bool dev_endpoints =
       false;  // POST /reset_prefix_cache, GET /server_info, for clients on this machine
   std::function<void()> reset_prefix_cache;     // any thread; empty: that route answers 501
+  // POST /retire_instance {"name": "P0", "role": "decode"}: that instance leaves when it is empty,
+  // and comes back in that role ("": not at all). Any thread.
+  std::function<Status(const std::string& name, const std::string& role)> retire_instance;
   std::string server_info;                      // the option table, for GET /server_info
   std::function<void(const std::string&)> log;  // one line without its end; empty: stderr
 };
@@ -94,6 +97,7 @@ class Api final : public HttpHandler {
   void tokenize_text(const std::shared_ptr<Incoming>& in);
   void detokenize_ids(const std::shared_ptr<Incoming>& in);
   void reset_prefix_cache(const std::shared_ptr<Incoming>& in);
+  void retire_instance(const std::shared_ptr<Incoming>& in);
   void server_info(const std::shared_ptr<Incoming>& in);
 
   void log_line(const std::string& line);

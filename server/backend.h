@@ -20,6 +20,7 @@ struct BackendOptions {
   const std::string& model_dir;
   const ModelConfig& config;
   int n_instances = 1;
+  std::vector<KvShards> shards = {};  // [n_instances]: how each is cut; empty: one rank each
   int max_step_tokens = 0, max_batch = 0;  // of one instance's step
   int max_model_len = 0;                   // tokens of one sequence
 };

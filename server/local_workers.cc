@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "disagg/process_cluster.h"
+#include "server/etcd_registry.h"
 #include "server/options.h"
 #include "server/stack.h"
 
@@ -71,7 +72,7 @@ std::vector<std::string> arguments_of(const Options& options, Role role, size_t 
   for (const OptionRow& row : option_table()) {
     const std::string name = row.name;
     if ((" " + std::string(row.group) + " ").find(" worker ") == std::string::npos ||
-        name == "config" || name == "cluster-key-file" || !options.values().contains(name) ||
+        name == "config" || name == "cluster-key-file" || name == "registry" || !options.values().contains(name) ||
         !options.given(name))
       continue;
     if (row.kind == OptionKind::flag) {
@@ -198,10 +199,12 @@ class Children {
 class LocalWorkers final : public Runtime {
  public:
   LocalWorkers(std::unique_ptr<PrivateFolder> folder, std::unique_ptr<ProcessCluster> cluster,
-               std::vector<std::vector<std::string>> commands, bool restart)
+               std::unique_ptr<Registry> registry, std::vector<std::vector<std::string>> commands,
+               bool restart)
       : folder_(std::move(folder)),
         n_(int(commands.size())),
         cluster_(std::move(cluster)),
+        registry_(std::move(registry)),
         children_(std::move(commands), restart) {}
   ~LocalWorkers() override { stop(); }
 
@@ -211,7 +214,10 @@ class LocalWorkers final : public Runtime {
     if (cluster_->wait_members(n_, kPatience)) return ok();
     return Error{ErrorCode::unavailable, "the workers did not join; their messages say why"};
   }
-  void drain() override { cluster_->drain(); }
+  void drain() override {
+    if (registry_) registry_->withdraw(kConductorName);
+    cluster_->drain();
+  }
   bool wait_idle(double seconds) override { return cluster_->wait_idle(seconds); }
   void stop() override {
     cluster_->stop();
@@ -219,6 +225,9 @@ class LocalWorkers final : public Runtime {
   }
   uint64_t logits_hash() const override { return cluster_->logits_hash(); }
   void clear_prefix_caches() override { cluster_->clear_prefix_caches(); }
+  Status retire(const std::string& name, std::optional<Role> role) override {
+    return cluster_->retire(name, role);
+  }
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override {
     return cluster_->submit(std::move(request), std::move(sink));
   }
@@ -230,6 +239,7 @@ class LocalWorkers final : public Runtime {
   std::unique_ptr<PrivateFolder> folder_;
   const int n_;
   std::unique_ptr<ProcessCluster> cluster_;
+  std::unique_ptr<Registry> registry_;  // null: none
   Children children_;
 };
 
@@ -255,13 +265,21 @@ Result<std::unique_ptr<Runtime>> make_local_workers(const Stack& stack, const Op
   Result<std::unique_ptr<ProcessCluster>> made =
       ProcessCluster::create(std::move(cluster), const_cast<Stack&>(stack).clock);
   if (!made) return Error{made.error().code, "--cluster-bind: " + made.error().message};
+  std::unique_ptr<Registry> registry;
+  if (const std::string& url = options.text("registry"); !url.empty()) {
+    Result<std::unique_ptr<Registry>> opened =
+        open_etcd(url, kRegistryTtlSeconds, const_cast<Stack&>(stack).clock);
+    if (!opened) return Error{opened.error().code, "--registry: " + opened.error().message};
+    registry = std::move(opened).value();
+    registry->announce(kConductorName, made.value()->address());
+  }
   std::vector<std::vector<std::string>> commands;
   const std::vector<Role>& topology = stack.options.topology;
   for (Role role : topology)
     commands.push_back(
         arguments_of(options, role, topology.size(), made.value()->address(), key_file));
   return std::unique_ptr<Runtime>(std::make_unique<LocalWorkers>(
-      std::move(folder), std::move(made).value(), std::move(commands),
+      std::move(folder), std::move(made).value(), std::move(registry), std::move(commands),
       options.flag("restart-workers")));
 }
 

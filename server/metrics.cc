@@ -101,6 +101,16 @@ class MetricsText {
     sample(engine("all"), h.sum_, "_sum");
     sample(engine("all"), static_cast<double>(h.count_), "_count");
   }
+  // One sample for each instance and value of a label.
+  void tiers(const std::string& name, const char* type, const char* help,
+             std::span<const InstanceStats> all, const std::string& label,
+             std::initializer_list<std::pair<const char*, int64_t KvTierStats::*>> values) {
+    family(name, type, help);
+    for (const auto& instance : all)
+      for (const auto& [value, field] : values)
+        sample(engine(instance.name, label + "=\"" + value + "\""),
+               static_cast<double>(instance.kv.tiers.*field));
+  }
   // One sample per instance.
   template <class F>
   void instances(const std::string& name, const char* type, const char* help,
@@ -202,9 +212,10 @@ std::string Metrics::render(const ServiceStats& service) const {
   }
   text.instances("kv_blocks_capacity", "gauge", "KV blocks in all.", pools,
                  [](I i) { return i.kv.capacity; });
-  text.family("kv_bytes", "gauge",
-              "KV pool by use: written holds KV, reserved is kept for tokens to come (slots), internal is "
-              "the rest of blocks in use, idle anybody can have, external is in no block.");
+  text.family(
+      "kv_bytes", "gauge",
+      "KV pool by use: written holds KV, reserved is kept for tokens to come (slots), internal is "
+      "the rest of blocks in use, idle anybody can have, external is in no block.");
   for (I i : pools) {
     text.sample(text.engine(i.name, "state=\"written\""), double(i.kv.written_bytes));
     text.sample(text.engine(i.name, "state=\"reserved\""), double(i.kv.reserved_bytes));
@@ -243,6 +254,22 @@ std::string Metrics::render(const ServiceStats& service) const {
                  all, [](I i) { return i.transfer_descriptors; });
   text.instances("kv_transfers_total", "counter", "KV transfers.", all,
                  [](I i) { return i.transfers; });
+  text.instances("kv_refused_total", "counter",
+                 "Prompts computed again because their KV came short or changed.", all,
+                 [](I i) { return i.kv_refused; });
+  text.instances("kv_leases_expired_total", "counter",
+                 "Promises of room given up because the peer was silent.", all,
+                 [](I i) { return i.leases_expired; });
+  const ConductorStats& c = service.conductor;
+  text.counter("attempts_total", "Tries at serving a request's choices.", double(c.attempts));
+  text.counter("attempts_failed_total", "Tries that an instance's failure ended.",
+               double(c.failed_attempts));
+  text.counter("choices_replaced_total", "Choices that went on at another place.",
+               double(c.replaced_choices));
+  text.counter("tokens_late_total", "Tokens of tries that had been given up, dropped.",
+               double(c.late_tokens));
+  text.counter("instances_joined_total", "Instances that came.", double(c.joined));
+  text.counter("instances_left_total", "Instances that left or were lost.", double(c.left));
   text.instances("kv_map_calls_total", "counter", "Page groups mapped (vattention): calls.", all,
                  [](I i) { return i.kv.map_calls; });
   text.instances("kv_unmap_calls_total", "counter", "Page groups unmapped: calls.", all,
@@ -251,46 +278,26 @@ std::string Metrics::render(const ServiceStats& service) const {
                  "Time in which the engine waited for page groups.", all,
                  [](I i) { return i.kv.map_wait_seconds; });
   if (std::any_of(all.begin(), all.end(), [](I i) { return i.kv.tiers.host_capacity > 0; })) {
-    text.family("kv_tier_blocks", "gauge", "KV blocks kept below the pool, by tier.");
-    for (I i : all) {
-      text.sample(text.engine(i.name, "tier=\"host\""), double(i.kv.tiers.host_blocks));
-      text.sample(text.engine(i.name, "tier=\"disk\""), double(i.kv.tiers.disk_blocks));
-    }
-    text.family("kv_tier_blocks_capacity", "gauge", "Room for KV blocks, by tier.");
-    for (I i : all) {
-      text.sample(text.engine(i.name, "tier=\"host\""), double(i.kv.tiers.host_capacity));
-      text.sample(text.engine(i.name, "tier=\"disk\""), double(i.kv.tiers.disk_capacity));
-    }
-    text.family("kv_tier_hit_tokens_total", "counter", "Prompt tokens whose KV came from a tier.");
-    for (I i : all) {
-      text.sample(text.engine(i.name, "tier=\"host\""), double(i.kv.tiers.host_hit_tokens));
-      text.sample(text.engine(i.name, "tier=\"disk\""), double(i.kv.tiers.disk_hit_tokens));
-    }
-    text.family("kv_tier_evictions_total", "counter", "Blocks that left a tier for others.");
-    for (I i : all) {
-      text.sample(text.engine(i.name, "tier=\"host\""), double(i.kv.tiers.host_evictions));
-      text.sample(text.engine(i.name, "tier=\"disk\""), double(i.kv.tiers.disk_evictions));
-    }
-    text.family("kv_tier_bytes_total", "counter", "KV bytes copied between tiers.");
-    for (I i : all) {
-      text.sample(text.engine(i.name, "way=\"pool_to_host\""), double(i.kv.tiers.bytes_out));
-      text.sample(text.engine(i.name, "way=\"host_to_pool\""), double(i.kv.tiers.bytes_in));
-      text.sample(text.engine(i.name, "way=\"host_to_disk\""),
-                  double(i.kv.tiers.disk_bytes_written));
-      text.sample(text.engine(i.name, "way=\"disk_to_host\""), double(i.kv.tiers.disk_bytes_read));
-    }
-    text.family("kv_tier_copies_total", "counter", "Contiguous copies between pool and host.");
-    for (I i : all) {
-      text.sample(text.engine(i.name, "way=\"pool_to_host\""), double(i.kv.tiers.copies_out));
-      text.sample(text.engine(i.name, "way=\"host_to_pool\""), double(i.kv.tiers.copies_in));
-    }
-    text.family("kv_tier_failures_total", "counter",
-                "Disk operations that failed; each costs a recompute at most.");
-    for (I i : all) {
-      text.sample(text.engine(i.name, "what=\"write\""), double(i.kv.tiers.failed_writes));
-      text.sample(text.engine(i.name, "what=\"read\""), double(i.kv.tiers.failed_reads));
-      text.sample(text.engine(i.name, "what=\"corrupt\""), double(i.kv.tiers.corrupt_reads));
-    }
+    using T = KvTierStats;
+    text.tiers("kv_tier_blocks", "gauge", "KV blocks kept below the pool, by tier.", all, "tier",
+               {{"host", &T::host_blocks}, {"disk", &T::disk_blocks}});
+    text.tiers("kv_tier_blocks_capacity", "gauge", "Room for KV blocks, by tier.", all, "tier",
+               {{"host", &T::host_capacity}, {"disk", &T::disk_capacity}});
+    text.tiers("kv_tier_hit_tokens_total", "counter", "Prompt tokens whose KV came from a tier.",
+               all, "tier", {{"host", &T::host_hit_tokens}, {"disk", &T::disk_hit_tokens}});
+    text.tiers("kv_tier_evictions_total", "counter", "Blocks that left a tier for others.", all,
+               "tier", {{"host", &T::host_evictions}, {"disk", &T::disk_evictions}});
+    text.tiers("kv_tier_bytes_total", "counter", "KV bytes copied between tiers.", all, "way",
+               {{"pool_to_host", &T::bytes_out},
+                {"host_to_pool", &T::bytes_in},
+                {"host_to_disk", &T::disk_bytes_written},
+                {"disk_to_host", &T::disk_bytes_read}});
+    text.tiers("kv_tier_copies_total", "counter", "Contiguous copies between pool and host.", all,
+               "way", {{"pool_to_host", &T::copies_out}, {"host_to_pool", &T::copies_in}});
+    text.tiers(
+        "kv_tier_failures_total", "counter",
+        "Disk operations that failed; each costs a recompute at most.", all, "what",
+        {{"write", &T::failed_writes}, {"read", &T::failed_reads}, {"corrupt", &T::corrupt_reads}});
     text.instances("kv_tier_dropped_blocks_total", "counter",
                    "Full blocks that the tiers had no room or time for.", all,
                    [](I i) { return i.kv.tiers.dropped_out; });
@@ -303,8 +310,8 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.instances("engine_step_seconds_total", "counter", "Time in forward passes and sampling.",
                  all, [](I i) { return i.step_seconds; });
   text.instances("engine_wait_seconds_total", "counter",
-                 "Of engine_step_seconds_total, waiting for the model; the rest is the CPU's work.", all,
-                 [](I i) { return i.wait_seconds; });
+                 "Of engine_step_seconds_total, waiting for the model; the rest is the CPU's work.",
+                 all, [](I i) { return i.wait_seconds; });
   text.instances("scheduler_step_seconds_total", "counter", "Time in planning.", all,
                  [](I i) { return i.schedule_seconds; });
   text.instances("engine_prompt_tokens_total", "counter",

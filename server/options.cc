@@ -64,6 +64,15 @@ std::vector<OptionRow> make_rows() {
        "instances: 1P1D, 2P3D, 1C (colocated) or a mix such as 2C1P1D", "serve"},
       {"topology", text, "1C", "", "xPyDzC", 0, 0,
        "instances: 1P1D, 2P3D, 1C (colocated) or a mix such as 2C1P1D", "generate"},
+      {"prefill-tp", integer, "1", "ranks", "", 1, 1024,
+       "tensor-parallel ranks of each prefill or colocated instance, a thread each with its own KV memory",
+       kEngine},
+      {"prefill-pp", integer, "1", "stages", "", 1, 1024,
+       "pipeline stages of each prefill or colocated instance", kEngine},
+      {"decode-tp", integer, "1", "ranks", "", 1, 1024,
+       "tensor-parallel ranks of each decode instance", kEngine},
+      {"decode-pp", integer, "1", "stages", "", 1, 1024, "pipeline stages of each decode instance",
+       kEngine},
       {"device", choice, "cpu", "", device_names.c_str(), 0, 0,
        "where weights, KV and the model are", kShape},
       {"dtype", choice, "f32", "", "f32|bf16", 0, 0,
@@ -86,6 +95,10 @@ std::vector<OptionRow> make_rows() {
        "what one map call backs (vattention): a multiple of the page, on CUDA of 2MiB, which is the "
        "default there",
        kShape},
+      {"kv-backing", choice, "allocation", "", "allocation|groups", 0, 0,
+       "what KV pools other than vattention's lie in: one allocation, in huge pages where the system "
+       "grants them, or page groups, the pages that vattention has",
+       kEngine},
       {"page-op-us", number, "0", "us", "", 0, 1e6,
        "every map and unmap call takes that much longer (vattention): another device's latency",
        kEngine},
@@ -113,6 +126,9 @@ std::vector<OptionRow> make_rows() {
        "tokens of one block on the host and the disk", kEngine},
       {"kv-copy-gbps", number, "0", "GB/s", "", 0, 1e6,
        "--device cpu: copies between KV pool and host take at least that long; 0: no limit", kEngine},
+      {"kv-copy-wait", choice, "off", "", "on|off", 0, 0,
+       "the engine waits for every copy between KV pool and host: what is gained by not waiting",
+       kEngine},
       {"host-eviction", choice, "lru", "", evictions.c_str(), 0, 0,
        "which KV leaves the host first", kEngine},
       {"disk-eviction", choice, "lru", "", evictions.c_str(), 0, 0,
@@ -173,6 +189,9 @@ std::vector<OptionRow> make_rows() {
        "worker"},
       {"join", text, "", "ADDRESS", "HOST:PORT or unix:/path", 0, 0, "the conductor's address",
        "worker"},
+      {"registry", text, "", "", "etcd://HOST:PORT[/prefix]", 0, 0,
+       "where the conductor says its address and workers look for it; serve needs --cluster-bind",
+       "serve worker"},
       {"peer-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0,
        "where other workers reach this one", "worker"},
       {"give-up", number, "0", "s", "", 0, 86400,
@@ -221,7 +240,7 @@ std::vector<OptionRow> make_rows() {
        "of all conversations that the server keeps", "serve"},
       {"metrics-prefix", text, "vllm", "", "PREFIX", 0, 0, "of the names in /metrics", "serve"},
       {"dev-endpoints", flag, "off", "", "", 0, 0,
-       "also answer /reset_prefix_cache and /server_info, to loopback only", "serve"},
+       "also answer /reset_prefix_cache, /retire_instance and /server_info, to loopback only", "serve"},
 
       // generate.
       {"prompt", text, "", "", "TEXT", 0, 0, "what to continue", "generate"},
@@ -329,8 +348,10 @@ Status check_options(const Options& options, std::string_view group) {
     if (dataset == "mooncake" && options.given("rate"))
       return invalid("--rate: the mooncake trace brings its own times; use --time-scale");
   }
-  if (group == "worker" && options.text("join").empty())
-    return invalid("--join: expected the conductor's address");
+  if (group == "worker" && options.text("join").empty() == options.text("registry").empty())
+    return invalid("--join: expected the conductor's address, or --registry, where it is to be found");
+  if (group == "serve" && options.given("registry") && options.text("cluster-bind").empty())
+    return invalid("--registry: needs --cluster-bind, an address that workers can reach");
   if ((group == "serve" || group == "generate" || group == "worker") && !options.text("disk-kv-dir").empty() &&
       options.integer("host-kv-bytes") == 0)
     return invalid("--disk-kv-dir: needs --host-kv-bytes, through which KV goes to the disk");

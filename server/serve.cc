@@ -96,6 +96,10 @@ int serve_main(const Options& options) {
   http.reset_prefix_cache = [&stack] {
     stack.runtime->clear_prefix_caches();
   };
+  http.retire_instance = [&stack](const std::string& name, const std::string& role) {
+    return stack.runtime->retire(name, role.empty() ? std::nullopt
+                                                    : std::optional<Role>(role_of(role)));
+  };
   Result<std::unique_ptr<HttpServer>> listening = HttpServer::listen(
       http, *stack.runtime, stack.tokenizer.get(), stack.chat_template, stack.clock);
   if (!listening) return fail(listening.error());

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 
-#include "allocator/kv_plan.h"
+#include "allocator/sharded.h"
 #include "base/version.h"
 #include "batch/admission.h"
 #include "model/folder.h"
@@ -23,7 +24,35 @@ KvShare kv_share(const std::string& name) {
                               : KvShare::off;
 }
 
+// Whether the model can be cut as the options say, for the roles that there are. Colocated instances
+// take the prefill ones.
+Status check_ranks(const Options& options, const ClusterOptions& cluster,
+                   const ModelConfig& config) {
+  bool decodes = false;
+  for (Role role : cluster.topology) {
+    const std::string side = role == Role::decode ? "--decode" : "--prefill";
+    decodes = decodes || role == Role::decode;
+    const KvShards shards = cluster.shards(role);
+    if (Status status = check_model_shards(config, shards, side + "-tp", side + "-pp"); !status)
+      return status;
+    if (shards.n_ranks() > 1 && options.text("device") != "cpu")
+      return invalid(side + "-tp " + std::to_string(shards.tp) + ", " + side + "-pp " +
+                     std::to_string(shards.pp) + ": only --device cpu has more than one rank");
+  }
+  for (const char* name : {"decode-tp", "decode-pp"})
+    if (!decodes && options.integer(name) > 1)
+      return invalid(std::string("--") + name + " " + std::to_string(options.integer(name)) +
+                     ": --topology " + options.text("topology") +
+                     " has no decode instance; colocated instances take --prefill-tp and "
+                     "--prefill-pp");
+  return ok();
+}
+
 }  // namespace
+
+Role role_of(const std::string& name) {
+  return name == "prefill" ? Role::prefill : name == "decode" ? Role::decode : Role::colocated;
+}
 
 std::string model_dir(const Options& options) {
   return options.positional().empty() ? kDemoModel : options.positional()[0];
@@ -66,6 +95,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   }
   ClusterOptions& cluster = stack->options;
   cluster.topology = topology.value();
+  if (worker) cluster.topology = {role_of(options.text("role"))};
   cluster.kv_scheme = find_kv_scheme(options.text("allocator"));
   cluster.kv.order =
       options.text("kv-layout") == "token_major" ? KvOrder::token_major : KvOrder::layer_major;
@@ -73,6 +103,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   cluster.kv.block_tokens = int(options.integer("block-tokens"));
   cluster.kv.prefix_cache = options.text("prefix-cache") == "on";
   cluster.kv.page_group_bytes = page_group_bytes(options);
+  cluster.kv.pool_in_groups = options.text("kv-backing") == "groups";
   cluster.kv.page_call_us = options.number("page-op-us");
   cluster.kv.map_ahead = options.text("kv-map-ahead") == "on";
   cluster.kv.guard = options.text("kv-guard") == "on";
@@ -83,6 +114,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
                       .disk_bytes = size_t(options.integer("disk-kv-bytes")),
                       .block_tokens = int(options.integer("tier-block-tokens")),
                       .copy_gbps = options.number("kv-copy-gbps"),
+                      .wait_for_copies = options.text("kv-copy-wait") == "on",
                       .host_eviction = options.text("host-eviction"),
                       .disk_eviction = options.text("disk-eviction")};
   cluster.batching = find_batch_policy(options.text("batching"));
@@ -118,13 +150,23 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   cluster.tokenizer = stack->tokenizer.get();
   cluster.seed = uint64_t(options.integer("seed"));
   cluster.kv.shape = kv_shape(stack->config, find_dtype(options.text("kv-dtype")));
+  cluster.prefill_tp = int(options.integer("prefill-tp"));
+  cluster.prefill_pp = int(options.integer("prefill-pp"));
+  cluster.decode_tp = int(options.integer("decode-tp"));
+  cluster.decode_pp = int(options.integer("decode-pp"));
+  if (Status status = check_ranks(options, cluster, stack->config); !status) return status.error();
   // Without --max-model-len the context is what one pool holds, if that is less than the model's.
   if (cluster.kv_scheme->block_bytes || !cluster.kv_scheme->contiguous) {
     cluster.kv.max_sequence_tokens = stack->max_model_len;
     cluster.kv.max_sequences = max_sequences(cluster.max_batch);
-    Result<KvLayout> layout = plan_pool(cluster.kv_scheme->name, cluster.kv);
-    if (!layout) return layout.error();
-    int64_t holds = int64_t(layout.value().n_blocks) * layout.value().block_tokens;
+    int64_t holds = std::numeric_limits<int64_t>::max();
+    for (Role role : cluster.topology) {
+      Result<ShardedPlan> plan =
+          plan_sharded(cluster.kv_scheme->name, cluster.kv, cluster.shards(role));
+      if (!plan) return plan.error();
+      const KvLayout& blocks = plan.value().whole;
+      holds = std::min(holds, int64_t(blocks.n_blocks) * blocks.block_tokens);
+    }
     if (holds < stack->max_model_len) {
       if (options.integer("max-model-len") > 0)
         return invalid("--max-model-len " + std::to_string(stack->max_model_len) +
@@ -138,12 +180,15 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   return stack;
 }
 
-Status open_backend(Stack& stack, const Options& options, int n_instances) {
+Status open_backend(Stack& stack, const Options& options) {
   ClusterOptions& cluster = stack.options;
+  std::vector<KvShards> shards;
+  for (Role role : cluster.topology) shards.push_back(cluster.shards(role));
   BackendOptions backend{.options = options,
                          .model_dir = stack.model_dir,
                          .config = stack.config,
-                         .n_instances = n_instances,
+                         .n_instances = int(cluster.topology.size()),
+                         .shards = std::move(shards),
                          .max_step_tokens = std::max(cluster.step_tokens, cluster.max_batch),
                          .max_batch = cluster.max_batch,
                          .max_model_len = stack.max_model_len};
@@ -180,7 +225,7 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
     stack.runtime = std::move(cluster).value();
     return prepared;
   }
-  if (Status opened = open_backend(stack, options, int(stack.options.topology.size())); !opened)
+  if (Status opened = open_backend(stack, options); !opened)
     return opened.error();
   Result<std::unique_ptr<Cluster>> built = Cluster::create(stack.options, stack.clock);
   if (!built) return built.error();

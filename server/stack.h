@@ -32,13 +32,14 @@ struct Stack {
 
 // MODEL_DIR, or the embedded demo model.
 std::string model_dir(const Options& options);
+Role role_of(const std::string& name);  // of --role
 
 // The errors name the option or the file.
 Result<std::unique_ptr<Stack>> build_stack(const Options& options);
 
 // In parts: a worker has no runtime. Before open_backend: prepare_stack with the same options.
 Result<std::unique_ptr<Stack>> prepare_stack(const Options& options);
-Status open_backend(Stack& stack, const Options& options, int n_instances);
+Status open_backend(Stack& stack, const Options& options);
 // Of all that instances must agree on, so that KV may cross between them.
 uint64_t fingerprint(const Stack& stack);
 

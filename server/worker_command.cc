@@ -3,10 +3,12 @@
 #include <signal.h>
 
 #include <cstdio>
+#include <mutex>
 #include <thread>
 
 #include "disagg/worker.h"
 #include "server/commands.h"
+#include "server/etcd_registry.h"
 #include "server/stack.h"
 
 namespace xpyd {
@@ -15,10 +17,6 @@ namespace {
 int fail(const Error& error) {
   std::fprintf(stderr, "xpyd worker: %s\n", error.message.c_str());
   return error.code == ErrorCode::invalid_argument ? 2 : 1;
-}
-
-Role role_of(const std::string& name) {
-  return name == "prefill" ? Role::prefill : name == "decode" ? Role::decode : Role::colocated;
 }
 
 }  // namespace
@@ -43,8 +41,29 @@ int worker_main(const Options& options) {
     if (!key) return fail({key.error().code, "--cluster-key-file: " + key.error().message});
     worker_options.key = key.value();
   }
-  if (Status opened = open_backend(stack, options, 1); !opened) return fail(opened.error());
+  struct Found {
+    std::mutex mutex;
+    std::string address;
+  } found;  // by the registry, below
+  std::unique_ptr<Registry> registry;
+  if (const std::string& url = options.text("registry"); !url.empty()) {
+    Result<std::unique_ptr<Registry>> opened = open_etcd(url, kRegistryTtlSeconds, stack.clock);
+    if (!opened) return fail({opened.error().code, "--registry: " + opened.error().message});
+    registry = std::move(opened).value();
+    registry->watch(kConductorName, [&found](const Registry::Entries& entries) {
+      auto entry = entries.find(kConductorName);
+      std::lock_guard lock(found.mutex);
+      found.address = entry == entries.end() ? "" : entry->second;
+    });
+    worker_options.find_conductor = [&found] {
+      std::lock_guard lock(found.mutex);
+      return found.address;
+    };
+  }
+  if (Status opened = open_backend(stack, options); !opened) return fail(opened.error());
   worker_options.cluster = stack.options;
+  const std::string& bind = worker_options.listen;
+  if (!bind.starts_with("unix:")) worker_options.cluster.wire_host = bind.substr(0, bind.rfind(':'));
   Worker worker(std::move(worker_options), stack.clock);
   std::thread taker([&] {
     for (int received, count = 0; sigwait(&signals, &received) == 0 && received != SIGUSR1;) {

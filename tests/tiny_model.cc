@@ -36,7 +36,9 @@ std::string TinySetup::describe() const {
          std::to_string(step_tokens) + " " + transport + " stream " +
          std::to_string(int(stream_kv)) + (prefix_cache ? " prefix cache" : " no prefix cache") + " share " +
          std::to_string(int(share)) +
-         " threads " + std::to_string(threads) + " host " + std::to_string(tiers.host_bytes) +
+         " threads " + std::to_string(threads) + " tp " + std::to_string(prefill_tp) + ":" +
+         std::to_string(decode_tp) + " pp " + std::to_string(prefill_pp) + ":" +
+         std::to_string(decode_pp) + " host " + std::to_string(tiers.host_bytes) +
          (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
 }
 
@@ -94,15 +96,27 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   int max_step = std::max(setup.step_tokens, setup.max_batch);
   for (size_t i = 0; i < options.topology.size(); ++i)
     teams.push_back(std::make_unique<ThreadTeam>(setup.threads));
-  options.make_model = [this, max_step, batch = setup.max_batch](int i, DeviceQueue&) {
-    return make_llama(tiny_weights(), *teams[size_t(i)], max_step, batch);
+  options.kv.shape = kv_shape(tiny_config(), setup.kv_dtype);
+  options.prefill_tp = setup.prefill_tp;
+  options.prefill_pp = setup.prefill_pp;
+  options.decode_tp = setup.decode_tp;
+  options.decode_pp = setup.decode_pp;
+  std::vector<KvShards> shards;
+  for (Role role : options.topology) shards.push_back(options.shards(role));
+  options.make_model = [this, max_step, shards, setup](int i, DeviceQueue&) {
+    const KvShards& own = shards[size_t(i)];
+    if (own.n_ranks() > 1)
+      return make_sharded_llama(
+          tiny_weights(),
+          {.shards = own, .threads_per_rank = setup.threads, .piece_tokens = setup.threads > 1 ? 7 : 0},
+          max_step, setup.max_batch);
+    return make_llama(tiny_weights(), *teams[size_t(i)], max_step, setup.max_batch);
   };
   options.device = setup.device;
   if (setup.make_model)
     options.make_model = [setup](int, DeviceQueue& queue) {
       return setup.make_model(setup, queue);
     };
-  options.kv.shape = kv_shape(tiny_config(), setup.kv_dtype);
   cluster = Cluster::create(std::move(options), clock).value();
 }
 

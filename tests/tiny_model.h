@@ -34,6 +34,8 @@ struct TinySetup {
   KvShare share = KvShare::off;
   int step_tokens = 512;
   int threads = 1;
+  // Ranks of prefill and colocated instances, and of decode instances.
+  int prefill_tp = 1, prefill_pp = 1, decode_tp = 1, decode_pp = 1;
   int max_batch = 16;
   int max_queue = 256;
   size_t pool_bytes = 1 << 20;

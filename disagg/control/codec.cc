@@ -224,12 +224,12 @@ Status check_layout(const KvLayout& layout) {
 
 Status check(const Message& message) {
   Status status = ok();
-  if (auto* joined = std::get_if<PeerJoined>(&message)) status = check_layout(joined->info.layout);
   auto one = [&](const ChoiceState& state) {
     if (status) status = check_choice(state);
   };
   std::visit(
       [&](const auto& m) {
+        if constexpr (requires { m.info; }) status = check_layout(m.info.layout);
         if constexpr (requires { m.state; }) one(m.state);
         if constexpr (requires { m.choices; })
           for (const ChoiceState& state : m.choices) one(state);

@@ -23,6 +23,8 @@ namespace xpyd::codec {
 inline constexpr int kMaxChoices = 8;  // of a request
 inline constexpr int kMaxStops = 64;   // stop strings
 inline constexpr int kMaxTopLogprobs = 64;
+inline constexpr int kMaxRanks = 1024;       // of an instance, in each direction
+inline constexpr int kMaxDimension = 1 << 20;  // layers, heads
 inline constexpr double kMaxSeconds = 1e12;
 
 template <class A>
@@ -131,12 +133,25 @@ void fields(A& a, typename A::template Ref<KvLayout> s) {
 }
 
 template <class A>
+void fields(A& a, typename A::template Ref<KvShards> s) {
+  auto& [n_layers, n_kv_heads, tp, pp, long_stage, stage_layers] = s;
+  a.number("n_layers", n_layers, 0, kMaxDimension);
+  a.number("n_kv_heads", n_kv_heads, 0, kMaxDimension);
+  a.number("tp", tp, 1, kMaxRanks);
+  a.number("pp", pp, 1, kMaxRanks);
+  a.number("long_stage", long_stage, -1, kMaxRanks);
+  a.numbers("stage_layers", stage_layers, 0);
+}
+
+template <class A>
 void fields(A& a, typename A::template Ref<InstanceInfo> s) {
-  auto& [id, name, role, layout, capacity_blocks, block_tokens, max_batch, address, control] = s;
+  auto& [id, name, role, layout, shards, capacity_blocks, block_tokens, max_batch, address,
+         control] = s;
   a.number("id", id, kConductor, INT_MAX);
   a.text("name", name);
   a.choice("role", role, Role::colocated);
   a.part("layout", layout);
+  a.part("shards", shards);
   a.number("capacity_blocks", capacity_blocks, 0, INT_MAX);
   a.number("block_tokens", block_tokens, 0, INT_MAX);
   a.number("max_batch", max_batch, 0, INT_MAX);

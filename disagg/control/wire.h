@@ -26,6 +26,7 @@ concept WireNumber = (std::integral<T> || std::floating_point<T>)&&!std::same_as
 
 class ByteWriter {
  public:
+  ByteWriter() { bytes_.reserve(256); }  // most messages: one allocation
   template <WireNumber T>
   void number(T value) {
     bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);

@@ -46,19 +46,21 @@ Buffer random_pool(Dtype dtype) {
   return pool;
 }
 
-// The same bytes at contiguous addresses over page groups that lie in random order.
-std::unique_ptr<VirtualRange> scattered(const Buffer& pool) {
-  constexpr size_t kGroup = 65536;
-  const int n = int(pool.size() / kGroup);
+// The same bytes at contiguous addresses over page groups that lie in random order; or in order:
+// what one allocation would be in the pages that groups have, 4 KiB, where anonymous memory has
+// huge ones.
+std::unique_ptr<VirtualRange> in_groups(const Buffer& pool, size_t group, bool in_order = false) {
+  const int n = int(pool.size() / group);
   std::vector<int> order(static_cast<size_t>(n));
   std::iota(order.begin(), order.end(), 0);
   Random random(3);
-  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
-  auto groups = make_host_page_groups({.group_bytes = kGroup, .n_groups = n}).value();
+  for (size_t i = order.size(); i > 1 && !in_order; --i)
+    std::swap(order[i - 1], order[random.below(i)]);
+  auto groups = make_host_page_groups({.group_bytes = group, .n_groups = n}).value();
   auto range = groups->reserve(pool.size()).value();
   for (int i = 0; i < n; ++i) {
-    XPYD_CHECK(range->map(size_t(i) * kGroup, order[size_t(i)], 1).ok());
-    std::memcpy(range->data() + size_t(i) * kGroup, pool.data() + size_t(i) * kGroup, kGroup);
+    XPYD_CHECK(range->map(size_t(i) * group, order[size_t(i)], 1).ok());
+    std::memcpy(range->data() + size_t(i) * group, pool.data() + size_t(i) * group, group);
   }
   return range;
 }
@@ -183,7 +185,9 @@ void bench_attention(Bench& bench) {
                         {"decode 8 x 4096", kBatch, 1, kContext, Limit::read}};
   for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4}) {
     Buffer pool = random_pool(dtype);
-    const std::unique_ptr<VirtualRange> groups = scattered(pool);
+    const std::unique_ptr<VirtualRange> groups = in_groups(pool, 65536),
+                                        whole = in_groups(pool, 65536, true),
+                                        huge = in_groups(pool, size_t(2) << 20);
     for (const Kind& kind : kinds) {
       auto make = [&](KvOrder order, int block, std::byte* data = nullptr) {
         return std::make_unique<Problem>(data ? data : pool.data(), dtype, order, block,
@@ -192,11 +196,14 @@ void bench_attention(Bench& bench) {
       struct {
         const char* name;
         std::unique_ptr<Problem> problem;
-      } memories[] = {{"contiguous", make(KvOrder::layer_major, kContext)},
-                      {"paged 16", make(KvOrder::layer_major, 16)},
-                      {"contiguous, token_major", make(KvOrder::token_major, kContext)},
-                      {"paged 16, token_major", make(KvOrder::token_major, 16)},
-                      {"vattention 64 KiB", make(KvOrder::layer_major, kContext, groups->data())}};
+      } memories[] = {
+          {"contiguous", make(KvOrder::layer_major, kContext)},
+          {"paged 16", make(KvOrder::layer_major, 16)},
+          {"contiguous, token_major", make(KvOrder::token_major, kContext)},
+          {"paged 16, token_major", make(KvOrder::token_major, 16)},
+          {"vattention 64 KiB", make(KvOrder::layer_major, kContext, groups->data())},
+          {"contiguous, pages of groups", make(KvOrder::layer_major, kContext, whole->data())},
+          {"vattention 2 MiB", make(KvOrder::layer_major, kContext, huge->data())}};
       std::vector<BenchCase> cases;
       for (int threads = 1; threads <= bench.max_threads();
            threads = threads == 1 && bench.max_threads() > 1 ? bench.max_threads() : threads + 1) {
@@ -223,7 +230,11 @@ void bench_attention(Bench& bench) {
         if (!all) continue;
         for (int m = 1; m < 4; ++m) add(m, memories[m].name, m == 1 ? target : 0, {});
         add(1, "paged 16 again", 0.9, {prefix + memories[0].name});
+        add(5, memories[5].name, 0, {prefix + memories[0].name});
         add(4, memories[4].name, 0.99, {prefix + memories[0].name});
+        add(6, memories[6].name, 0.99, {prefix + memories[0].name});
+        add(4, std::string(memories[4].name) + ", the same pages", 0.99,
+            {prefix + memories[5].name});
       }
       bench.measure(cases);
     }

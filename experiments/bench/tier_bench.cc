@@ -48,7 +48,7 @@ struct Swap {
     auto pool = make_block_pool(scheme, o).value();
     auto tiers = KvTiers::create(shape, o.tiers, cpu_device(), {}).value();
     kv = std::make_unique<TieredMemory>(find_kv_scheme(scheme)->make(pool, o), std::move(tiers),
-                                        cpu_device());
+                                        cpu_device(), clock);
     const KvHandle handle = kv->reserve(tokens, 0).value().handle;
     XPYD_CHECK(kv->append(handle, kPrompt + 1));
     each_row(handle, [](uint64_t* row, uint64_t pattern) { *row = pattern; });
@@ -80,6 +80,7 @@ struct Swap {
     return right ? "" : "KV came back changed";
   }
   std::vector<int32_t> tokens;
+  RealClock clock;
   std::unique_ptr<TieredMemory> kv;
 };
 

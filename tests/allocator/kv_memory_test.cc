@@ -5,6 +5,7 @@
 #include <set>
 #include <vector>
 
+#include "allocator/pooled.h"
 #include "base/device.h"
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
@@ -216,6 +217,24 @@ TEST_CASE("paged: copy-on-write needs one block more, and fails without it", "[a
   m.kv->check_invariants();
 }
 
+TEST_CASE("a pool in page groups is as good as one allocation", "[allocator]") {
+  for (const char* scheme : {"paged", "contiguous"})
+    for (size_t group : {size_t{4096}, size_t{2} << 20}) {
+      KvOptions o =
+          tiny_options(4, 80, true, KvOrder::layer_major, 16);  // no whole groups of bytes
+      o.pool_in_groups = true;
+      o.page_group_bytes = group;
+      Memory m(o, scheme);
+      if (group > 4096) CHECK(reinterpret_cast<uintptr_t>(m.pool->data()) % group == 0);
+      std::vector<std::pair<KvHandle, int32_t>> live;
+      for (int32_t i = 0; i < 20; ++i)
+        live.push_back({fill(*m.kv, counting(13, i * 100), 0).handle, i * 100});
+      for (const auto& [handle, from] : live)
+        CHECK(wrong_rows(m.kv->view(handle), counting(13, from), 0) == 0);
+      m.kv->check_invariants();
+    }
+}
+
 TEST_CASE("pin: leased blocks outlive their sequence", "[allocator]") {
   for (const char* scheme : {"paged", "contiguous"}) {
     Memory m(tiny_options(4, 8, true, KvOrder::layer_major, 16), scheme);
@@ -240,6 +259,59 @@ TEST_CASE("pin: leased blocks outlive their sequence", "[allocator]") {
     CHECK(wrong_rows(view, tokens, 0) == 0);
     m.kv->unpin(lease);
     CHECK((m.kv->stats().cached == (paged ? 1 : 0) && m.kv->stats().in_transfer == 0));
+    m.kv->check_invariants();
+  }
+}
+
+// A lease of tokens [8, 12) of 24, of which the others are wanted when the sequence has gone.
+TEST_CASE("pin: of a range, blocks that hold none of it go with their sequence", "[allocator]") {
+  struct {
+    const char* scheme;
+    int held;  // blocks when the sequence has gone
+  } rows[] = {{"paged", 1}, {"token", 4}, {"contiguous", 1}, {"slots", 1}, {"vattention", 1}};
+  for (const auto& row : rows) {
+    CAPTURE(row.scheme);
+    const std::string scheme = row.scheme;
+    KvOptions o = tiny_options(scheme == "token" ? 1 : 4, 0, false, KvOrder::layer_major, 24);
+    o.max_sequences = 2;
+    o.map_ahead = o.keep_idle = false;
+    o.pool_bytes = 2 * 24 * o.shape.token_bytes();
+    if (scheme == "vattention") {  // rows of 256 tokens
+      o.max_sequence_tokens = 24 * 64;
+      o.page_group_bytes = 4096;
+      o.pool_bytes = 8 * vattention_row_bytes(o);
+    }
+    const int scale = scheme == "vattention" ? 64 : 1;
+    Memory m(o, row.scheme);
+    const std::vector<int32_t> tokens = counting(24 * scale);
+    const KvHandle handle = fill(*m.kv, tokens, 0).handle;
+    KvView view = m.kv->view(handle);
+    const std::vector<int32_t> table(m.kv->blocks(handle).begin(), m.kv->blocks(handle).end());
+    if (view.block_table) view.block_table = table.data();
+    const KvLease last = m.kv->pin(handle, 20 * scale, 24 * scale),
+                  lease = m.kv->pin(handle, 8, 12);
+    m.kv->free(handle);
+    m.kv->check_invariants();
+    m.kv->unpin(last);
+    m.kv->check_invariants();
+    const KvStats s = m.kv->stats();
+    CHECK(s.in_transfer == row.held);
+    CHECK(s.active == 0);
+    CHECK(s.free == s.capacity - row.held);
+    const std::vector<int32_t> other = counting(24, 700);
+    while (true) {  // whatever is left is written over
+      const Result<KvReservation> r = m.kv->reserve(other, 9);
+      if (!r.ok() || !m.kv->append(r.value().handle, 24)) break;
+      write_rows(m.kv->view(r.value().handle), other, 9, 0);
+      m.kv->written(r.value().handle, other);
+    }
+    int wrong = 0, t = 0;
+    each_row(view, std::span(tokens).first(12), 0, 8, [&](std::byte* at, uint64_t pattern) {
+      wrong += std::memcmp(at, &pattern, sizeof pattern) != 0, ++t;
+    });
+    CHECK((wrong == 0 && t > 0));
+    m.kv->unpin(lease);
+    CHECK(m.kv->stats().in_transfer == 0);
     m.kv->check_invariants();
   }
 }

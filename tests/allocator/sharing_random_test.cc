@@ -117,7 +117,10 @@ class Trial {
       copy.pins = 0;
       live_.push_back(copy);
     } else if (what < 78) {
-      if (leases_.size() < 3) leases_.push_back({s.memory, kv.pin(s.handle)}), ++s.pins;
+      if (leases_.size() >= 3) return;
+      const int begin = int(random_.below(s.tokens.size() + 1)),
+                end = begin + 1 + int(random_.below(s.tokens.size() + 1));
+      leases_.push_back({s.memory, kv.pin(s.handle, begin, end)}), ++s.pins;
     } else if (what < 83 && flying_.size() < 2 && s.pins == 0) {
       flying_.push_back({kv.hand_over(s.handle), s.salt, s.tokens});
       live_.erase(live_.begin() + (&s - live_.data()));

@@ -32,6 +32,7 @@ struct Setup {
   int host_blocks = 16, disk_blocks = 0;
   double gbps = 0;
   std::string host_eviction = "lru", disk_eviction = "lru";
+  KvShare share = KvShare::off;  // vattention
   KvTiers::Seams seams;
   Device* device = &cpu_device();  // of the copies
 };
@@ -43,6 +44,8 @@ KvOptions kv_options(const Setup& s) {
   if (s.scheme == "vattention") {  // a row of 4096-byte groups is 64 or 256 tokens of this shape
     o.max_sequence_tokens = 4 * s.max_tokens;
     o.pool_bytes = 24 * 4096;
+    o.share = s.share;
+    o.prefix_cache = s.share != KvShare::off;
   }
   return o;
 }
@@ -63,7 +66,7 @@ class Tiered {
     auto tiers = KvTiers::create(options.shape, options.tiers, *s.device, s.seams);
     if (!tiers) FAIL(tiers.error().message);
     kv = std::make_unique<TieredMemory>(find_kv_scheme(s.scheme)->make(pool, options),
-                                        std::move(tiers).value(), *s.device);
+                                        std::move(tiers).value(), *s.device, clock);
   }
   // As an engine: waits for what is loading, computes the rest. Returns the tokens not computed.
   int run(std::span<const int32_t> tokens, uint64_t salt = 0) {
@@ -83,6 +86,7 @@ class Tiered {
 
   TempDir dir;
   KvOptions options;
+  RealClock clock;
   std::shared_ptr<BlockPool> pool;
   std::unique_ptr<TieredMemory> kv;
 };
@@ -270,7 +274,9 @@ TEST_CASE("tiers: a sequence that is given up while its KV comes keeps its memor
     t.kv->drain();
     const KvStats s = t.kv->stats();
     CHECK(s.free + s.cached == s.capacity);
+    CHECK(s.tiers.host_hit_tokens == 0);  // nobody went on from it
     CHECK(t.run(tokens) == 20);
+    CHECK(t.stats().host_hit_tokens == 20);
     CHECK(t.run(others) == 20);
     // Nor does the end of the memory come before the copies' end.
     device.late = true;
@@ -313,6 +319,72 @@ TEST_CASE("tiers: a disk that fails costs computing, not tokens", "[tiers]") {
     if (c.what == std::string("changed")) CHECK(s.corrupt_reads > 3);
     CHECK(s.disk_hit_tokens == 0);
     CHECK(cached == s.host_hit_tokens);
+  }
+}
+
+// What the kernel does with operations when it has no memory for them.
+TEST_CASE("disk file: operations that the kernel does not take are tried again, then fail",
+          "[tiers]") {
+  TempDir dir;
+  std::atomic<int> refuse{0};  // so many times more; negative: always
+  const auto refusal = [&] {
+    if (refuse == 0) return 0;
+    --refuse;
+    return refuse % 2 ? -ENOMEM : -EAGAIN;
+  };
+  auto opened = DiskFile::open(dir.path, DiskFile::kSector, 64, {}, refusal);
+  REQUIRE(opened.ok());
+  DiskFile& disk = *opened.value();
+  auto memory = cpu_device().allocate_host(64 * DiskFile::kSector).value();
+  const auto write = [&](int n) {
+    for (int i = 0; i < n; ++i) {
+      std::memset(memory.get() + size_t(i) * DiskFile::kSector, i + 1, DiskFile::kSector);
+      disk.write(i, memory.get() + size_t(i) * DiskFile::kSector, i);
+    }
+    std::vector<DiskFile::Done> done;
+    while (int(done.size()) < n) disk.take(done);
+    return done;
+  };
+  refuse = 5;
+  for (const DiskFile::Done& d : write(40)) CHECK(d.outcome == DiskFile::Outcome::done);
+  CHECK(refuse == 0);
+  refuse = -1;
+  for (int round = 0; round < 2; ++round)  // more than the ring has room for
+    for (const DiskFile::Done& d : write(50)) {
+      CHECK(d.outcome == DiskFile::Outcome::failed);
+      CHECK((d.error == ENOMEM || d.error == EAGAIN));
+    }
+  refuse = 0;
+  std::vector<DiskFile::Done> done = write(64);
+  for (const DiskFile::Done& d : done) CHECK(d.outcome == DiskFile::Outcome::done);
+  for (int i = 0; i < 64; ++i) {
+    const auto own =
+        std::find_if(done.begin(), done.end(), [i](const auto& d) { return d.id == i; });
+    disk.read(i, memory.get() + size_t(63 - i) * DiskFile::kSector, own->checksum, 100 + i);
+  }
+  done.clear();
+  while (done.size() < 64) disk.take(done);
+  for (const DiskFile::Done& d : done) CHECK(d.outcome == DiskFile::Outcome::done);
+  for (int i = 0; i < 64; ++i)
+    CHECK(memory.get()[size_t(63 - i) * DiskFile::kSector + 17] == std::byte(i + 1));
+}
+
+TEST_CASE("tiers: a kernel that takes no operations costs the disk tier, not tokens", "[tiers]") {
+  for (int refusals : {8, 1 << 30}) {
+    CAPTURE(refusals);
+    Setup setup{.host_blocks = 20, .disk_blocks = 64};
+    auto left = std::make_shared<std::atomic<int>>(refusals);
+    setup.seams.disk_refusal = [left] { return left->fetch_sub(1) > 0 ? -ENOMEM : 0; };
+    Tiered t(setup);
+    for (int round = 0; round < 2; ++round)
+      for (int family = 0; family < 6; ++family) {
+        t.run(tokens_of(family, 22));
+        t.kv->drain();
+        t.kv->check_invariants(true);
+      }
+    const KvTierStats s = t.stats();
+    if (refusals == 8) CHECK((s.failed_writes == 0 && s.disk_hit_tokens > 0));
+    if (refusals > 8) CHECK((s.failed_writes > 0 && s.disk_blocks == 0));
   }
 }
 
@@ -392,6 +464,40 @@ TEST_CASE("tiers: forgotten by another thread while blocks are found, loaded and
     }
 }
 
+TEST_CASE("tiers: a sequence that goes while one of its blocks is copied out frees the others",
+          "[tiers]") {
+  struct {
+    const char* scheme;
+    KvOrder order;
+    int tokens, held;  // blocks of the pool while the last tier block is on its way
+  } rows[] = {{"paged", KvOrder::layer_major, 32, 1},
+              {"token", KvOrder::token_major, 32, 4},
+              {"contiguous", KvOrder::layer_major, 32, 1}};
+  for (const auto& row : rows) {
+    CAPTURE(row.scheme);
+    LateCopies device;
+    Tiered t({.scheme = row.scheme, .order = row.order, .device = &device});
+    const auto tokens = tokens_of(1, row.tokens);
+    const KvHandle handle = t.kv->reserve(tokens, 0).value().handle;
+    REQUIRE(t.kv->append(handle, row.tokens));
+    write_rows(t.kv->view(handle), tokens, 0, 0);
+    const int before = row.tokens - kBlock;
+    t.kv->written(handle, std::span(tokens).first(size_t(before)));
+    t.kv->drain();
+    device.late = true;
+    t.kv->written(handle, std::span(tokens).subspan(size_t(before)));
+    t.kv->free(handle);
+    const KvStats s = t.kv->stats();
+    CHECK(s.in_transfer == row.held);
+    CHECK(s.available() == s.capacity - row.held);
+    device.late = false;
+    t.kv->drain();
+    CHECK(t.kv->stats().available() == s.capacity);
+    CHECK(t.run(tokens) == before);  // never the last token: seven blocks
+    t.kv->check_invariants(true);
+  }
+}
+
 // Seeds of tests below that break things on purpose.
 struct Config {
   Setup setup;
@@ -401,7 +507,7 @@ struct Config {
 
 // What all trials did: a disk's pace is not theirs, so one alone may have met little.
 struct Totals {
-  int loads = 0, cancelled = 0, short_loads = 0;
+  int loads = 0, cancelled = 0, short_loads = 0, aliased = 0;
   int64_t host_evictions = 0, disk_hit_tokens = 0, failures = 0;
 };
 
@@ -426,6 +532,7 @@ class Trial {
     kv().check_invariants(true);
     const KvTierStats s = kv().stats().tiers;
     CHECK(s.host_blocks + s.disk_blocks == 0);
+    totals.aliased += aliased_;
     totals.loads += loads_;
     totals.cancelled += cancelled_;
     totals.short_loads += short_loads_;
@@ -500,7 +607,10 @@ class Trial {
     }
     if (what < 70) return grow(live_[i]);
     if (what < 76) return fork(i);
-    if (what < 79) return leases_.push_back(kv().pin(live_[i].handle));
+    if (what < 79) {
+      const int end = 1 + int(random_.below(live_[i].tokens.size() + 1));
+      return leases_.push_back(kv().pin(live_[i].handle, int(random_.below(size_t(end))), end));
+    }
     if (what < 83 && (leases_.empty() || config_.setup.scheme == "paged")) return pass_on(live_[i]);
     if (what < 94) return release(i);
     kv().trim(live_[i].handle);
@@ -516,6 +626,7 @@ class Trial {
     s.promised = r.value().cached_tokens;
     REQUIRE(s.promised < int(s.prompt.size()));
     loads_ += s.loading;
+    for (int32_t row : kv().blocks(s.handle)) aliased_ += t_.pool->users(row) > 1;
     if (!s.loading) take(s, s.promised);
     live_.push_back(std::move(s));
   }
@@ -585,7 +696,7 @@ class Trial {
   Tiered t_;
   std::vector<Live> live_;
   std::vector<KvLease> leases_;
-  int loads_ = 0, cancelled_ = 0, short_loads_ = 0;
+  int loads_ = 0, cancelled_ = 0, short_loads_ = 0, aliased_ = 0;
 };
 
 TEST_CASE("tiers: random operations against a trivially correct model", "[tiers][random]") {
@@ -608,6 +719,16 @@ TEST_CASE("tiers: random operations against a trivially correct model", "[tiers]
         INFO(scheme << " disk " << disk << " faults " << faults << " seed " << seed);
         Trial(c, seed).run(totals);
       }
+  // Rows of 64 tokens, which sequences share by a second mapping.
+  Config c{{.scheme = "vattention",
+            .order = KvOrder::token_major,
+            .max_tokens = 160,
+            .host_blocks = 60,
+            .share = KvShare::alias}};
+  Totals sharing;
+  Trial(c, 99).run(sharing);
+  CHECK(sharing.aliased > 10);
+  CHECK(sharing.loads > 20);
   CHECK(totals.loads > 1000);
   CHECK(totals.cancelled > 100);
   CHECK(totals.short_loads > 0);

@@ -14,11 +14,8 @@
 #include <map>
 #include <set>
 
-#include "disagg/cluster.h"
-#include "disagg/conductor.h"
-#include "disagg/instance.h"
 #include "tests/catch.h"
-#include "tests/disagg/checksum_model.h"
+#include "tests/disagg/sim_cluster.h"
 #include "tests/wrapped_transport.h"
 
 namespace xpyd::testing {
@@ -26,115 +23,112 @@ namespace {
 
 using Tokens = std::vector<int32_t>;
 
-const char* const kMessageNames[] = {
-    "StartRequest", "AbortAttempt", "PeerJoined",  "PeerGone",     "TokenOf",     "AttemptProgress",
-    "AttemptFailed", "Report",      "PrefillJob",  "ReserveKv",    "KvReserved",  "KvDelivered",
-    "ReservationCancelled", "KvOffered", "KvTaken", "KvRenewed", "PeerBroken", "ClearPrefixCache", "Welcome",
-    "Retire", "JoinRequest", "Joined", "LeaveRequest"};
-static_assert(std::size(kMessageNames) == std::variant_size_v<Message>);
-
 bool telling() {
   static const bool on = std::getenv("SEED") != nullptr;
   return on;
 }
 
-// How often a transfer is late, fails, is dropped though it says that it is done, or is changed on
-// its way.
+// How often a transfer is late, fails, is dropped though it says that it is done, is changed on its
+// way, or comes a second time, after it was done.
 struct WireFaults {
-  double late = 0, fail = 0, drop = 0, change = 0;
+  double late = 0, most_s = 0;  // late: by at most that
+  double fail = 0, drop = 0, change = 0, twice = 0;
 };
 
-// The local wire with such faults.
+// The local wire with such faults. A late transfer is on its way by itself, as bytes in a network are,
+// whatever becomes of its poster: it arrives when advance() says that its time has come.
 class FaultyWire final : public WrappedTransport {
  public:
-  FaultyWire(const TransportOptions& options, WireFaults faults, Random& random)
-      : WrappedTransport("local", options), clock_(*options.clock), faults_(faults), random_(random) {}
+  FaultyWire(const TransportOptions& options, WireFaults faults, Random& random,
+             std::set<FaultyWire*>& all)
+      : WrappedTransport("local", options),
+        clock_(*options.clock),
+        faults_(faults),
+        random_(random),
+        all_(all) {
+    all_.insert(this);
+  }
+  ~FaultyWire() override { all_.erase(this); }
+
   TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
-    Flight flight;
-    flight.from_s = clock_.now() + (random_.uniform() < faults_.late ? 0.05 * random_.uniform() : 0);
+    Flight flight{.transfer = transfer, .plan = plan};
+    flight.at_s = clock_.now() +
+                  (random_.uniform() < faults_.late ? faults_.most_s * random_.uniform() : 0);
     const double fate = random_.uniform();
     flight.fails = fate < faults_.fail;
-    if (fate >= faults_.fail && fate < faults_.fail + faults_.drop) {  // says done, and did nothing
-      const TransferId id = -(++dropped_);
-      flights_[id] = flight;
-      return id;
+    flight.dropped = !flight.fails && fate < faults_.fail + faults_.drop;
+    flight.changed = fate >= 1 - faults_.change && !plan.copies.empty();
+    if (transfer.op == KvOp::write) {
+      for (const Copy& copy : plan.copies)
+        flight.bytes.insert(flight.bytes.end(), copy.source, copy.source + copy.bytes);
+      if (flight.changed) flight.bytes[random_.below(flight.bytes.size())] ^= std::byte{0x20};
+      const std::byte* at = flight.bytes.data();
+      for (Copy& copy : flight.plan.copies) copy.source = std::exchange(at, at + copy.bytes);
     }
-    TransferPlan sent = plan;
-    if (fate >= 1 - faults_.change && !plan.copies.empty()) {
-      Copy& copy = sent.copies[random_.below(plan.copies.size())];
-      const size_t at = random_.below(copy.bytes);
-      if (transfer.op == KvOp::write) {
-        flight.changed.assign(copy.source, copy.source + copy.bytes);
-        flight.changed[at] ^= std::byte{0x20};
-        copy.source = flight.changed.data();
-      } else {
-        flight.change = copy.destination + at;
-      }
-    }
-    const TransferId id = WrappedTransport::post(transfer, sent);
-    flights_[id] = std::move(flight);
+    const TransferId id = ++last_;
+    flights_.emplace(id, std::move(flight));
+    advance();
     return id;
   }
   TransferState poll(TransferId id) override {
-    const Flight& flight = flights_.at(id);
-    if (clock_.now() < flight.from_s) return TransferState::in_flight;
-    TransferState state = id < 0 ? TransferState::done : WrappedTransport::poll(id);
-    if (flight.fails) state = TransferState::failed;
-    if (flight.change && state == TransferState::done) *flight.change ^= std::byte{0x20};
-    flights_.erase(id);
+    auto found = flights_.find(id);
+    const TransferState state = found->second.state;
+    if (state != TransferState::in_flight) flights_.erase(found);
     return state;
   }
   void cancel(TransferId id) override {
-    flights_.at(id).from_s = 0;
-    if (id >= 0) WrappedTransport::cancel(id);
+    Flight& flight = flights_.at(id);
+    if (flight.state == TransferState::in_flight) flight.state = TransferState::failed;
+  }
+  void advance() {
+    for (auto& [id, flight] : flights_) {
+      if (flight.state != TransferState::in_flight || clock_.now() < flight.at_s) continue;
+      flight.state = arrive(flight);
+      if (flight.transfer.op == KvOp::write && random_.uniform() < faults_.twice)
+        again_.push_back({std::move(flight), clock_.now() + 0.2 * random_.uniform()});
+    }
+    std::erase_if(again_, [this](auto& again) {
+      if (clock_.now() < again.second) return false;
+      WrappedTransport::poll(WrappedTransport::post(again.first.transfer, again.first.plan));
+      return true;
+    });
   }
 
  private:
   struct Flight {
-    double from_s = 0;
-    bool fails = false;
-    std::vector<std::byte> changed;  // written instead of what it should be
-    std::byte* change = nullptr;     // of what was read
+    KvTransfer transfer;
+    TransferPlan plan;
+    std::vector<std::byte> bytes;  // of a write, as they left
+    double at_s = 0;
+    bool fails = false, dropped = false, changed = false;
+    TransferState state = TransferState::in_flight;
   };
+  TransferState arrive(Flight& flight) {
+    if (flight.dropped) return TransferState::done;
+    const TransferState state =
+        WrappedTransport::poll(WrappedTransport::post(flight.transfer, flight.plan));
+    if (flight.fails || state != TransferState::done) return TransferState::failed;
+    if (flight.transfer.op == KvOp::read && flight.changed)
+      flight.plan.copies[0].destination[0] ^= std::byte{0x20};
+    return TransferState::done;
+  }
+
   Clock& clock_;
   const WireFaults faults_;
   Random& random_;
+  std::set<FaultyWire*>& all_;
   std::map<TransferId, Flight> flights_;
-  TransferId dropped_ = 0;
+  std::vector<std::pair<Flight, double>> again_;  // that come twice, and when
+  TransferId last_ = 0;
 };
 
-class Sim final : public Post {
+class Sim final : public SimCluster {
  public:
   explicit Sim(uint64_t seed) : seed_(seed), random_(seed * 7919 + 13) {}
   // What went wrong; empty: nothing.
   std::string run();
 
  private:
-  struct Node {
-    InstanceId id = -1;
-    Role role = Role::colocated;
-    std::unique_ptr<DeviceQueue> queue;
-    std::unique_ptr<Instance> instance;
-    double stopped_until_s = 0;
-    bool leaving = false;
-    int zombie_turns = -1;  // it was declared gone, and notices after so many
-  };
-  class Probe final : public InstanceProbe {
-   public:
-    explicit Probe(std::shared_ptr<Node> node) : node_(std::move(node)) {}
-    InstanceStats stats() const override { return look(), stats_; }
-    KvStats kv() const override { return look(), stats_.kv; }
-    int promise(std::span<const int32_t> tokens, uint64_t salt) const override {
-      return node_->instance ? node_->instance->memory().promise(tokens, salt) : 0;
-    }
-
-   private:
-    void look() const {
-      if (node_->instance) stats_ = node_->instance->stats();
-    }
-    std::shared_ptr<Node> node_;
-    mutable InstanceStats stats_;
-  };
   struct Expected {
     Tokens tokens;      // all that there can be
     int max_tokens = 0;
@@ -150,52 +144,30 @@ class Sim final : public Post {
    private:
     Sim& sim_;
   };
-  struct Letter {
-    double due_s;
-    uint64_t sequence;
-    InstanceId from, to;
-    Message message;
-    bool operator<(const Letter& other) const {
-      return std::pair(due_s, sequence) < std::pair(other.due_s, other.sequence);
-    }
-  };
-
-  void send(InstanceId from, InstanceId to, Message message) override;
+  double when(InstanceId from, InstanceId to, const Message& message);
   void tell(const char* format, ...) __attribute__((format(printf, 2, 3)));
   void wrong(const std::string& what);
   bool chance(double p) { return random_.uniform() < p; }
   int up_to(int n) { return 1 + int(random_.below(uint64_t(n))); }
   void configure();
-  void add(Role role);
-  void crash(Node& node);
-  void deliver();
   void submit();
   void on_event(const TokenEvent& event);
   void disturb();
   void notice_gone();
   void keep_staffed();
   bool all_ended() const { return ended_ == int(expected_choices_); }
-  void check_memory(bool at_rest);
   Node* some_node();
 
   const uint64_t seed_;
   Random random_;
-  VirtualClock clock_;
   WireFaults wire_;
-  bool checksum_ = false;
+  std::set<FaultyWire*> wires_;
   double lease_s_ = 0.4;
   double late_s_ = 0.002;  // messages at most
-  double crash_rate_ = 0, stop_rate_ = 0, cut_rate_ = 0, leave_rate_ = 0, abort_rate_ = 0;  // per s
-  KvOptions kv_;
-  const KvScheme* scheme_ = nullptr;
-  StreamKv stream_ = StreamKv::layer;
-  int step_tokens_ = 16, max_batch_ = 4;
+  double crash_rate_ = 0, stop_rate_ = 0, cut_rate_ = 0, break_rate_ = 0, leave_rate_ = 0, abort_rate_ = 0;  // per s
+  int max_batch_ = 4;
   std::vector<Role> wanted_;
-  std::unique_ptr<Conductor> conductor_;
-  std::map<InstanceId, std::shared_ptr<Node>> nodes_;
-  std::set<Letter> letters_;
-  std::map<std::pair<InstanceId, InstanceId>, double> last_due_s_, cut_until_s_;
-  uint64_t letter_ = 0;
+  std::map<std::pair<InstanceId, InstanceId>, double> cut_until_s_;
   std::shared_ptr<Client> client_ = std::make_shared<Client>(*this);
   std::map<uint64_t, Expected> expected_;
   uint64_t expected_choices_ = 0;
@@ -205,7 +177,7 @@ class Sim final : public Post {
 
 void Sim::tell(const char* format, ...) {
   if (!telling()) return;
-  std::printf("%9.4f ", clock_.seconds);
+  std::printf("%9.4f ", clock.seconds);
   va_list arguments;
   va_start(arguments, format);
   std::vprintf(format, arguments);
@@ -215,57 +187,45 @@ void Sim::tell(const char* format, ...) {
 
 void Sim::wrong(const std::string& what) {
   tell("WRONG: %s", what.c_str());
-  if (wrong_.empty()) wrong_ = "at " + std::to_string(clock_.seconds) + " s: " + what;
+  if (wrong_.empty()) wrong_ = "at " + std::to_string(clock.seconds) + " s: " + what;
 }
 
-// In order between two, as a connection is; late at random.
-void Sim::send(InstanceId from, InstanceId to, Message message) {
-  if (from != kConductor && !nodes_.contains(from)) return;  // it crashed: its last words are lost
-  double due = clock_.seconds + late_s_ * random_.uniform();
-  double& last = last_due_s_[{from, to}];
+// Late at random.
+double Sim::when(InstanceId from, InstanceId to, const Message& message) {
+  double at = clock.seconds + late_s_ * random_.uniform();
   auto cut = cut_until_s_.find(std::minmax(from, to));
-  if (cut != cut_until_s_.end()) due = std::max(due, cut->second);
-  last = due = std::max(due, last);
+  if (cut != cut_until_s_.end()) at = std::max(at, cut->second);
   if (telling())
     std::visit(
         [&](const auto& m) {
           if constexpr (requires { m.attempt; })
-            tell("  %d -> %d: %s of attempt %d, there at %.4f", from, to, kMessageNames[message.index()],
-                 int(m.attempt), due);
+            tell("  %d -> %d: %s of attempt %d, due %.4f", from, to, message_name(message),
+                 int(m.attempt), at);
         },
         message);
-  letters_.insert({due, ++letter_, from, to, std::move(message)});
-}
-
-void Sim::deliver() {
-  while (!letters_.empty() && letters_.begin()->due_s <= clock_.seconds) {
-    Letter letter = std::move(letters_.extract(letters_.begin()).value());
-    if (letter.to == kConductor) {
-      conductor_->receive(letter.from, std::move(letter.message));
-    } else if (auto found = nodes_.find(letter.to); found != nodes_.end()) {
-      found->second->instance->send(letter.from, std::move(letter.message));
-    }
-  }
+  return at;
 }
 
 void Sim::configure() {
   static const char* kSchemes[] = {"paged", "paged", "contiguous", "slots", "vattention"};
-  kv_.shape = kv_shape(checksum_config(), Dtype::f32);
-  kv_.order = chance(0.5) ? KvOrder::layer_major : KvOrder::token_major;
-  scheme_ = find_kv_scheme(kSchemes[random_.below(5)]);
-  kv_.block_tokens = up_to(8);
-  kv_.page_group_bytes = 4096;
-  kv_.max_sequence_tokens = 160;
-  kv_.max_sequences = max_sequences(max_batch_ = up_to(6));
-  kv_.prefix_cache = chance(0.8);
-  const size_t token = kv_.shape.token_bytes();
-  kv_.pool_bytes = token * 160 * size_t(up_to(4)) + (scheme_->contiguous ? 8 * 160 * token : 0);
-  if (scheme_ == find_kv_scheme("vattention")) kv_.pool_bytes = 128 << 12;
-  kv_.map_ahead = false;  // no thread of its own here
-  stream_ = StreamKv(random_.below(3));
-  step_tokens_ = max_batch_ + up_to(40);
+  SimOptions sim;
+  KvOptions& kv = sim.kv;
+  kv.shape = kv_shape(checksum_config(), Dtype::f32);
+  kv.order = chance(0.5) ? KvOrder::layer_major : KvOrder::token_major;
+  sim.scheme = kSchemes[random_.below(5)];
+  kv.block_tokens = up_to(8);
+  kv.max_sequence_tokens = 160;
+  sim.max_batch = max_batch_ = up_to(6);
+  kv.prefix_cache = chance(0.8);
+  const size_t token = kv.shape.token_bytes();
+  const bool slots = find_kv_scheme(sim.scheme)->contiguous;
+  kv.pool_bytes = token * 160 * size_t(up_to(4)) + (slots ? 8 * 160 * token : 0);
+  if (sim.scheme == "vattention") kv.pool_bytes = 128 << 12;
+  sim.stream_kv = StreamKv(random_.below(3));
+  sim.step_tokens = max_batch_ + up_to(40);
+  sim.lease_s = lease_s_;
 
-  ConductorOptions options;
+  ConductorOptions& options = sim.conductor;
   options.placement = &placement_policies()[random_.below(placement_policies().size())];
   options.disagg = &disagg_policies()[random_.below(disagg_policies().size())];
   options.disagg_options = {.pull = chance(0.4),
@@ -273,13 +233,10 @@ void Sim::configure() {
                             .max_prefill_queue = up_to(20),
                             .min_remote_tokens = up_to(60),
                             .first_generation = chance(0.5)};
-  options.max_model_len = kv_.max_sequence_tokens;
   options.max_queue = 1000;
   options.prefill_window = up_to(2);
   options.max_tries = 200;
-  options.lease_s = lease_s_;
   options.seed = random_.next();
-  conductor_ = std::make_unique<Conductor>(options, clock_, *this);
 
   const int p = up_to(3), d = up_to(3), c = int(random_.below(2));
   for (int i = 0; i < p; ++i) wanted_.push_back(Role::prefill);
@@ -287,98 +244,73 @@ void Sim::configure() {
   for (int i = 0; i < c; ++i) wanted_.push_back(Role::colocated);
   auto sometimes = [&](double p_on, double most) { return chance(p_on) ? most * random_.uniform() : 0; };
   late_s_ = 0.0005 + sometimes(0.7, 0.02);
-  wire_ = {.late = sometimes(0.5, 1), .fail = sometimes(0.3, 0.3)};
-  checksum_ = chance(0.5);
-  if (checksum_) wire_.drop = sometimes(0.5, 0.3), wire_.change = sometimes(0.5, 0.3);
+  wire_ = {.late = sometimes(0.5, 1),
+           .most_s = chance(0.8) ? 0.1 : 3 * lease_s_,
+           .fail = sometimes(0.3, 0.3),
+           .twice = sometimes(0.3, 0.5)};
+  sim.checksum = chance(0.5);
+  if (sim.checksum) wire_.drop = sometimes(0.5, 0.3), wire_.change = sometimes(0.5, 0.3);
   if (!options.disagg_options.pull) wire_.drop = sometimes(0.3, 0.3);  // counted where it arrives
   crash_rate_ = sometimes(0.6, 6);
   stop_rate_ = sometimes(0.5, 6);
   cut_rate_ = sometimes(0.4, 6);
+  break_rate_ = sometimes(0.4, 40);
   leave_rate_ = sometimes(0.4, 4);
   abort_rate_ = sometimes(0.5, 20);
   to_submit_ = 8 + int(random_.below(25));
+  // One that was dropped and one that came twice make the right number: only checksums tell.
+  if (!sim.checksum && wire_.drop > 0) wire_.twice = 0;
   tell("%dP%dD%dC %s block %d %s, placement %s, disagg %s%s, stream %d, batch %d, step %d", p, d, c,
-       scheme_->name, kv_.block_tokens, kv_.prefix_cache ? "cache" : "no cache",
+       sim.scheme.c_str(), kv.block_tokens, kv.prefix_cache ? "cache" : "no cache",
        options.placement->name, options.disagg->name, options.disagg_options.pull ? " pull" : "",
-       int(stream_), max_batch_, step_tokens_);
-}
-
-void Sim::add(Role role) {
-  auto node = std::make_shared<Node>();
-  node->id = conductor_->new_id();
-  node->role = role;
-  node->queue = cpu_device().make_queue(Device::Phase::both);
-  auto pool = make_block_pool(scheme_->name, kv_);
-  KvOptions options = kv_;
-  options.queue = node->queue.get();
-  auto memory = scheme_->make(pool.value(), options);
-  TransportOptions wire{.regions = {{memory->base(), memory->layout().pool_bytes()}},
-                        .queue = node->queue.get(),
-                        .clock = &clock_,
-                        .self = node->id};
-  InstanceOptions instance{.id = node->id,
-                           .name = (role == Role::prefill  ? "P"
-                                    : role == Role::decode ? "D"
-                                                           : "C") +
-                                   std::to_string(node->id),
-                           .role = role,
-                           .stream_kv = stream_,
-                           .lease_s = lease_s_,
-                           .checksum = checksum_};
-  instance.engine = {.policy = find_batch_policy("chunked"),
-                     .max_batch = max_batch_,
-                     .step_tokens = step_tokens_};
-  node->instance = std::make_unique<Instance>(
-      std::move(instance), make_checksum_model(), std::move(memory),
-      std::make_unique<FaultyWire>(wire, wire_, random_), clock_, *this);
-  nodes_[node->id] = node;
-  conductor_->joined(node->instance->info(), std::make_shared<Probe>(node));
-  tell("%s joins", node->instance->options().name.c_str());
-}
-
-// Its memory and its last messages go with it; those that left before may still arrive.
-void Sim::crash(Node& node) {
-  auto keep = nodes_.at(node.id);
-  nodes_.erase(node.id);
-  keep->instance.reset();
+       int(sim.stream_kv), max_batch_, sim.step_tokens);
+  sim.wire = [this](const TransportOptions& wire) {
+    return std::make_unique<FaultyWire>(wire, wire_, random_, wires_);
+  };
+  due = [this](InstanceId from, InstanceId to, const Message& message) {
+    return when(from, to, message);
+  };
+  open(std::move(sim));
 }
 
 Sim::Node* Sim::some_node() {
-  if (nodes_.empty()) return nullptr;
-  auto at = nodes_.begin();
-  std::advance(at, long(random_.below(nodes_.size())));
+  if (nodes.empty()) return nullptr;
+  auto at = nodes.begin();
+  std::advance(at, long(random_.below(nodes.size())));
   return at->second.get();
 }
 
 void Sim::disturb() {
   constexpr double kTick = 0.001;
-  const double now = clock_.seconds;
+  const double now = clock.seconds;
   if (Node* node = some_node(); node && chance(crash_rate_ * kTick)) {
-    tell("%s crashes", node->instance->options().name.c_str());
-    const InstanceId id = node->id;
-    crash(*node);
-    if (chance(0.5)) conductor_->left(id, "its connection broke");  // else its lease runs out
+    tell("%s crashes", node->name.c_str());
+    crash(node->id, chance(0.5));  // not noticed: its lease runs out
   }
   if (Node* node = some_node(); node && chance(stop_rate_ * kTick)) {
     node->stopped_until_s = now + 3 * lease_s_ * random_.uniform();
-    tell("%s stops until %.4f", node->instance->options().name.c_str(), node->stopped_until_s);
+    tell("%s stops until %.4f", node->name.c_str(), node->stopped_until_s);
   }
-  if (chance(cut_rate_ * kTick) && !nodes_.empty()) {
+  if (chance(cut_rate_ * kTick) && !nodes.empty()) {
     const InstanceId a = some_node()->id, b = chance(0.3) ? kConductor : some_node()->id;
     cut_until_s_[std::minmax(a, b)] = now + 2 * lease_s_ * random_.uniform();
     tell("%d and %d are parted", a, b);
   }
+  if (Node *a = some_node(), *b = some_node(); a && a != b && chance(break_rate_ * kTick)) {
+    tell("the connection of %s and %s breaks", a->name.c_str(), b->name.c_str());
+    break_connection(a->id, b->id);
+  }
   if (Node* node = some_node(); node && chance(leave_rate_ * kTick) && !node->leaving) {
     node->leaving = true;
-    conductor_->drain(node->id, true);
-    tell("%s is to leave", node->instance->options().name.c_str());
+    conductor().drain(node->id, true);
+    tell("%s is to leave", node->name.c_str());
   }
   if (!expected_.empty() && chance(abort_rate_ * kTick)) {
     auto at = expected_.begin();
     std::advance(at, long(random_.below(expected_.size())));
     at->second.aborted = true;
     tell("request %d is aborted", int(at->first));
-    conductor_->abort(at->first);
+    conductor().abort(at->first);
   }
 }
 
@@ -386,26 +318,26 @@ void Sim::disturb() {
 // and talks as before.
 void Sim::notice_gone() {
   std::set<InstanceId> members;
-  for (const InstanceInfo& info : conductor_->members()) members.insert(info.id);
+  for (const InstanceInfo& info : conductor().members()) members.insert(info.id);
   std::vector<std::shared_ptr<Node>> over;
-  for (auto& [id, node] : nodes_) {
+  for (auto& [id, node] : nodes) {
     if (!members.contains(id) && node->zombie_turns < 0) node->zombie_turns = int(random_.below(60));
     if (node->zombie_turns == 0) over.push_back(node);
-    if (node->leaving && members.contains(id) && conductor_->idle(id) && node->instance->idle()) {
-      conductor_->left(id, "it leaves");
+    if (node->leaving && members.contains(id) && conductor().idle(id) && node->instance->idle()) {
+      conductor().left(id, "it leaves");
       over.push_back(node);
     }
   }
   for (auto& node : over) {
-    tell("%s ends", node->instance->options().name.c_str());
-    crash(*node);
+    tell("%s ends", node->name.c_str());
+    crash(node->id, false);
   }
 }
 
 void Sim::keep_staffed() {
   std::map<Role, int> missing;
   for (Role role : wanted_) ++missing[role];
-  for (const auto& [id, node] : nodes_)
+  for (const auto& [id, node] : nodes)
     if (node->zombie_turns < 0 && !node->leaving) --missing[node->role];
   for (auto [role, n] : missing)
     for (; n > 0; --n) {
@@ -426,8 +358,8 @@ void Sim::submit() {
   request->n = chance(0.2) ? std::min(max_batch_, up_to(3)) : 1;
   request->max_tokens = up_to(30);
   request->ignore_eos = true;
-  request->arrival_s = clock_.seconds;
-  if (chance(0.1)) request->deadline_s = clock_.seconds + 0.3 * random_.uniform();
+  request->arrival_s = clock.seconds;
+  if (chance(0.1)) request->deadline_s = clock.seconds + 0.3 * random_.uniform();
   Expected expected;
   expected.tokens = checksum_tokens(request->prompt, request->max_tokens);
   expected.max_tokens = request->max_tokens;
@@ -437,7 +369,7 @@ void Sim::submit() {
   const bool timed = request->deadline_s > 0;
   expected.aborted = timed;  // may end early
   expected_[id] = std::move(expected);
-  if (conductor_->submit(std::move(request), client_)) {
+  if (conductor().submit(std::move(request), client_)) {
     expected_choices_ += uint64_t(n);
     tell("request %d: %d tokens, n %d", int(id), length, n);
     --to_submit_;
@@ -470,66 +402,43 @@ void Sim::on_event(const TokenEvent& event) {
     wrong(who + " ended with " + finish_reason_name(event.finish) + " " + event.error);
 }
 
-void Sim::check_memory(bool at_rest) {
-  for (const auto& [id, node] : nodes_) {
-    node->instance->memory().check_invariants(true);
-    if (!at_rest) continue;
-    const KvStats kv = node->instance->memory().stats();
-    const std::string& name = node->instance->options().name;
-    if (!node->instance->idle()) wrong(name + " is not idle");
-    if (kv.free + kv.cached != kv.capacity)
-      wrong(name + " leaks " + std::to_string(kv.capacity - kv.free - kv.cached) + " blocks, " +
-            std::to_string(kv.in_transfer) + " in transfer");
-    const PlacedLoad load = conductor_->load(id);
-    if (load.queued_requests || load.queued_tokens || load.sequences)
-      wrong(name + " has load that nobody placed");
-  }
-}
-
 std::string Sim::run() {
   configure();
   for (Role role : wanted_) add(role);
-  constexpr double kTick = 0.001, kMost = 120;
-  int ticks = 0;
+  constexpr double kMost = 120;
+  int n = 0;
   double at_rest_s = -1;
-  for (; wrong_.empty() && clock_.seconds < kMost; ++ticks) {
-    clock_.seconds += kTick;
-    deliver();
-    const bool calm = to_submit_ == 0 && clock_.seconds > 1.5;
+  for (; wrong_.empty() && clock.seconds < kMost; ++n) {
+    const bool calm = to_submit_ == 0 && clock.seconds > 1.5;
     if (to_submit_ > 0 && chance(0.05)) submit();
     if (!calm) disturb();
     notice_gone();
-    if (ticks % 50 == 0) keep_staffed();
-    if (ticks % 10 == 0) conductor_->tick();
-    std::vector<std::shared_ptr<Node>> now;
-    for (auto& [id, node] : nodes_) now.push_back(node);
-    for (auto& node : now) {
-      if (clock_.seconds < node->stopped_until_s) continue;
-      if (node->zombie_turns > 0) --node->zombie_turns;
-      node->instance->turn();
-    }
-    if (ticks % 100 == 0) check_memory(false);
+    if (n % 50 == 0) keep_staffed();
+    for (FaultyWire* wire : wires_) wire->advance();
+    tick();
+    if (n % 100 == 0) check_memory(false);
     if (!calm || !all_ended()) continue;
     // What nobody owns any more is back within a lease (and a renewal's quarter, and the messages).
-    if (at_rest_s < 0) at_rest_s = clock_.seconds;
-    const bool stopped = std::any_of(now.begin(), now.end(), [&](const auto& node) {
-      return clock_.seconds < node->stopped_until_s || node->zombie_turns >= 0 || node->leaving;
+    if (at_rest_s < 0) at_rest_s = clock.seconds;
+    const bool restless = std::any_of(nodes.begin(), nodes.end(), [&](const auto& entry) {
+      const Node& node = *entry.second;
+      return clock.seconds < node.stopped_until_s || node.zombie_turns >= 0 || node.leaving;
     });
-    if (stopped) at_rest_s = clock_.seconds;
-    if (clock_.seconds > at_rest_s + 1.5 * lease_s_ + 4 * late_s_) break;
+    if (restless) at_rest_s = clock.seconds;
+    if (clock.seconds > at_rest_s + 1.5 * lease_s_ + 4 * late_s_) break;
   }
-  if (wrong_.empty() && clock_.seconds >= kMost)
+  if (wrong_.empty() && clock.seconds >= kMost)
     wrong("it hangs: " + std::to_string(ended_) + " of " + std::to_string(expected_choices_) +
           " choices have ended");
-  if (wrong_.empty()) check_memory(true);
+  if (wrong_.empty()) wrong_ = check_memory(true);
   for (const auto& [id, e] : expected_)
     for (int ends : e.ends)
       if (wrong_.empty() && ends != 1) wrong("request " + std::to_string(id) + " ended " +
                                              std::to_string(ends) + " times");
-  const ConductorStats s = conductor_->totals();
+  const ConductorStats s = conductor().totals();
   tell("attempts %d, failed %d, late tokens %d, joined %d, left %d", int(s.attempts),
        int(s.failed_attempts), int(s.late_tokens), int(s.joined), int(s.left));
-  nodes_.clear();
+  close();
   return wrong_;
 }
 

@@ -82,6 +82,68 @@ void check_all(const std::string& topology, int threads) {
               index, topology.c_str(), threads, static_cast<unsigned long long>(expected));
 }
 
+// Tensor ranks and pipeline stages on both sides, with every way of moving KV between them.
+void check_shards_of(const std::string& topology, bool decodes) {
+  const uint64_t expected = reference_hash();
+  int index = 0, ran = 0;
+  struct {
+    const char* scheme;
+    KvOrder order;
+    KvShare share = KvShare::off;
+    int64_t hits = 0;
+  } memories[] = {{"paged", KvOrder::layer_major},
+                  {"paged", KvOrder::token_major},
+                  {"token", KvOrder::layer_major},
+                  {"contiguous", KvOrder::token_major},
+                  {"slots", KvOrder::layer_major},
+                  {"vattention", KvOrder::layer_major, KvShare::alias},
+                  {"vattention", KvOrder::token_major, KvShare::copy}};
+  const std::pair<int, int> shapes[] = {{1, 1}, {2, 1}, {4, 1}, {1, 2}, {2, 2}, {4, 2}};
+  for (auto& [scheme, order, share, hits] : memories)
+    for (auto [prefill_tp, prefill_pp] : shapes)
+      for (auto [decode_tp, decode_pp] : shapes) {
+        if (!decodes && (decode_tp > 1 || decode_pp > 1)) continue;
+        if (prefill_tp * prefill_pp * decode_tp * decode_pp == 1) continue;
+        // Grain and chunk in turn: each meets each shape, though not in every memory.
+        const int turn = index++;
+        if (turn % kStride != 0) continue;
+        TinySetup setup{.topology = topology, .scheme = scheme};
+        setup.order = order;
+        setup.share = share;
+        setup.stream_kv = StreamKv(turn % 3);
+        setup.step_tokens = std::vector{7, 64, 512}[size_t(turn / 3 % 3)];
+        setup.threads = 1 + turn % 2;
+        setup.block_tokens = turn % 5 ? 16 : 4;
+        setup.prefill_tp = prefill_tp;
+        setup.prefill_pp = prefill_pp;
+        setup.decode_tp = decode_tp;
+        setup.decode_pp = decode_pp;
+        if (decodes) {  // every other one is pushed
+          setup.disagg_options.pull = turn % 4 == 2;
+          setup.disagg = turn % 4 == 3 ? "decode_first" : "prefill_first";
+        }
+        // Four ranks hold each of the two heads twice.
+        setup.pool_bytes = 4 << 20;
+        INFO(setup.describe());
+        const RaggedRun run = run_ragged(setup);
+        REQUIRE(run.hash == expected);
+        hits += run.hit_tokens;
+        ++ran;
+      }
+  for (const auto& m : memories) {
+    INFO(m.scheme << " share " << int(m.share));
+    const bool reuses = std::string(m.scheme) != "contiguous" && std::string(m.scheme) != "slots";
+    if (reuses && kStride == 1) CHECK(m.hits > 0);
+  }
+  std::printf("parity: %d of %d combinations of %s on ranks have the hash %016llx\n", ran, index,
+              topology.c_str(), static_cast<unsigned long long>(expected));
+}
+
+TEST_CASE("parity: 1C on tensor ranks and pipeline stages", "[parity][shards]") {
+  check_shards_of("1C", false);
+}
+TEST_CASE("parity: 1P1D of unequal shapes", "[parity][shards]") { check_shards_of("1P1D", true); }
+
 TEST_CASE("parity: 1C with 1 thread", "[parity]") { check_all("1C", 1); }
 TEST_CASE("parity: 1C with 2 threads", "[parity]") { check_all("1C", 2); }
 TEST_CASE("parity: 1P1D with 1 thread", "[parity]") { check_all("1P1D", 1); }

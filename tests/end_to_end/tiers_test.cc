@@ -2,6 +2,7 @@
 // once, whatever is cancelled, preempted or broken on the way.
 #include <atomic>
 #include <map>
+#include <set>
 
 #include "base/random.h"
 #include "tests/catch.h"
@@ -101,6 +102,66 @@ TEST_CASE("tiers: the same logits as without, for every scheme and topology", "[
           preemptions += run.preemptions;
         }
   CHECK(preemptions > 0);
+}
+
+// Quantised rows carry their scales wherever they go: to a tier and back, into another's slot,
+// behind a second mapping.
+TEST_CASE("KV of fewer bits has one hash over tiers, slots and ways of sharing",
+          "[tiers][kv_dtype][parity]") {
+  struct Memory {
+    const char* scheme;
+    KvShare share;
+    bool tiers;
+  };
+  TempDir dir;
+  int index = 0;
+  int64_t shared = 0;
+  std::set<uint64_t> hashes;
+  for (Dtype dtype : {Dtype::bf16, Dtype::int8, Dtype::int4}) {
+    KvShape shape = kv_shape(tiny_config(), dtype);
+    TinySetup plain_setup{.scheme = "contiguous", .batching = "static", .prefix_cache = false};
+    plain_setup.kv_dtype = dtype;
+    plain_setup.pool_bytes = 8 * 512 * shape.token_bytes();
+    const Run plain = converse(plain_setup);
+    hashes.insert(plain.choices.at(0).logits_hash);
+    for (const char* topology : {"1C", "1P1D"})
+      for (const Memory& m : {Memory{"paged", KvShare::off, true},
+                              {"token", KvShare::off, true},
+                              {"contiguous", KvShare::off, true},
+                              {"vattention", KvShare::off, true},
+                              {"slots", KvShare::off, true},
+                              {"slots", KvShare::off, false},
+                              {"vattention", KvShare::alias, false},
+                              {"vattention", KvShare::takeover, false},
+                              {"vattention", KvShare::copy, true}}) {
+        const bool one_slot_each = m.scheme[0] == 'c' || m.scheme[0] == 's';
+        TinySetup setup{.topology = topology, .scheme = m.scheme};
+        setup.kv_dtype = dtype;
+        setup.order = index % 3 ? KvOrder::layer_major : KvOrder::token_major;
+        setup.share = m.share;
+        setup.step_tokens = 48;
+        setup.max_batch = 6;
+        setup.pool_bytes = (one_slot_each ? 6 * 512 : 30 * 16) * shape.token_bytes();
+        if (m.scheme[0] == 'v') setup.pool_bytes = 40 * 4096 * size_t(2 * shape.n_layers);
+        if (m.tiers) {
+          setup.tiers.host_bytes = (index % 2 ? 40 : 200) * 8 * shape.token_bytes();
+          setup.tiers.block_tokens = 8;
+          if (index % 2) setup.tiers.disk_dir = dir.path, setup.tiers.disk_bytes = 1 << 20;
+        }
+        ++index;
+        INFO(setup.describe() << " dtype " << dtype_name(dtype));
+        const Run run = converse(setup);
+        for (const auto& [id, choice] : plain.choices) {
+          INFO("request " << id);
+          CHECK(run.choices.at(id).tokens == choice.tokens);
+          CHECK(run.choices.at(id).logits_hash == choice.logits_hash);
+        }
+        if (m.tiers) CHECK(run.tiers.bytes_out > 0);
+        for (const auto& [id, choice] : run.choices) shared += choice.cached_tokens;
+      }
+  }
+  CHECK(hashes.size() == 3);
+  CHECK(shared > 20'000);
 }
 
 // A prompt of 64 tokens whose KV only the host has, and others.

@@ -233,6 +233,60 @@ TEST_CASE("group sums are added in the fixed tree, so shards of K are subtrees",
     }
 }
 
+TEST_CASE("a slice of columns or of groups has the bits of the whole product", "[gemm][model]") {
+  Random random(8);
+  auto below = [&](int n) { return int(random.below(uint64_t(n))); };
+  for (const GemmVariant* variant : runnable())
+    for (int round = 0; round < (kInstrumented ? 40 : 300); ++round) {
+      const int n = 1 + below(150), k = 1 + below(round % 3 ? 90 : 5000);
+      const int m = std::vector{1, 2, 5, 6, 7, 31, 70}[random.below(7)];
+      ThreadTeam team(1 + round % 3);
+      Problem whole = make_problem(n, k, 8, round % 2 ? Dtype::f32 : Dtype::bf16, team, random.next());
+      auto x = random_rows(m, k, random.next());
+      auto expected = run(*variant, whole, x, m, k, true, team);
+      GemmScratch scratch(m, k, team.size());
+      auto slice = [&](const float* from, const float* bias, Range columns, Range groups) {
+        const int width = columns.end > 0 ? columns.end - columns.begin : n;
+        std::vector<float> y(size_t(m) * size_t(width + 2), kSentinel);
+        variant->run({.x = from,
+                      .y = y.data(),
+                      .w = &whole.packed,
+                      .bias = bias,
+                      .m = m,
+                      .x_stride = k,
+                      .y_stride = width + 2,
+                      .columns = columns,
+                      .groups = groups},
+                     scratch, team);
+        for (int r = 0; r < m; ++r)
+          for (int c = width; c < width + 2; ++c)
+            REQUIRE(y[size_t(r * (width + 2) + c)] == kSentinel);
+        return y;
+      };
+      INFO(variant->name << " m=" << m << " n=" << n << " k=" << k);
+      const int begin = below(n), end = begin + 1 + below(n - begin);
+      auto columns = slice(x.data(), whole.bias.data(), {begin, end}, {0, 0});
+      for (int r = 0; r < m; ++r)
+        REQUIRE(std::memcmp(columns.data() + r * (end - begin + 2),
+                            expected.data() + r * n + begin, size_t(end - begin) * 4) == 0);
+      // Ranks of one, two or four groups; each reads its own columns of x.
+      const int ranks = 1 << (1 + below(3)), each = 8 / ranks;
+      std::vector<std::vector<float>> sums;
+      std::vector<float*> parts;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const Range groups{rank * each, (rank + 1) * each};
+        sums.push_back(
+            slice(x.data() + whole.packed.k_range(groups).begin, nullptr, {0, 0}, groups));
+      }
+      for (auto& s : sums) parts.push_back(s.data());
+      tree_sum(parts.data(), ranks, sums[0].size());
+      for (int r = 0; r < m; ++r)
+        for (int c = 0; c < n; ++c)
+          REQUIRE(sums[0][size_t(r * (n + 2) + c)] + whole.bias[size_t(c)] ==
+                  expected[size_t(r * n + c)]);
+    }
+}
+
 TEST_CASE("the tree one leaf at a time equals the tree level by level", "[gemm][model]") {
   for (int leaves = 1; leaves <= kMaxGroups; ++leaves) {
     Random random{uint64_t(leaves)};

@@ -328,3 +328,55 @@ TEST_CASE("metrics: of requests that were served", "[server][metrics]") {
             ["http_requests_total{handler=\"/v1/completions\",method=\"POST\",status=\"4xx\"}"] ==
         2);
 }
+
+TEST_CASE("metrics: tiers have a row for each tier, way and failure", "[server][metrics]") {
+  FakeService service;
+  Metrics metrics("vllm", "tiny", 4096);
+  ServiceStats stats = service.stats();
+  REQUIRE(stats.instances.size() == 2);
+  for (const auto& [key, value] : parse(metrics.render(stats)).samples)
+    CHECK(key.find("kv_tier") == std::string::npos);  // where there is none, nothing is told
+  KvTierStats& t = stats.instances[0].kv.tiers;
+  const std::pair<int64_t KvTierStats::*, const char*> rows[] = {
+      {&KvTierStats::host_blocks, "kv_tier_blocks tier=host"},
+      {&KvTierStats::disk_blocks, "kv_tier_blocks tier=disk"},
+      {&KvTierStats::host_capacity, "kv_tier_blocks_capacity tier=host"},
+      {&KvTierStats::disk_capacity, "kv_tier_blocks_capacity tier=disk"},
+      {&KvTierStats::host_hit_tokens, "kv_tier_hit_tokens_total tier=host"},
+      {&KvTierStats::disk_hit_tokens, "kv_tier_hit_tokens_total tier=disk"},
+      {&KvTierStats::host_evictions, "kv_tier_evictions_total tier=host"},
+      {&KvTierStats::disk_evictions, "kv_tier_evictions_total tier=disk"},
+      {&KvTierStats::bytes_out, "kv_tier_bytes_total way=pool_to_host"},
+      {&KvTierStats::bytes_in, "kv_tier_bytes_total way=host_to_pool"},
+      {&KvTierStats::disk_bytes_written, "kv_tier_bytes_total way=host_to_disk"},
+      {&KvTierStats::disk_bytes_read, "kv_tier_bytes_total way=disk_to_host"},
+      {&KvTierStats::copies_out, "kv_tier_copies_total way=pool_to_host"},
+      {&KvTierStats::copies_in, "kv_tier_copies_total way=host_to_pool"},
+      {&KvTierStats::failed_writes, "kv_tier_failures_total what=write"},
+      {&KvTierStats::failed_reads, "kv_tier_failures_total what=read"},
+      {&KvTierStats::corrupt_reads, "kv_tier_failures_total what=corrupt"},
+      {&KvTierStats::dropped_out, "kv_tier_dropped_blocks_total "},
+  };
+  int64_t n = 0;
+  for (const auto& [field, name] : rows) t.*field = ++n;
+  t.load_wait_seconds = 0.25;
+  Parsed p = parse(metrics.render(stats));
+  REQUIRE(p.error == "");
+  n = 0;
+  for (const auto& [field, name] : rows) {
+    std::string family = name, label = family.substr(family.find(' ') + 1);
+    family.resize(family.find(' '));
+    if (!label.empty())
+      label =
+          "," + label.substr(0, label.find('=')) + "=\"" + label.substr(label.find('=') + 1) + "\"";
+    const std::string before = "vllm:" + family + "{model_name=\"tiny\",engine=\"",
+                      own = before + stats.instances[0].name + "\"" + label + "}",
+                      other = before + stats.instances[1].name + "\"" + label + "}";
+    INFO(own);
+    CHECK((p.samples.count(own) == 1 && p.samples[own] == double(++n)));
+    CHECK((p.samples.count(other) == 1 && p.samples[other] == 0));
+    CHECK(p.types["vllm:" + family] == (family.ends_with("_total") ? "counter" : "gauge"));
+  }
+  CHECK(p.samples["vllm:kv_tier_load_seconds_total{model_name=\"tiny\",engine=\"" +
+                  stats.instances[0].name + "\"}"] == 0.25);
+}

@@ -1,0 +1,63 @@
+// KvShards: how the KV of one instance, layers x kv heads, lies on the ranks that compute it.
+// Pipeline stages hold layers, the tensor-parallel ranks of a stage hold heads; each rank has its
+// rectangle in a KV memory of its own. Whoever needs to know who holds what (memory, model,
+// transfers) asks here.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "allocator/kv_layout.h"
+#include "base/status.h"
+
+namespace xpyd {
+
+struct KvRange {
+  int begin = 0, end = 0;
+  int size() const { return end - begin; }
+  bool operator==(const KvRange&) const = default;
+};
+// The part of `n` tokens that falls to `part` of `parts`.
+inline KvRange token_part(int n, int part, int parts) {
+  return {int(long(n) * part / parts), int(long(n) * (part + 1) / parts)};
+}
+struct KvRect {  // in numbers of the whole model
+  KvRange layers, heads;
+  bool operator==(const KvRect&) const = default;
+};
+
+// Ranks are counted stage by stage: rank = stage * tp + tensor rank.
+struct KvShards {
+  int n_layers = 0, n_kv_heads = 0;
+  int tp = 1, pp = 1;
+  // n_layers % pp layers are left over: that many stages have one more, `long_stage` and those
+  // after it, beginning anew after the last. -1: the last ones, which balances best where prompts
+  // are cut into chunks that cost more and more.
+  int long_stage = -1;
+  std::vector<int> stage_layers;  // [pp]: layers of each stage, instead of the rule; or empty
+  bool operator==(const KvShards&) const = default;
+
+  int n_ranks() const { return tp * pp; }
+  int stage_of(int rank) const { return rank / tp; }
+  int tensor_rank_of(int rank) const { return rank % tp; }
+  // Tensor ranks that hold the same head: 1, or tp / n_kv_heads where there are more ranks than
+  // heads.
+  int replicas() const { return tp > n_kv_heads ? tp / n_kv_heads : 1; }
+
+  KvRange layers(int stage) const;
+  KvRange heads(int tensor_rank) const;
+  // Those of the tensor ranks that hold this head: the first of replicas() neighbours.
+  int first_owner(int head) const;
+  KvRect rect(int rank) const { return {layers(stage_of(rank)), heads(tensor_rank_of(rank))}; }
+};
+
+// Whether these numbers can be: each message says which is wrong, and calls tp and pp what
+// `tp_name` and `pp_name` call them. Heads that tp does not divide are allowed (ranks then have one
+// more or less), but heads that are copied must be copied equally often.
+Status check_shards(const KvShards& shards, const std::string& tp_name = "tp",
+                    const std::string& pp_name = "pp");
+
+// The part of `whole` that a rank keeps.
+KvShape rank_shape(const KvShape& whole, const KvShards& shards, int rank);
+
+}  // namespace xpyd

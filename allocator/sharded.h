@@ -1,0 +1,94 @@
+// ShardedMemory: the KV memory of an instance on several ranks. Each rank has a memory of its own,
+// with its own pool of its own shape (kv_shards.h), and all of them do the same at the same time: a
+// sequence has the same blocks, the same slot and the same cached tokens in each, so that there is
+// one block table, and everything above sees one memory.
+//
+// Nothing is agreed upon: the schemes decide by what was asked of them and by nothing else, so
+// equal memories that are asked alike decide alike, which is checked at every step. Where the
+// system takes part (vattention: addresses refused by the kernel) and does so for one rank only,
+// that aborts.
+//
+// Thread safety: as KvMemory: one owner, the engine's thread. Ranks read and write bytes at views.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "allocator/kv_memory.h"
+#include "allocator/kv_shards.h"
+
+namespace xpyd {
+
+// What each rank's memory would be. `options` are of the whole instance: the model's shape, and the
+// bytes of all ranks' pools together, which get equally many blocks.
+struct ShardedPlan {
+  KvLayout whole;                   // of the blocks as one rank would have them
+  std::vector<KvOptions> of_ranks;  // [n_ranks]
+};
+// Of one rank: plan_pool(). Errors name the option that cannot be met, as plan_pool()'s do.
+Result<ShardedPlan> plan_sharded(const std::string& scheme, const KvOptions& options,
+                                 const KvShards& shards);
+
+// Allocates and touches the pools. On one rank it is the scheme's memory itself. Before:
+// plan_sharded() takes the options. Error `unavailable`: the device has not that much memory.
+Result<std::unique_ptr<KvMemory>> make_sharded(const std::string& scheme, const KvOptions& options,
+                                               const KvShards& shards);
+
+class ShardedMemory final : public KvMemory {
+ public:
+  // Before: the memories are of one scheme, new, and have equally many blocks of equally many
+  // tokens.
+  ShardedMemory(std::vector<std::unique_ptr<KvMemory>> ranks, const KvShards& shards,
+                const KvShape& whole);
+
+  const char* name() const override { return ranks_[0]->name(); }
+  // The model's shape; its addresses are nobody's. Views have those of their rank.
+  const KvLayout& layout() const override { return whole_; }
+  std::byte* base() const override { return ranks_[0]->base(); }
+  std::byte* rank_base(int rank) const override { return ranks_[size_t(rank)]->base(); }
+  int n_ranks() const override { return int(ranks_.size()); }
+  const KvShards* shards() const override { return &shards_; }
+  KvView rank_view(KvHandle handle, int rank) const override {
+    return ranks_[size_t(rank)]->view(handle);
+  }
+
+  Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override;
+  int probe(std::span<const int32_t> tokens, uint64_t salt) const override {
+    return ranks_[0]->probe(tokens, salt);
+  }
+  bool append(KvHandle handle, int n_tokens) override;
+  void written(KvHandle handle, std::span<const int32_t> tokens) override;
+  void trim(KvHandle handle) override;
+  Result<KvHandle> fork(KvHandle handle) override;
+  void free(KvHandle handle) override;
+  using KvMemory::pin;
+  KvLease pin(KvHandle handle, int token_begin, int token_end) override;
+  void unpin(KvLease lease) override;
+  KvHandover hand_over(KvHandle handle) override;
+  KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override;
+  void discard(KvHandover handover) override;
+  KvView view(KvHandle handle) const override { return rank_view(handle, 0); }
+  int written_tokens(KvHandle handle) const override { return ranks_[0]->written_tokens(handle); }
+  std::span<const int32_t> blocks(KvHandle handle) const override {
+    return ranks_[0]->blocks(handle);
+  }
+  bool tail_shared(KvHandle handle) const override { return ranks_[0]->tail_shared(handle); }
+  // Blocks and tokens of one rank; bytes and calls of all.
+  KvStats stats() const override;
+  void clear_prefix_cache() override;
+  void check_invariants(bool complete) const override;
+
+ private:
+  // f(memory) of every rank: all give the same.
+  template <class F>
+  auto each(F&& f);
+  void check_alike(KvHandle handle) const;
+
+  std::vector<std::unique_ptr<KvMemory>> ranks_;
+  const KvShards shards_;
+  KvLayout whole_;
+  std::vector<bool> live_;  // by handle
+};
+
+}  // namespace xpyd

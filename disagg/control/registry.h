@@ -1,0 +1,46 @@
+// A registry keeps the cluster's membership outside of it: names with values, each for as long as
+// the process that announced it lives. Without one the conductor's own table is the membership, and
+// workers must be told its address; with one (server/etcd_registry.h) a conductor may die, start
+// again elsewhere, and be found by workers that have kept their KV.
+//
+// A registry that cannot be reached changes nothing: what was there is taken as being there still.
+// Whether a peer is alive is for its channel to say.
+//
+// Thread safety: any thread. Callbacks run on the registry's thread, one at a time; they must not
+// block.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+
+namespace xpyd {
+
+inline constexpr const char* kConductorName = "conductor";  // its value: its control address
+inline constexpr const char* kWorkerPrefix = "worker/";     // + node id
+
+struct RegistryState {
+  bool reachable = false;
+  int64_t outages = 0;      // times that it was lost
+  int64_t lost_leases = 0;  // times that it had forgotten us, and was told again
+  std::string trouble;      // the last error, or a name that somebody else holds
+};
+
+class Registry {
+ public:
+  virtual ~Registry() = default;  // withdraws what is announced, if the registry can be reached
+
+  // Holds `name` for this process from soon on. A name that another process holds is waited for: it
+  // ends within the time to live of a process that died. Announced again: the value changes.
+  virtual void announce(const std::string& name, const std::string& value) = 0;
+  virtual void withdraw(const std::string& name) = 0;
+
+  // Calls `on_change` with all that is there under `prefix`, soon, and after every change. Changes
+  // that come close together may come as one.
+  using Entries = std::map<std::string, std::string>;  // name -> value
+  virtual void watch(const std::string& prefix, std::function<void(const Entries&)> on_change) = 0;
+
+  virtual RegistryState state() const = 0;
+};
+
+}  // namespace xpyd

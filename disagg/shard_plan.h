@@ -1,0 +1,68 @@
+// Which rank of one instance sends which rectangle of KV, layers x heads, to which rank of another
+// whose shape may differ: P tp=a, pp=p to D tp=b, pp=q, for any of them, kv heads copied on either
+// side (tp > kv heads; MLA, which has one) included.
+//
+// The plan follows from the two shapes alone: both sides compute it, and per request only block ids
+// need to cross.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "allocator/kv_shards.h"
+#include "disagg/transfer_plan.h"
+
+namespace xpyd {
+
+// One rectangle from a source rank to a destination rank, in numbers of the whole model. Where the
+// plan stripes tokens over replicas, it takes part `part` of `parts` of them.
+struct ShardMove {
+  int source_rank = 0, destination_rank = 0;
+  KvRect rect;
+  int part = 0, parts = 1;
+};
+
+// Which of the ranks that hold the same head sends it.
+enum class ReplicaUse : uint8_t {
+  spread,  // one of them to each destination, another to the next: every byte leaves from one place
+  stripe,  // all of them, to every destination, a part of the tokens each: more links at once
+};
+
+struct ShardMap {
+  KvShards source, destination;
+  std::vector<ShardMove> moves;  // by destination rank, then layers, then heads, then part
+};
+// Before: both shapes pass check_shards and are of one model.
+ShardMap map_shards(const KvShards& source, const KvShards& destination,
+                    ReplicaUse use = ReplicaUse::spread);
+
+// What a map costs. One message is one contiguous piece on both sides, as add_copies (kv_copy.h)
+// makes them when no two blocks are neighbours.
+struct ShardTraffic {
+  int edges = 0;                // pairs of ranks that exchange anything
+  int sources = 0;              // ranks that send anything
+  int64_t bytes = 0;            // of one full block
+  int64_t unique_bytes = 0;     // … without the copies of kv heads
+  int64_t messages = 0;         // of one full block
+  int64_t most_sent_bytes = 0;  // by one source rank, of one full block
+};
+// Both sides have this order and this block size.
+ShardTraffic shard_traffic(const ShardMap& map, const KvShape& whole, KvOrder order,
+                           int block_tokens);
+
+struct ShardTransfer {
+  int source_rank = 0, destination_rank = 0;
+  TransferPlan plan;
+};
+// The copies of a region of one sequence (tokens; layers in numbers of the whole model; heads are
+// not looked at), one entry in `transfers` for each move that has any. source[r], destination[r]:
+// the sequence in the KV of rank r of either side.
+void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source,
+                           std::span<const KvView> destination, const KvRegion& region,
+                           std::vector<ShardTransfer>& transfers);
+// The same as one plan, for a wire that takes copies between any of the ranks' regions.
+void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source,
+                           std::span<const KvView> destination, const KvRegion& region,
+                           TransferPlan& plan);
+
+}  // namespace xpyd

@@ -1,0 +1,155 @@
+// One rank of a Llama-family model: the forward pass of its layers and its heads, over one team of
+// threads. A model on one rank is this class once; model/llama.cc puts several together.
+//
+// Tensor parallelism (Megatron-LM's split): q, k, v, gate and up by columns, o and down by K. Every
+// rank holds the whole residual stream and does the same to it; what ranks exchange is the sums of
+// o_proj and down_proj. These are cut into K-groups whose sums one tree adds (model/gemm.h, DESIGN
+// D1), and a rank makes the sums of whole groups: so the result has the bits of one rank's.
+//
+// Thread safety: run() is called by one thread, the rank's; ranks of a stage run at once.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "allocator/kv_shards.h"
+#include "attention/attention.h"
+#include "base/memory.h"
+#include "base/wait_word.h"
+#include "model/gemm.h"
+#include "model/llama_step.h"
+#include "model/model.h"
+#include "model/ops.h"
+#include "model/weights.h"
+
+namespace xpyd {
+
+// What a rank computes. Weights stay where they are: a slice is a view of the packed matrices.
+struct RankSlice {
+  Range layers;             // of the model
+  Range q_heads, kv_heads;  // of the model
+  Range groups;             // K-groups of o_proj and of down_proj whose sums it makes; may be empty
+  Range mlp;                // columns of gate and of up: those that its groups of down_proj read
+  Range vocab;              // columns of the logits; may be empty
+};
+RankSlice rank_slice(const Weights& weights, const KvShards& shards, int rank);
+
+// What the tensor ranks of one stage share.
+class StageExchange {
+ public:
+  // The sum of neighbouring K-groups that are a subtree of the tree, made by one rank.
+  struct Part {
+    Range groups;
+    int tensor_rank;
+  };
+  StageExchange(const Weights& weights, const KvShards& shards, int stage, int max_step_tokens,
+                bool crowded);
+
+  int tp() const { return tp_; }
+  void barrier() { barrier_.wait(); }
+  const std::vector<Part>& parts() const { return parts_; }
+  // [max_step_tokens, hidden] of one part. There are two sets, used in turn: who writes to one has
+  // passed the barrier behind which everybody has read from it.
+  float* sums(int set, size_t part) {
+    return sums_.as<float>() + (size_t(set) * parts_.size() + part) * part_floats_;
+  }
+  // out[0, n) = the tree over all parts, of elements [at, at + n) of each.
+  void add_up(const Ops& ops, int set, size_t at, int n, float* out) const;
+  // True where a rank's groups of o_proj are not its own heads' columns: then ranks read columns of
+  // what others have attended to.
+  bool gathers() const { return gathers_; }
+  std::vector<const float*> attended;  // [tp]: [tokens, the rank's columns]
+  std::vector<Range> columns;          // [tp]: of n_heads * head_dim
+  size_t bytes() const { return sums_.size(); }
+
+ private:
+  void add_up(const Ops& ops, const float* sums, Range groups, size_t at, int n, float* out) const;
+  const int tp_, hidden_, n_groups_;
+  const bool gathers_;
+  std::vector<Part> parts_;
+  std::array<int, 65> part_of_ = {};  // by first group: index of its part, or -1
+  size_t part_floats_;
+  Buffer sums_;
+  Barrier barrier_;
+};
+
+class LlamaRank {
+ public:
+  LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& shards, int rank,
+            StageExchange& stage, ThreadTeam& team, int max_step_tokens, const Kernels& kernels);
+
+  // The step, or some tokens of it: `step` has this rank's views alone, and `first_token` is the
+  // place of its first token in the residual stream. `x_in`, [max_step_tokens, hidden]: what the
+  // stage before has left there; null in the first stage. `logits`: [n_logits, vocab], of the last
+  // stage. The observer is called on this thread when all ranks of the stage have written a layer's
+  // KV; `observed`: some rank of the stage has one.
+  void run(const StepInput& step, int first_token, const float* x_in, bool observed, float* logits);
+
+  const float* x() const { return x_; }
+  const RankSlice& slice() const { return slice_; }
+  size_t scratch_bytes() const {
+    return activations_.size() + gemm_scratch_.bytes() + positions_.size() * sizeof(int);
+  }
+
+ private:
+  // Tokens of a step, or of a part of it, as attention wants them.
+  struct Rows {
+    int n = 0;
+    std::span<const int32_t> q_offsets, kv_lengths;
+    std::span<const KvView> views;
+  };
+  template <class Body>
+  void for_elements(int n_rows, int width, Body body);
+  template <class Body>
+  void for_rows(int n_rows, int width, Body body);
+  void gemm(const PackedMatrix& w, const std::vector<float>& bias, const float* x, int x_stride,
+            float* y, int y_stride, int m, Range columns = {0, 0}, Range groups = {0, 0});
+  int qkv_width() const { return q_width_ + 2 * kv_width_; }
+  int window(int layer) const { return layer >= c_.window_from_layer ? c_.sliding_window : 0; }
+  float* row(float* base, int i, int width) const { return base + size_t(i) * size_t(width); }
+  const float* row(const float* base, int i, int width) const {
+    return base + size_t(i) * size_t(width);
+  }
+
+  void receive(const StepInput& step, const float* x_in, float* x);
+  void project(const LayerWeights& layer, int n);
+  void turn(const LayerWeights& layer, int n);
+  void append(int layer, const StepInput& step);
+  void keep_wanted(float* x);
+  void attend(int layer, const Rows& rows);
+  void output(const LayerWeights& layer, int n);
+  void mlp(const LayerWeights& layer, int n);
+  void row_parallel(const PackedMatrix& w, const std::vector<float>& bias, const float* x,
+                    int x_stride, int set, int n);
+  void add_and_norm(float* x, const std::vector<float>& bias, int set,
+                    const std::vector<float>* norm, int n);
+
+  const std::shared_ptr<const Weights> weights_;
+  const ModelConfig& c_;
+  const RankSlice slice_;
+  const int tensor_rank_;
+  StageExchange& stage_;
+  ThreadTeam& team_;
+  const int q_width_, kv_width_, mlp_width_;  // floats of one token's q; k or v; gate or up
+  const Ops& ops_ = default_ops();
+  const GemmVariant& gemm_;
+  const AttentionVariant& attention_;
+  GemmScratch gemm_scratch_;
+  std::vector<int> positions_;
+  WantedRows wanted_;
+  Buffer activations_;
+  // Into activations_, [max_step_tokens, width] each; x_ of the whole step, the others of the
+  // tokens of one run():
+  float* x_;         // hidden: the residual stream
+  float* normed_;    // hidden: also the output of o_proj and down_proj before it is added
+  float* qkv_;       // q_width + 2 kv_width
+  float* q_;         // q_width: after RoPE
+  float* attended_;  // q_width
+  float* gathered_;  // columns of this rank's groups of o_proj, where they are not attended_
+  float* gate_up_;   // 2 mlp_width: SwiGLU's result takes the gate's place
+  float* cos_;       // head_dim / 2
+  float* sin_;       // head_dim / 2
+};
+
+}  // namespace xpyd

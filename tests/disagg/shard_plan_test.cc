@@ -1,0 +1,395 @@
+#include "disagg/shard_plan.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "base/memory.h"
+#include "base/random.h"
+#include "tests/catch.h"
+
+namespace xpyd {
+namespace {
+
+KvShards shards(int n_layers, int n_kv_heads, int tp, int pp = 1) {
+  return {.n_layers = n_layers, .n_kv_heads = n_kv_heads, .tp = tp, .pp = pp};
+}
+
+bool inside(const KvRect& part, const KvRect& whole) {
+  auto within = [](KvRange a, KvRange b) { return a.begin >= b.begin && a.end <= b.end; };
+  return within(part.layers, whole.layers) && within(part.heads, whole.heads);
+}
+
+// "" if every (destination rank, layer, head) is written exactly once (by each part of the tokens
+// once) and every read is inside the source's shard.
+std::string first_fault(const ShardMap& map) {
+  const int L = map.source.n_layers, n = map.source.n_kv_heads;
+  std::vector<int> written(size_t(map.destination.n_ranks() * L * n), 0);
+  std::vector<int> parts(written.size(), 1);
+  for (const ShardMove& m : map.moves) {
+    if (m.rect.layers.size() < 1 || m.rect.heads.size() < 1) return "an empty move";
+    if (!inside(m.rect, map.source.rect(m.source_rank))) return "reads outside the source's shard";
+    if (!inside(m.rect, map.destination.rect(m.destination_rank))) return "writes outside";
+    for (int l = m.rect.layers.begin; l < m.rect.layers.end; ++l)
+      for (int h = m.rect.heads.begin; h < m.rect.heads.end; ++h) {
+        const size_t cell = size_t((m.destination_rank * L + l) * n + h);
+        if (written[cell] >> m.part & 1) return "a cell is written twice";
+        written[cell] |= 1 << m.part;
+        parts[cell] = m.parts;
+      }
+  }
+  for (int rank = 0; rank < map.destination.n_ranks(); ++rank)
+    for (int l = 0; l < L; ++l)
+      for (int h = 0; h < n; ++h) {
+        const size_t cell = size_t((rank * L + l) * n + h);
+        const KvRect own = map.destination.rect(rank);
+        const bool mine = inside({{l, l + 1}, {h, h + 1}}, own);
+        if (written[cell] != (mine ? (1 << parts[cell]) - 1 : 0)) return "a cell is not written";
+      }
+  return "";
+}
+
+TEST_CASE("shards: every (rank, layer, head) is written once, in every configuration", "[shards]") {
+  int n_configurations = 0;
+  for (int n : {1, 2, 4, 8})
+    for (int a : {1, 2, 4, 8, 16})
+      for (int b : {1, 2, 4, 8, 16})
+        for (int p : {1, 2, 3, 4})
+          for (int q : {1, 2, 3})
+            for (int L : {4, 7, 61})
+              for (ReplicaUse use : {ReplicaUse::spread, ReplicaUse::stripe}) {
+                const ShardMap map = map_shards(shards(L, n, a, p), shards(L, n, b, q), use);
+                const std::string fault = first_fault(map);
+                if (!fault.empty()) {
+                  INFO("n " << n << " tp " << a << " -> " << b << " pp " << p << " -> " << q
+                            << " layers " << L << " stripe " << int(use));
+                  REQUIRE(fault == "");
+                }
+                n_configurations += use == ReplicaUse::spread;
+              }
+  CHECK(n_configurations == 3600);
+}
+
+TEST_CASE("shards: heads that tp does not divide, chosen long stages, tables of layers",
+          "[shards]") {
+  for (int a : {1, 3, 5, 7, 8, 16})
+    for (int b : {2, 3, 6, 8, 24})
+      for (int long_stage : {-1, 0, 1, 2}) {
+        KvShards from = shards(11, 8, a, 3), to = shards(11, 8, b, 2);
+        from.long_stage = long_stage;
+        to.stage_layers = {2, 9};
+        INFO("tp " << a << " -> " << b << " long stage " << long_stage);
+        CHECK(first_fault(map_shards(from, to)) == "");
+        CHECK(first_fault(map_shards(to, from, ReplicaUse::stripe)) == "");
+      }
+}
+
+TEST_CASE("shards: layers of a stage; the remainder goes where it is sent", "[shards]") {
+  auto sizes = [](KvShards s) {
+    std::vector<int> n;
+    for (int i = 0; i < s.pp; ++i) n.push_back(s.layers(i).size());
+    return n;
+  };
+  KvShards s = shards(61, 8, 1, 4);
+  CHECK(sizes(s) == std::vector{15, 15, 15, 16});  // the last one: chunked prompts prefer it
+  s.long_stage = 0;
+  CHECK(sizes(s) == std::vector{16, 15, 15, 15});
+  s.n_layers = 62;
+  s.long_stage = 3;
+  CHECK(sizes(s) == std::vector{16, 15, 15, 16});
+  s.stage_layers = {1, 2, 3, 56};
+  CHECK(sizes(s) == std::vector{1, 2, 3, 56});
+}
+
+TEST_CASE("shards: numbers that cannot be are named", "[shards]") {
+  auto message = [](KvShards s) {
+    Status status = check_shards(s, "--decode-tp", "--decode-pp");
+    return status ? std::string() : status.error().message;
+  };
+  CHECK(message(shards(4, 8, 2, 4)) == "");
+  CHECK(message(shards(4, 8, 0)) == "--decode-tp 0: expected at least 1");
+  CHECK(message(shards(4, 8, 1, -1)) == "--decode-pp -1: expected at least 1");
+  CHECK(message(shards(4, 8, 1, 5)) == "--decode-pp 5: more stages than the 4 layers");
+  CHECK(message(shards(4, 8, 12)) ==
+        "--decode-tp 12: more than the 8 kv heads, expected a multiple of them");
+  KvShards s = shards(4, 8, 1, 2);
+  s.stage_layers = {3, 2};
+  CHECK(message(s).find("add up to 4") != std::string::npos);
+  s.stage_layers = {4, 0};
+  CHECK(message(s).find("positive") != std::string::npos);
+  s.stage_layers = {4};
+  CHECK(message(s).find("2 positive numbers") != std::string::npos);
+  s.stage_layers.clear();
+  s.long_stage = 2;
+  CHECK(message(s).find("long_stage 2") != std::string::npos);
+}
+
+struct Published {
+  int n, a, pa, b, pb;
+  int edges, copies;  // bytes / unique bytes
+  int sources;
+};
+
+TEST_CASE("shards: edges and bytes of the published table", "[shards]") {
+  // reference: 8 2->4, 8 4->2, 8 8->16, 8 16->8, 2 1->4, MLA 16->4, 8 (4,PP4)->(8,PP1)
+  for (Published row : {Published{8, 2, 1, 4, 1, 4, 1, 2}, Published{8, 4, 1, 2, 1, 4, 1, 4},
+                        Published{8, 8, 1, 16, 1, 16, 2, 8}, Published{8, 16, 1, 8, 1, 8, 1, 8},
+                        Published{2, 1, 1, 4, 1, 4, 2, 1}, Published{1, 16, 1, 4, 1, 4, 4, 4},
+                        Published{8, 4, 4, 8, 1, 32, 1, 16}}) {
+    const KvShape whole{.n_layers = 8, .n_kv_heads = row.n, .head_dim = 128, .dtype = Dtype::bf16};
+    const ShardMap map =
+        map_shards(shards(8, row.n, row.a, row.pa), shards(8, row.n, row.b, row.pb));
+    const ShardTraffic t = shard_traffic(map, whole, KvOrder::layer_major, 16);
+    INFO("kv heads " << row.n << " tp " << row.a << " -> " << row.b);
+    CHECK(t.edges == row.edges);
+    CHECK(t.bytes == row.copies * t.unique_bytes);
+    CHECK(t.sources == row.sources);
+  }
+  // Tokens striped over replicas: the same bytes leave from twice the ranks.
+  const KvShape whole{.n_layers = 8, .n_kv_heads = 8, .head_dim = 128, .dtype = Dtype::bf16};
+  const ShardMap striped = map_shards(shards(8, 8, 16), shards(8, 8, 8), ReplicaUse::stripe);
+  const ShardTraffic t = shard_traffic(striped, whole, KvOrder::layer_major, 16);
+  CHECK(t.edges == 16);
+  CHECK(t.sources == 16);
+  CHECK(t.bytes == t.unique_bytes);
+  CHECK(t.most_sent_bytes == t.bytes / 16);
+}
+
+// ---- One sequence in the KV of every rank of one side.
+
+struct Side {
+  Side(const KvShape& whole, const KvShards& s, KvOrder order, int block_tokens, int n_tokens,
+       Random& random)
+      : shards(s) {
+    const int n_blocks = (n_tokens + block_tokens - 1) / block_tokens;
+    for (int i = 0; i < n_blocks; ++i) table.push_back(2 * i);  // no two are neighbours
+    for (size_t i = table.size(); i > 1; --i) std::swap(table[i - 1], table[random.below(i)]);
+    for (int rank = 0; rank < s.n_ranks(); ++rank) {
+      layouts.push_back({rank_shape(whole, s, rank), order, block_tokens, 2 * n_blocks});
+      pools.emplace_back(layouts.back().pool_bytes());
+      std::memset(pools.back().data(), 0xee, pools.back().size());
+    }
+    for (int rank = 0; rank < s.n_ranks(); ++rank)
+      views.push_back({pools[size_t(rank)].data(), &layouts[size_t(rank)], table.data(), 0});
+  }
+  // f(row of this side's own copy, layer, kv, token, head), in numbers of the whole model.
+  template <class F>
+  void each_row(int n_tokens, F&& f) const {
+    for (int rank = 0; rank < shards.n_ranks(); ++rank) {
+      const KvRect own = shards.rect(rank);
+      for (int l = own.layers.begin; l < own.layers.end; ++l)
+        for (int kv = 0; kv < 2; ++kv)
+          for (int t = 0; t < n_tokens; ++t)
+            for (int h = own.heads.begin; h < own.heads.end; ++h)
+              f(views[size_t(rank)].row(l - own.layers.begin, kv, t, h - own.heads.begin), l, kv, t,
+                h);
+    }
+  }
+  KvShards shards;
+  std::vector<int32_t> table;
+  std::vector<KvLayout> layouts;
+  std::vector<Buffer> pools;
+  std::vector<KvView> views;
+};
+
+uint32_t pattern(int l, int kv, int t, int h) {
+  return uint32_t(((l * 2 + kv) * 1024 + t) * 64 + h) * 2654435761u | 1;
+}
+
+// Moves a region and compares every row of the destination. Returns copies made.
+size_t move_and_check(const ShardMap& map, const KvShape& whole, KvOrder from, KvOrder to,
+                      int from_block, int to_block, int n_tokens, const KvRegion& region,
+                      Random& random) {
+  Side source(whole, map.source, from, from_block, n_tokens, random),
+      destination(whole, map.destination, to, to_block, n_tokens, random);
+  source.each_row(n_tokens, [&](std::byte* row, int l, int kv, int t, int h) {
+    const uint32_t p = pattern(l, kv, t, h);
+    for (size_t i = 0; i < whole.row_bytes(); i += 4) std::memcpy(row + i, &p, 4);
+  });
+  std::vector<ShardTransfer> transfers(3);  // old contents must not matter
+  plan_sharded_transfer(map, source.views, destination.views, region, transfers);
+  size_t n_copies = 0, bytes = 0, planned = 0, expected = 0, wrong = 0;
+  for (const ShardTransfer& t : transfers) {
+    const Buffer &src = source.pools[size_t(t.source_rank)],
+                 &dst = destination.pools[size_t(t.destination_rank)];
+    for (const Copy& c : t.plan.copies) {
+      REQUIRE((c.source >= src.data() && c.source + c.bytes <= src.data() + src.size()));
+      REQUIRE((c.destination >= dst.data() && c.destination + c.bytes <= dst.data() + dst.size()));
+      std::memcpy(c.destination, c.source, c.bytes);
+      bytes += c.bytes;
+    }
+    planned += t.plan.bytes;
+    n_copies += t.plan.copies.size();
+  }
+  destination.each_row(n_tokens, [&](const std::byte* row, int l, int kv, int t, int h) {
+    const bool in = l >= region.layer_begin && l < region.layer_end && t >= region.token_begin &&
+                    t < region.token_end;
+    const uint32_t p = in ? pattern(l, kv, t, h) : 0xeeeeeeeeu;
+    expected += in ? whole.row_bytes() : 0;
+    for (size_t i = 0; i < whole.row_bytes(); i += 4) wrong += std::memcmp(row + i, &p, 4) != 0;
+  });
+  CHECK(wrong == 0);
+  CHECK(bytes == expected);
+  CHECK(planned == expected);
+  return n_copies;
+}
+
+TEST_CASE("a sharded transfer moves every row of the region and no other", "[shards]") {
+  Random random(5);
+  const KvShape whole{.n_layers = 5, .n_kv_heads = 4, .head_dim = 2, .dtype = Dtype::f32};
+  constexpr int kTokens = 21;
+  for (int round = 0; round < 600; ++round) {
+    auto side = [&] {
+      return shards(5, 4, int(std::vector{1, 2, 3, 4, 8, 16}[random.below(6)]),
+                    1 + int(random.below(5)));
+    };
+    const KvShards from = side(), to = side();
+    const ShardMap map =
+        map_shards(from, to, random.below(2) ? ReplicaUse::spread : ReplicaUse::stripe);
+    auto order = [&] { return random.below(2) ? KvOrder::layer_major : KvOrder::token_major; };
+    auto block = [&] { return int(std::vector{1, 4, 16, 64}[random.below(4)]); };
+    KvRegion region;
+    region.token_begin = int(random.below(kTokens));
+    region.token_end =
+        region.token_begin + 1 + int(random.below(uint64_t(kTokens - region.token_begin)));
+    region.layer_begin = int(random.below(5));
+    region.layer_end = region.layer_begin + 1 + int(random.below(uint64_t(5 - region.layer_begin)));
+    INFO("round " << round << ": tp " << from.tp << " pp " << from.pp << " -> tp " << to.tp
+                  << " pp " << to.pp);
+    move_and_check(map, whole, order(), order(), block(), block(), kTokens, region, random);
+  }
+}
+
+TEST_CASE("traffic of a map is what its transfer of full blocks has", "[shards]") {
+  Random random(6);
+  constexpr int kBlock = 8, kBlocks = 3;
+  for (int n : {1, 4})
+    for (int a : {1, 2, 4, 8})
+      for (int b : {1, 2, 4, 8})
+        for (int p : {1, 2})
+          for (int q : {1, 3})
+            for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major}) {
+              const KvShape whole{.n_layers = 5, .n_kv_heads = n, .head_dim = 2};
+              const ShardMap map = map_shards(shards(5, n, a, p), shards(5, n, b, q));
+              const ShardTraffic t = shard_traffic(map, whole, order, kBlock);
+              INFO("kv heads " << n << " tp " << a << " -> " << b << " pp " << p << " -> " << q
+                               << " order " << int(order));
+              const size_t copies =
+                  move_and_check(map, whole, order, order, kBlock, kBlock, kBlock * kBlocks,
+                                 {0, kBlock * kBlocks, 0, 5}, random);
+              CHECK(int64_t(copies) == t.messages * kBlocks);
+            }
+}
+
+// ---- Found in the field (reference: scheduling 3.5), each under its name.
+
+TEST_CASE("sglang#31968, #30997: num_groups = d_tp / p_tp reads past the buffer when d_tp > n_kv",
+          "[shards]") {
+  // Qwen, 2 kv heads, P tp 1 -> D tp 4: four groups of 2 / 4 heads were cut from a buffer of two.
+  const int n_kv = 2, p_tp = 1, d_tp = 4, num_groups = d_tp / p_tp;
+  const int heads_of_a_group = std::max(1, n_kv / p_tp / num_groups);  // there is no half head
+  CHECK(num_groups * heads_of_a_group > n_kv);  // what the formula reads: heads 2 and 3 of two
+  const ShardMap map = map_shards(shards(2, n_kv, p_tp), shards(2, n_kv, d_tp));
+  CHECK(first_fault(map) == "");
+  std::vector<KvRange> read;
+  for (const ShardMove& m : map.moves) read.push_back(m.rect.heads);
+  CHECK(read == std::vector<KvRange>{{0, 1}, {0, 1}, {1, 2}, {1, 2}});
+}
+
+TEST_CASE("vllm#45330: with tp > n_kv the bytes of a block stop shrinking with tp", "[shards]") {
+  const KvShape whole{.n_layers = 2, .n_kv_heads = 2, .head_dim = 4};
+  const size_t block = KvLayout{whole, KvOrder::layer_major, 16, 1}.block_bytes();
+  for (int tp : {1, 2, 4, 8}) {
+    const KvShards s = shards(2, 2, tp);
+    size_t total = 0;
+    for (int rank = 0; rank < tp; ++rank)
+      total += KvLayout{rank_shape(whole, s, rank), KvOrder::layer_major, 16, 1}.block_bytes();
+    CHECK(total == block * size_t(s.replicas()));
+    CHECK((total == block / size_t(tp) * size_t(tp)) ==
+          (tp <= 2));  // block / tp is wrong from 4 on
+  }
+}
+
+TEST_CASE("vllm#27274: P tp > D tp, and a reader of one replica still leaves none waiting",
+          "[shards]") {
+  // MLA: one kv head, 16 P ranks hold it, 4 D ranks read it. Ranks that nobody reads have no edge:
+  // who waits for a reader of each P rank waits for ever, so what a rank waits for comes from the
+  // map.
+  const ShardMap map = map_shards(shards(4, 1, 16), shards(4, 1, 4));
+  CHECK(first_fault(map) == "");
+  std::set<int> readers;
+  for (const ShardMove& m : map.moves) CHECK(readers.insert(m.source_rank).second);  // all differ
+  CHECK(readers.size() == 4);
+  for (int a : {2, 4, 8, 16})
+    for (int b : {1, 2, 4, 8})
+      if (a > b) CHECK(first_fault(map_shards(shards(4, 8, a), shards(4, 8, b))) == "");
+}
+
+TEST_CASE("vllm#19691: P and D of different tp divide the heads alike", "[shards]") {
+  // The heads of a D rank are those that the same heads of the model are on P: contiguous on both.
+  for (int a : {1, 2, 4, 8})
+    for (int b : {1, 2, 4, 8})
+      for (const ShardMove& m : map_shards(shards(1, 8, a), shards(1, 8, b)).moves) {
+        CHECK(m.rect.heads.begin == std::max(m.source_rank * 8 / a, m.destination_rank * 8 / b));
+        CHECK(m.rect.heads.size() == 8 / std::max(a, b));
+      }
+}
+
+TEST_CASE("vllm#43366: unequal pp: layers go by their number in the model", "[shards]") {
+  // 7 layers: P stages of 2, 2 and 3, D stages of 3 and 4. Layer 2 is P's stage 1, first, and D's
+  // stage 0, last.
+  const ShardMap map = map_shards(shards(7, 1, 1, 3), shards(7, 1, 1, 2));
+  std::vector<std::pair<int, int>> edges;
+  std::vector<KvRange> layers;
+  for (const ShardMove& m : map.moves) {
+    edges.push_back({m.source_rank, m.destination_rank});
+    layers.push_back(m.rect.layers);
+  }
+  CHECK(edges == std::vector<std::pair<int, int>>{{0, 0}, {1, 0}, {1, 1}, {2, 1}});
+  CHECK(layers == std::vector<KvRange>{{0, 2}, {2, 3}, {3, 4}, {4, 7}});
+}
+
+// Two paged pools; what the transfer of blocks `from` to blocks `to` leaves of the tokens' order.
+std::vector<int> tokens_after(std::vector<int32_t> from, std::vector<int32_t> to, int n_tokens,
+                              int block_tokens) {
+  const KvShape whole{.n_layers = 1, .n_kv_heads = 1, .head_dim = 1};
+  const KvLayout layout{whole, KvOrder::layer_major, block_tokens, 8};
+  Buffer a(layout.pool_bytes()), b(layout.pool_bytes());
+  std::memset(b.data(), 0xff, b.size());
+  const KvView source{a.data(), &layout, from.data(), 0},
+      destination{b.data(), &layout, to.data(), 0};
+  for (int t = 0; t < n_tokens; ++t)
+    for (int kv = 0; kv < 2; ++kv) *reinterpret_cast<int*>(source.row(0, kv, t, 0)) = t;
+  const ShardMap map = map_shards(shards(1, 1, 1), shards(1, 1, 1));
+  std::vector<ShardTransfer> transfers;
+  plan_sharded_transfer(map, {&source, 1}, {&destination, 1}, {0, n_tokens, 0, 1}, transfers);
+  for (const ShardTransfer& t : transfers)
+    for (const Copy& c : t.plan.copies) std::memcpy(c.destination, c.source, c.bytes);
+  std::vector<int> order;
+  for (int t = 0; t < n_tokens; ++t)
+    order.push_back(*reinterpret_cast<const int*>(destination.row(0, 1, t, 0)));
+  return order;
+}
+
+TEST_CASE("dynamo: _get_ranges sorts source and destination block ids independently", "[shards]") {
+  // Allocators that are not monotone: block 0 of the sequence is 5 on P and 1 on D.
+  const std::vector<int32_t> from = {5, 2, 4}, to = {1, 6, 3};
+  std::vector<int32_t> sorted_from = from, sorted_to = to;
+  std::sort(sorted_from.begin(), sorted_from.end());
+  std::sort(sorted_to.begin(), sorted_to.end());
+  // The patch pairs 2-1, 4-3, 5-6: the sequence's first block (5) would land in D's second (6).
+  CHECK(std::make_pair(sorted_from[2], sorted_to[2]) == std::make_pair(from[0], to[1]));
+  CHECK(tokens_after(from, to, 6, 2) == std::vector{0, 1, 2, 3, 4, 5});
+}
+
+TEST_CASE("dynamo: one block less when ISL = k * block + 1", "[shards]") {
+  // 9 tokens in blocks of 4: the third block has one token, and it is sent.
+  const int isl = 9, block = 4;
+  CHECK((isl - 1) / block == 2);  // blocks that were sent
+  CHECK(tokens_after({0, 1, 2}, {5, 3, 1}, isl, block) == std::vector{0, 1, 2, 3, 4, 5, 6, 7, 8});
+}
+
+}  // namespace
+}  // namespace xpyd

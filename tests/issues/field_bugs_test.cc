@@ -1,0 +1,340 @@
+// Bugs that others had in the field, replayed under their names (reference: the projects' issue
+// trackers). Each is a moment at which the other side's word, or the other side itself, does not come.
+
+#include "tests/catch.h"
+#include "tests/disagg/sim_cluster.h"
+#include "tests/wrapped_transport.h"
+
+namespace xpyd::testing {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+// A cluster, its clients, and what they must have got at the end.
+class Scene : public SimCluster {
+ public:
+  explicit Scene(const std::string& topology, SimOptions options = {}) {
+    open(std::move(options));
+    add_all(topology);
+    tick();
+  }
+  static SimOptions in(const char* disagg, bool pull = false) {
+    SimOptions options;
+    options.conductor.disagg = find_disagg_policy(disagg);
+    options.conductor.disagg_options.pull = pull;
+    return options;
+  }
+  void ask(uint64_t id, int length = 60, int max_tokens = 12, int family = -1) {
+    Tokens prompt;
+    for (int i = 0; i < length; ++i)
+      prompt.push_back((i * 5 + (family < 0 ? int(id) : family) * 17) % 251);
+    auto request = tiny_request(id, prompt, max_tokens);
+    request->ignore_eos = true;
+    request->arrival_s = clock.seconds;
+    expected_[id] = checksum_tokens(prompt, max_tokens);
+    REQUIRE(conductor().submit(request, recorder).ok());
+  }
+  // Until `instance` gets, or sends, a message of that name; then `what` happens.
+  bool until_sent(const char* name, int most = 2000) {
+    bool seen = false;
+    const auto before = due;
+    due = [&](InstanceId from, InstanceId to, const Message& m) {
+      seen |= std::string(message_name(m)) == name;
+      return before ? before(from, to, m) : clock.seconds;
+    };
+    for (int i = 0; i < most && !seen; ++i) tick();
+    due = before;
+    return seen;
+  }
+  // From now on messages of that name are lost.
+  void lose(std::string name) {
+    due = [this, name](InstanceId, InstanceId, const Message& m) {
+      return message_name(m) == name ? -1 : clock.seconds;
+    };
+  }
+  InstanceId id(const std::string& name) { return find(name)->id; }
+  // All ends; then a lease; then nothing is held, and every answer was right, or was aborted.
+  void settle(std::set<uint64_t> aborted = {}) {
+    for (int i = 0; i < 20000 && !conductor().wait_idle(0); ++i) tick();
+    CHECK(conductor().wait_idle(0));
+    ticks(800);  // two leases
+    CHECK(check_memory(true) == "");
+    for (const auto& [id, tokens] : expected_) {
+      const Recorder::Choice choice = recorder->choice(id);
+      INFO("request " << id << " " << choice.error);
+      CHECK(choice.ends == 1);
+      if (aborted.contains(id)) {
+        CHECK(choice.finish == FinishReason::abort);
+        REQUIRE(choice.tokens.size() <= tokens.size());
+        CHECK(choice.tokens == Tokens(tokens.begin(), tokens.begin() + long(choice.tokens.size())));
+      } else {
+        CHECK(choice.finish == FinishReason::length);
+        CHECK(choice.tokens == tokens);
+      }
+    }
+  }
+  int held(const std::string& name) {
+    const KvStats kv = find(name)->instance->memory().stats();
+    return kv.capacity - kv.free - kv.cached;
+  }
+
+  std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
+
+ private:
+  std::map<uint64_t, Tokens> expected_;
+};
+
+// D has no room for it, the client goes: P held the KV for 480 s.
+TEST_CASE("vllm#41269: a client that goes before D has admitted does not strand P's KV",
+          "[issues]") {
+  SimOptions options;
+  options.max_batch = 1;
+  Scene scene("1P1D", options);
+  scene.ask(1, 60, 90);
+  REQUIRE(scene.until_sent("KvDelivered"));
+  scene.ask(2);
+  REQUIRE(scene.until_sent("ReserveKv"));
+  scene.ticks(20);
+  CHECK(scene.held("P0") > 0);
+  scene.conductor().abort(2);
+  scene.ticks(10);
+  CHECK(scene.held("P0") == 0);
+  scene.settle({2});
+}
+
+// Push: D waits for remote KV when the abort comes, and never took the blocks back.
+TEST_CASE("vllm#46283: blocks that wait for pushed KV come back after an abort", "[issues]") {
+  for (const char* moment : {"ReserveKv", "KvReserved", "KvDelivered"}) {
+    INFO(moment);
+    Scene scene("1P1D");
+    scene.ask(1);
+    REQUIRE(scene.until_sent(moment));
+    scene.conductor().abort(1);
+    scene.settle({1});
+  }
+}
+
+// Aborted when it had finished already: freed twice.
+TEST_CASE("vllm#25067: an abort of what has ended is nothing", "[issues]") {
+  Scene scene("1P1D");
+  scene.ask(1);
+  scene.settle();
+  scene.conductor().abort(1);
+  scene.ask(2);
+  scene.settle();
+  // And one that crosses its last token on the way.
+  scene.ask(3, 30, 1);
+  REQUIRE(scene.until_sent("TokenOf"));
+  scene.conductor().abort(3);
+  scene.settle();
+}
+
+// The abort is between P's and D's handling of the request: each order of arrival.
+TEST_CASE("vllm#19223: an abort is safe at every step of the hand-over", "[issues]") {
+  for (bool pull : {false, true})
+    for (int ticks = 0; ticks < 24; ++ticks) {
+      INFO("pull " << pull << ", after " << ticks);
+      Scene scene("1P1D", Scene::in("prefill_first", pull));
+      scene.due = [&](InstanceId from, InstanceId to, const Message&) {
+        return scene.clock.seconds + (from == kConductor && to == 0 ? 0.004 : 0.001);
+      };
+      scene.ask(1, 60, 40);
+      scene.ticks(ticks);
+      scene.conductor().abort(1);
+      scene.settle({1});
+    }
+}
+
+// An aborted prefill's KV, not complete, was found by the next request with that prompt.
+TEST_CASE("sglang#30233: KV of an aborted prefill is nobody's prefix", "[issues]") {
+  for (const char* topology : {"1C", "1P1D"})
+    for (int ticks = 1; ticks < 12; ++ticks) {
+      INFO(topology << " after " << ticks);
+      Scene scene(topology);
+      scene.ask(1, 120, 8, 3);
+      scene.ticks(ticks);
+      scene.conductor().abort(1);
+      scene.ticks(3);
+      scene.ask(2, 120, 8, 3);
+      scene.settle({1});
+    }
+}
+
+// D gave pages to somebody else while P was still writing.
+TEST_CASE("sglang#24527: blocks that a peer writes to are not given away", "[issues]") {
+  class Wire final : public WrappedTransport {
+   public:
+    Wire(const TransportOptions& options, bool& held) : WrappedTransport("local", options), held_(held) {}
+    TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
+      late_.push_back({transfer, plan});
+      return -TransferId(late_.size());
+    }
+    TransferState poll(TransferId id) override {
+      if (held_) return TransferState::in_flight;
+      const auto& [transfer, plan] = late_[size_t(-id - 1)];
+      return WrappedTransport::poll(WrappedTransport::post(transfer, plan));
+    }
+    void cancel(TransferId) override {}
+
+   private:
+    bool& held_;
+    std::vector<std::pair<KvTransfer, TransferPlan>> late_;
+  };
+  bool held = true;
+  SimOptions options;
+  options.lease_s = 0;
+  options.wire = [&](const TransportOptions& wire) { return std::make_unique<Wire>(wire, held); };
+  Scene scene("2P1D", options);
+  scene.ask(1, 100);
+  REQUIRE(scene.until_sent("KvReserved"));
+  scene.ticks(20);
+  scene.conductor().abort(1);
+  scene.ticks(20);
+  for (uint64_t id = 2; id < 6; ++id) scene.ask(id, 100);
+  scene.ticks(20);
+  held = false;
+  scene.settle({1});
+}
+
+// P died in the handshake, and D waited for ever.
+TEST_CASE("vllm#26171: D does not wait for a P that has died", "[issues]") {
+  for (bool noticed : {true, false})
+    for (const char* moment : {"", "ReserveKv", "KvReserved"}) {
+      INFO(moment << " noticed " << noticed);
+      Scene scene("2P1D");
+      scene.ask(1, 60);
+      if (*moment) REQUIRE(scene.until_sent(moment));
+      scene.crash(scene.id("P0"), noticed);
+      scene.settle();
+    }
+}
+
+// The recompute after a failed load gave another text.
+TEST_CASE("vllm#49250: a prompt that is computed again gives the same tokens", "[issues]") {
+  class Wire final : public WrappedTransport {
+   public:
+    explicit Wire(const TransportOptions& options) : WrappedTransport("local", options) {}
+    TransferState poll(TransferId id) override {
+      WrappedTransport::poll(id);
+      return TransferState::failed;
+    }
+  };
+  for (bool pull : {false, true}) {
+    SimOptions options = Scene::in("prefill_first", pull);
+    options.wire = [](const TransportOptions& wire) { return std::make_unique<Wire>(wire); };
+    Scene scene("1P1D", options);
+    for (uint64_t id = 1; id < 5; ++id) scene.ask(id);
+    scene.settle();
+    CHECK(scene.find("D1")->instance->stats().kv_refused == 4);
+  }
+}
+
+// D was started again at the same place; P kept writing to where the old one had been.
+TEST_CASE("vllm#49238: a D that was started again is another instance", "[issues]") {
+  Scene scene("1P1D");
+  for (uint64_t id = 1; id < 4; ++id) scene.ask(id, 60, 40);
+  REQUIRE(scene.until_sent("KvDelivered"));
+  scene.crash(scene.id("D1"), true);
+  scene.ticks(5);
+  scene.add(Role::decode);
+  scene.settle();
+}
+
+// Killed in the middle of a transfer: blocks leaked on the side that lived.
+TEST_CASE("dynamo#7489, dynamo#13855: who lives gets its blocks back within a lease", "[issues]") {
+  for (const char* disagg : {"prefill_first", "decode_first"})
+    for (const char* victim : {"P0", "D2"}) {
+      INFO(disagg << " " << victim);
+      SimOptions options = Scene::in(disagg);
+      options.lease_s = 0.2;
+      Scene scene("2P2D", options);
+      for (uint64_t id = 1; id < 7; ++id) scene.ask(id, 90, 20);
+      REQUIRE(scene.until_sent("KvReserved"));
+      scene.crash(scene.id(victim), false);
+      scene.settle();
+    }
+}
+
+// One control message was lost, and both sides waited for the other.
+TEST_CASE("sglang#29978: a lost control message is not a hang", "[issues]") {
+  for (bool pull : {false, true})
+    for (const char* name : {"ReserveKv", "KvReserved", "KvDelivered", "KvOffered", "KvTaken"}) {
+      const bool of_pull = std::string(name) == "KvOffered" || std::string(name) == "KvTaken";
+      if (pull != of_pull) continue;
+      INFO(name);
+      Scene scene("1P1D", Scene::in("prefill_first", pull));
+      scene.lose(name);
+      scene.ask(1);
+      scene.ticks(60);
+      scene.due = nullptr;
+      scene.break_connection(0, 1);  // messages are lost with their connection, and only so
+      scene.settle();
+    }
+}
+
+// An error of the peer was swallowed, and the client waited for ever.
+TEST_CASE("llm-d#2433: a client hears of a failure that nobody can mend", "[issues]") {
+  SimOptions options;
+  options.conductor.patience_s = 2;
+  Scene scene("1P1D", options);
+  scene.ask(1, 60, 90);
+  scene.ticks(30);
+  scene.crash(scene.id("D1"), true);
+  for (int i = 0; i < 5000 && !scene.conductor().wait_idle(0); ++i) scene.tick();
+  const Recorder::Choice choice = scene.recorder->choice(1);
+  CHECK(choice.ends == 1);
+  CHECK(choice.finish == FinishReason::error);
+  CHECK(choice.error == "no instance came to take its place");
+}
+
+// A burst of remote prefills (they cost D nothing) starved its decodes.
+TEST_CASE("dynamo's vLLM patch: a burst of remote prefills does not starve decode", "[issues]") {
+  Scene scene("1P1D", Scene::in("decode_first"));
+  scene.ask(1, 20, 60);
+  while (scene.recorder->choice(1).tokens.size() < 5) scene.tick();
+  for (uint64_t id = 2; id < 12; ++id) scene.ask(id, 100, 2);
+  const size_t before = scene.recorder->choice(1).tokens.size();
+  scene.ticks(30);
+  CHECK(scene.recorder->choice(1).tokens.size() >= before + 25);
+  scene.settle();
+}
+
+// Its queue of finished prefills was put back in reverse, so that early ones waited longest.
+TEST_CASE("dynamo's vLLM patch: prompts that wait for D are admitted in their order", "[issues]") {
+  SimOptions options;
+  options.max_batch = 1;
+  Scene scene("1P1D", options);
+  std::vector<uint64_t> order;
+  for (uint64_t id = 1; id < 7; ++id) scene.ask(id, 30, 6);
+  for (int i = 0; i < 5000 && !scene.conductor().wait_idle(0); ++i) {
+    scene.tick();
+    for (uint64_t id = 1; id < 7; ++id)
+      if (scene.recorder->choice(id).ends == 1 &&
+          std::find(order.begin(), order.end(), id) == order.end())
+        order.push_back(id);
+  }
+  CHECK(order == std::vector<uint64_t>{1, 2, 3, 4, 5, 6});
+  scene.settle();
+}
+
+// A zombie: its lease ran out while it was stopped; then it went on writing.
+TEST_CASE("dynamo's vLLM patch: a late write does not reach blocks that have gone to others",
+          "[issues]") {
+  Scene scene("2P1D");
+  scene.ask(1, 100);
+  REQUIRE(scene.until_sent("KvReserved"));
+  SimCluster::Node* stopped = nullptr;
+  for (auto& [id, node] : scene.nodes)
+    if (node->role == Role::prefill && scene.conductor().load(id).queued_tokens > 0)
+      stopped = node.get();
+  REQUIRE(stopped);
+  stopped->stopped_until_s = scene.clock.seconds + 1.5;
+  scene.ticks(450);  // its lease is over, the request is elsewhere
+  for (uint64_t id = 2; id < 8; ++id) scene.ask(id, 100);
+  scene.ticks(1500);
+  scene.crash(stopped->id, false);  // it finds that it was given up
+  scene.settle();
+}
+
+}  // namespace
+}  // namespace xpyd::testing

@@ -1,0 +1,299 @@
+// Tensor ranks and pipeline stages: the bits of one rank, for every shape (DESIGN D1).
+#include <cmath>
+#include <cstring>
+#include <thread>
+
+#include "attention/attention.h"
+#include "model/llama_rank.h"
+#include "model/weights.h"
+#include "tests/model/model_fixture.h"
+
+namespace xpyd::testing {
+namespace {
+
+// KV of up to `n_slots` sequences, in a memory of each rank: NaN where nothing was written.
+struct RankedKv {
+  RankedKv(const ModelConfig& config, const KvShards& shards, int max_tokens, int n_slots = 1,
+           KvOrder order = KvOrder::layer_major, Dtype dtype = Dtype::f32)
+      : n_ranks(shards.n_ranks()) {
+    for (int rank = 0; rank < n_ranks; ++rank) {
+      layouts.push_back(
+          {rank_shape(kv_shape(config, dtype), shards, rank), order, max_tokens, n_slots});
+      pools.emplace_back(layouts.back().pool_bytes());
+      std::memset(pools.back().data(), 0xff, pools.back().size());
+    }
+  }
+  // [n_ranks, slots]
+  std::vector<KvView> views(const std::vector<int>& slots) const {
+    std::vector<KvView> all;
+    for (int rank = 0; rank < n_ranks; ++rank)
+      for (int slot : slots)
+        all.push_back({pools[size_t(rank)].data(), &layouts[size_t(rank)], nullptr, slot});
+    return all;
+  }
+  int n_ranks;
+  std::vector<KvLayout> layouts;
+  std::vector<Buffer> pools;
+};
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+const char* kWide = R"({
+  "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+  "hidden_size": 40, "intermediate_size": 91, "num_hidden_layers": 3, "num_attention_heads": 8,
+  "num_key_value_heads": 2, "head_dim": 6, "vocab_size": 117, "max_position_embeddings": 256,
+  "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false,
+  "attention_bias": true, "mlp_bias": true
+})";
+
+struct Loaded {
+  Loaded(const std::string& text, Dtype dtype) {
+    auto parsed = parse_model_config(text, "wide/config.json");
+    INFO((parsed ? "" : parsed.error().message));
+    REQUIRE(parsed.ok());
+    config = parsed.value();
+    weights =
+        load_weights("wide", config, {.dtype = dtype, .dummy = true, .seed = 5}, team).value();
+  }
+  explicit Loaded(const std::string& fixture) {
+    config = load_model_config(data_path("models/" + fixture)).value();
+    weights = load_weights(data_path("models/" + fixture), config, {}, team).value();
+  }
+  KvShards shards(int tp, int pp) const {
+    return {.n_layers = config.n_layers, .n_kv_heads = config.n_kv_heads, .tp = tp, .pp = pp};
+  }
+  ThreadTeam team{1};
+  ModelConfig config;
+  std::shared_ptr<const Weights> weights;
+};
+
+// Three sequences: the first in one step, the second in two, the third in chunks beside the others'
+// last tokens. All logits, in order.
+std::vector<float> run_script(Model& model, const RankedKv& kv) {
+  auto token = [&](int i) { return int32_t((i * 31 + 7) % model.config().vocab); };
+  std::vector<int> lengths(3, 0);
+  std::vector<float> all;
+  for (const std::vector<int>& step :
+       std::vector<std::vector<int>>{{19, 33, 0}, {0, 5, 9}, {1, 0, 4}, {1, 1, 21}, {1, 1, 1}}) {
+    std::vector<std::vector<int32_t>> tokens;
+    std::vector<int> slots, past;
+    for (int s = 0; s < 3; ++s) {
+      if (step[size_t(s)] == 0) continue;
+      slots.push_back(2 - s);
+      past.push_back(lengths[size_t(s)]);
+      tokens.emplace_back();
+      for (int i = 0; i < step[size_t(s)]; ++i)
+        tokens.back().push_back(token(100 * s + lengths[size_t(s)]++));
+    }
+    const auto logits = run_step(model, kv.views(slots), tokens, past);
+    all.insert(all.end(), logits.begin(), logits.end());
+  }
+  return all;
+}
+
+std::vector<float> on_one_rank(const Loaded& loaded, Dtype kv_dtype = Dtype::f32) {
+  ThreadTeam team(1);
+  auto model = make_llama(loaded.weights, team, 64, 64);
+  return run_script(*model,
+                    {loaded.config, loaded.shards(1, 1), 64, 3, KvOrder::layer_major, kv_dtype});
+}
+
+TEST_CASE("sharded llama: the bits of one rank, for tp 1 to 8 and pp 1 to 3", "[shards][model]") {
+  for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    Loaded loaded(kWide, dtype);
+    const auto expected = on_one_rank(loaded);
+    for (float logit : expected) REQUIRE(std::isfinite(logit));
+    for (int tp : {1, 2, 4, 8})
+      for (int pp : {1, 2, 3})
+        for (int threads : {1, 2})
+          for (int piece : {0, 3}) {
+            const KvShards shards = loaded.shards(tp, pp);
+            auto model = make_sharded_llama(
+                loaded.weights,
+                {.shards = shards, .threads_per_rank = threads, .piece_tokens = piece}, 64, 64);
+            CAPTURE(dtype_name(dtype), tp, pp, threads, piece);
+            const KvOrder order = pp == 2 ? KvOrder::token_major : KvOrder::layer_major;
+            CHECK(same_bits(run_script(*model, {loaded.config, shards, 64, 3, order}), expected));
+          }
+  }
+}
+
+TEST_CASE("sharded llama: every family, and tp that does not divide the eight K-groups",
+          "[shards][model]") {
+  int ran = 0;
+  for (const char* name : {"llama2", "llama31", "llama_linear_bias", "mistral", "qwen2", "qwen3"}) {
+    Loaded loaded{std::string(name)};
+    const auto expected = on_one_rank(loaded);
+    for (int tp : {1, 2, 3, 4, 6})
+      for (int pp : {1, 2}) {
+        const KvShards shards = loaded.shards(tp, pp);
+        if (!check_model_shards(loaded.config, shards)) continue;
+        CAPTURE(name, tp, pp);
+        auto model = make_sharded_llama(loaded.weights, {.shards = shards}, 64, 64);
+        CHECK(same_bits(run_script(*model, {loaded.config, shards, 64, 3}), expected));
+        ++ran;
+      }
+  }
+  CHECK(ran == 36);
+}
+
+TEST_CASE("sharded llama: more ranks than K-groups, and quantised KV", "[shards][model]") {
+  const std::string text = [] {
+    std::string t = kWide;
+    t.replace(t.find("\"num_attention_heads\": 8"), 24, "\"num_attention_heads\": 16");
+    return t;
+  }();
+  Loaded loaded(text, Dtype::f32);
+  for (Dtype kv_dtype : {Dtype::f32, Dtype::bf16, Dtype::int8}) {
+    const auto expected = on_one_rank(loaded, kv_dtype);
+    for (int tp : {4, 16}) {
+      const KvShards shards = loaded.shards(tp, 1);
+      auto model = make_sharded_llama(loaded.weights, {.shards = shards}, 64, 64);
+      CAPTURE(tp, dtype_name(kv_dtype));
+      CHECK(same_bits(
+          run_script(*model, {loaded.config, shards, 64, 3, KvOrder::layer_major, kv_dtype}),
+          expected));
+    }
+  }
+}
+
+TEST_CASE("sharded llama: each rank's KV is its layers and heads of the whole", "[shards][model]") {
+  Loaded loaded(kWide, Dtype::f32);
+  ThreadTeam team(1);
+  auto one = make_llama(loaded.weights, team, 64, 64);
+  RankedKv whole(loaded.config, loaded.shards(1, 1), 64, 3);
+  run_script(*one, whole);
+  for (auto [tp, pp] : {std::pair(2, 2), {4, 3}, {8, 1}}) {
+    const KvShards shards = loaded.shards(tp, pp);
+    RankedKv kv(loaded.config, shards, 64, 3);
+    auto model = make_sharded_llama(loaded.weights, {.shards = shards}, 64, 64);
+    run_script(*model, kv);
+    int wrong = 0, rows = 0;
+    for (int rank = 0; rank < shards.n_ranks(); ++rank) {
+      const KvRect own = shards.rect(rank);
+      const KvView mine = kv.views({1})[size_t(rank)], all = whole.views({1})[0];
+      for (int l = own.layers.begin; l < own.layers.end; ++l)
+        for (int h = own.heads.begin; h < own.heads.end; ++h)
+          for (int v = 0; v < 2; ++v)
+            for (int t = 0; t < 40; ++t, ++rows)
+              wrong += std::memcmp(mine.row(l - own.layers.begin, v, t, h - own.heads.begin),
+                                   all.row(l, v, t, h), mine.layout->shape.row_bytes()) != 0;
+    }
+    CAPTURE(tp, pp);
+    CHECK(wrong == 0);
+    CHECK(rows == loaded.config.n_layers * std::max(tp, 2) * 2 * 40);
+  }
+}
+
+TEST_CASE("sharded llama: the observer sees every layer of the model once, in order, complete",
+          "[shards][model]") {
+  Loaded loaded(kWide, Dtype::f32);
+  constexpr int kTokens = 50;
+  struct Observer final : LayerObserver {
+    const RankedKv* kv;
+    KvShards shards;
+    std::thread::id thread = std::this_thread::get_id();
+    std::vector<int> layers;
+    int unwritten = 0, elsewhere = 0;
+    void layer_done(int layer) override {
+      layers.push_back(layer);
+      elsewhere += std::this_thread::get_id() != thread;
+      const auto views = kv->views({0});
+      for (int rank = 0; rank < shards.n_ranks(); ++rank) {
+        const KvRect own = shards.rect(rank);
+        if (layer < own.layers.begin || layer >= own.layers.end) continue;
+        for (int h = 0; h < own.heads.size(); ++h)
+          for (int v = 0; v < 2; ++v)
+            for (int t = 0; t < kTokens; ++t)
+              unwritten += std::isnan(*reinterpret_cast<const float*>(
+                  views[size_t(rank)].row(layer - own.layers.begin, v, t, h)));
+      }
+    }
+  };
+  for (auto [tp, pp] : {std::pair(1, 1), {2, 1}, {1, 3}, {4, 2}})
+    for (int piece : {0, 7}) {
+      const KvShards shards = loaded.shards(tp, pp);
+      RankedKv kv(loaded.config, shards, kTokens);
+      Observer observer;
+      observer.kv = &kv;
+      observer.shards = shards;
+      auto model =
+          make_sharded_llama(loaded.weights, {.shards = shards, .piece_tokens = piece}, 64, 64);
+      std::vector<int32_t> tokens(kTokens, 3);
+      run_step(*model, kv.views({0}), {tokens}, {0}, &observer);
+      CAPTURE(tp, pp, piece);
+      CHECK(observer.layers == std::vector{0, 1, 2});
+      CHECK(observer.unwritten == 0);
+      CHECK(observer.elsewhere == 0);
+    }
+}
+
+TEST_CASE("sharded llama: a step without wanted logits fills the KV", "[shards][model]") {
+  Loaded loaded(kWide, Dtype::f32);
+  ThreadTeam team(1);
+  auto one = make_llama(loaded.weights, team, 64, 64);
+  const auto expected = on_one_rank(loaded);
+  auto without = [&](Model& model, const RankedKv& kv) {
+    std::vector<int32_t> ids(19), offsets = {0, 19}, lengths = {19};
+    for (int i = 0; i < 19; ++i) ids[size_t(i)] = int32_t((i * 31 + 7) % 117);
+    const auto views = kv.views({2});
+    model.forward({ids, offsets, lengths, views, {}, nullptr}, nullptr);
+    return run_step(model, views, {{5}}, {19});
+  };
+  const auto after = without(*one, {loaded.config, loaded.shards(1, 1), 64, 3});
+  for (auto [tp, pp] : {std::pair(2, 1), {1, 2}, {4, 3}}) {
+    const KvShards shards = loaded.shards(tp, pp);
+    auto model = make_sharded_llama(loaded.weights, {.shards = shards, .piece_tokens = 4}, 64, 64);
+    CAPTURE(tp, pp);
+    CHECK(same_bits(without(*model, {loaded.config, shards, 64, 3}), after));
+  }
+}
+
+TEST_CASE("sharded llama: slices cover every matrix once", "[shards][model]") {
+  Loaded loaded(kWide, Dtype::f32);
+  for (int tp : {1, 2, 4, 8}) {
+    std::vector<int> q(8, 0), mlp(91, 0), vocab(117, 0), groups(8, 0);
+    for (int rank = 0; rank < tp; ++rank) {
+      const RankSlice s = rank_slice(*loaded.weights, loaded.shards(tp, 1), rank);
+      for (int i = s.q_heads.begin; i < s.q_heads.end; ++i) ++q[size_t(i)];
+      for (int i = s.mlp.begin; i < s.mlp.end; ++i) ++mlp[size_t(i)];
+      for (int i = s.vocab.begin; i < s.vocab.end; ++i) ++vocab[size_t(i)];
+      for (int i = s.groups.begin; i < s.groups.end; ++i) ++groups[size_t(i)];
+    }
+    CHECK(q == std::vector<int>(8, 1));
+    CHECK(mlp == std::vector<int>(91, 1));
+    CHECK(vocab == std::vector<int>(117, 1));
+    CHECK(groups == std::vector<int>(8, 1));
+  }
+}
+
+TEST_CASE("sharded llama: shapes that the model cannot have are refused by name",
+          "[shards][model]") {
+  const Loaded loaded(kWide, Dtype::f32);
+  auto message = [&](int tp, int pp) {
+    const Status status =
+        check_model_shards(loaded.config, loaded.shards(tp, pp), "--prefill-tp", "--prefill-pp");
+    return status ? std::string() : status.error().message;
+  };
+  CHECK(message(8, 3) == "");
+  CHECK(message(3, 1) == "--prefill-tp 3 does not divide the model's 8 attention heads");
+  CHECK(message(16, 1) == "--prefill-tp 16 does not divide the model's 8 attention heads");
+  CHECK(message(1, 4) == "--prefill-pp 4: more stages than the 3 layers");
+  CHECK(message(0, 1) == "--prefill-tp 0: expected at least 1");
+  ModelConfig many = loaded.config;
+  many.n_heads = many.n_kv_heads = 128;
+  many.n_layers = 80;
+  KvShards shards{.n_layers = 80, .n_kv_heads = 128, .tp = 32, .pp = 4};
+  CHECK(check_model_shards(many, shards).error().message.find("128 ranks, a thread each") !=
+        std::string::npos);
+  many.n_kv_heads = shards.n_kv_heads = 6;
+  many.n_heads = 12;
+  shards.tp = 4;
+  CHECK(check_model_shards(many, shards).error().message ==
+        "tp 4 does not divide the model's 6 kv heads");
+}
+
+}  // namespace
+}  // namespace xpyd::testing

@@ -1,0 +1,253 @@
+#include "server/etcd_registry.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "disagg/control/joiner.h"
+#include "server/http_client.h"
+#include "tests/server/etcd_fixture.h"
+#include "tests/two_hosts.h"
+
+namespace xpyd::testing {
+namespace {
+
+using Entries = Registry::Entries;
+
+// Follows one prefix.
+struct Follower {
+  std::mutex mutex;
+  std::condition_variable changed;
+  Entries now;
+  int calls = 0;
+
+  void follow(Registry& registry, const std::string& prefix) {
+    registry.watch(prefix, [this](const Entries& entries) {
+      std::lock_guard lock(mutex);
+      now = entries;
+      ++calls;
+      changed.notify_all();
+    });
+  }
+  Entries entries() {
+    std::lock_guard lock(mutex);
+    return now;
+  }
+  void wait(const Entries& expected) {
+    std::unique_lock lock(mutex);
+    bool equal = changed.wait_for(lock, std::chrono::seconds(60), [&] { return now == expected; });
+    CHECK(now == expected);
+    REQUIRE(equal);
+  }
+};
+
+std::unique_ptr<Registry> open(const Etcd& etcd, double ttl_s = 2) {
+  static RealClock clock;
+  auto registry = open_etcd(etcd.url(), ttl_s, clock);
+  REQUIRE(registry.ok());
+  return std::move(registry).value();
+}
+
+#define NEED_ETCD() \
+  if (find_etcd().empty()) SKIP_TEST("no etcd: `make test-etcd` fetches Debian's etcd-server")
+
+struct EtcdByHand {
+  RealClock clock;
+  std::unique_ptr<HttpClient> http;
+  explicit EtcdByHand(const Etcd& etcd) {
+    auto made = HttpClient::create({"127.0.0.1", etcd.port(), ""}, {}, clock);
+    REQUIRE(made.ok());
+    http = std::move(made).value();
+  }
+  nlohmann::json operator()(const char* target, const nlohmann::json& body) {
+    auto answer = http->fetch({.target = target, .body = body.dump()});
+    REQUIRE(answer.ok());
+    return nlohmann::json::parse(answer.value());
+  }
+};
+
+TEST_CASE("etcd: names come, change and go", "[server][etcd]") {
+  NEED_ETCD();
+  Etcd etcd;
+  Follower all, workers;  // before the registries that call them
+  auto a = open(etcd), b = open(etcd);
+  all.follow(*b, "");
+  a->announce("worker/P0", "10.0.0.1:7");
+  a->announce("conductor", std::string("any \0 bytes \xff", 13));
+  const Entries both{{"worker/P0", "10.0.0.1:7"},
+                     {"conductor", std::string("any \0 bytes \xff", 13)}};
+  all.wait(both);
+  workers.follow(*b, kWorkerPrefix);  // begins with what is there
+  workers.wait({{"worker/P0", "10.0.0.1:7"}});
+  b->announce("worker/D0", "10.0.0.2:7");
+  workers.wait({{"worker/P0", "10.0.0.1:7"}, {"worker/D0", "10.0.0.2:7"}});
+  a->announce("worker/P0", "10.0.0.1:8");
+  workers.wait({{"worker/P0", "10.0.0.1:8"}, {"worker/D0", "10.0.0.2:7"}});
+  a->withdraw("worker/P0");
+  workers.wait({{"worker/D0", "10.0.0.2:7"}});
+  CHECK(a->state().reachable);
+  CHECK(a->state().lost_leases == 0);
+  a.reset();  // leaves at once, not when its lease ends
+  all.wait({{"worker/D0", "10.0.0.2:7"}});
+}
+
+TEST_CASE("etcd: what was done but not answered is found to be done", "[server][etcd]") {
+  NEED_ETCD();
+  Etcd etcd;
+  Follower names;
+  auto a = open(etcd);
+  names.follow(*a, "");
+  a->announce("P0", "x");
+  names.wait({{"P0", "x"}});
+  EtcdByHand ask(etcd);
+  // "/test/P0", whose lease is a's; "/test/P1": "half".
+  nlohmann::json found = ask("/v3/kv/range", {{"key", "L3Rlc3QvUDA="}});
+  std::string lease = found["kvs"][0]["lease"];
+  ask("/v3/kv/put", {{"key", "L3Rlc3QvUDE="}, {"value", "aGFsZg=="}, {"lease", lease}});
+  names.wait({{"P0", "x"}, {"P1", "half"}});
+  a->announce("P1", "whole");
+  names.wait({{"P0", "x"}, {"P1", "whole"}});
+}
+
+TEST_CASE("etcd: a name of a dead process is waited for", "[server][etcd]") {
+  NEED_ETCD();
+  Etcd etcd;
+  Follower names;
+  auto watcher = open(etcd);
+  names.follow(*watcher, "");
+  names.wait({});
+  while (!watcher->state().reachable) std::this_thread::yield();
+  // A conductor that announced itself and was killed: a lease that nobody keeps alive.
+  EtcdByHand ask(etcd);
+  std::string lease = ask("/v3/lease/grant", {{"TTL", "2"}})["ID"];
+  ask("/v3/kv/put",  // "/test/conductor": "old"
+      {{"key", "L3Rlc3QvY29uZHVjdG9y"}, {"value", "b2xk"}, {"lease", lease}});
+  names.wait({{"conductor", "old"}});
+  auto next = open(etcd);
+  next->announce("conductor", "new");
+  // It does not push the old one aside: that might live.
+  while (next->state().trouble.find("somebody else holds the name 'conductor'") ==
+         std::string::npos)
+    std::this_thread::yield();
+  names.wait({{"conductor", "new"}});
+}
+
+TEST_CASE("etcd: a restart loses nobody", "[server][etcd]") {
+  NEED_ETCD();
+  Etcd etcd;
+  Follower names;
+  auto a = open(etcd, 30), b = open(etcd, 3);
+  names.follow(*b, "");
+  a->announce("worker/P0", "a");
+  names.wait({{"worker/P0", "a"}});
+  etcd.kill();
+  while (b->state().reachable) std::this_thread::yield();
+  CHECK(names.entries() == Entries{{"worker/P0", "a"}});  // an outage of the registry is no death
+  b->announce("worker/D0", "b");                          // told as soon as it is back
+  etcd.start();
+  names.wait({{"worker/P0", "a"}, {"worker/D0", "b"}});
+  CHECK(b->state().outages == 1);
+  a->announce("worker/P0", "later");
+  names.wait({{"worker/P0", "later"}, {"worker/D0", "b"}});
+  CHECK(a->state().lost_leases == 0);
+}
+
+TEST_CASE("etcd: after it lost its memory everybody says again who he is", "[server][etcd]") {
+  NEED_ETCD();
+  Etcd etcd;
+  Follower names;
+  auto a = open(etcd, 2), b = open(etcd, 2);
+  names.follow(*b, "");
+  a->announce("worker/P0", "a");
+  b->announce("worker/D0", "b");
+  const Entries both{{"worker/P0", "a"}, {"worker/D0", "b"}};
+  names.wait(both);
+  etcd.kill();
+  etcd.forget_everything();
+  etcd.start();
+  while (a->state().lost_leases == 0 || b->state().lost_leases == 0) std::this_thread::yield();
+  names.wait(both);
+}
+
+TEST_CASE("etcd: a conductor starts again elsewhere and its workers find it", "[server][etcd]") {
+  NEED_ETCD();
+  Etcd etcd;
+  const ClusterKey key = ClusterKey::random();
+  RealClock clock;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::string> joined;  // conductors that the worker reached, in order
+
+  ControlLoop worker_loop(clock);
+  auto worker_registry = open(etcd);
+  Joiner joiner(worker_loop, {"", key, {NodeRole::prefill, "P0"}}, [&](ChannelPtr channel) {
+    std::lock_guard lock(mutex);
+    joined.push_back(channel->peer().id);
+    changed.notify_all();
+    return ChannelEvents();
+  });
+  worker_registry->watch(kConductorName, [&](const Entries& entries) {
+    auto found = entries.find(kConductorName);
+    joiner.set_address(found == entries.end() ? "" : found->second);
+  });
+  for (const char* id : {"first", "second"}) {
+    ControlLoop loop(clock);
+    auto registry = open(etcd);
+    auto bound = loop.listen({"127.0.0.1:0", key, {NodeRole::conductor, id}},
+                             [](ChannelPtr) { return ChannelEvents(); });
+    REQUIRE(bound.ok());
+    registry->announce(kConductorName, bound.value());
+    std::unique_lock lock(mutex);
+    bool came = changed.wait_for(lock, std::chrono::seconds(60),
+                                 [&] { return !joined.empty() && joined.back() == id; });
+    REQUIRE(came);
+  }
+  CHECK(joined.size() == 2);
+  worker_registry.reset();  // before the joiner that its callback names
+}
+
+TEST_CASE("etcd: on another host, behind a cable that is pulled", "[server][etcd][netns]") {
+  NEED_ETCD();
+  if (geteuid() != 0) SKIP_TEST("network namespaces need root");
+  TwoHosts hosts;
+  if (!hosts.missing.empty()) SKIP_TEST(hosts.missing);
+  std::unique_ptr<Etcd> etcd;
+  Follower from_near, from_far;
+  std::unique_ptr<Registry> near, far;
+  TwoHosts::on(hosts.a, [&] { etcd = std::make_unique<Etcd>("10.77.0.1"); });
+  TwoHosts::on(hosts.a, [&] { near = open(*etcd, 2); });
+  TwoHosts::on(hosts.b, [&] { far = open(*etcd, 2); });
+  from_near.follow(*near, "");
+  from_far.follow(*far, "");
+  far->announce("worker/P0", "p");
+  from_near.wait({{"worker/P0", "p"}});
+  from_far.wait({{"worker/P0", "p"}});
+  hosts.cable(false);
+  from_near.wait({});  // its lease has ended
+  near->announce("worker/D0", "d");
+  from_near.wait({{"worker/D0", "d"}});
+  while (far->state().reachable) std::this_thread::yield();
+  CHECK(from_far.entries() == Entries{{"worker/P0", "p"}});  // what it last knew
+  hosts.cable(true);
+  const Entries both{{"worker/P0", "p"}, {"worker/D0", "d"}};
+  from_near.wait(both);
+  from_far.wait(both);
+  CHECK(far->state().outages == 1);
+  CHECK(far->state().lost_leases == 1);
+}
+
+TEST_CASE("a registry's address is checked", "[server][etcd]") {
+  RealClock clock;
+  for (const char* bad : {"", "etcd", "http://127.0.0.1:1", "etcd://", "etcd://:1",
+                          "etcd://127.0.0.1:99999", "etcd://127.0.0.1:1?x"})
+    CHECK(!open_etcd(bad, 10, clock).ok());
+  CHECK(!open_etcd("etcd://127.0.0.1:1", 1, clock).ok());
+  // Nobody there: it says so, and keeps trying.
+  auto registry = open_etcd("etcd://127.0.0.1:1", 10, clock);
+  REQUIRE(registry.ok());
+  while (registry.value()->state().trouble.empty()) std::this_thread::yield();
+  CHECK(!registry.value()->state().reachable);
+}
+
+}  // namespace
+}  // namespace xpyd::testing
