@@ -81,7 +81,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   options.topology = way.topology;
   options.disagg = way.disagg;
   options.disagg_options = way.options;
-  options.pool_tokens = 200000;
+  options.pool_tokens = setting.tiny ? 16000 : 200000;
   const int n = setting.tiny ? 12 : 300;
   const std::vector<TimedRequest> requests = trace(n, point["load"], setting);
   const TimedRun run = run_timed(options, requests);

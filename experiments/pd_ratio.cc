@@ -50,8 +50,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   TimedOptions options;
   options.topology = point["topology"];
   options.step_tokens = options.topology == "6C" ? 512 : 2048;
-  options.pool_tokens = 400000;
-  if (setting.tiny) options.pool_tokens = 40000;
+  options.pool_tokens = setting.tiny ? 24000 : 400000;
   const TimedRun run = run_timed(options, requests);
   if (!run.wrong.empty()) return Finding{{}, run.wrong};
   std::vector<double> ttft, tails;
