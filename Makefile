@@ -100,7 +100,7 @@ RUN     ?= 1
 DEVICE  ?=
 RUN_PY   = $(PYTHON) experiments/run.py
 EXP_ARGS = --bin $(BUILD)/xpyd_experiments $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
-EXP_BIN  = tools/install-packages python3 && $(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_experiments
+EXP_BIN  = tools/install-packages python3 && $(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_experiments $(BUILD)/xpyd
 
 experiments: deps  ## measure what is missing of experiments/README.md: all that this machine can
 	@$(EXP_BIN)

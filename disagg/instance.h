@@ -85,6 +85,8 @@ class Instance final : private EngineHooks {
                   int token_end) override {
     (void)token_begin;
     sender_.kv_written(sequence, layer_begin, layer_end, token_end);
+    // What has left in an earlier step is handed over now, not when this step ends.
+    if (layerwise()) sender_.poll();
   }
   void prefill_done(std::vector<SequencePtr> choices) override { sender_.done(std::move(choices)); }
   void prefill_cancelled(const Sequence& sequence) override { sender_.cancelled(sequence); }

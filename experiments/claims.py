@@ -115,6 +115,47 @@ def again(table, documents, cache, eviction="lru"):
     return table("seconds", scene="overrun", documents=documents, cache=cache, eviction=eviction, round=2)
 
 
+def exposed(table, column, grain, gbps, step=4096, behind="no"):
+    """One cell of the transfers that a second token waits for."""
+    return table(column, grain=grain, gbps=float(gbps), step=step, behind=behind)
+
+
+def ordered(table, column, one, other, load=.6):
+    """One way of sharing requests between P and D over another."""
+    return table(column, way=one, load=load) / table(column, way=other, load=load)
+
+
+def goodput(table, work, topology):
+    """Requests a second up to which 90 % meet their objectives, between the rates of the file."""
+    before = (0, 1.0)
+    for rate, share, _, _ in table.curve("rate", "good_share", work=work, topology=topology):
+        if share < .9:
+            return before[0] + (rate - before[0]) * (before[1] - .9) / (before[1] - share)
+        before = (rate, share)
+    return before[0]
+
+
+def best_goodput(table, work):
+    return max(goodput(table, work, f"{p}P{6 - p}D") for p in range(1, 6))
+
+
+def shaped(table, column, p_tp, d_tp, kv_heads=8, replicas="spread"):
+    """One cell of the map of unequal shapes."""
+    return table.values(column, p_tp=p_tp, d_tp=d_tp, kv_heads=kv_heads, replicas=replicas)[0]
+
+
+def around(table, column, victim):
+    """What was found of one whole run around a failure: it stands in each of its rows."""
+    return table.values(column, victim=victim)[0]
+
+
+def rate_after(table, victim):
+    """Tokens a second in the last second of the run over those before the failure."""
+    rows = [(float(row["from_ms"]), float(row["tokens_per_s"])) for row in table.select(victim=victim)]
+    return (sum(r for at, r in rows if at >= 1500) / sum(at >= 1500 for at, _ in rows)) / (
+        sum(r for at, r in rows if -1000 <= at < 0) / sum(-1000 <= at < 0 for at, _ in rows))
+
+
 def most_hashes(table, *columns):
     """Different logits hashes of rows that are alike in these columns."""
     groups = {}
@@ -705,5 +746,107 @@ CLAIMS = [
             Expect("cutting the card", lambda t: t("cut_us", what="copy", beside="nothing", sms=64), 0, 50000, "us"),
         ],
         device="cuda",
+    ),
+    Claim(
+        "transfer_exposed",
+        "How much of a transfer does the second token wait for, by the grain of the transfer and the rate of the wire?",
+        "Splitwise (ISCA'24) section 4.2; Mooncake (FAST'25) section 5.2; scheduling plan S8",
+        .2,
+        [
+            Expect("layer by layer, 50 Gb/s, in layers' worth", lambda t: exposed(t, "exposed_layers", "layer", 50), .98, 1.3),
+            Expect("layer by layer, 100 Gb/s", lambda t: exposed(t, "exposed_layers", "layer", 100), .98, 1.3),
+            Expect("layer by layer, 400 Gb/s", lambda t: exposed(t, "exposed_layers", "layer", 400), .98, 1.3),
+            Expect("layer by layer, 100 Gb/s, steps of 1,024", lambda t: exposed(t, "exposed_layers", "layer", 100, 1024), .98, 1.3),
+            Expect("layer by layer, 25 Gb/s, which is slower than the computation",
+                   lambda t: exposed(t, "exposed_layers", "layer", 25), 6, 13),
+            Expect("100 Gb/s, request / layer", lambda t: exposed(t, "exposed_ms", "request", 100) / exposed(t, "exposed_ms", "layer", 100),
+                   25, 32.5, "x"),
+            Expect("100 Gb/s, steps of 1,024, request / chunk", lambda t: exposed(t, "exposed_ms", "request", 100, 1024) /
+                   exposed(t, "exposed_ms", "chunk", 100, 1024), 3.5, 4.05, "x"),
+            Expect("100 Gb/s, pull / request", lambda t: exposed(t, "exposed_ms", "pull", 100) / exposed(t, "exposed_ms", "request", 100),
+                   .98, 1.05, "x"),
+            Expect("1 Gb/s, layer / request", lambda t: exposed(t, "exposed_ms", "layer", 1) / exposed(t, "exposed_ms", "request", 1),
+                   .9, 1, "x"),
+            Expect("layer by layer, 100 Gb/s, P goes on with the next prompt, in layers' worth",
+                   lambda t: exposed(t, "exposed_layers", "layer", 100, behind="yes"), .98, 4),
+        ],
+    ),
+    Claim(
+        "disagg_orders",
+        "Prefill first, by push or by pull, decode first, or as a policy decides: first token, the gap behind it, gaps, memory?",
+        "DistServe, Splitwise, Mooncake; Dynamo 0.1 and 1.x; scheduling plan S11, S12 (no published figure)",
+        2,
+        [
+            Expect("median TTFT_P at load 0.6, decode_first / push", lambda t: ordered(t, "ttft_p_p50_ms", "decode_first", "push"), .7, 1.3, "x"),
+            Expect("median TTFT at load 0.3, decode_first / push", lambda t: ordered(t, "ttft_p50_ms", "decode_first", "push", .3), 1.05, 1.35, "x"),
+            Expect("median first gap at load 0.6, pull / push", lambda t: ordered(t, "first_gap_p50_ms", "pull", "push"), 1.5, 6, "x"),
+            Expect("median first gap at load 0.6, decode_first / push", lambda t: ordered(t, "first_gap_p50_ms", "decode_first", "push"), .3, 1, "x"),
+            Expect("P99 gap at load 0.6, pull / push", lambda t: ordered(t, "tbt_p99_ms", "pull", "push"), .8, 1.25, "x"),
+            Expect("P99 gap at load 0.6, decode_first / push", lambda t: ordered(t, "tbt_p99_ms", "decode_first", "push"), .8, 1.25, "x"),
+            Expect("P99 gap at load 0.9, threshold of 0.1 / push", lambda t: ordered(t, "tbt_p99_ms", "threshold_0.1", "push", .9), 1.5, 10, "x"),
+            Expect("P99 gap at load 0.6, colocated / push", lambda t: ordered(t, "tbt_p99_ms", "colocated", "push"), 2, 10, "x"),
+            Expect("mean TTFT at load 0.9, cost / push", lambda t: ordered(t, "ttft_mean_ms", "cost", "push", .9), .3, 1.1, "x"),
+            Expect("GB s on D at load 0.6, decode_first / push", lambda t: ordered(t, "decode_gb_s", "decode_first", "push"), 1.02, 1.3, "x"),
+            Expect("GB s on D at load 0.9, decode_first / push", lambda t: ordered(t, "decode_gb_s", "decode_first", "push", .9), 1.05, 1.8, "x"),
+            Expect("GB s on P at load 0.6, pull / push", lambda t: ordered(t, "prefill_gb_s", "pull", "push"), 1.1, 2, "x"),
+        ],
+    ),
+    Claim(
+        "pd_ratio",
+        "Six instances as 1P5D to 5P1D, or 6C: up to which rate do 90 % of the requests meet their objectives?",
+        "Mooncake (FAST'25) Fig. 15; TaiChi; scheduling plan S21",
+        4,
+        [
+            Expect("long prompts: goodput of 4P2D", lambda t: goodput(t, "prompts", "4P2D"), 22, 33, "/s"),
+            Expect("long prompts, 4P2D / best ratio", lambda t: goodput(t, "prompts", "4P2D") / best_goodput(t, "prompts"), 1, 1, "x"),
+            Expect("long prompts, 4P2D / 1P5D", lambda t: goodput(t, "prompts", "4P2D") / goodput(t, "prompts", "1P5D"), 3, 6, "x"),
+            Expect("long outputs: goodput of 2P4D", lambda t: goodput(t, "outputs", "2P4D"), 75, 115, "/s"),
+            Expect("long outputs, 2P4D / best ratio", lambda t: goodput(t, "outputs", "2P4D") / best_goodput(t, "outputs"), 1, 1, "x"),
+            Expect("long outputs, 4P2D / 2P4D", lambda t: goodput(t, "outputs", "4P2D") / goodput(t, "outputs", "2P4D"), .35, .65, "x"),
+            Expect("long prompts, 6C / best ratio", lambda t: goodput(t, "prompts", "6C") / best_goodput(t, "prompts"), .5, 1.4, "x"),
+            Expect("long outputs, 6C / best ratio", lambda t: goodput(t, "outputs", "6C") / best_goodput(t, "outputs"), .5, 1.4, "x"),
+        ],
+    ),
+    Claim(
+        "pd_shapes",
+        "What crosses between prefill instances of tp a and decode instances of tp b: pairs of ranks, bytes, messages?",
+        "xPyD notes' mapping; scheduling plan S10 and its table of planned cases",
+        .1,
+        [
+            Expect("8 heads, 2 to 4: pairs of ranks", lambda t: shaped(t, "edges", 2, 4), 4, 4, "", "4"),
+            Expect("8 heads, 4 to 2: pairs of ranks", lambda t: shaped(t, "edges", 4, 2), 4, 4, "", "4"),
+            Expect("8 heads, 8 to 16: bytes / unique", lambda t: shaped(t, "bytes_over_unique", 8, 16), 2, 2, "x", "2"),
+            Expect("8 heads, 16 to 8: ranks that send", lambda t: shaped(t, "sources", 16, 8), 8, 8, "", "8 of 16"),
+            Expect("8 heads, 16 to 8, striped: most that one rank sends / spread", lambda t:
+                   shaped(t, "most_sent_share", 16, 8, replicas="stripe") / shaped(t, "most_sent_share", 16, 8), .5, .5, "x"),
+            Expect("2 heads, 1 to 4: bytes / unique", lambda t: shaped(t, "bytes_over_unique", 1, 4, 2), 2, 2, "x", "2"),
+            Expect("1 head (MLA), 16 to 4: ranks that send", lambda t: shaped(t, "sources", 16, 4, 1), 4, 4, "", "4 different P"),
+            Expect("8 heads, 2 to 4: messages, NHD / HND", lambda t: shaped(t, "nhd_messages", 2, 4) / shaped(t, "hnd_messages", 2, 4),
+                   16, 16, "x"),
+            Expect("8 heads, 4 to 4: messages, NHD / HND", lambda t: shaped(t, "nhd_messages", 4, 4) / shaped(t, "hnd_messages", 4, 4),
+                   1, 1, "x"),
+            Expect("8 heads, 1 to 8: bytes of a message, NHD", lambda t: shaped(t, "nhd_message_bytes", 1, 8), 256, 256, "", "256"),
+            Expect("8 heads, 1 to 8: bytes of a message, HND", lambda t: shaped(t, "hnd_message_bytes", 1, 8), 4096, 4096, "", "4096"),
+        ],
+    ),
+    Claim(
+        "failure_timeline",
+        "What do clients see when a worker process is killed or stopped, with another of its role and without?",
+        "requests are placed anew from the prompt and the tokens that the client has (no published figure)",
+        1.5,
+        [
+            Expect("killed: noticed, one of two D", lambda t: around(t, "noticed_ms", "one of two D"), 0, 50, "ms"),
+            Expect("stopped: noticed (lease 500 ms)", lambda t: around(t, "noticed_ms", "one of two D, stopped"), 400, 800, "ms"),
+            Expect("killed: placed anew, one of two D", lambda t: around(t, "replaced_ms", "one of two D"), 0, 60, "ms"),
+            Expect("no token to anybody, one of two D", lambda t: around(t, "silence_ms", "one of two D"), 0, 100, "ms"),
+            Expect("longest gap of a request, one of two D", lambda t: around(t, "worst_gap_ms", "one of two D"), 1, 250, "ms"),
+            Expect("no token to anybody, the only D", lambda t: around(t, "silence_ms", "the only D"), 50, 1000, "ms"),
+            Expect("no token to anybody, the only P", lambda t: around(t, "silence_ms", "the only P"), 0, 1000, "ms"),
+            Expect("tokens/s afterwards / before, the only D", lambda t: rate_after(t, "the only D"), .75, 1.3, "x"),
+            Expect("tokens/s afterwards / before, one of two D", lambda t: rate_after(t, "one of two D"), .75, 1.3, "x"),
+            Expect("requests lost", lambda t: max(t.values("lost")), 0, 0),
+            Expect("requests with a wrong token", lambda t: max(t.values("wrong")), 0, 0),
+        ],
+        repeats=3,
     ),
 ]

@@ -1,0 +1,305 @@
+// failure_timeline: tokens a second around the death of a worker: how long until it is noticed,
+// until its requests are placed anew, and until they go on; with another instance of its role and
+// without.
+//
+// Real processes (xpyd worker) under a conductor of this one, over tcp on this machine, llama-tiny;
+// eight requests are in flight at all times. After 1.5 s one worker is killed (SIGKILL) or stopped
+// (SIGSTOP, for good), and one like it is started as soon as its end is seen, every 100 ms, as
+// `serve
+// --processes` does. Every request's tokens are compared with those that the same prompt gave
+// before. Rows are slices of 50 ms; what was found of the whole run stands in each.
+//
+// Arithmetic. The kernel closes a killed process's sockets at once: its end is noticed in
+// milliseconds, a stopped one's when its lease of 0.5 s has run out, which is looked at every
+// eighth of it. With another one of its role the prompt and the tokens so far, at most 230, are
+// computed again there: some milliseconds. Without, they wait for up to 100 ms for the end to be
+// seen, and for a process to start, to fill and pack its weights, and to join: 50 to 600 ms on idle
+// cores.
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <thread>
+
+#include "disagg/process_cluster.h"
+#include "experiments/experiment.h"
+#include "server/options.h"
+#include "server/stack.h"
+
+namespace xpyd::experiments {
+namespace {
+
+constexpr double kLease = 0.5, kSlice = 0.05;  // seconds
+constexpr int kPrompt = 50, kPrompts = 4;
+
+// The program whose workers are killed: beside this one. Empty: it is not there.
+std::string program() {
+  if (const char* named = std::getenv("XPYD_BIN")) return named;
+  std::error_code error;
+  const auto beside = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "xpyd";
+  return std::filesystem::exists(beside, error) ? beside.string() : "";
+}
+
+struct Scene {
+  const char *name, *topology;
+  Role victim;
+  int signal;
+};
+const std::vector<Scene>& scenes() {
+  static const std::vector<Scene> all = {{"the only D", "1P1D", Role::decode, SIGKILL},
+                                         {"one of two D", "1P2D", Role::decode, SIGKILL},
+                                         {"the only P", "1P1D", Role::prefill, SIGKILL},
+                                         {"one of two P", "2P1D", Role::prefill, SIGKILL},
+                                         {"one of two D, stopped", "1P2D", Role::decode, SIGSTOP}};
+  return all;
+}
+
+std::vector<Values> points(const Setting&) {
+  std::vector<Values> all;
+  if (program().empty()) return all;
+  for (const Scene& scene : scenes()) all.push_back({{"victim", scene.name}});
+  return all;
+}
+
+class Child {
+ public:
+  Child() = default;
+  explicit Child(std::vector<std::string> words) {
+    words.insert(words.begin(), {program(), "worker"});
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t files;
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_addopen(&files, 2, "/dev/null", 1 /* O_WRONLY */, 0);
+    if (posix_spawn(&pid_, argv[0], &files, nullptr, argv.data(), environ) != 0) pid_ = -1;
+    posix_spawn_file_actions_destroy(&files);
+  }
+  Child(Child&& other) noexcept : pid_(std::exchange(other.pid_, -1)) {}
+  Child& operator=(Child&& other) noexcept {
+    std::swap(pid_, other.pid_);
+    return *this;
+  }
+  ~Child() {
+    if (pid_ <= 0) return;
+    kill(SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  void kill(int signal) { ::kill(pid_, signal); }
+  bool has_ended() {
+    if (pid_ > 0 && waitpid(pid_, nullptr, WNOHANG) == pid_) pid_ = -1;
+    return pid_ < 0;
+  }
+
+ private:
+  pid_t pid_ = -1;
+};
+
+// What eight clients have got. Any thread.
+class Clients final : public EventSink {
+ public:
+  struct One {
+    int prompt = 0;
+    std::vector<int32_t> tokens;
+    std::vector<double> at_s;
+    bool ended = false;
+    std::string wrong;
+  };
+  explicit Clients(Clock& clock) : clock_(clock) {}
+  void on_event(TokenEvent event) override {
+    std::lock_guard lock(mutex_);
+    One& one = all_[event.request_id];
+    if (one.ended) one.wrong = "it goes on after its end";
+    if (event.token >= 0) {
+      one.tokens.push_back(event.token);
+      one.at_s.push_back(clock_.now());
+    }
+    if (event.finish == FinishReason::none) return;
+    one.ended = true;
+    if (event.finish != FinishReason::length)
+      one.wrong = std::string(finish_reason_name(event.finish)) + " " + event.error;
+  }
+  void add(uint64_t id, int prompt) {
+    std::lock_guard lock(mutex_);
+    all_[id].prompt = prompt;
+  }
+  void forget(uint64_t id) {
+    std::lock_guard lock(mutex_);
+    all_.erase(id);
+  }
+  int open() {
+    std::lock_guard lock(mutex_);
+    return int(
+        std::count_if(all_.begin(), all_.end(), [](const auto& e) { return !e.second.ended; }));
+  }
+  const std::map<uint64_t, One>& all() const { return all_; }  // when nothing is in flight
+
+ private:
+  Clock& clock_;
+  std::mutex mutex_;
+  std::map<uint64_t, One> all_;
+};
+
+Result<Finding> run(const Values& point, const Setting& setting) {
+  const Scene& scene = *std::find_if(scenes().begin(), scenes().end(),
+                                     [&](const Scene& s) { return point["victim"] == s.name; });
+  const double before_s = setting.tiny ? 0.3 : 1.5, after_s = setting.tiny ? 0.3 : 2.5;
+  const int output = setting.tiny ? 40 : 180;
+  const std::vector<std::string> common = {"experiments/models/llama-tiny",
+                                           "--load-format",
+                                           "dummy",
+                                           "--kv-bytes",
+                                           "4MiB",
+                                           "--max-model-len",
+                                           "256",
+                                           "--max-batch",
+                                           "8",
+                                           "--threads",
+                                           "1",
+                                           "--transport",
+                                           "tcp",
+                                           "--kv-checksum",
+                                           "on"};
+  std::vector<std::string> words = common;
+  words.push_back("--processes");
+  Result<Options> options = Options::parse(option_table(), "serve", words, 1);
+  if (!options) return options.error();
+  Result<std::unique_ptr<Stack>> stack = prepare_stack(options.value());
+  if (!stack) return stack.error();
+  Clock& clock = stack.value()->clock;
+  std::string folder = (std::filesystem::temp_directory_path() / "xpyd-XXXXXX").string();
+  if (!mkdtemp(folder.data())) return Error{ErrorCode::io, "no temporary folder can be made"};
+  ProcessClusterOptions cluster_options{.conductor = conductor_options(stack.value()->options),
+                                        .listen = "unix:" + folder + "/conductor",
+                                        .fingerprint = fingerprint(*stack.value())};
+  cluster_options.conductor.lease_s = kLease;
+  auto made = ProcessCluster::create(std::move(cluster_options), clock);
+  if (!made) return made.error();
+  ProcessCluster& cluster = *made.value();
+  auto worker = [&](Role role) {
+    std::vector<std::string> arguments = common;
+    arguments.insert(arguments.end(), {"--role", role == Role::prefill ? "prefill" : "decode",
+                                       "--join", cluster.address(), "--give-up", "5"});
+    return Child(std::move(arguments));
+  };
+  std::vector<Child> children;
+  const std::vector<Role> roles = parse_topology(scene.topology).value();
+  size_t victim = 0;
+  for (size_t i = 0; i < roles.size(); ++i) {
+    children.push_back(worker(roles[i]));
+    if (roles[i] == scene.victim) victim = i;
+  }
+  if (!cluster.wait_members(int(roles.size()), 60)) return invalid("the workers did not join");
+
+  auto clients = std::make_shared<Clients>(clock);
+  std::set<InstanceId> first_members;
+  for (const InstanceInfo& info : cluster.conductor().members()) first_members.insert(info.id);
+  uint64_t last_id = 0;
+  int refused = 0;
+  double begin = clock.now(), hit_s = -1, looked_s = 0;
+  double noticed_s = -1, replaced_s = -1, started_s = -1, joined_s = -1;
+  const double hit_at = begin + before_s;
+  while (clock.now() < hit_at + after_s) {
+    const double now = clock.now();
+    for (int missing = 8 - clients->open(); missing > 0; --missing) {
+      auto request = std::make_shared<Request>();
+      request->id = ++last_id;
+      const int prompt = int(last_id % kPrompts);
+      for (int t = 0; t < kPrompt; ++t) request->prompt.push_back(3 + (t * 7 + prompt * 13) % 150);
+      request->sampling.temperature = 0;
+      request->max_tokens = output;
+      request->ignore_eos = true;
+      request->arrival_s = now;
+      clients->add(last_id, prompt);
+      if (cluster.submit(request, clients)) continue;
+      clients->forget(last_id);
+      ++refused;
+      break;
+    }
+    if (hit_s < 0 && now >= hit_at) {
+      hit_s = now;
+      children[victim].kill(scene.signal);
+    }
+    if (hit_s >= 0) {
+      const std::vector<InstanceInfo> members = cluster.conductor().members();
+      int old = 0;
+      for (const InstanceInfo& info : members) old += first_members.contains(info.id);
+      if (noticed_s < 0 && old < int(roles.size())) noticed_s = now - hit_s;
+      if (replaced_s < 0 && cluster.conductor().totals().replaced_choices > 0)
+        replaced_s = now - hit_s;
+      if (joined_s < 0 && int(members.size()) > old) joined_s = now - hit_s;
+      if (started_s < 0 && now >= looked_s + 0.1) {
+        looked_s = now;
+        const bool over = scene.signal == SIGKILL ? children[victim].has_ended() : noticed_s >= 0;
+        if (over) {
+          started_s = now - hit_s;
+          children.push_back(worker(scene.victim));
+        }
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  const bool all_ended = cluster.wait_idle(60);
+  const ConductorStats totals = cluster.conductor().totals();
+  cluster.stop();
+  children.clear();
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
+
+  Finding found;
+  if (!all_ended) found.wrong = "requests hang";
+  std::map<int, std::vector<int32_t>> known;  // what each prompt gave undisturbed
+  for (const auto& [id, one] : clients->all())
+    if (one.ended && !one.at_s.empty() && one.at_s.back() < hit_s)
+      known.try_emplace(one.prompt, one.tokens);
+  int wrong = 0, lost = 0;
+  double worst_gap = 0, silence = 0;
+  std::vector<double> times;
+  for (const auto& [id, one] : clients->all()) {
+    lost += !one.ended || !one.wrong.empty();
+    const auto expected = known.find(one.prompt);
+    wrong += expected == known.end() || one.tokens != expected->second;
+    for (size_t t = 1; t < one.at_s.size(); ++t)
+      worst_gap = std::max(worst_gap, one.at_s[t] - one.at_s[t - 1]);
+    times.insert(times.end(), one.at_s.begin(), one.at_s.end());
+  }
+  std::sort(times.begin(), times.end());
+  for (size_t i = 1; i < times.size(); ++i)
+    if (times[i] > hit_s) silence = std::max(silence, times[i] - std::max(hit_s, times[i - 1]));
+  const int first = -int(before_s / kSlice), end = int(after_s / kSlice);
+  for (int slice = first; slice < end; ++slice) {
+    const double from = hit_s + slice * kSlice;
+    const auto tokens = std::lower_bound(times.begin(), times.end(), from + kSlice) -
+                        std::lower_bound(times.begin(), times.end(), from);
+    found.rows.push_back({{"from_ms", int(1e3 * kSlice) * slice},
+                          {"tokens_per_s", double(tokens) / kSlice},
+                          {"noticed_ms", 1e3 * noticed_s},
+                          {"replaced_ms", 1e3 * replaced_s},
+                          {"started_ms", 1e3 * started_s},
+                          {"joined_ms", 1e3 * joined_s},
+                          {"silence_ms", 1e3 * silence},
+                          {"worst_gap_ms", 1e3 * worst_gap},
+                          {"replaced", totals.replaced_choices},
+                          {"refused", refused},
+                          {"requests", int(clients->all().size())},
+                          {"lost", lost},
+                          {"wrong", wrong}});
+  }
+  return found;
+}
+
+Measure open(const Setting& setting) {
+  return [setting](const Values& point) { return run(point, setting); };
+}
+
+REGISTER_EXPERIMENT("failure_timeline", "cpu", points, open);
+
+}  // namespace
+}  // namespace xpyd::experiments

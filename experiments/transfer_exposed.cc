@@ -1,0 +1,81 @@
+// transfer_exposed: how much of a prompt's transfer its second token waits for, by the grain at
+// which KV leaves the prefill instance (--stream-kv, --kv-transfer) and the rate of the wire.
+//
+// The real instances in virtual time (timed_cluster.h): 1P1D, a prompt of 4,096 tokens of
+// Llama-3.1-8B, in one step or in four of 1,024. `exposed_ms` is the gap between the first token,
+// which P samples, and the second, less the same gap with handoff, where nothing crosses; in
+// `exposed_layers` its unit is the time that one layer's KV of the last step takes on the wire.
+// `behind`: another prompt is computed on P right after it.
+//
+// Arithmetic. 4,096 tokens: 57 TFLOP in the matrices, 4 in attention, at 495 TFLOP/s 124 ms, a
+// layer 3.9 ms. A layer's KV is 16.8 MB: 1.34 ms at 100 Gb/s, as long as its computation at 35.
+// Layer by layer a wire faster than that has the last layer alone left when the computation ends: 1
+// layer, at 25 Gb/s 32 - 31 x 3.9 / 5.4 = 9.5 of them. By chunk, 32 layers of the last one are
+// left; by request all 32 of four: 43 ms. At 1 Gb/s the transfer takes 4.3 s and nothing hides but
+// the 0.12 s of computation. With another prompt behind it P sees between two layers of that one
+// that a transfer is done: up to 3.9 ms later, 2.9 layers.
+#include "experiments/experiment.h"
+#include "experiments/timed_cluster.h"
+
+namespace xpyd::experiments {
+namespace {
+
+constexpr int kPrompt = 4096;
+
+std::vector<Values> points(const Setting& setting) {
+  std::vector<Values> all;
+  const std::vector<double> rates = setting.tiny
+                                        ? std::vector<double>{100}
+                                        : std::vector<double>{1, 5, 10, 25, 50, 100, 200, 400};
+  for (int step : {1024, 4096})
+    for (const char* grain : {"layer", "chunk", "request", "pull"})
+      for (const char* behind : {"no", "yes"})
+        for (double rate : rates)
+          if (*behind == 'n' || rate == 100)
+            all.push_back({{"grain", grain}, {"step", step}, {"behind", behind}, {"gbps", rate}});
+  return all;
+}
+
+Result<Finding> run(const Values& point, const Setting& setting) {
+  const std::string grain = point["grain"];
+  const int divide = setting.tiny ? 4 : 1, prompt = kPrompt / divide;
+  TimedOptions options;
+  options.stream_kv = grain == "layer"   ? StreamKv::layer
+                      : grain == "chunk" ? StreamKv::chunk
+                                         : StreamKv::request;
+  options.disagg_options.pull = grain == "pull";
+  options.step_tokens = int(point["step"]) / divide;
+  options.pool_tokens = 16000;
+  options.wire_gbps = point["gbps"];
+  std::vector<TimedRequest> requests = {{0, prompt, 4}};
+  if (point["behind"] == "yes") requests.push_back({1e-3, prompt, 4});
+  auto gap_s = [&requests](const TimedOptions& o, std::string& wrong) {
+    const TimedRun run = run_timed(o, requests);
+    if (!run.wrong.empty()) return wrong = run.wrong, 0.0;
+    return run.records[0].token_s[1] - run.records[0].token_s[0];
+  };
+  Finding found;
+  const double gap = gap_s(options, found.wrong);
+  // Against an idle P: nothing crosses, and nobody has to look.
+  options.wire_gbps = 0;
+  requests.resize(1);
+  const double without = gap_s(options, found.wrong);
+  const int last = std::min(options.step_tokens, prompt);
+  const double layer_s =
+      timed_model_cost().kv_token_bytes() / 32 * last / (double(point["gbps"]) * 1e9 / 8);
+  found.rows.push_back({{"first_gap_ms", 1e3 * gap},
+                        {"handoff_gap_ms", 1e3 * without},
+                        {"exposed_ms", 1e3 * (gap - without)},
+                        {"layer_ms", 1e3 * layer_s},
+                        {"exposed_layers", (gap - without) / layer_s}});
+  return found;
+}
+
+Measure open(const Setting& setting) {
+  return [setting](const Values& point) { return run(point, setting); };
+}
+
+REGISTER_EXPERIMENT("transfer_exposed", "cpu", points, open);
+
+}  // namespace
+}  // namespace xpyd::experiments
