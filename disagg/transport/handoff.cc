@@ -1,8 +1,7 @@
 // handoff: zero copies (DESIGN D8). Prefill and decode draw from one pool; a sequence changes hands
 // as the ids of its blocks (paged) or of its slot (contiguous), inside the KvDelivered message.
 
-#include "base/status.h"
-#include "disagg/transport/transport.h"
+#include "disagg/transport/wires.h"
 
 namespace xpyd {
 namespace {
@@ -10,17 +9,27 @@ namespace {
 class HandoffTransport final : public KvTransport {
  public:
   bool zero_copy() const override { return true; }
-  TransferId post(const TransferPlan&) override {
+  Status connect(PeerId, const std::string&) override { return ok(); }
+  void disconnect(PeerId) override {}
+  std::byte* remote(PeerId, int) const override { return nullptr; }
+  Result<WindowKey> open(PeerId, KvOp, std::span<const MemoryRange>) override {
+    return invalid("handoff: a zero-copy transport has no windows");
+  }
+  bool close(const WindowKey&) override { return true; }
+  int arrived(const WindowKey&) const override { return 0; }
+  TransferId post(const KvTransfer&, const TransferPlan&) override {
     XPYD_CHECK(false, "a zero-copy transport has nothing to post");
     return 0;
   }
   TransferState poll(TransferId) override { return TransferState::failed; }
+  void cancel(TransferId) override {}
+  TransportStats stats() const override { return {}; }
 };
 
 }  // namespace
 
-std::unique_ptr<KvTransport> make_handoff_transport(DeviceQueue&) {
-  return std::make_unique<HandoffTransport>();
+MadeTransport make_handoff_transport(const TransportOptions&) {
+  return std::unique_ptr<KvTransport>(std::make_unique<HandoffTransport>());
 }
 
 }  // namespace xpyd

@@ -1,11 +1,15 @@
 #include "disagg/transport/transport.h"
 
+#include "disagg/transport/wires.h"
+
 namespace xpyd {
 namespace {
 
 constexpr TransportRow kTransports[] = {
-    {"local", make_local_transport, false, "one process, one copy by the sender"},
-    {"handoff", make_handoff_transport, true, "one pool, no copy: block ids change hands"},
+    {"local", make_local_transport, false, false, "one process, one copy by the poster's queue"},
+    {"handoff", make_handoff_transport, true, false, "one pool, no copy: block ids change hands"},
+    {"shm", make_shm_transport, false, true,
+     "processes of one machine, one copy into the peer's memfd"},
 };
 
 }  // namespace

@@ -1,0 +1,145 @@
+#include "disagg/transport/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14
+#endif
+
+namespace xpyd {
+namespace {
+
+constexpr size_t kHugePage = size_t(2) << 20;
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+std::string os_text() { return std::strerror(errno); }
+
+// Maps the file at an address where huge pages fit, and touches it, so that no page fault comes
+// later. An error, not a SIGBUS, where the system has no more memory.
+Result<std::shared_ptr<std::byte>> map_touched(int fd, size_t bytes) {
+  const size_t reserved = round_up(bytes, kHugePage) + kHugePage;
+  void* hole =
+      mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (hole == MAP_FAILED) return Error{ErrorCode::unavailable, "mmap: " + os_text()};
+  auto* at = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(hole), kHugePage));
+  std::shared_ptr<std::byte> memory(at, [hole, reserved](std::byte*) { munmap(hole, reserved); });
+  if (mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+    return Error{ErrorCode::unavailable, "mmap of shared memory: " + os_text()};
+  madvise(at, bytes, MADV_HUGEPAGE);  // a hint: most systems give shared memory 4 KiB pages only
+  if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0) return memory;
+  if (errno != EINVAL)
+    return Error{ErrorCode::unavailable,
+                 "no memory for " + std::to_string(bytes) + " shared bytes: " + os_text()};
+  if (fallocate(fd, 0, 0, off_t(bytes)) != 0)  // a kernel before 5.14
+    return Error{ErrorCode::unavailable,
+                 "no memory for " + std::to_string(bytes) + " shared bytes: " + os_text()};
+  for (size_t i = 0; i < bytes; i += 4096) *reinterpret_cast<volatile char*>(at + i);
+  return memory;
+}
+
+// By their first byte.
+struct Pools {
+  struct Pool {
+    int fd;
+    size_t bytes;
+  };
+  std::mutex mutex;
+  std::map<uintptr_t, Pool> all;
+};
+
+Pools& pools() {
+  static Pools* all = new Pools;  // outlives every owner of a pool
+  return *all;
+}
+
+class SharedDevice final : public Device {
+ public:
+  const char* name() const override { return cpu_device().name(); }
+  Result<std::shared_ptr<std::byte>> allocate(size_t bytes) override {
+    return shared_pool_memory(bytes);
+  }
+  Result<std::shared_ptr<PageGroups>> make_page_groups(const PageGroupOptions& options) override {
+    return cpu_device().make_page_groups(options);
+  }
+  std::unique_ptr<DeviceQueue> make_queue(Phase phase) override {
+    return cpu_device().make_queue(phase);
+  }
+  Result<std::shared_ptr<std::byte>> allocate_host(size_t bytes) override {
+    return cpu_device().allocate_host(bytes);
+  }
+  std::unique_ptr<DeviceQueue> make_copy_queue(double gbps) override {
+    return cpu_device().make_copy_queue(gbps);
+  }
+};
+
+}  // namespace
+
+Result<std::shared_ptr<std::byte>> make_shared_file(const char* name, size_t bytes, int& fd) {
+  bytes = round_up(std::max<size_t>(bytes, 1), 4096);
+  fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return Error{ErrorCode::unavailable, "memfd_create: " + os_text()};
+  Result<std::shared_ptr<std::byte>> memory = Error{ErrorCode::unavailable, ""};
+  if (ftruncate(fd, off_t(bytes)) != 0 || fcntl(fd, F_ADD_SEALS, kSeals) != 0)
+    memory = Error{ErrorCode::unavailable,
+                   "a memfd of " + std::to_string(bytes) + " bytes: " + os_text()};
+  else
+    memory = map_touched(fd, bytes);
+  if (!memory.ok()) ::close(fd), fd = -1;
+  return memory;
+}
+
+Result<std::shared_ptr<std::byte>> shared_pool_memory(size_t bytes) {
+  int fd = -1;
+  auto memory = make_shared_file("xpyd-kv", bytes, fd);
+  if (!memory.ok()) return memory;
+  std::byte* data = memory.value().get();
+  {
+    std::lock_guard lock(pools().mutex);
+    pools().all[reinterpret_cast<uintptr_t>(data)] = {fd, bytes};
+  }
+  return std::shared_ptr<std::byte>(data, [fd, mapped = memory.value()](std::byte* at) {
+    std::lock_guard lock(pools().mutex);
+    pools().all.erase(reinterpret_cast<uintptr_t>(at));
+    ::close(fd);
+  });
+}
+
+Device& shared_memory_device() {
+  static SharedDevice device;
+  return device;
+}
+
+Result<SharedFile> shared_file(MemoryRange range) {
+  const auto begin = reinterpret_cast<uintptr_t>(range.data());
+  std::lock_guard lock(pools().mutex);
+  auto after = pools().all.upper_bound(begin);
+  if (after != pools().all.begin()) {
+    const auto& [first, pool] = *std::prev(after);
+    const size_t offset = begin - first;
+    if (offset <= pool.bytes && range.size() <= pool.bytes - offset)
+      return SharedFile{pool.fd, offset};
+  }
+  return invalid("this KV memory cannot be shared with other processes: it is not in a memfd");
+}
+
+Result<std::shared_ptr<std::byte>> map_shared_file(int fd, size_t bytes) {
+  struct stat file;
+  if (fstat(fd, &file) != 0 || size_t(file.st_size) < bytes || bytes == 0)
+    return Error{ErrorCode::io, "shared memory is shorter than " + std::to_string(bytes)};
+  if ((fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) == 0)
+    return Error{ErrorCode::io, "shared memory that its owner could cut short"};
+  return map_touched(fd, bytes);
+}
+
+}  // namespace xpyd

@@ -1,0 +1,83 @@
+// The windows of an shm transport, in memory that its peers map: they check by themselves, before
+// each piece, whether they may, and say that they are inside, as with hazard pointers (Michael,
+// 2004). The peer stores its line and then loads the window's state; the owner stores the state and
+// then loads all lines; both in one order (seq_cst), so at least one of the two sees the other.
+//
+//   owner   open: state = (generation, open) ... close: state = (generation, closed); any line
+//                                                       inside? then false, else the slot is free
+//   peer    line = window; state as in the key?  yes: copy a piece; line = 0
+//                                                no:  line = 0; refused
+//
+// Peers are of one program and one user: one that does not keep to this can write where it likes in
+// the pool.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "disagg/transport/transport.h"
+
+namespace xpyd {
+
+struct alignas(64) SharedSlot {
+  std::atomic<uint64_t> state{0};  // generation << 1 | open
+  std::atomic<int32_t> peer{-1};
+  std::atomic<uint32_t> op{0};
+  std::atomic<uint32_t> arrived{0};
+};
+
+// One peer: what its threads are inside of. The poster's own, and its copier.
+constexpr int kLineThreads = 2;
+struct alignas(64) SharedLine {
+  std::atomic<uint64_t> inside[kLineThreads];  // index << 32 | generation; 0: nothing
+};
+
+constexpr int kSharedSlots = 16384;
+constexpr int kSharedLines = 256;
+
+struct SharedTable {
+  static constexpr uint64_t kMagic = 0x3130'6d68'7364'7978;  // "xydshm01"
+  uint64_t magic = kMagic;
+  std::atomic<int64_t> refused{0};
+  SharedLine lines[kSharedLines];
+  SharedSlot slots[kSharedSlots];
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+// The peer's half. Between a true enter() and leave() the owner does not get its window closed.
+class SharedWindows {
+ public:
+  SharedWindows() = default;
+  SharedWindows(SharedTable* table, int line, PeerId self)
+      : table_(table), line_(line), self_(self) {}
+
+  bool enter(const KvTransfer& transfer, int thread) {
+    const WindowKey& key = transfer.window;
+    if (key.generation == 0 || key.index >= uint32_t(kSharedSlots)) return refuse();
+    inside(thread).store(uint64_t(key.index) << 32 | key.generation, std::memory_order_seq_cst);
+    const SharedSlot& slot = table_->slots[key.index];
+    const bool open =
+        slot.state.load(std::memory_order_seq_cst) == (uint64_t(key.generation) << 1 | 1);
+    if (open && slot.peer.load(std::memory_order_relaxed) == self_ &&
+        slot.op.load(std::memory_order_relaxed) == uint32_t(transfer.op))
+      return true;
+    leave(thread);
+    return refuse();
+  }
+  void count_arrived(const KvTransfer& transfer) {  // while inside
+    table_->slots[transfer.window.index].arrived.fetch_add(1, std::memory_order_release);
+  }
+  void leave(int thread) { inside(thread).store(0, std::memory_order_release); }
+  bool refuse() {
+    table_->refused.fetch_add(1, std::memory_order_relaxed);
+    return false;
+  }
+
+ private:
+  std::atomic<uint64_t>& inside(int thread) { return table_->lines[line_].inside[thread]; }
+  SharedTable* table_ = nullptr;
+  int line_ = 0;
+  PeerId self_ = -1;
+};
+
+}  // namespace xpyd

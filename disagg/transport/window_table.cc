@@ -1,0 +1,171 @@
+#include "disagg/transport/window_table.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+
+namespace xpyd {
+
+RangeSet::RangeSet(std::span<const MemoryRange> ranges) {
+  std::vector<Range> sorted;
+  for (const MemoryRange& range : ranges) {
+    const auto begin = reinterpret_cast<uintptr_t>(range.data());
+    if (!range.empty()) sorted.push_back({begin, begin + range.size()});
+  }
+  std::sort(sorted.begin(), sorted.end(),
+            [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  for (const Range& range : sorted) {
+    if (!ranges_.empty() && range.begin <= ranges_.back().end)
+      ranges_.back().end = std::max(ranges_.back().end, range.end);
+    else
+      ranges_.push_back(range);
+  }
+}
+
+bool RangeSet::contains(const std::byte* begin, size_t bytes) const {
+  if (bytes == 0) return true;
+  const auto at = reinterpret_cast<uintptr_t>(begin);
+  auto after = std::upper_bound(ranges_.begin(), ranges_.end(), at,
+                                [](uintptr_t value, const Range& r) { return value < r.begin; });
+  if (after == ranges_.begin()) return false;
+  const Range& range = *std::prev(after);
+  return at < range.end && bytes <= range.end - at;
+}
+
+WindowTable::WindowTable(std::span<const MemoryRange> regions, bool secrets)
+    : regions_(regions), secrets_(secrets) {}
+
+void WindowTable::connect(PeerId peer) {
+  std::lock_guard lock(mutex_);
+  peers_.insert(peer);
+}
+
+void WindowTable::disconnect(PeerId peer) {
+  std::lock_guard lock(mutex_);
+  peers_.erase(peer);
+}
+
+bool WindowTable::connected(PeerId peer) const {
+  std::lock_guard lock(mutex_);
+  return peers_.count(peer) > 0;
+}
+
+Result<WindowKey> WindowTable::open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) {
+  for (const MemoryRange& range : ranges) {
+    if (!regions_.contains(range.data(), range.size()))
+      return invalid("window for instance " + std::to_string(peer) +
+                     ": a range is outside this instance's KV memory");
+  }
+  RangeSet set(ranges);
+  const uint64_t secret = secrets_ ? random_secret() : 0;
+  std::lock_guard lock(mutex_);
+  if (!peers_.count(peer))
+    return Error{ErrorCode::unavailable,
+                 "window for instance " + std::to_string(peer) + ": it is not connected"};
+  if (free_.empty()) {
+    free_.push_back(uint32_t(slots_.size()));
+    slots_.emplace_back();
+  }
+  const uint32_t index = free_.front();
+  free_.pop_front();
+  const uint32_t generation = slots_[index].generation + 1;
+  slots_[index] = {peer, op, generation, secret, true, 0, 0, std::move(set)};
+  return WindowKey{index, generation, secret};
+}
+
+const WindowTable::Slot* WindowTable::find(const WindowKey& window) const {
+  if (window.generation == 0 || window.index >= slots_.size()) return nullptr;
+  const Slot& slot = slots_[window.index];
+  const bool here = slot.generation == window.generation && slot.secret == window.secret &&
+                    (slot.open || slot.inside > 0);
+  return here ? &slot : nullptr;
+}
+
+bool WindowTable::close(const WindowKey& window) {
+  std::lock_guard lock(mutex_);
+  if (!find(window)) return true;
+  Slot& slot = slots_[window.index];
+  const bool was_open = std::exchange(slot.open, false);
+  if (was_open) free_if_left(window.index);
+  return slot.inside == 0;
+}
+
+void WindowTable::free_if_left(uint32_t index) {
+  Slot& slot = slots_[index];
+  if (slot.open || slot.inside > 0) return;
+  slot.ranges = RangeSet();
+  if (slot.generation != UINT32_MAX) free_.push_back(index);
+}
+
+int WindowTable::arrived(const WindowKey& window) const {
+  std::lock_guard lock(mutex_);
+  const Slot* slot = find(window);
+  return slot ? slot->arrived : 0;
+}
+
+int64_t WindowTable::refused() const {
+  std::lock_guard lock(mutex_);
+  return refused_;
+}
+
+void WindowTable::count_refused() {
+  std::lock_guard lock(mutex_);
+  ++refused_;
+}
+
+void WindowTable::shut() {
+  std::lock_guard lock(mutex_);
+  shut_ = true;
+}
+
+WindowTable::Slot* WindowTable::admit(const WindowKey& window, PeerId peer, KvOp op) {
+  const Slot* slot = find(window);
+  const bool may = slot && slot->open && slot->peer == peer && slot->op == op &&
+                   peers_.count(peer) > 0 && !shut_;
+  if (may) return &slots_[window.index];
+  ++refused_;
+  return nullptr;
+}
+
+bool WindowTable::enter(const WindowKey& window, PeerId peer, KvOp op,
+                        std::span<const Copy> copies) {
+  std::lock_guard lock(mutex_);
+  Slot* slot = admit(window, peer, op);
+  if (!slot) return false;
+  for (const Copy& copy : copies) {
+    if (slot->ranges.contains(op == KvOp::write ? copy.destination : copy.source, copy.bytes))
+      continue;
+    ++refused_;
+    return false;
+  }
+  ++slot->inside;
+  return true;
+}
+
+bool WindowTable::enter(const WindowKey& window, PeerId peer, KvOp op, const std::byte* begin,
+                        size_t bytes) {
+  const Copy copy{begin, const_cast<std::byte*>(begin), bytes};
+  return enter(window, peer, op, {&copy, 1});
+}
+
+bool WindowTable::leave(const WindowKey& window, bool whole) {
+  std::lock_guard lock(mutex_);
+  XPYD_CHECK(window.index < slots_.size());
+  Slot& slot = slots_[window.index];
+  XPYD_CHECK(slot.generation == window.generation && slot.inside > 0);
+  --slot.inside;
+  if (!slot.open) {
+    free_if_left(window.index);
+    return false;
+  }
+  if (whole) ++slot.arrived;
+  return true;
+}
+
+uint64_t random_secret() {
+  uint64_t value = 0;
+  XPYD_CHECK(getrandom(&value, sizeof value, 0) == ssize_t(sizeof value));
+  return value;
+}
+
+}  // namespace xpyd

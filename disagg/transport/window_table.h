@@ -1,0 +1,89 @@
+// The windows of one transport, for wires whose pieces pass through the owner's process: which peer
+// may touch which bytes, who is inside now, and how many posts have arrived.
+//
+// A slot of the table lives through this: free -> open -> (closing, while pieces are inside) ->
+// free again with the next generation. A slot that has used all its generations is not used again.
+//
+// Thread safety: any thread.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "base/copy.h"
+#include "base/status.h"
+#include "disagg/transport/transport.h"
+
+namespace xpyd {
+
+// Sorted, neighbours joined: so that "is this piece inside" is one search.
+class RangeSet {
+ public:
+  RangeSet() = default;
+  explicit RangeSet(std::span<const MemoryRange> ranges);
+  bool contains(const std::byte* begin, size_t bytes) const;  // nothing is inside anything
+
+ private:
+  struct Range {
+    uintptr_t begin, end;
+  };
+  std::vector<Range> ranges_;
+};
+
+class WindowTable {
+ public:
+  // `secrets`: keys carry a random number as well, so that none can be guessed.
+  explicit WindowTable(std::span<const MemoryRange> regions, bool secrets = false);
+
+  // The owner's half, as KvTransport says it.
+  void connect(PeerId peer);
+  void disconnect(PeerId peer);  // refused from now on; who is inside has to leave by itself
+  bool connected(PeerId peer) const;
+  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges);
+  bool close(const WindowKey& window);
+  int arrived(const WindowKey& window) const;
+  int64_t refused() const;
+  void shut();  // refuses everybody from now on
+
+  // The half of whoever moves a peer's bytes. enter() announces a piece: its copies touch the
+  // owner's memory with their destinations (write) or sources (read). False: counted as refused,
+  // and nothing may be touched. True: the window does not close before leave().
+  bool enter(const WindowKey& window, PeerId peer, KvOp op, std::span<const Copy> copies);
+  bool enter(const WindowKey& window, PeerId peer, KvOp op, const std::byte* begin, size_t bytes);
+  // `whole`: with this piece a post is complete, and counted as arrived. False: the window has been
+  // closed meanwhile, and nothing was counted.
+  bool leave(const WindowKey& window, bool whole);
+  void count_refused();  // a piece that did not get as far as enter()
+
+ private:
+  struct Slot {
+    PeerId peer = -1;
+    KvOp op = KvOp::write;
+    uint32_t generation = 0;  // of the window that is here, or was last
+    uint64_t secret = 0;
+    bool open = false;
+    int inside = 0, arrived = 0;
+    RangeSet ranges;
+  };
+  Slot* admit(const WindowKey& window, PeerId peer, KvOp op);  // null: refused; mutex_ is held
+  const Slot* find(const WindowKey& window) const;             // null: not any more; mutex_ is held
+  void free_if_left(uint32_t index);
+
+  const RangeSet regions_;
+  const bool secrets_;
+  mutable std::mutex mutex_;
+  std::deque<Slot> slots_;
+  std::deque<uint32_t> free_;  // oldest first: generations of all slots grow alike
+  std::unordered_set<PeerId> peers_;
+  int64_t refused_ = 0;
+  bool shut_ = false;
+};
+
+uint64_t random_secret();  // from the system, for keys
+
+}  // namespace xpyd

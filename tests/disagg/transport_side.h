@@ -1,0 +1,80 @@
+// One side of a wire under test, in this process or in another one, behind one interface, so that
+// the same tests run over both. The other process is this program started anew (posix_spawn: no
+// thread or lock of ours is in it), and obeys commands that come as lines over a socket.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "disagg/transport/transport.h"
+
+namespace xpyd::testing {
+
+// A wire as the suite sees it. Registered by a static object; the suite (transport_test.cc) runs
+// over all of them.
+struct Wire {
+  std::string name;
+  std::function<Result<std::unique_ptr<KvTransport>>(const TransportOptions&)> make;
+  std::function<std::shared_ptr<std::byte>(size_t bytes)> memory;  // KV memory for it, zeroed
+  bool leaves_process = true;
+  bool checks_ranges = true;  // refuses what is inside the pool but outside the window
+  bool needs_owner = true;    // nothing is done while the owner of the window stands still
+  std::function<std::string()> missing;  // why it cannot work on this machine, or ""; may be null
+};
+struct RegisterWire {
+  explicit RegisterWire(Wire wire);
+};
+const std::vector<Wire>& wires();
+
+// Memory of a side: two regions, and offsets that count through both.
+constexpr size_t kRegionBytes[] = {size_t(18) << 20, size_t(1) << 20};
+constexpr size_t kSideBytes = kRegionBytes[0] + kRegionBytes[1];
+
+struct Piece {
+  size_t local = 0, remote = 0, bytes = 0;
+};
+struct Extent {
+  size_t begin = 0, bytes = 0;
+};
+
+class Side {
+ public:
+  virtual ~Side() = default;
+  virtual std::string address() = 0;
+  virtual std::string connect(PeerId peer, const std::string& address) = 0;  // the error, or ""
+  virtual void disconnect(PeerId peer) = 0;
+  virtual WindowKey open(PeerId peer, KvOp op, const std::vector<Extent>& extents) = 0;
+  virtual bool close(const WindowKey& window) = 0;
+  virtual int arrived(const WindowKey& window) = 0;
+  virtual TransferId post(const KvTransfer& transfer, const std::vector<Piece>& pieces) = 0;
+  virtual TransferState poll(TransferId id) = 0;
+  virtual void cancel(TransferId id) = 0;
+  virtual TransportStats stats() = 0;
+  virtual double now() = 0;
+  // Bytes `at`, `at` + 1, … become those of the pattern `seed` from `from` on; and: how many
+  // differ.
+  virtual void fill(size_t at, size_t bytes, uint64_t seed, size_t from = 0) = 0;
+  virtual size_t differing(size_t at, size_t bytes, uint64_t seed, size_t from = 0) = 0;
+  // Posts writes of `pieces` one after another, until end_storm() says how many were done and how
+  // many failed. Only in another process does it run on its own.
+  virtual void storm(const KvTransfer& transfer, const std::vector<Piece>& pieces) = 0;
+  struct Stormed {
+    int64_t done = 0, failed = 0;
+  };
+  virtual Stormed end_storm() = 0;
+  virtual pid_t pid() { return 0; }  // of the other process
+};
+
+std::unique_ptr<Side> make_side_here(const Wire& wire, PeerId self);
+std::unique_ptr<Side> make_side_there(const Wire& wire, PeerId self);
+
+// Polls until it is settled. A wire that hangs fails the test after a minute.
+TransferState settle(Side& side, TransferId id);
+// Closes until it says true.
+void close_for_good(Side& side, const WindowKey& window);
+
+}  // namespace xpyd::testing

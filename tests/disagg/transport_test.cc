@@ -1,0 +1,629 @@
+// What disagg/transport/transport.h promises, over every wire: between two transports of this
+// process, and, where the wire leaves the process, with either side in another one.
+
+#include <sched.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+
+#include "base/memory.h"
+#include "base/random.h"
+#include "disagg/transport/shared_memory.h"
+#include "disagg/transport/window_table.h"
+#include "disagg/transport/wires.h"
+#include "tests/catch.h"
+#include "tests/disagg/transport_side.h"
+
+namespace xpyd::testing {
+namespace {
+
+std::shared_ptr<std::byte> plain_memory(size_t bytes) {
+  return cpu_device().allocate(bytes).value();
+}
+
+const RegisterWire local_wire({.name = "local",
+                               .make = make_local_transport,
+                               .memory = plain_memory,
+                               .leaves_process = false,
+                               .needs_owner = false});
+
+const RegisterWire shm_wire({.name = "shm",
+                             .make = make_shm_transport,
+                             .memory =
+                                 [](size_t bytes) { return shared_pool_memory(bytes).value(); },
+                             .checks_ranges = false,
+                             .needs_owner = false});
+
+constexpr PeerId kPoster = 1, kOwner = 2, kThird = 3;
+constexpr size_t KiB = 1024, MiB = 1024 * KiB;
+
+enum class Mode { here, poster_there, owner_there };
+const char* const kModes[] = {"both in this process", "the poster in another process",
+                              "the owner in another process"};
+
+// A poster and the owner of memory, connected.
+struct Pair {
+  Pair(const Wire& wire_, Mode mode_) : wire(wire_), mode(mode_) {
+    poster =
+        mode == Mode::poster_there ? make_side_there(wire, kPoster) : make_side_here(wire, kPoster);
+    owner =
+        mode == Mode::owner_there ? make_side_there(wire, kOwner) : make_side_here(wire, kOwner);
+    REQUIRE(poster->connect(kOwner, owner->address()) == "");
+    REQUIRE(owner->connect(kPoster, poster->address()) == "");
+  }
+  TransferId post(KvOp op, const WindowKey& key, const std::vector<Piece>& pieces,
+                  double deadline_s = 0) {
+    return poster->post({kOwner, op, key, deadline_s}, pieces);
+  }
+  TransferState move(KvOp op, const WindowKey& key, const std::vector<Piece>& pieces) {
+    return settle(*poster, post(op, key, pieces));
+  }
+  const Wire& wire;
+  const Mode mode;
+  std::unique_ptr<Side> poster, owner;
+};
+
+// Runs a test over every wire that works here, in every mode it has.
+void everywhere(const std::function<void(Pair&)>& test,
+                std::vector<Mode> modes = {Mode::here, Mode::poster_there, Mode::owner_there}) {
+  for (const Wire& wire : wires()) {
+    if (wire.missing && !wire.missing().empty()) {
+      mark_skipped(wire.name + ": " + wire.missing());
+      continue;
+    }
+    for (Mode mode : modes) {
+      if (mode != Mode::here && !wire.leaves_process) continue;
+      INFO(wire.name << ", " << kModes[int(mode)]);
+      Pair pair(wire, mode);
+      test(pair);
+    }
+  }
+}
+
+// Offsets of `n` pieces of random sizes that do not overlap, in a random order; `most` bytes each.
+std::vector<Piece> scattered(Random& random, int n, size_t most) {
+  std::vector<Piece> pieces;
+  size_t local = random.below(64), remote = random.below(64);
+  for (int i = 0; i < n; ++i) {
+    const size_t bytes = 1 + random.below(most);
+    if (std::max(local, remote) + bytes + 64 > kRegionBytes[0]) break;
+    pieces.push_back({local, remote, bytes});
+    local += bytes + random.below(64), remote += bytes + random.below(64);
+  }
+  std::vector<size_t> order(pieces.size());
+  for (size_t i = pieces.size(); i > 1; --i) std::swap(pieces[i - 1], pieces[random.below(i)]);
+  return pieces;
+}
+
+std::vector<Extent> remote_extents(const std::vector<Piece>& pieces) {
+  std::vector<Extent> extents;
+  for (const Piece& piece : pieces) extents.push_back({piece.remote, piece.bytes});
+  return extents;
+}
+
+// Seed 1 is what the poster holds, 2 what the owner holds. Counts bytes that are not what a write
+// (or read) of `pieces` leaves behind: outside the pieces nothing has changed.
+size_t wrong_after(Pair& pair, KvOp op, std::vector<Piece> pieces) {
+  const bool write = op == KvOp::write;
+  Side& changed = write ? *pair.owner : *pair.poster;
+  const uint64_t old = write ? 2 : 1, now = write ? 1 : 2;
+  auto to = [&](const Piece& p) { return write ? p.remote : p.local; };
+  auto from = [&](const Piece& p) { return write ? p.local : p.remote; };
+  std::sort(pieces.begin(), pieces.end(),
+            [&](const Piece& a, const Piece& b) { return to(a) < to(b); });
+  size_t wrong = 0, at = 0;
+  for (const Piece& piece : pieces) {
+    wrong += changed.differing(at, to(piece) - at, old, at);
+    wrong += changed.differing(to(piece), piece.bytes, now, from(piece));
+    at = to(piece) + piece.bytes;
+  }
+  return wrong + changed.differing(at, kSideBytes - at, old, at);
+}
+
+void fill_both(Pair& pair) {
+  pair.poster->fill(0, kSideBytes, 1);
+  pair.owner->fill(0, kSideBytes, 2);
+}
+
+TEST_CASE("transports: writes and reads place every byte and no other", "[transport]") {
+  everywhere([](Pair& pair) {
+    Random random(5);
+    for (KvOp op : {KvOp::write, KvOp::read}) {
+      for (auto [n, most] :
+           {std::pair<int, size_t>{1, 1}, {3, 200}, {1000, 300}, {40, 300 * KiB}, {2, 8 * MiB}}) {
+        fill_both(pair);
+        const std::vector<Piece> pieces = scattered(random, n, most);
+        const WindowKey key = pair.owner->open(kPoster, op, remote_extents(pieces));
+        REQUIRE(key.generation != 0);
+        CHECK(pair.owner->arrived(key) == 0);
+        REQUIRE(pair.move(op, key, pieces) == TransferState::done);
+        CHECK(pair.owner->arrived(key) == 1);
+        CHECK(wrong_after(pair, op, pieces) == 0);
+        close_for_good(*pair.owner, key);
+      }
+    }
+    const TransportStats stats = pair.poster->stats();
+    CHECK(stats.posts == 10);
+    CHECK(stats.failed == 0);
+    CHECK(pair.owner->stats().refused == 0);
+  });
+}
+
+TEST_CASE("transports: 1 byte to 8 MiB, both regions, and nothing at all", "[transport]") {
+  everywhere([](Pair& pair) {
+    fill_both(pair);
+    const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, kSideBytes}});
+    int posts = 0;
+    CHECK(pair.move(KvOp::write, key, {}) == TransferState::done);
+    CHECK(pair.owner->arrived(key) == ++posts);
+    CHECK(pair.move(KvOp::write, key, {{5, 9, 0}}) == TransferState::done);
+    CHECK(pair.owner->arrived(key) == ++posts);
+    CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
+    for (size_t bytes :
+         {size_t(1), size_t(7), size_t(4096), 64 * KiB - 1, 256 * KiB + 1, 3 * MiB, 8 * MiB}) {
+      const Piece piece{3 * MiB + 11, 7 * MiB + 5, bytes};
+      REQUIRE(pair.move(KvOp::write, key, {piece}) == TransferState::done);
+      CHECK(pair.owner->arrived(key) == ++posts);
+      CHECK(wrong_after(pair, KvOp::write, {piece}) == 0);
+    }
+    // From the first region to the second and the other way round.
+    pair.owner->fill(0, kSideBytes, 2);
+    const std::vector<Piece> across = {{100, kRegionBytes[0] + 50, 5000},
+                                       {kRegionBytes[0] + 7, 31, 6000}};
+    REQUIRE(pair.move(KvOp::write, key, across) == TransferState::done);
+    CHECK(wrong_after(pair, KvOp::write, across) == 0);
+    const TransportStats stats = pair.poster->stats();
+    CHECK(stats.bytes > int64_t(11 * MiB));
+  });
+}
+
+TEST_CASE("transports: KV of either layout arrives in the other", "[transport]") {
+  everywhere([](Pair& pair) {
+    const KvShape shape{.n_layers = 5, .n_kv_heads = 2, .head_dim = 32, .dtype = Dtype::bf16};
+    constexpr int kTokens = 150;
+    Random random(3);
+    for (auto [from, to, source_tokens, destination_tokens] :
+         {std::tuple{KvOrder::layer_major, KvOrder::layer_major, 16, 16},
+          {KvOrder::token_major, KvOrder::token_major, 16, 32},
+          {KvOrder::layer_major, KvOrder::token_major, 16, 16},
+          {KvOrder::token_major, KvOrder::layer_major, 1, 64}}) {
+      fill_both(pair);
+      const KvLayout source{shape, from, source_tokens, 200},
+          destination{shape, to, destination_tokens, 200};
+      auto table = [&](const KvLayout& layout) {
+        std::vector<int32_t> blocks(size_t(layout.n_blocks));
+        for (int i = 0; i < layout.n_blocks; ++i) blocks[size_t(i)] = i;
+        for (size_t i = blocks.size(); i > 1; --i)
+          std::swap(blocks[i - 1], blocks[random.below(i)]);
+        return blocks;
+      };
+      const auto source_table = table(source), destination_table = table(destination);
+      Buffer source_pool(source.pool_bytes()), destination_pool(destination.pool_bytes());
+      TransferPlan plan;  // over pools of this test, of which only the offsets count
+      plan_transfer({source_pool.data(), &source, source_table.data()},
+                    {destination_pool.data(), &destination, destination_table.data()},
+                    {3, kTokens, 1, 4}, plan);
+      std::vector<Piece> pieces;
+      for (const Copy& copy : plan.copies)
+        pieces.push_back({size_t(copy.source - source_pool.data()),
+                          size_t(copy.destination - destination_pool.data()), copy.bytes});
+      const WindowKey key = pair.owner->open(kPoster, KvOp::write, remote_extents(pieces));
+      const TransportStats before = pair.poster->stats();
+      REQUIRE(pair.move(KvOp::write, key, pieces) == TransferState::done);
+      CHECK(wrong_after(pair, KvOp::write, pieces) == 0);
+      CHECK(pair.poster->stats().bytes - before.bytes == int64_t(plan.bytes));
+      CHECK(pair.poster->stats().descriptors - before.descriptors == int64_t(plan.copies.size()));
+      close_for_good(*pair.owner, key);
+    }
+  });
+}
+
+TEST_CASE("transports: many posts in flight, polled in any order", "[transport]") {
+  everywhere([](Pair& pair) {
+    fill_both(pair);
+    Random random(8);
+    struct Posted {
+      TransferId id;
+      WindowKey key;
+    };
+    std::vector<Posted> posted;
+    std::vector<Piece> all;
+    size_t at = 0;
+    for (int i = 0; i < 100; ++i) {
+      std::vector<Piece> pieces;
+      for (int p = 0; p < 3; ++p, at += 50 * KiB)
+        pieces.push_back(
+            {at + random.below(100), at + random.below(100), 1 + random.below(49 * KiB)});
+      const WindowKey key = pair.owner->open(kPoster, KvOp::write, remote_extents(pieces));
+      for (const Posted& other : posted) REQUIRE(!(other.key == key));
+      posted.push_back({pair.post(KvOp::write, key, pieces), key});
+      all.insert(all.end(), pieces.begin(), pieces.end());
+    }
+    for (size_t i = posted.size(); i > 1; --i) std::swap(posted[i - 1], posted[random.below(i)]);
+    for (const Posted& p : posted) {
+      REQUIRE(settle(*pair.poster, p.id) == TransferState::done);
+      CHECK(pair.owner->arrived(p.key) == 1);
+    }
+    CHECK(wrong_after(pair, KvOp::write, all) == 0);
+    for (const Posted& p : posted) close_for_good(*pair.owner, p.key);
+  });
+}
+
+TEST_CASE("transports: a window counts all its posts", "[transport]") {
+  everywhere([](Pair& pair) {
+    const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, MiB}});
+    std::vector<TransferId> ids;
+    for (size_t i = 0; i < 64; ++i)
+      ids.push_back(pair.post(KvOp::write, key, {{i * KiB, i * 16 * KiB, 16 * KiB}}));
+    for (TransferId id : ids) CHECK(settle(*pair.poster, id) == TransferState::done);
+    CHECK(pair.owner->arrived(key) == 64);
+    close_for_good(*pair.owner, key);
+    CHECK(pair.owner->arrived(key) == 0);
+  });
+}
+
+TEST_CASE("transports: what no open window allows is refused and counted", "[transport]") {
+  everywhere([](Pair& pair) {
+    fill_both(pair);
+    const std::vector<Piece> piece = {{0, 4096, 8192}};
+    auto refused = [&](KvOp op, const WindowKey& key, const std::vector<Piece>& pieces) {
+      const int64_t before = pair.owner->stats().refused;
+      CHECK(pair.move(op, key, pieces) == TransferState::failed);
+      return pair.owner->stats().refused > before;
+    };
+    const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{4096, 8192}});
+    CHECK(refused(KvOp::read, key, piece));  // the other operation
+    if (pair.wire.checks_ranges) {
+      CHECK(refused(KvOp::write, key, {{0, 4095, 8192}}));  // one byte before, one behind
+      CHECK(refused(KvOp::write, key, {{0, 4096, 8193}}));
+      CHECK(refused(KvOp::write, key, {{0, kRegionBytes[0] + 4096, 16}}));
+    }
+    // Out of the memory altogether: no wire does that.
+    CHECK(pair.move(KvOp::write, key, {{0, kSideBytes + (size_t(1) << 40), 16}}) ==
+          TransferState::failed);
+    for (WindowKey no : {WindowKey{}, WindowKey{key.index, key.generation + 1, key.secret},
+                         WindowKey{key.index + 1, key.generation, key.secret},
+                         WindowKey{UINT32_MAX, UINT32_MAX, UINT64_MAX}})
+      CHECK(refused(KvOp::write, no, piece));
+    CHECK(pair.owner->arrived(key) == 0);
+    CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
+    CHECK(pair.poster->differing(0, kSideBytes, 1) == 0);
+    CHECK(pair.move(KvOp::write, key, piece) == TransferState::done);
+
+    // Closed, and opened again: the same place has another generation.
+    close_for_good(*pair.owner, key);
+    CHECK(pair.owner->close(key));
+    pair.owner->fill(0, kSideBytes, 2);
+    CHECK(refused(KvOp::write, key, piece));
+    for (int i = 0; i < 5; ++i) {
+      const WindowKey next = pair.owner->open(kPoster, KvOp::write, {{4096, 8192}});
+      CHECK(!(next == key));
+      CHECK(refused(KvOp::write, key, piece));
+      CHECK(pair.owner->arrived(next) == 0);
+      close_for_good(*pair.owner, next);
+    }
+    CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
+    CHECK(pair.poster->stats().failed >= 11);
+  });
+}
+
+TEST_CASE("transports: a window is one peer's", "[transport]") {
+  everywhere([](Pair& pair) {
+    fill_both(pair);
+    auto third = make_side_here(pair.wire, kThird);
+    REQUIRE(third->connect(kOwner, pair.owner->address()) == "");
+    REQUIRE(pair.owner->connect(kThird, third->address()) == "");
+    const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, MiB}});
+    const WindowKey thirds = pair.owner->open(kThird, KvOp::write, {{MiB, MiB}});
+    const Piece piece{0, 100, 5000};
+    CHECK(settle(*third, third->post({kOwner, KvOp::write, key, 0}, {piece})) ==
+          TransferState::failed);
+    CHECK(pair.move(KvOp::write, thirds, {{0, MiB, 16}}) == TransferState::failed);
+    CHECK(pair.owner->stats().refused == 2);
+    CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
+    third->fill(0, MiB, 3);
+    CHECK(settle(*third, third->post({kOwner, KvOp::write, thirds, 0}, {{0, MiB, 5000}})) ==
+          TransferState::done);
+    CHECK(pair.owner->differing(MiB, 5000, 3) == 0);
+    // The third goes; the first goes on.
+    third.reset();
+    pair.owner->disconnect(kThird);
+    close_for_good(*pair.owner, thirds);
+    CHECK(pair.move(KvOp::write, key, {piece}) == TransferState::done);
+    CHECK(pair.owner->differing(100, 5000, 1) == 0);
+  });
+}
+
+TEST_CASE("transports: deadlines and cancelled transfers", "[transport]") {
+  everywhere([](Pair& pair) {
+    fill_both(pair);
+    const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 9 * MiB}});
+    const TransferId late =
+        pair.post(KvOp::write, key, {{0, 0, MiB}}, std::max(pair.poster->now() - 1, 1e-9));
+    CHECK(settle(*pair.poster, late) == TransferState::failed);
+    CHECK(pair.owner->arrived(key) == 0);
+    CHECK(pair.move(KvOp::write, key, {}) == TransferState::done);
+    const TransferId early = pair.post(KvOp::write, key, {{0, 0, MiB}}, pair.poster->now() + 3600);
+    CHECK(settle(*pair.poster, early) == TransferState::done);
+    CHECK(pair.owner->differing(0, MiB, 1) == 0);
+    // Cancelled at some point: done and counted, or failed; either way nothing moves any more.
+    int arrived = 2;
+    for (int round = 0; round < 20; ++round) {
+      std::vector<TransferId> ids;
+      for (int i = 0; i < 4; ++i) ids.push_back(pair.post(KvOp::write, key, {{MiB, MiB, 8 * MiB}}));
+      for (TransferId id : ids) pair.poster->cancel(id);
+      for (TransferId id : ids) arrived += settle(*pair.poster, id) == TransferState::done;
+      pair.poster->fill(MiB, 64 * KiB, 7);
+      pair.poster->fill(MiB, 64 * KiB, 1, MiB);
+    }
+    // Pieces of the cancelled ones may still be on their way: behind this one they have come.
+    for (int i = 0; i < 16; ++i) {
+      CHECK(pair.move(KvOp::write, key, {{0, 0, MiB}}) == TransferState::done);
+      ++arrived;
+    }
+    CHECK(pair.owner->arrived(key) == arrived);
+    const TransferId whole = pair.post(KvOp::write, key, {{MiB, MiB, 8 * MiB}});
+    CHECK(settle(*pair.poster, whole) == TransferState::done);
+    CHECK(wrong_after(pair, KvOp::write, {{0, 0, MiB}, {MiB, MiB, 8 * MiB}}) == 0);
+    close_for_good(*pair.owner, key);
+  });
+}
+
+TEST_CASE("transports: a cancelled read leaves the rows alone once it is settled", "[transport]") {
+  everywhere([](Pair& pair) {
+    fill_both(pair);
+    const WindowKey key = pair.owner->open(kPoster, KvOp::read, {{0, 16 * MiB}});
+    for (int round = 0; round < 10; ++round) {
+      const TransferId id = pair.post(KvOp::read, key, {{0, 0, 16 * MiB}});
+      pair.poster->cancel(id);
+      settle(*pair.poster, id);
+      pair.poster->fill(0, 16 * MiB, 9);
+      REQUIRE(pair.move(KvOp::read, key, {{17 * MiB, 100, 1000}}) == TransferState::done);
+      CHECK(pair.poster->differing(0, 16 * MiB, 9) == 0);
+      CHECK(pair.poster->differing(17 * MiB, 1000, 2, 100) == 0);
+    }
+    close_for_good(*pair.owner, key);
+  });
+}
+
+TEST_CASE("transports: disconnect fails what is in flight, and the next posts", "[transport]") {
+  everywhere([](Pair& pair) {
+    const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
+    std::vector<TransferId> ids;
+    for (int i = 0; i < 8; ++i) ids.push_back(pair.post(KvOp::write, key, {{0, 0, 16 * MiB}}));
+    pair.poster->disconnect(kOwner);
+    for (TransferId id : ids) settle(*pair.poster, id);
+    CHECK(pair.move(KvOp::write, key, {{0, 0, 16}}) == TransferState::failed);
+    close_for_good(*pair.owner, key);
+  });
+  everywhere([](Pair& pair) {
+    fill_both(pair);
+    const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
+    const TransferId id = pair.post(KvOp::write, key, {{0, 0, 16 * MiB}});
+    pair.owner->disconnect(kPoster);
+    settle(*pair.poster, id);
+    close_for_good(*pair.owner, key);
+    pair.owner->fill(0, kSideBytes, 2);
+    CHECK(pair.move(KvOp::write, key, {{0, 0, MiB}}) == TransferState::failed);
+    CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
+    CHECK_THROWS(pair.owner->open(kPoster, KvOp::write, {{0, 16}}));
+  });
+}
+
+TEST_CASE("transports: addresses that are none of theirs are errors with a reason", "[transport]") {
+  everywhere(
+      [](Pair& pair) {
+        for (const char* address :
+             {"", "nonsense", "local", "local:1:1", "tcp", "tcp:", "tcp:127.0.0.1", "shm:",
+              "shm:@nobody", "tcp:127.0.0.1:1:00", "tcp:127.0.0.1:99999:00", "tcp:256.0.0.1:80:00",
+              "tcp:127.0.0.1:1:00000000000000000000000000000000", "shm:/nonexistent/socket:1",
+              "rdma:mlx5_0:1:2:3", "fault:", "local:99999999999999999999:1"}) {
+          INFO(address);
+          CHECK(pair.poster->connect(77, address) != "");
+        }
+        const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16}});
+        CHECK(settle(*pair.poster, pair.poster->post({77, KvOp::write, key, 0}, {})) ==
+              TransferState::failed);
+        CHECK(pair.move(KvOp::write, key, {{0, 0, 16}}) == TransferState::done);
+      },
+      {Mode::here});
+}
+
+TEST_CASE("transports: windows of what is not one's own memory, or of strangers, are errors",
+          "[transport]") {
+  everywhere(
+      [](Pair& pair) {
+        CHECK_THROWS(pair.owner->open(kThird, KvOp::write, {{0, 16}}));
+        for (int i = 0; i < 3000; ++i) {  // and places of closed windows are used again
+          const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16}, {64, 64}});
+          REQUIRE(pair.owner->close(key));
+        }
+      },
+      {Mode::here});
+}
+
+TEST_CASE("transports: the poster is killed in the middle of a write", "[transport]") {
+  everywhere(
+      [](Pair& pair) {
+        const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
+        pair.poster->fill(0, 16 * MiB, 1);
+        pair.poster->storm({kOwner, KvOp::write, key, 0}, {{0, 0, 16 * MiB}});
+        while (pair.owner->arrived(key) < 3) sched_yield();
+        REQUIRE(kill(pair.poster->pid(), SIGKILL) == 0);
+        siginfo_t info;
+        REQUIRE(waitid(P_PID, id_t(pair.poster->pid()), &info, WEXITED | WNOWAIT) == 0);
+        pair.owner->disconnect(kPoster);
+        close_for_good(*pair.owner, key);
+        pair.owner->fill(0, kSideBytes, 2);
+        // Another peer works as if nothing had been.
+        auto third = make_side_here(pair.wire, kThird);
+        REQUIRE(third->connect(kOwner, pair.owner->address()) == "");
+        REQUIRE(pair.owner->connect(kThird, third->address()) == "");
+        third->fill(0, MiB, 3);
+        const WindowKey thirds = pair.owner->open(kThird, KvOp::write, {{0, MiB}});
+        CHECK(settle(*third, third->post({kOwner, KvOp::write, thirds, 0}, {{0, 0, MiB}})) ==
+              TransferState::done);
+        CHECK(pair.owner->differing(0, MiB, 3) == 0);
+        CHECK(pair.owner->differing(MiB, kSideBytes - MiB, 2, MiB) == 0);
+      },
+      {Mode::poster_there});
+}
+
+TEST_CASE("transports: the owner is killed in the middle of a write", "[transport]") {
+  everywhere(
+      [](Pair& pair) {
+        const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
+        std::vector<TransferId> ids;
+        for (int i = 0; i < 8; ++i) ids.push_back(pair.post(KvOp::write, key, {{0, 0, 16 * MiB}}));
+        REQUIRE(kill(pair.owner->pid(), SIGKILL) == 0);
+        for (TransferId id : ids) settle(*pair.poster, id);
+        pair.poster->disconnect(kOwner);
+        CHECK(pair.move(KvOp::write, key, {{0, 0, 16}}) == TransferState::failed);
+      },
+      {Mode::owner_there});
+}
+
+TEST_CASE("transports: a stopped owner does not hold a transfer beyond its deadline",
+          "[transport]") {
+  everywhere(
+      [](Pair& pair) {
+        const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
+        REQUIRE(kill(pair.owner->pid(), SIGSTOP) == 0);
+        int status;
+        REQUIRE(waitpid(pair.owner->pid(), &status, WUNTRACED) == pair.owner->pid());
+        std::vector<TransferId> ids;
+        for (int i = 0; i < 3; ++i)
+          ids.push_back(pair.post(KvOp::write, key, {{0, 0, 16 * MiB}}, pair.poster->now() + 0.2));
+        for (TransferId id : ids) {
+          const TransferState state = settle(*pair.poster, id);
+          if (pair.wire.needs_owner) CHECK(state == TransferState::failed);
+        }
+        REQUIRE(kill(pair.owner->pid(), SIGCONT) == 0);
+        close_for_good(*pair.owner, key);
+        const WindowKey next = pair.owner->open(kPoster, KvOp::write, {{0, MiB}});
+        pair.poster->fill(0, MiB, 6);
+        CHECK(pair.move(KvOp::write, next, {{0, 0, MiB}}) == TransferState::done);
+        CHECK(pair.owner->differing(0, MiB, 6) == 0);
+      },
+      {Mode::owner_there});
+}
+
+// A poster that is stopped while it writes, given up, and goes on: once close() has said true, not
+// a byte of it lands; until it has, the memory is in quarantine.
+TEST_CASE("transports: a zombie's late writes are refused", "[transport]") {
+  everywhere(
+      [](Pair& pair) {
+        pair.poster->fill(0, 16 * MiB, 1);
+        int quarantined = 0;
+        for (int round = 0; round < 12; ++round) {
+          const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
+          pair.poster->storm({kOwner, KvOp::write, key, 0}, {{0, 0, 16 * MiB}});
+          while (pair.owner->arrived(key) < 1 + round % 3) sched_yield();
+          REQUIRE(kill(pair.poster->pid(), SIGSTOP) == 0);
+          int status;
+          REQUIRE(waitpid(pair.poster->pid(), &status, WUNTRACED) == pair.poster->pid());
+          bool closed = false;
+          for (int i = 0; i < 1000 && !closed; ++i) closed = pair.owner->close(key);
+          if (!closed) {
+            ++quarantined;
+            REQUIRE(kill(pair.poster->pid(), SIGCONT) == 0);
+            close_for_good(*pair.owner, key);
+          }
+          pair.owner->fill(0, kSideBytes, 2);
+          const WindowKey next = pair.owner->open(kPoster, KvOp::write, {{17 * MiB, MiB}});
+          const int64_t refused = pair.owner->stats().refused;
+          if (closed) REQUIRE(kill(pair.poster->pid(), SIGCONT) == 0);
+          RealClock clock;  // it goes on with a window that is closed
+          for (const double start = clock.now(); pair.owner->stats().refused < refused + 3;) {
+            REQUIRE(clock.now() < start + 60);
+            sched_yield();
+          }
+          const Side::Stormed stormed = pair.poster->end_storm();
+          CHECK(stormed.failed >= 3);
+          CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
+          CHECK(pair.owner->arrived(next) == 0);
+          CHECK(pair.move(KvOp::write, next, {{0, 17 * MiB, 1000}}) == TransferState::done);
+          close_for_good(*pair.owner, next);
+        }
+        INFO(quarantined << " of 12 were stopped with a piece on its way");
+        SUCCEED();
+      },
+      {Mode::poster_there});
+}
+
+TEST_CASE("window table: random operations against a list", "[transport]") {
+  std::vector<std::byte> memory(1 << 16);
+  const MemoryRange region(memory);
+  struct Known {
+    WindowKey key;
+    PeerId peer;
+    KvOp op;
+    size_t begin, bytes;
+    bool open = true;
+    int inside = 0, arrived = 0;
+  };
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    Random random(seed);
+    WindowTable table({&region, 1}, seed % 2);
+    for (PeerId peer : {1, 2, 3}) table.connect(peer);
+    std::vector<Known> known;
+    int64_t refused = 0;
+    for (int step = 0; step < 3000; ++step) {
+      const uint64_t what = known.empty() ? 0 : random.below(6);
+      Known* one = known.empty() ? nullptr : &known[random.below(known.size())];
+      if (what == 0) {
+        Known k{.peer = PeerId(1 + random.below(3)), .op = KvOp(random.below(2))};
+        k.begin = random.below(60000), k.bytes = 1 + random.below(5000);
+        const MemoryRange range = region.subspan(k.begin, k.bytes);
+        k.key = table.open(k.peer, k.op, {&range, 1}).value();
+        for (const Known& other : known) REQUIRE(!(other.key == k.key));
+        known.push_back(k);
+      } else if (what == 1) {
+        one->open = false;
+        REQUIRE(table.close(one->key) == (one->inside == 0));
+      } else if (what <= 3) {
+        const PeerId peer = random.below(4) ? one->peer : PeerId(1 + random.below(3));
+        const KvOp op = random.below(4) ? one->op : KvOp(random.below(2));
+        const size_t begin =
+            random.below(4) ? one->begin + random.below(one->bytes) : random.below(60000);
+        const size_t bytes =
+            random.below(one->begin + one->bytes - std::min(begin, one->begin) + 2);
+        const bool inside =
+            bytes == 0 || (begin >= one->begin && begin + bytes <= one->begin + one->bytes);
+        const bool may = one->open && peer == one->peer && op == one->op && inside;
+        REQUIRE(table.enter(one->key, peer, op, memory.data() + begin, bytes) == may);
+        one->inside += may, refused += !may;
+      } else if (what == 4 && one->inside > 0) {
+        const bool whole = random.below(2);
+        --one->inside;
+        REQUIRE(table.leave(one->key, whole) == one->open);
+        one->arrived += one->open && whole;
+      } else {
+        REQUIRE(table.arrived(one->key) == (one->open || one->inside > 0 ? one->arrived : 0));
+      }
+      REQUIRE(table.refused() == refused);
+    }
+  }
+}
+
+TEST_CASE("window table: ranges join, and nothing outside them is inside", "[transport]") {
+  std::vector<std::byte> memory(100);
+  const MemoryRange all(memory);
+  const std::vector<MemoryRange> ranges = {all.subspan(10, 10), all.subspan(20, 5),
+                                           all.subspan(40, 10), all.subspan(45, 10),
+                                           all.subspan(70, 0)};
+  const RangeSet set(ranges);
+  for (size_t begin = 0; begin < 100; ++begin)
+    for (size_t bytes = 0; begin + bytes <= 100; ++bytes) {
+      const bool inside = bytes == 0 || (begin >= 10 && begin + bytes <= 25) ||
+                          (begin >= 40 && begin + bytes <= 55);
+      REQUIRE(set.contains(memory.data() + begin, bytes) == inside);
+    }
+  CHECK(!set.contains(memory.data() + 10, SIZE_MAX));
+}
+
+}  // namespace
+}  // namespace xpyd::testing
