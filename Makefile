@@ -11,7 +11,7 @@ ARGS    ?=
 TESTS   ?=
 
 PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2 \
-            nlohmann-json3-dev libxxhash-dev libboost-context-dev liburing-dev
+            nlohmann-json3-dev libxxhash-dev libboost-context-dev liburing-dev libibverbs-dev
 
 # One addition order everywhere (DESIGN D1): no contraction, no reassociation.
 WARN      := -Wall -Wextra -Wshadow -Wno-missing-field-initializers -Werror
@@ -25,7 +25,9 @@ CXXFLAGS := -std=c++20 $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. -pthread
 DEFINES  := -DBOOST_ASIO_SEPARATE_COMPILATION -DBOOST_BEAST_SEPARATE_COMPILATION \
             -DBOOST_ASIO_DISABLE_DEPRECATED_MSG -DXPYD_BUILD_MODE='"$(MODE)"'
 LDFLAGS  := -pthread $(FLAGS_$(MODE))
-LDLIBS    = -l:liburing.a $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
+LDLIBS    = -l:liburing.a $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options) $(LIBVERBS)
+# Where the CUDA build is carried to there may be none: its libraries are inside it.
+LIBVERBS  = $(if $(CUDA),-l:libibverbs.a -l:libnl-route-3.a -l:libnl-3.a,-libverbs)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 
 room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*.cc))

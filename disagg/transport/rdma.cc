@@ -108,12 +108,11 @@ class RdmaTransport final : public KvTransport {
 
 }  // namespace
 
-Result<std::unique_ptr<KvTransport>> make_rdma_transport(const TransportOptions& options) {
+MadeTransport make_rdma_transport(const TransportOptions& options) {
   return make_rdma_transport(options, rdma::Keys::automatic);
 }
 
-Result<std::unique_ptr<KvTransport>> make_rdma_transport(const TransportOptions& options,
-                                                         rdma::Keys keys) {
+MadeTransport make_rdma_transport(const TransportOptions& options, rdma::Keys keys) {
   XPYD_CHECK(options.clock != nullptr);
   auto rails = rdma::open_rails(options, keys);
   if (!rails) return rails.error();

@@ -4,14 +4,12 @@
 #pragma once
 
 #include "disagg/transport/rdma_verbs.h"
-#include "disagg/transport/transport.h"
+#include "disagg/transport/wires.h"
 
 namespace xpyd {
 
-// Error: no device, no permission, not enough locked memory, no such port, and so on.
-Result<std::unique_ptr<KvTransport>> make_rdma_transport(const TransportOptions& options);
-// The same with a choice of keys, for tests.
-Result<std::unique_ptr<KvTransport>> make_rdma_transport(const TransportOptions& options,
-                                                         rdma::Keys keys);
+// make_rdma_transport (wires.h) with a choice of keys, for tests. Error: no device, no permission,
+// not enough locked memory, no such port, and so on.
+MadeTransport make_rdma_transport(const TransportOptions& options, rdma::Keys keys);
 
 }  // namespace xpyd

@@ -10,6 +10,8 @@ constexpr TransportRow kTransports[] = {
     {"handoff", make_handoff_transport, true, false, "one pool, no copy: block ids change hands"},
     {"shm", make_shm_transport, false, true,
      "processes of one machine, one copy into the peer's memfd"},
+    {"rdma", make_rdma_transport, false, true,
+     "RDMA cards: one-sided writes and reads (libibverbs, RC)"},
 };
 
 }  // namespace

@@ -1,0 +1,2 @@
+# In the virtual machine: what needs an RDMA device.
+xpyd_tests "[transport],[rdma]"
