@@ -131,10 +131,10 @@ std::string_view next(std::string_view& text, char separator) {
 }  // namespace
 
 std::string to_text(const Address& address) {
-  std::string text = "rdma1 " + address.host + " " + std::to_string(address.port) + " " +
-                     hex(address.token);
+  std::string text =
+      "rdma1," + address.host + "," + std::to_string(address.port) + "," + hex(address.token);
   for (const Address::Region& region : address.regions)
-    text += " " + hex(region.base) + "+" + hex(region.bytes);
+    text += "," + hex(region.base) + "+" + hex(region.bytes);
   return text;
 }
 
@@ -143,15 +143,15 @@ Result<Address> parse_address(const std::string& text) {
     return invalid(std::string("address of an rdma transport: ") + what);
   };
   std::string_view rest = text;
-  if (next(rest, ' ') != "rdma1") return wrong("it does not begin with rdma1");
+  if (next(rest, ',') != "rdma1") return wrong("it does not begin with rdma1");
   Address address;
-  address.host = next(rest, ' ');
+  address.host = next(rest, ',');
   if (address.host.empty()) return wrong("expected a host");
-  if (!number(next(rest, ' '), address.port, 10) || address.port == 0)
+  if (!number(next(rest, ','), address.port, 10) || address.port == 0)
     return wrong("expected a port, 1 to 65535");
-  if (!number(next(rest, ' '), address.token, 16)) return wrong("expected a token, hexadecimal");
+  if (!number(next(rest, ','), address.token, 16)) return wrong("expected a token, hexadecimal");
   while (!rest.empty()) {
-    std::string_view part = next(rest, ' ');
+    std::string_view part = next(rest, ',');
     Address::Region region;
     if (!number(next(part, '+'), region.base, 16) || !number(part, region.bytes, 16) ||
         region.bytes > UINT64_MAX - region.base)

@@ -25,12 +25,12 @@ constexpr size_t kMaxHello = 2048;              // bytes that a stranger may sen
 constexpr size_t kMaxFrame = 64 + kMaxKeys * (16 + 4 * kMaxRails);
 constexpr size_t kMaxRegions = 1024;
 
-// KvTransport::address(): text, known to the cluster only. `token` is what lets somebody in.
+// KvTransport::address(): text without blanks, known to the cluster only. `token` is what lets somebody in.
 struct Address {
   struct Region {
     uint64_t base = 0, bytes = 0;
   };
-  std::string host;  // without blanks
+  std::string host;  // without commas
   uint16_t port = 0;
   uint64_t token = 0;
   std::vector<Region> regions;

@@ -179,11 +179,11 @@ Status Serving::grant_on(Window& window, Guest& guest, size_t rail) {
     grants.push_back(std::move(grant));
   }
   if (n == 0 || !rails_[rail].memory_windows) return ok();
-  for (size_t i = 0; i < n; ++i) grants[i].window->rkey = requests[i].bind_mw.rkey;
   if (guest.in_flight[rail] + int(n) > rails_[rail].queue_depth) settle(window, kBindSeconds);
   if (guest.in_flight[rail] + int(n) > rails_[rail].queue_depth ||
       !post(guest, rail, requests, window))
     window.failed = true;
+  for (size_t i = 0; i < n; ++i) grants[i].window->rkey = requests[i].bind_mw.rkey;
   return ok();
 }
 
