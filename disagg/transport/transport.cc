@@ -12,6 +12,7 @@ constexpr TransportRow kTransports[] = {
      "processes of one machine, one copy into the peer's memfd"},
     {"rdma", make_rdma_transport, false, true,
      "RDMA cards: one-sided writes and reads (libibverbs, RC)"},
+    {"tcp", make_tcp_transport, false, true, "sockets, straight out of and into the pools"},
 };
 
 }  // namespace

@@ -12,5 +12,6 @@ MadeTransport make_local_transport(const TransportOptions& options);
 MadeTransport make_handoff_transport(const TransportOptions& options);
 MadeTransport make_shm_transport(const TransportOptions& options);
 MadeTransport make_rdma_transport(const TransportOptions& options);
+MadeTransport make_tcp_transport(const TransportOptions& options);
 
 }  // namespace xpyd

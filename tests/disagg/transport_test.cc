@@ -37,6 +37,8 @@ const RegisterWire shm_wire({.name = "shm",
                              .checks_ranges = false,
                              .needs_owner = false});
 
+const RegisterWire tcp_wire({.name = "tcp", .make = make_tcp_transport, .memory = plain_memory});
+
 constexpr PeerId kPoster = 1, kOwner = 2, kThird = 3;
 constexpr size_t KiB = 1024, MiB = 1024 * KiB;
 
@@ -358,19 +360,19 @@ TEST_CASE("transports: deadlines and cancelled transfers", "[transport]") {
       for (int i = 0; i < 4; ++i) ids.push_back(pair.post(KvOp::write, key, {{MiB, MiB, 8 * MiB}}));
       for (TransferId id : ids) pair.poster->cancel(id);
       for (TransferId id : ids) arrived += settle(*pair.poster, id) == TransferState::done;
+      CHECK(pair.owner->arrived(key) >= arrived);
       pair.poster->fill(MiB, 64 * KiB, 7);
       pair.poster->fill(MiB, 64 * KiB, 1, MiB);
     }
-    // Pieces of the cancelled ones may still be on their way: behind this one they have come.
-    for (int i = 0; i < 16; ++i) {
-      CHECK(pair.move(KvOp::write, key, {{0, 0, MiB}}) == TransferState::done);
-      ++arrived;
-    }
-    CHECK(pair.owner->arrived(key) == arrived);
-    const TransferId whole = pair.post(KvOp::write, key, {{MiB, MiB, 8 * MiB}});
-    CHECK(settle(*pair.poster, whole) == TransferState::done);
-    CHECK(wrong_after(pair, KvOp::write, {{0, 0, MiB}, {MiB, MiB, 8 * MiB}}) == 0);
+    CHECK(pair.owner->arrived(key) >= arrived);  // word of one that failed may have been on its way
+    // What is left of the cancelled ones may still land, until the window is closed.
     close_for_good(*pair.owner, key);
+    pair.owner->fill(0, kSideBytes, 2);
+    const WindowKey next = pair.owner->open(kPoster, KvOp::write, {{0, 9 * MiB}});
+    const std::vector<Piece> pieces = {{0, 0, MiB}, {MiB, MiB, 8 * MiB}};
+    CHECK(pair.move(KvOp::write, next, pieces) == TransferState::done);
+    CHECK(wrong_after(pair, KvOp::write, pieces) == 0);
+    close_for_good(*pair.owner, next);
   });
 }
 
@@ -447,6 +449,12 @@ TEST_CASE("transports: windows of what is not one's own memory, or of strangers,
       {Mode::here});
 }
 
+// Returns while a storm is writing somewhere behind `at`.
+void wait_for_a_write(Side& owner, size_t at) {
+  owner.fill(at, 64, 9);
+  while (owner.differing(at, 64, 9) == 0) sched_yield();
+}
+
 TEST_CASE("transports: the poster is killed in the middle of a write", "[transport]") {
   everywhere(
       [](Pair& pair) {
@@ -454,6 +462,7 @@ TEST_CASE("transports: the poster is killed in the middle of a write", "[transpo
         pair.poster->fill(0, 16 * MiB, 1);
         pair.poster->storm({kOwner, KvOp::write, key, 0}, {{0, 0, 16 * MiB}});
         while (pair.owner->arrived(key) < 3) sched_yield();
+        wait_for_a_write(*pair.owner, 8 * MiB);
         REQUIRE(kill(pair.poster->pid(), SIGKILL) == 0);
         siginfo_t info;
         REQUIRE(waitid(P_PID, id_t(pair.poster->pid()), &info, WEXITED | WNOWAIT) == 0);
@@ -524,6 +533,7 @@ TEST_CASE("transports: a zombie's late writes are refused", "[transport]") {
           const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
           pair.poster->storm({kOwner, KvOp::write, key, 0}, {{0, 0, 16 * MiB}});
           while (pair.owner->arrived(key) < 1 + round % 3) sched_yield();
+          wait_for_a_write(*pair.owner, size_t(1 + round) * MiB);
           REQUIRE(kill(pair.poster->pid(), SIGSTOP) == 0);
           int status;
           REQUIRE(waitpid(pair.poster->pid(), &status, WUNTRACED) == pair.poster->pid());
@@ -544,7 +554,7 @@ TEST_CASE("transports: a zombie's late writes are refused", "[transport]") {
             sched_yield();
           }
           const Side::Stormed stormed = pair.poster->end_storm();
-          CHECK(stormed.failed >= 3);
+          CHECK(stormed.failed >= 1);
           CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
           CHECK(pair.owner->arrived(next) == 0);
           CHECK(pair.move(KvOp::write, next, {{0, 17 * MiB, 1000}}) == TransferState::done);

@@ -1,0 +1,129 @@
+// Threads that move the bytes of sockets: each has an epoll set of links and runs those that have
+// something to do, in turn.
+//
+// Thread safety: Loop's public half from any thread; a link is run by its loop's thread only.
+#pragma once
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+
+namespace xpyd {
+
+// A non-blocking socket and what is read from and written to it.
+class Link {
+ public:
+  explicit Link(int fd) : fd_(fd) {}
+  virtual ~Link() { ::close(fd_); }
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+  int fd() const { return fd_; }
+  enum class Next { wait, again, close };
+  // Reads and writes until it would block (wait), or for its share of time (again).
+  virtual Next run() = 0;
+
+ private:
+  friend class Loop;
+  const int fd_;
+  bool ready_ = false;
+};
+
+class Loop {
+ public:
+  Loop() : epoll_(epoll_create1(EPOLL_CLOEXEC)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    XPYD_CHECK(epoll_ >= 0 && wake_ >= 0, "epoll or eventfd: out of descriptors");
+    epoll_event event{.events = EPOLLIN, .data = {.ptr = nullptr}};
+    XPYD_CHECK(epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) == 0);
+    thread_ = std::thread([this] { work(); });
+  }
+  ~Loop() {
+    stop();
+    ::close(epoll_), ::close(wake_);
+  }
+
+  void add(std::unique_ptr<Link> link) {
+    {
+      std::lock_guard lock(mutex_);
+      added_.push_back(std::move(link));
+    }
+    kick();
+  }
+  // All links are run once: there may be something new for them.
+  void kick() {
+    if (!kicked_.exchange(true)) eventfd_write(wake_, 1);
+  }
+  void stop() {  // and closes all links
+    if (!thread_.joinable()) return;
+    stop_ = true;
+    eventfd_write(wake_, 1);
+    thread_.join();
+    links_.clear(), added_.clear();
+  }
+
+ private:
+  void work() {
+    epoll_event events[64];
+    std::vector<Link*> ready, next;
+    auto make_ready = [&](Link& link) {
+      if (!std::exchange(link.ready_, true)) next.push_back(&link);
+    };
+    RealClock clock;
+    double swept_s = clock.now();
+    while (!stop_) {
+      const int n = epoll_wait(epoll_, events, 64, next.empty() ? 1000 : 0);
+      for (int i = 0; i < n; ++i) {
+        if (events[i].data.ptr) {
+          make_ready(*static_cast<Link*>(events[i].data.ptr));
+        } else {
+          eventfd_t ignored;
+          eventfd_read(wake_, &ignored);
+        }
+      }
+      // Once a second all are run, for those that wait for a time to pass.
+      const bool sweep = n == 0 && next.empty();
+      if (sweep || kicked_.exchange(false) || clock.now() > swept_s + 1) {
+        swept_s = clock.now();
+        take_added();
+        for (auto& link : links_) make_ready(*link);
+      }
+      ready.swap(next);
+      for (Link* link : ready) {
+        link->ready_ = false;
+        const Link::Next then = link->run();
+        if (then == Link::Next::again) make_ready(*link);
+        if (then == Link::Next::close)
+          std::erase_if(links_, [link](const auto& other) { return other.get() == link; });
+      }
+      ready.clear();
+    }
+  }
+  void take_added() {
+    std::lock_guard lock(mutex_);
+    for (auto& link : added_) {
+      epoll_event event{.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+                        .data = {.ptr = link.get()}};
+      if (epoll_ctl(epoll_, EPOLL_CTL_ADD, link->fd(), &event) == 0)
+        links_.push_back(std::move(link));
+    }
+    added_.clear();
+  }
+
+  const int epoll_, wake_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Link>> added_;
+  std::vector<std::unique_ptr<Link>> links_;  // the thread's
+  std::atomic<bool> kicked_{false}, stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace xpyd
