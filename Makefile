@@ -58,7 +58,7 @@ object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build serve test bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients layers format clean
+.PHONY: help deps build serve test bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients test-rdma layers format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
@@ -132,6 +132,12 @@ fuzz: deps  ## run every libFuzzer target (FUZZ='tokenizer' narrows, FUZZ_SECOND
 test-clients: build  ## the openai Python package against a running server (a venv under build/)
 	@tools/install-packages python3-venv
 	@tests/clients/run $(BIN)
+
+RDMA_VM = tests/rdma_vm/run build/rdma_vm tests/rdma_vm/tests.sh
+test-rdma: build  ## the rdma wire in a small virtual machine with Soft-RoCE: its tests, and speed beside perftest's
+	@tools/install-packages qemu-system-x86 busybox-static cpio kmod iproute2 perftest ibverbs-providers
+	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests $(BUILD)/xpyd_rdma_speed
+	@$(RDMA_VM) $(BUILD)/xpyd_tests $(BUILD)/xpyd_rdma_speed ib_write_bw ib_write_lat ib_read_lat
 
 cuda: deps  ## compile everything for sm_80 and sm_90a into build/cuda (needs nvcc, no GPU); registers and spills
 	@test -n "$(NVCC)" || { echo "make cuda: nvcc was not found; install the CUDA toolkit (12.4 to 13) or give NVCC=path"; exit 1; }
@@ -213,9 +219,11 @@ $(BUILD)/xpyd_bench: $(call object,$(BENCH_SRC)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -o $@
 $(BUILD)/xpyd_experiments: $(call object,$(EXP_SRC)) $(if $(CUDA),$(call cuda_object,$(EXP_CU))) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
+$(BUILD)/xpyd_rdma_speed: $(BUILD)/tests/rdma_vm/speed.o $(LIB)
+	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
 $(BUILD)/xpyd_bench_peers: $(BUILD)/experiments/bench/peers/gemm_peers.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -ldnnl -ldl -o $@
 
 .SECONDARY: $(call object,$(wildcard tests/fuzz/*.cc))
 -include $(patsubst %.o,%.d,$(SIMT_OBJ) $(CUDA_OBJ) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC) $(EXP_CU) experiments/gpu/main.cu) $(call object,$(LIB_SRC) $(TEST_SRC) $(BENCH_SRC) $(EXP_SRC) server/main.cc \
-            $(wildcard tests/fuzz/*.cc)))
+            $(wildcard tests/fuzz/*.cc tests/rdma_vm/*.cc)))
