@@ -9,9 +9,10 @@ MODEL   ?=
 PORT    ?= 8000
 ARGS    ?=
 TESTS   ?=
+SEEDS   ?= 2000
 
 PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2 \
-            nlohmann-json3-dev libxxhash-dev libboost-context-dev liburing-dev libibverbs-dev
+            nlohmann-json3-dev libxxhash-dev libboost-context-dev liburing-dev libibverbs-dev nettle-dev
 
 # One addition order everywhere (DESIGN D1): no contraction, no reassociation.
 WARN      := -Wall -Wextra -Wshadow -Wno-missing-field-initializers -Werror
@@ -25,12 +26,10 @@ CXXFLAGS := -std=c++20 $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. -pthread
 DEFINES  := -DBOOST_ASIO_SEPARATE_COMPILATION -DBOOST_BEAST_SEPARATE_COMPILATION \
             -DBOOST_ASIO_DISABLE_DEPRECATED_MSG -DXPYD_BUILD_MODE='"$(MODE)"'
 LDFLAGS  := -pthread $(FLAGS_$(MODE))
-LDLIBS    = -l:liburing.a $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options) $(LIBVERBS)
-# Where the CUDA build is carried to there may be none: its libraries are inside it.
-LIBVERBS  = $(if $(CUDA),-l:libibverbs.a -l:libnl-route-3.a -l:libnl-3.a,-libverbs)
+LDLIBS    = -l:liburing.a -l:libnettle.a -libverbs $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 
-room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*.cc))
+room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*.cc $(1)/control/*.cc))
 LIB_SRC   := $(foreach r,$(ROOMS),$(call room_sources,$(r)))
 TEST_SRC  := $(wildcard tests/*.cc) $(foreach r,$(ROOMS) end_to_end issues,$(wildcard tests/$(r)/*.cc))
 BENCH_SRC := $(wildcard experiments/bench/*.cc)
@@ -46,7 +45,7 @@ NVCCFLAGS  = -std=c++20 -O3 -I. -lineinfo --expt-relaxed-constexpr --expt-extend
              -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-pthread,-ffp-contract=off $(foreach a,$(1),-gencode arch=compute_$(a),code=sm_$(a)) \
              $(if $(filter 80,$(1)),-gencode arch=compute_80$(comma)code=compute_80)
 CUDA_OBJ   = $(if $(CUDA),$(patsubst %.cu,$(BUILD)/cuda/%.o,$(CUDA_SRC)))
-CUDA_LIBS  = $(if $(CUDA),-L$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -ldl -lrt -Wl$(comma)-rpath$(comma)'$$ORIGIN:$(CUDA_HOME)/lib64')
+CUDA_LIBS  = $(if $(CUDA),-L$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -ldl -lrt -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)'$$ORIGIN:$(CUDA_HOME)/lib64')
 comma     := ,
 # CUDA sources run in tests on an interpreter (tests/simt), which stands in for what only a GPU has.
 CUDA_SRC  := $(foreach r,$(ROOMS),$(wildcard $(r)/*.cu $(r)/transport/*.cu))
@@ -58,7 +57,7 @@ object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build serve test bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients test-rdma layers format clean
+.PHONY: help deps build serve test chaos process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients test-rdma layers format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
@@ -77,6 +76,14 @@ test: build  ## run every test (TESTS='[tag]' narrows)
 	@$(MAKE) --no-print-directory layers
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests
 	@XPYD_BIN=$(BIN) $(BUILD)/xpyd_tests $(TESTS)
+
+chaos: build  ## the cluster under seeded faults and a virtual clock (SEEDS=2000, or SEED=77 alone)
+	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests
+	@tools/chaos $(BUILD)/xpyd_tests $(SEEDS)
+
+process-chaos: build  ## kill -9 and SIGSTOP of random worker processes under load (SECONDS=120, each wire)
+	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests
+	@XPYD_BIN=$(BIN) SECONDS_OF_CHAOS=$(or $(filter-out 0,$(SECONDS)),120) $(BUILD)/xpyd_tests '[process-chaos]'
 
 bench: build  ## speed as shares of this machine's measured peaks (ARGS='gemm attention')
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_bench
@@ -150,6 +157,7 @@ gpu-report: cuda  ## on a machine with a card: check and time everything CUDA; w
 gpu-bundle: cuda  ## build/xpyd-gpu.tar.gz: gpu-report for a machine with a card but no compiler or network
 	@rm -rf build/xpyd-gpu && mkdir -p build/xpyd-gpu/bin build/xpyd-gpu/tools build/xpyd-gpu/experiments/gpu build/xpyd-gpu/tests
 	@for b in xpyd xpyd_gpu_tests xpyd_gpu_report xpyd_experiments; do strip -o build/xpyd-gpu/bin/$$b build/cuda/$$b || exit 1; done
+	@cp -L $$(ldd build/cuda/xpyd | grep -oE '/[^ ]*lib(ibverbs|nl-3|nl-route-3)\.so[^ ]*') build/xpyd-gpu/bin/
 	@cp tools/gpu-report build/xpyd-gpu/tools/ && cp experiments/gpu/sdpa.py build/xpyd-gpu/experiments/gpu/ && cp -r experiments/models experiments/*.py build/xpyd-gpu/experiments/ && $(PYTHON) experiments/run.py sources >build/xpyd-gpu/experiments/sources.json && cp -r tests/data build/xpyd-gpu/tests/ && cp LICENSE build/xpyd-gpu/
 	@tar -C build -czf build/xpyd-gpu.tar.gz xpyd-gpu
 	@ls -l build/xpyd-gpu.tar.gz && echo "there: tar xzf xpyd-gpu.tar.gz && xpyd-gpu/tools/gpu-report bin"

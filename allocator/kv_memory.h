@@ -105,6 +105,8 @@ class KvMemory {
   virtual ~KvMemory() = default;
   virtual const char* name() const = 0;
   virtual const KvLayout& layout() const = 0;
+  // Where it lies: of every view's pool.
+  virtual std::byte* base() const = 0;
 
   // Starts a sequence that is about to compute `tokens`. Attaches the longest cached prefix of full
   // blocks with the same salt, but never the last token (its logits are wanted). Contiguous takes

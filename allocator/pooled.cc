@@ -31,7 +31,7 @@ void PooledMemory::Sequence::clear() {
 
 void PooledMemory::copy_tokens(int32_t to_block, int32_t from_block, int n_tokens) {
   copies_.clear();
-  add_block_copies(data(), layout(), to_block, data(), layout(), from_block, 0, n_tokens, copies_);
+  add_block_copies(base(), layout(), to_block, base(), layout(), from_block, 0, n_tokens, copies_);
   queue_.copy(copies_, true);
   queue_.wait();
 }

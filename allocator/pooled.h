@@ -19,6 +19,7 @@ class PooledMemory : public KvMemory {
   ~PooledMemory() override;
 
   const KvLayout& layout() const override { return pool_->layout(); }
+  std::byte* base() const override { return pool_->data(); }
   void free(KvHandle handle) override;
   KvLease pin(KvHandle handle) override;
   void unpin(KvLease lease) override;
@@ -56,8 +57,6 @@ class PooledMemory : public KvMemory {
   virtual bool reserves() const { return false; }
   void check_length(int tokens) const;  // of one sequence, against options.max_sequence_tokens
   Sequence& add_adopted(KvHandover& handover, KvHandle& handle);
-  // Where layout()'s blocks lie.
-  virtual std::byte* data() const { return pool_->data(); }
   // The first n_tokens of one block onto another. Done when it returns: the source may be given up.
   void copy_tokens(int32_t to_block, int32_t from_block, int n_tokens);
 

@@ -33,6 +33,7 @@ class TieredMemory final : public KvMemory {
 
   const char* name() const override { return memory_->name(); }
   const KvLayout& layout() const override { return memory_->layout(); }
+  std::byte* base() const override { return memory_->base(); }
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override;
   Result<KvReservation> reserve_here(std::span<const int32_t> tokens, uint64_t salt) override;
   bool ready(KvHandle handle) override;

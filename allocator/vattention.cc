@@ -44,6 +44,7 @@ class VattentionMemory final : public PooledMemory {
 
   const char* name() const override { return "vattention"; }
   const KvLayout& layout() const override { return layout_; }
+  std::byte* base() const override { return rows_.data(); }
 
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override;
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override;
@@ -91,7 +92,6 @@ class VattentionMemory final : public PooledMemory {
   int attach(SlotContents::Match& match, int n_tokens);
   void ended(int slot);
   void prepare_idle_slot();
-  std::byte* data() const override { return rows_.data(); }
   std::span<const int32_t> table_of(const Sequence& s) const override {
     XPYD_CHECK(rows_for(s.room) <= int(rows_.rows(s.slot).size()));
     return rows_.rows(s.slot).first(size_t(rows_for(s.room)));
@@ -167,8 +167,8 @@ void VattentionMemory::copy_bytes(int to, int from, size_t begin, size_t end) {
   copies_.clear();
   if (begin == end) return;
   for (int p = 0; p < planes_of(options_); ++p)
-    copies_.push_back({data() + layout_.offset(from, p / 2, p % 2, 0, 0) + begin,
-                       data() + layout_.offset(to, p / 2, p % 2, 0, 0) + begin, end - begin});
+    copies_.push_back({base() + layout_.offset(from, p / 2, p % 2, 0, 0) + begin,
+                       base() + layout_.offset(to, p / 2, p % 2, 0, 0) + begin, end - begin});
   queue_.copy(copies_, true);
   queue_.wait();
 }
@@ -362,7 +362,7 @@ KvHandle VattentionMemory::adopt(KvHandover handover, std::span<const int32_t> t
 KvView VattentionMemory::view(KvHandle handle) const {
   const Sequence& s = sequences_[handle];
   rows_.wait(s.slot, rows_for(s.room));
-  return {data(), &layout_, nullptr, s.slot};
+  return {base(), &layout_, nullptr, s.slot};
 }
 
 KvStats VattentionMemory::stats() const {

@@ -81,7 +81,7 @@ SequenceView Engine::view_of(const Sequence& s) const {
   SequenceView view;
   view.n_tokens = int(s.tokens.size());
   view.n_computed = s.kv == kNoKv && !s.scheduled ? s.cached_tokens : s.computed;
-  view.n_limit = s.n_prompt() + (s.leaves ? 1 : s.request->max_tokens);
+  view.n_limit = s.leaves ? s.given + 1 : s.n_prompt() + s.request->max_tokens;
   view.n_output = s.n_output();
   view.choices = s.stands_for;
   if (s.kv != kNoKv) {
@@ -360,7 +360,7 @@ void Engine::forward() {
     if (s.stands_for > 1) {
       splits.push_back({&s, logits});
     } else {
-      open_choice(s, 0);
+      open_choice(s, s.choice);
       Sampled sampled = sample({logits, vocab}, s.request->sampling, s.sampler, sampler_scratch_);
       take_token(entry, std::move(sampled), row_hash(logits, vocab), now);
     }
@@ -382,7 +382,7 @@ void Engine::begin() {
   for (const Entry& entry : next_.entries) {
     if (!entry.wants_logits) continue;
     Sequence& s = *entry.sequence;
-    open_choice(s, 0);
+    open_choice(s, s.choice);
     draws_.push_back(next_draw(s.request->sampling, s.sampler));
     s.tokens.push_back(-int32_t(draws_.size()));
   }
@@ -455,7 +455,7 @@ void Engine::open_choice(Sequence& s, int choice) {
 // One sequence's next token. A first token may be the last one here.
 void Engine::take_token(const Entry& entry, Sampled sampled, uint64_t row_hash, double now) {
   Sequence& s = *entry.sequence;
-  const bool first = entry.end() == s.n_prompt();
+  const bool first = entry.end() == s.given;
   if (first) s.prompt_ticket.reset();
   const bool ended = accept_token(s, size_t(entry.end()), std::move(sampled), row_hash, now);
   if (!ended && !(first && s.leaves)) return;
@@ -490,15 +490,13 @@ void Engine::split(Sequence& s, const float* logits, double now) {
   const uint64_t hash = row_hash(logits, vocab);
   std::vector<SequencePtr> alive;
   for (int choice = 0; choice < s.stands_for; ++choice) {
-    SequencePtr child = make_sequence(s.request, s.sink, s.cancelled);
+    SequencePtr child =
+        make_sequence(s.request, state_of(s), s.sink, s.cancelled, options_.tokenizer);
     open_choice(*child, choice);
+    child->attempt = s.attempt;
     child->leaves = s.leaves;
-    child->decode_instance = s.decode_instance;
     child->computed = s.computed;
-    child->cached_tokens = s.cached_tokens;
     child->probed = child->scheduled = true;
-    child->queued_s = s.queued_s;
-    child->scheduled_s = s.scheduled_s;
     Sampled sampled =
         sample({logits, vocab}, s.request->sampling, child->sampler, sampler_scratch_);
     if (!accept_token(*child, size_t(s.n_prompt()), std::move(sampled), hash, now))

@@ -2,17 +2,44 @@
 
 namespace xpyd {
 
-SequencePtr make_sequence(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink,
-                          std::shared_ptr<std::atomic<bool>> cancelled) {
-  auto sequence = std::make_unique<Sequence>();
-  sequence->stands_for = request->n;
-  sequence->tokens.reserve(request->prompt.size() + size_t(request->max_tokens));
-  sequence->tokens = request->prompt;
-  sequence->queued_s = request->arrival_s;
-  sequence->request = std::move(request);
-  sequence->sink = std::move(sink);
-  sequence->cancelled = std::move(cancelled);
-  return sequence;
+SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceState& state,
+                          std::shared_ptr<EventSink> sink,
+                          std::shared_ptr<std::atomic<bool>> cancelled,
+                          const Tokenizer* tokenizer) {
+  auto s = std::make_unique<Sequence>();
+  s->choice = state.choice;
+  s->stands_for = state.stands_for;
+  s->tokens.reserve(request->prompt.size() + size_t(request->max_tokens));
+  s->tokens = request->prompt;
+  s->tokens.insert(s->tokens.end(), state.output.begin(), state.output.end());
+  s->given = int(s->tokens.size());
+  s->logits_hash = state.logits_hash;
+  s->cached_tokens = state.cached_tokens;
+  s->queued_s = state.queued_s > 0 ? state.queued_s : request->arrival_s;
+  s->scheduled_s = state.scheduled_s;
+  if (!state.output.empty()) {
+    s->sampler = SamplerState(request->sampling, state.choice, request->prompt);
+    s->text = OutputText(tokenizer, *request);
+    int n = 0;
+    for (int32_t token : state.output) {
+      repeat_draw(request->sampling, token, s->sampler);
+      s->text.feed(token, *request, ++n >= request->min_tokens);
+    }
+  }
+  s->request = std::move(request);
+  s->sink = std::move(sink);
+  s->cancelled = std::move(cancelled);
+  return s;
+}
+
+ChoiceState state_of(const Sequence& s) {
+  return {.choice = s.choice,
+          .stands_for = s.stands_for,
+          .output = {s.tokens.begin() + s.n_prompt(), s.tokens.end()},
+          .logits_hash = s.logits_hash,
+          .cached_tokens = s.cached_tokens,
+          .queued_s = s.queued_s,
+          .scheduled_s = s.scheduled_s};
 }
 
 void emit_end(const Sequence& sequence, FinishReason reason, const std::string& error, double now) {

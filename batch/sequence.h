@@ -11,6 +11,17 @@
 
 namespace xpyd {
 
+// One choice (or all n of them, before their first token) as it stands between two instances, or as
+// it goes on after a failure: a plain value, from which its sampler and its text follow.
+struct ChoiceState {
+  int choice = 0;
+  int stands_for = 1;           // choices [choice, choice + stands_for); more than one: no output yet
+  std::vector<int32_t> output;  // tokens that the client has, or that are on their way to it
+  uint64_t logits_hash = 0;     // of the rows they were sampled from
+  int cached_tokens = 0;
+  double queued_s = 0, scheduled_s = 0;  // Clock; 0: not yet
+};
+
 // Owner: the engine (or the P/D state machine) that holds it, one at a time; it moves between instances by
 // value of this pointer. Until its first token is sampled one sequence stands for all n choices, because
 // they share the prompt's KV; then it splits.
@@ -24,8 +35,9 @@ struct Sequence {
 
   int choice = 0;
   int stands_for = 1;  // choices that this sequence still stands for: [choice, choice + stands_for)
-  bool leaves = false; // its KV goes to another instance when the prompt is done
-  int decode_instance = -1;
+  uint64_t attempt = 0;  // of the conductor's, to serve it (disagg/messages.h)
+  bool leaves = false;   // its KV goes to another instance when the given tokens are computed
+  int given = 0;         // tokens that this instance was given: the prompt, and what was put out before
 
   std::vector<int32_t> tokens;  // prompt, then output; below 0: being chosen (batch/engine.cc)
   int computed = 0;  // tokens whose KV is in place or under way, on the instance that holds it
@@ -50,8 +62,12 @@ struct Sequence {
 
 using SequencePtr = std::unique_ptr<Sequence>;
 
-SequencePtr make_sequence(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink,
-                          std::shared_ptr<std::atomic<bool>> cancelled);
+// `state`: what of it exists already. The tokenizer (null: no text) and the request are those it began
+// with.
+SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceState& state,
+                          std::shared_ptr<EventSink> sink,
+                          std::shared_ptr<std::atomic<bool>> cancelled, const Tokenizer* tokenizer);
+ChoiceState state_of(const Sequence& sequence);
 
 // Ends the choices that `sequence` stands for without a token.
 void emit_end(const Sequence& sequence, FinishReason reason, const std::string& error, double now);

@@ -5,16 +5,13 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
-#include "base/random.h"
+#include "disagg/conductor.h"
 #include "disagg/instance.h"
 #include "disagg/service.h"
 
@@ -31,7 +28,10 @@ struct ClusterOptions {
   const BatchPolicy* batching = nullptr;
   const AdmissionRule* admission = nullptr;  // null: the policy's own
   const PlacementPolicy* placement = nullptr;
+  const DisaggPolicy* disagg = nullptr;  // null: prefill_first
+  DisaggOptions disagg_options;
   const TransportRow* transport = nullptr;
+  bool kv_checksum = false;  // of all KV that crosses
   StreamKv stream_kv = StreamKv::layer;
   int max_batch = 64;     // sequences per instance
   int step_tokens = 512;  // tokens per step
@@ -50,51 +50,52 @@ struct ClusterOptions {
 // sent away.
 constexpr int max_sequences(int max_batch) { return 2 * max_batch; }
 
-class Cluster final : public Service {
+ConductorOptions conductor_options(const ClusterOptions& options);
+std::string instance_name(Role role, int index);  // "P0"
+
+// An instance, as a thread of this process or in a process of its own. `model_index`: what
+// options.make_model is asked for. `pool`: null for one of its own.
+struct BuiltInstance {
+  std::unique_ptr<DeviceQueue> queue;
+  std::unique_ptr<Instance> instance;
+};
+Result<BuiltInstance> build_instance(const ClusterOptions& options, const Welcome& as,
+                                     int model_index, std::shared_ptr<BlockPool> pool, Clock& clock,
+                                     Post& post);
+
+class Cluster final : public Runtime, private Post {
  public:
   // Allocates and touches all KV memory. The error names the option that cannot be met.
   static Result<std::unique_ptr<Cluster>> create(ClusterOptions options, Clock& clock);
   ~Cluster() override;
 
-  void start();  // starts the threads; not under a virtual clock
-  bool turn();   // turns every instance once, on the caller's thread, when not started
-  void drain();  // refuses new requests from now on
-  bool wait_idle(double seconds);  // true: nothing in flight any more
-  void stop();                     // ends what is left with `abort`, joins the threads
+  Status start() override;  // starts the threads; not under a virtual clock
+  bool turn();  // turns every instance once, on the caller's thread, when not started
+  void drain() override { conductor_.drain(); }
+  bool wait_idle(double seconds) override { return conductor_.wait_idle(seconds); }
+  void stop() override;
 
-  Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
-  void abort(uint64_t request_id) override;
-  ServiceStats stats() const override;
-  bool healthy() const override;
+  Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override {
+    return conductor_.submit(std::move(request), std::move(sink));
+  }
+  void abort(uint64_t request_id) override { conductor_.abort(request_id); }
+  ServiceStats stats() const override { return conductor_.stats(); }
+  bool healthy() const override { return conductor_.healthy(); }
 
-  // Order-independent sum over the choices that ended by stop or length of their logits hash
-  // (DESIGN D1).
-  uint64_t logits_hash() const { return logits_hash_.load(); }
+  uint64_t logits_hash() const override { return conductor_.logits_hash(); }
+  void clear_prefix_caches() override;
+  const Conductor& conductor() const { return conductor_; }
   const std::vector<std::unique_ptr<Instance>>& instances() const { return instances_; }
 
  private:
-  struct InFlight;  // one request's entry in the registry
-  class Delivery;   // the sink that engines see: counts ends, then passes on
+  Cluster(const ClusterOptions& options, Clock& clock);
+  void send(InstanceId from, InstanceId to, Message message) override;
 
-  Cluster(ClusterOptions options, Clock& clock);
-  Placement place(const Request& request);
-  void finished(uint64_t request_id);
-
-  ClusterOptions options_;
-  Clock& clock_;
+  Conductor conductor_;
   std::vector<std::unique_ptr<DeviceQueue>> queues_;  // one per instance
-  std::shared_ptr<BlockPool> shared_pool_;
   std::vector<std::unique_ptr<Instance>> instances_;
   std::vector<std::thread> threads_;
   std::atomic<bool> stop_{false};
-  std::atomic<uint64_t> logits_hash_{0};
-
-  mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable idle_;
-  bool draining_ = false;
-  Random random_;
-  std::unordered_map<uint64_t, std::shared_ptr<InFlight>> in_flight_;
-  std::vector<InstanceView> views_;
 };
 
 }  // namespace xpyd

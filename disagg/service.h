@@ -21,6 +21,8 @@ struct InstanceStats {
   double wait_seconds = 0;                        // of step_seconds: waiting for the model
   int64_t transfer_bytes = 0, transfer_descriptors = 0, transfers = 0;  // sent by this instance
   double transfer_seconds = 0;
+  int64_t kv_refused = 0;      // received: short or changed, so that the prompt was computed again
+  int64_t leases_expired = 0;  // promises to a peer that fell silent
   double heartbeat_s = 0;  // Clock seconds of the last loop turn
 };
 
@@ -39,6 +41,19 @@ class Service {
   virtual void abort(uint64_t request_id) = 0;
   virtual ServiceStats stats() const = 0;
   virtual bool healthy() const = 0;  // every engine thread turned its loop recently
+};
+
+// A Service with its instances, whether they are threads (cluster.h) or processes (process_cluster.h).
+class Runtime : public Service {
+ public:
+  virtual Status start() = 0;
+  virtual void drain() = 0;                    // refuses new requests from now on
+  virtual bool wait_idle(double seconds) = 0;  // true: nothing in flight any more
+  virtual void stop() = 0;                     // ends what is left with `abort`
+  // Order-independent sum over the choices that ended by stop or length of their logits hash
+  // (DESIGN D1).
+  virtual uint64_t logits_hash() const = 0;
+  virtual void clear_prefix_caches() = 0;
 };
 
 }  // namespace xpyd

@@ -165,7 +165,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       request->max_tokens = int(point["cap"]) * requests[i].output;
       request->arrival_s = due;
       expected += requests[i].output;
-      engine.submit(make_sequence(request, sink, std::make_shared<std::atomic<bool>>(false)));
+      engine.submit(make_sequence(request, {.stands_for = request->n}, sink, std::make_shared<std::atomic<bool>>(false), nullptr));
     }
     if (!engine.step()) clock.seconds = due;
   }

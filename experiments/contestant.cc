@@ -54,7 +54,7 @@ SequencePtr Contestant::make(std::vector<int32_t> prompt, int max_tokens) {
   request->max_tokens = max_tokens;
   request->ignore_eos = true;
   request->arrival_s = clock_.now();
-  return make_sequence(request, sink_, std::make_shared<std::atomic<bool>>(false));
+  return make_sequence(request, {.stands_for = request->n}, sink_, std::make_shared<std::atomic<bool>>(false), nullptr);
 }
 
 void Contestant::submit(std::vector<int32_t> prompt, int max_tokens) {

@@ -149,7 +149,7 @@ Result<Finding> serve(const Values& point, const Setting& setting) {
     request->max_tokens = r.output;
     request->ignore_eos = true;
     expected += r.output;
-    engine.submit(make_sequence(request, sink, std::make_shared<std::atomic<bool>>(false)));
+    engine.submit(make_sequence(request, {.stands_for = request->n}, sink, std::make_shared<std::atomic<bool>>(false), nullptr));
   }
   while (!engine.idle())
     if (!engine.step()) return Finding{{}, "the engine stands still"};

@@ -116,7 +116,7 @@ Result<std::unique_ptr<Stack>> Bed::build(const std::vector<std::string>& option
   if (!parsed) return parsed.error();
   if (Status status = check_options(parsed.value(), "serve"); !status) return status.error();
   Result<std::unique_ptr<Stack>> stack = build_stack(parsed.value());
-  if (stack) stack.value()->cluster->start();
+  if (stack) (void)stack.value()->cluster->start();  // threads: always ok
   return stack;
 }
 

@@ -287,6 +287,11 @@ Draw next_draw(const SamplingParams& params, SamplerState& state) {
   return draw;
 }
 
+void repeat_draw(const SamplingParams& params, int32_t token, SamplerState& state) {
+  (void)next_draw(params, state);
+  if (has_penalties(params)) ++state.output_counts[token];
+}
+
 Sampled sample(std::span<const float> logits, const SamplingParams& params, SamplerState& state,
                SamplerScratch& scratch) {
   XPYD_CHECK(!logits.empty());

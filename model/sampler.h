@@ -58,6 +58,9 @@ bool more_than_a_draw(const SamplingParams& params);
 // The next choice as a Draw; takes from state.random what sample() would.
 Draw next_draw(const SamplingParams& params, SamplerState& state);
 
+// What sample() did to `state` when it chose `token`: for a sequence that goes on elsewhere.
+void repeat_draw(const SamplingParams& params, int32_t token, SamplerState& state);
+
 // Scratch that a caller reuses from call to call. Once it has grown to the vocabulary, sampling
 // allocates only what penalties (a new entry of output_counts) and top_logprobs (Sampled::top) need.
 struct SamplerScratch {

@@ -14,7 +14,7 @@
 #include "model/tokenizer.h"
 #include "server/metrics.h"
 #include "server/sessions.h"
-#include "server/siphash.h"
+#include "base/siphash.h"
 
 namespace xpyd {
 

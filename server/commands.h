@@ -7,6 +7,7 @@
 namespace xpyd {
 
 int serve_main(const Options& options);
+int worker_main(const Options& options);
 int generate_main(const Options& options);
 int bench_main(const Options& options);
 int peak_main(const Options& options);

@@ -76,11 +76,11 @@ int generate_main(const Options& options) {
   request->arrival_s = stack.clock.now();
 
   auto printer = std::make_shared<Printer>();
-  stack.cluster->start();
-  Status taken = stack.cluster->submit(request, printer);
+  if (Status started = stack.runtime->start(); !started) return fail(started.error(), 1);
+  Status taken = stack.runtime->submit(request, printer);
   if (!taken) return fail(taken.error(), 2);
   printer->wait();
-  stack.cluster->stop();
+  stack.runtime->stop();
   const std::vector<double>& times = printer->times;
   double ttft = times.empty() ? 0 : times.front() - request->arrival_s;
   double tbt = times.size() < 2 ? 0 : (times.back() - times.front()) / double(times.size() - 1);
@@ -88,7 +88,7 @@ int generate_main(const Options& options) {
                request->prompt.size(), times.size(), finish_reason_name(printer->end.finish), 1e3 * ttft,
                1e3 * tbt);
   std::fprintf(stderr, "logits hash %016llx\n",
-               static_cast<unsigned long long>(stack.cluster->logits_hash()));
+               static_cast<unsigned long long>(stack.runtime->logits_hash()));
   if (printer->end.finish == FinishReason::error) return fail({ErrorCode::io, printer->end.error}, 1);
   return 0;
 }

@@ -9,6 +9,7 @@
 #include "attention/attention.h"
 #include "batch/admission.h"
 #include "batch/policy.h"
+#include "disagg/order.h"
 #include "disagg/placement.h"
 #include "disagg/transport/transport.h"
 #include "model/chat_template.h"
@@ -25,8 +26,9 @@ constexpr double kMaxTokens = 1 << 24;  // of one sequence: beyond any model, fa
 constexpr double kMaxBytes = double(1ll << 46);
 constexpr double kMaxSeed = double(1ll << 53);
 
-constexpr const char* kEngine = "serve generate";      // runs a model
-constexpr const char* kShape = "serve generate info";  // knows a model
+constexpr const char* kEngine = "serve generate worker";      // runs a model
+constexpr const char* kShape = "serve generate worker info";  // knows a model
+constexpr const char* kCluster = "serve generate";            // has a conductor
 
 // "a|b|c", the names of a table's rows: a new row is a new choice.
 template <class Rows>
@@ -48,7 +50,8 @@ std::vector<OptionRow> make_rows() {
   // The rows keep pointers into these.
   static const std::string allocators = names(kv_schemes()), batchings = names(batch_policies()),
                            admissions = names(admission_rules(), "auto"),
-                           placements = names(placement_policies()), wires = names(transports()),
+                           placements = names(placement_policies()),
+                           orders = names(disagg_policies()), wires = names(transports()),
                            device_names = names(devices()),
                            evictions = names(eviction_policies()),
                            templates = names(chat_templates(), "auto|none"),
@@ -133,14 +136,47 @@ std::vector<OptionRow> make_rows() {
        kEngine},
 
       // Prefill/decode disaggregation.
-      {"disagg", choice, "prefill_first", "", "prefill_first", 0, 0, "how P and D share a request",
-       kEngine},
+      {"disagg", choice, "prefill_first", "", orders.c_str(), 0, 0,
+       "how P and D share a request, or when one does both", kCluster},
+      {"kv-transfer", choice, "push", "", "push|pull", 0, 0,
+       "prefill_first: P writes while it computes, or D reads when P is done", kCluster},
+      {"max-local-prefill", integer, "1000", "tokens", "", 0, kMaxTokens,
+       "conditional_threshold 0.1: longer uncached prompts are computed remotely", kCluster},
+      {"max-prefill-queue", integer, "2", "jobs", "", 0, 1 << 20,
+       "conditional_threshold 0.1: unless so many wait already", kCluster},
+      {"disagg-generation", choice, "0.1", "", "0.1|1.x", 0, 0,
+       "conditional_threshold: which of Dynamo's two rules", kCluster},
+      {"kv-checksum", choice, "off", "", "on|off", 0, 0,
+       "of all KV that crosses; a difference is a recompute", kEngine},
       {"transport", choice, "local", "", wires.c_str(), 0, 0,
-       "how KV goes from P to D: copied, or handed over as block ids of one shared pool", kEngine},
+       "how KV goes from P to D: copied, or handed over as block ids of one shared pool; with "
+       "--processes not given: shm",
+       kEngine},
       {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0,
        "when KV is sent: after each layer, each chunk, or the whole prompt", kEngine},
       {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0,
-       "which P and which D take a request", kEngine},
+       "which P and which D take a request", kCluster},
+
+      // Instances as processes.
+      {"processes", flag, "off", "", "", 0, 0, "every instance in a process of its own", kCluster},
+      {"restart-workers", choice, "on", "", "on|off", 0, 0,
+       "--processes: a worker that dies is started again", kCluster},
+      {"lease", number, "3", "s", "", 0.05, 3600,
+       "--processes: without a word for so long a worker, or KV that is held for one, is given up",
+       kCluster},
+      {"cluster-bind", text, "", "ADDRESS", "HOST:PORT or unix:/path", 0, 0,
+       "--processes: where workers join; empty: a socket of this user's in a private folder",
+       kCluster},
+      {"cluster-key-file", text, "", "", "FILE", 0, 0,
+       "the cluster's secret; needed beyond this host", "serve generate worker"},
+      {"role", choice, "colocated", "", "prefill|decode|colocated", 0, 0, "of this worker",
+       "worker"},
+      {"join", text, "", "ADDRESS", "HOST:PORT or unix:/path", 0, 0, "the conductor's address",
+       "worker"},
+      {"peer-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0,
+       "where other workers reach this one", "worker"},
+      {"give-up", number, "0", "s", "", 0, 86400,
+       "without a conductor for so long the worker ends; 0: it waits for one", "worker"},
 
       // The machine.
       {"threads", integer, "0", "threads", "", 0, 1024,
@@ -262,12 +298,12 @@ std::vector<OptionRow> make_rows() {
        "what to measure; cuda: copies, products and launches of the card", "peak"},
 
       // Everybody.
-      {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random", "serve generate bench"},
+      {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random", "serve generate worker bench"},
       {"json", text, "", "", "FILE", 0, 0, "also write the result there",
        "bench peak info prefix-stats"},
       {"config", text, "", "", "FILE", 0, 0,
        "read options from FILE, lines `name = value`; the command line wins",
-       "serve generate bench peak info prefix-stats"},
+       "serve generate worker bench peak info prefix-stats"},
   };
 }
 
@@ -293,7 +329,9 @@ Status check_options(const Options& options, std::string_view group) {
     if (dataset == "mooncake" && options.given("rate"))
       return invalid("--rate: the mooncake trace brings its own times; use --time-scale");
   }
-  if ((group == "serve" || group == "generate") && !options.text("disk-kv-dir").empty() &&
+  if (group == "worker" && options.text("join").empty())
+    return invalid("--join: expected the conductor's address");
+  if ((group == "serve" || group == "generate" || group == "worker") && !options.text("disk-kv-dir").empty() &&
       options.integer("host-kv-bytes") == 0)
     return invalid("--disk-kv-dir: needs --host-kv-bytes, through which KV goes to the disk");
   if (group == "generate" && options.text("prompt").empty())

@@ -36,7 +36,7 @@ class SignalThread {
     pthread_sigmask(SIG_BLOCK, &set_, nullptr);
     signal(SIGPIPE, SIG_IGN);
   }
-  void start(HttpServer& server, Cluster& cluster) {
+  void start(HttpServer& server, Runtime& cluster) {
     thread_ = std::thread([this, &server, &cluster] {
       for (int received, count = 0; sigwait(&set_, &received) == 0 && received != SIGUSR1;) {
         if (++count == 1) {
@@ -94,23 +94,23 @@ int serve_main(const Options& options) {
   http.dev_endpoints = options.flag("dev-endpoints");
   http.server_info = options.table();
   http.reset_prefix_cache = [&stack] {
-    for (const auto& instance : stack.cluster->instances()) instance->memory().clear_prefix_cache();
+    stack.runtime->clear_prefix_caches();
   };
   Result<std::unique_ptr<HttpServer>> listening = HttpServer::listen(
-      http, *stack.cluster, stack.tokenizer.get(), stack.chat_template, stack.clock);
+      http, *stack.runtime, stack.tokenizer.get(), stack.chat_template, stack.clock);
   if (!listening) return fail(listening.error());
   HttpServer& server = *listening.value();
 
-  stack.cluster->start();
-  signals.start(server, *stack.cluster);
+  if (Status started = stack.runtime->start(); !started) return fail(started.error());
+  signals.start(server, *stack.runtime);
   std::fprintf(stderr, "xpyd serve: %s as %s on http://%s:%d\n", http.model_name.c_str(),
                options.text("topology").c_str(), http.host.c_str(), server.port());
   server.run();
 
-  stack.cluster->stop();
-  std::fputs(stack.backend->describe().c_str(), stderr);  // graphs and kernels chosen since it started
+  stack.runtime->stop();
+  if (stack.backend) std::fputs(stack.backend->describe().c_str(), stderr);  // graphs and kernels chosen since it started
   std::fprintf(stderr, "logits hash %016llx\n",
-               static_cast<unsigned long long>(stack.cluster->logits_hash()));
+               static_cast<unsigned long long>(stack.runtime->logits_hash()));
   return 0;
 }
 

@@ -4,8 +4,10 @@
 #include <cstdio>
 
 #include "allocator/kv_plan.h"
+#include "base/version.h"
 #include "batch/admission.h"
 #include "model/folder.h"
+#include "server/local_workers.h"
 
 namespace xpyd {
 namespace {
@@ -27,8 +29,10 @@ std::string model_dir(const Options& options) {
   return options.positional().empty() ? kDemoModel : options.positional()[0];
 }
 
-Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
-  Result<std::vector<Role>> topology = parse_topology(options.text("topology"));
+Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
+  const auto has = [&](const char* name) { return options.values().contains(name); };
+  const bool worker = has("role");
+  Result<std::vector<Role>> topology = parse_topology(worker ? "1C" : options.text("topology"));
   if (!topology) return topology.error();
 
   auto stack = std::make_unique<Stack>();
@@ -60,7 +64,7 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
                      std::to_string(stack->config.max_position));
     stack->max_model_len = int(wanted);
   }
-  ClusterOptions cluster;
+  ClusterOptions& cluster = stack->options;
   cluster.topology = topology.value();
   cluster.kv_scheme = find_kv_scheme(options.text("allocator"));
   cluster.kv.order =
@@ -83,8 +87,26 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
                       .disk_eviction = options.text("disk-eviction")};
   cluster.batching = find_batch_policy(options.text("batching"));
   cluster.admission = find_admission_rule(options.text("admit"));
-  cluster.placement = find_placement_policy(options.text("placement"));
-  cluster.transport = find_transport(options.text("transport"));
+  if (!worker) {
+    cluster.placement = find_placement_policy(options.text("placement"));
+    cluster.disagg = find_disagg_policy(options.text("disagg"));
+    cluster.disagg_options = {
+        .pull = options.text("kv-transfer") == "pull",
+        .max_local_prefill_tokens = int(options.integer("max-local-prefill")),
+        .max_prefill_queue = int(options.integer("max-prefill-queue")),
+        .first_generation = options.text("disagg-generation") == "0.1"};
+  }
+  // Processes share no memory unless the wire makes it so.
+  const bool processes = worker || options.flag("processes");
+  const std::string wire =
+      processes && !options.given("transport") ? "shm" : options.text("transport");
+  cluster.transport = find_transport(wire);
+  if (processes && !cluster.transport->leaves_process)
+    return invalid("--transport " + wire + " stays within one process: expected, with processes, " +
+                   "one of those that leave it");
+  if (cluster.transport->shared_pool && cluster.disagg_options.pull)
+    return invalid("--kv-transfer pull: --transport " + wire + " hands blocks over, and reads none");
+  cluster.kv_checksum = options.text("kv-checksum") == "on";
   cluster.stream_kv = stream_kv(options.text("stream-kv"));
   cluster.max_batch = int(options.integer("max-batch"));
   cluster.step_tokens = int(
@@ -113,24 +135,58 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
       stack->max_model_len = cluster.max_model_len = int(holds);
     }
   }
+  return stack;
+}
+
+Status open_backend(Stack& stack, const Options& options, int n_instances) {
+  ClusterOptions& cluster = stack.options;
   BackendOptions backend{.options = options,
-                         .model_dir = dir,
-                         .config = stack->config,
-                         .n_instances = int(cluster.topology.size()),
+                         .model_dir = stack.model_dir,
+                         .config = stack.config,
+                         .n_instances = n_instances,
                          .max_step_tokens = std::max(cluster.step_tokens, cluster.max_batch),
                          .max_batch = cluster.max_batch,
-                         .max_model_len = stack->max_model_len};
+                         .max_model_len = stack.max_model_len};
   Result<std::unique_ptr<Backend>> opened = find_device(options.text("device"))->open(backend);
   if (!opened) return opened.error();
-  stack->backend = std::move(opened).value();
-  cluster.device = &stack->backend->device();
-  cluster.make_model = [&backend = *stack->backend](int i, DeviceQueue& queue) {
+  stack.backend = std::move(opened).value();
+  cluster.device = &stack.backend->device();
+  cluster.make_model = [&backend = *stack.backend](int i, DeviceQueue& queue) {
     return backend.make_model(i, queue);
   };
-  Result<std::unique_ptr<Cluster>> built = Cluster::create(std::move(cluster), stack->clock);
+  return ok();
+}
+
+uint64_t fingerprint(const Stack& stack) {
+  const ClusterOptions& o = stack.options;
+  std::string text = std::string(version()) + " " + stack.config.name + " " +
+                     std::to_string(stack.config.vocab) + " " + std::to_string(stack.max_model_len) +
+                     " " + o.transport->name;
+  const KvShape& s = o.kv.shape;
+  for (int n : {s.n_layers, s.n_kv_heads, s.head_dim, int(s.dtype)})
+    text += " " + std::to_string(n);
+  uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
+  for (char c : text) hash = (hash ^ uint8_t(c)) * 0x100000001b3u;
+  return hash;
+}
+
+Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
+  Result<std::unique_ptr<Stack>> prepared = prepare_stack(options);
+  if (!prepared) return prepared.error();
+  Stack& stack = *prepared.value();
+  if (options.flag("processes")) {
+    Result<std::unique_ptr<Runtime>> cluster = make_local_workers(stack, options);
+    if (!cluster) return cluster.error();
+    stack.runtime = std::move(cluster).value();
+    return prepared;
+  }
+  if (Status opened = open_backend(stack, options, int(stack.options.topology.size())); !opened)
+    return opened.error();
+  Result<std::unique_ptr<Cluster>> built = Cluster::create(stack.options, stack.clock);
   if (!built) return built.error();
-  stack->cluster = std::move(built).value();
-  return stack;
+  stack.cluster = built.value().get();
+  stack.runtime = std::move(built).value();
+  return prepared;
 }
 
 }  // namespace xpyd

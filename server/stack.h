@@ -23,15 +23,23 @@ struct Stack {
   std::unique_ptr<const Tokenizer>
       tokenizer;  // null with --load-format dummy and no tokenizer.json
   const ChatTemplate* chat_template = nullptr;
-  std::unique_ptr<Backend> backend;
   int max_model_len = 0;             // tokens
-  std::unique_ptr<Cluster> cluster;  // not started
+  ClusterOptions options;            // all that the model files and the command line say of it
+  std::unique_ptr<Backend> backend;  // null with --processes: the workers have theirs
+  std::unique_ptr<Runtime> runtime;  // not started
+  Cluster* cluster = nullptr;        // the runtime, where its instances are threads
 };
 
 // MODEL_DIR, or the embedded demo model.
 std::string model_dir(const Options& options);
 
-// The error names the option or the file.
+// The errors name the option or the file.
 Result<std::unique_ptr<Stack>> build_stack(const Options& options);
+
+// In parts: a worker has no runtime. Before open_backend: prepare_stack with the same options.
+Result<std::unique_ptr<Stack>> prepare_stack(const Options& options);
+Status open_backend(Stack& stack, const Options& options, int n_instances);
+// Of all that instances must agree on, so that KV may cross between them.
+uint64_t fingerprint(const Stack& stack);
 
 }  // namespace xpyd

@@ -67,7 +67,7 @@ int Recorder::ended() const {
 }
 
 TinyCluster::TinyCluster(const TinySetup& setup,
-                         std::unique_ptr<KvTransport> (*transport)(DeviceQueue&)) {
+                         Result<std::unique_ptr<KvTransport>> (*transport)(const TransportOptions&)) {
   transport_row = *find_transport(setup.transport);
   if (transport) transport_row.make = transport;
   ClusterOptions options;
@@ -83,6 +83,8 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.batching = find_batch_policy(setup.batching);
   options.placement = find_placement_policy(setup.placement);
   options.transport = &transport_row;
+  options.disagg = find_disagg_policy(setup.disagg);
+  options.disagg_options = setup.disagg_options;
   options.stream_kv = setup.stream_kv;
   options.max_batch = setup.max_batch;
   options.step_tokens = setup.step_tokens;

@@ -23,6 +23,8 @@ std::shared_ptr<const Weights> tiny_weights();
 struct TinySetup {
   std::string topology = "1C", scheme = "paged", batching = "chunked", placement = "least_loaded",
               transport = "local";
+  std::string disagg = "prefill_first";
+  DisaggOptions disagg_options;
   KvOrder order = KvOrder::layer_major;
   Dtype kv_dtype = Dtype::f32;
   StreamKv stream_kv = StreamKv::layer;
@@ -66,7 +68,7 @@ class Recorder final : public EventSink {
 class TinyCluster {
  public:
   explicit TinyCluster(const TinySetup& setup,
-                       std::unique_ptr<KvTransport> (*transport)(DeviceQueue&) = nullptr);
+                       Result<std::unique_ptr<KvTransport>> (*transport)(const TransportOptions&) = nullptr);
   // Submits greedy requests with ids first_id, first_id + 1, …
   Status submit(std::shared_ptr<const Request> request);
   // Turns all instances on this thread until nothing moves.

@@ -1,18 +1,21 @@
 #include "disagg/transport/transport.h"
 
+#include "disagg/transport/shared_memory.h"
 #include "disagg/transport/wires.h"
 
 namespace xpyd {
 namespace {
 
 constexpr TransportRow kTransports[] = {
-    {"local", make_local_transport, false, false, "one process, one copy by the poster's queue"},
-    {"handoff", make_handoff_transport, true, false, "one pool, no copy: block ids change hands"},
-    {"shm", make_shm_transport, false, true,
+    {"local", make_local_transport, false, false, nullptr,
+     "one process, one copy by the poster's queue"},
+    {"handoff", make_handoff_transport, true, false, nullptr,
+     "one pool, no copy: block ids change hands"},
+    {"shm", make_shm_transport, false, true, shared_memory_device,
      "processes of one machine, one copy into the peer's memfd"},
-    {"rdma", make_rdma_transport, false, true,
+    {"tcp", make_tcp_transport, false, true, nullptr, "sockets, straight out of and into the pools"},
+    {"rdma", make_rdma_transport, false, true, nullptr,
      "RDMA cards: one-sided writes and reads (libibverbs, RC)"},
-    {"tcp", make_tcp_transport, false, true, "sockets, straight out of and into the pools"},
 };
 
 }  // namespace

@@ -183,7 +183,8 @@ Outcome serve(const std::string& scheme, const std::string& policy, const std::s
     request->ignore_eos = true;
     request->n = random.below(8) == 0 ? 3 : 1;
     choices += request->n;
-    engine.submit(make_sequence(request, sink, std::make_shared<std::atomic<bool>>(false)));
+    engine.submit(make_sequence(request, {.stands_for = request->n}, sink,
+                                std::make_shared<std::atomic<bool>>(false), nullptr));
     for (uint64_t turns = random.below(4); turns > 0; --turns) engine.step();
   }
   while (!engine.idle()) REQUIRE(engine.step());

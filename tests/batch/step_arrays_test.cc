@@ -22,7 +22,7 @@ struct Scene {
 
   void add(int n_tokens) {
     auto request = tiny_request(0, std::vector<int32_t>(size_t(n_tokens), 1), 1);
-    alive.push_back(make_sequence(request, nullptr, nullptr));
+    alive.push_back(make_sequence(request, {}, nullptr, nullptr, nullptr));
     for (int32_t& t : alive.back()->tokens) t = next_token++ % 96;
     alive.back()->kv = memory->reserve(alive.back()->tokens, 0).value().handle;
     REQUIRE(memory->append(alive.back()->kv, n_tokens + 40));

@@ -8,6 +8,7 @@
 
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
+#include "tests/wrapped_transport.h"
 
 namespace xpyd::testing {
 namespace {
@@ -36,11 +37,49 @@ void check_quiescent(TinyCluster& tiny) {
     instance->memory().check_invariants(alone);
     KvStats kv = instance->memory().stats();
     CHECK(kv.free + kv.cached == kv.capacity);
-    CHECK(instance->queued_requests == 0);
-    CHECK(instance->queued_tokens == 0);
-    CHECK(instance->decoding_sequences == 0);
+    const PlacedLoad load = tiny.cluster->conductor().load(instance->options().id);
+    CHECK(load.queued_requests == 0);
+    CHECK(load.queued_tokens == 0);
+    CHECK(load.sequences == 0);
   }
 }
+
+// The local wire, whose transfers are seen to be done some polls later, in another order, and may
+// fail.
+class SlowWire final : public WrappedTransport {
+ public:
+  static inline int fail_every = 0;  // of the transfers, 0 = none
+  static Result<std::unique_ptr<KvTransport>> make(const TransportOptions& options) {
+    return std::unique_ptr<KvTransport>(std::make_unique<SlowWire>(options));
+  }
+  explicit SlowWire(const TransportOptions& options) : WrappedTransport("local", options) {}
+  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
+    const bool fails = fail_every > 0 && ++posts_ % fail_every == 0;
+    TransferPlan half = plan;
+    if (fails)
+      for (Copy& copy : half.copies) copy.bytes /= 2;
+    const TransferId id = WrappedTransport::post(transfer, half);
+    flights_[id] = {1 + int(random_.below(9)), fails};
+    return id;
+  }
+  TransferState poll(TransferId id) override {
+    Flight& flight = flights_.at(id);
+    if (--flight.polls_left > 0) return TransferState::in_flight;
+    const bool fails = flight.fails;
+    flights_.erase(id);
+    CHECK(WrappedTransport::poll(id) == TransferState::done);
+    return fails ? TransferState::failed : TransferState::done;
+  }
+
+ private:
+  struct Flight {
+    int polls_left = 0;
+    bool fails = false;
+  };
+  std::map<TransferId, Flight> flights_;
+  int64_t posts_ = 0;
+  Random random_{5};
+};
 
 const char* kTopologies[] = {"1C", "1P1D", "2P1D", "1P2D", "2P2D", "1C1P1D"};
 
@@ -62,6 +101,77 @@ TEST_CASE("requests end once with the oracle's tokens, in every topology", "[clu
         }
         check_quiescent(tiny);
       }
+}
+
+struct Order {
+  const char* disagg;
+  bool pull;
+  int max_local;  // tokens
+};
+const Order kOrders[] = {{"prefill_first", false, 0},         {"prefill_first", true, 0},
+                         {"decode_first", false, 0},          {"conditional_threshold", false, 0},
+                         {"conditional_threshold", false, 25}, {"conditional_cost", false, 0},
+                         {"conditional_cost", true, 0}};
+
+TinySetup in_order(const Order& order, const char* topology) {
+  TinySetup setup{.topology = topology};
+  setup.disagg = order.disagg;
+  setup.disagg_options = {.pull = order.pull,
+                          .max_local_prefill_tokens = order.max_local,
+                          .max_prefill_queue = 100};
+  return setup;
+}
+
+TEST_CASE("every order of prefill and decode gives the oracle's tokens", "[cluster][order]") {
+  for (const Order& order : kOrders)
+    for (const char* topology : {"1P1D", "2P1D", "1P2D", "2P2D", "1C1P1D"})
+      for (const char* scheme : {"paged", "contiguous", "vattention"})
+        for (StreamKv stream : {StreamKv::layer, StreamKv::request}) {
+          INFO(order.disagg << " pull " << order.pull << " local to " << order.max_local << " "
+                            << topology << " " << scheme << " stream " << int(stream));
+          TinySetup setup = in_order(order, topology);
+          setup.scheme = scheme;
+          setup.stream_kv = stream;
+          setup.step_tokens = 16;
+          setup.pool_bytes = 4096 * 256;
+          TinyCluster tiny(setup);
+          for (int i = 0; i < 12; ++i) {
+            auto request = tiny_request(uint64_t(i), prompt_of(1 + 9 * (i % 6), i % 5), 4);
+            request->n = 1 + i % 3;
+            REQUIRE(tiny.submit(request).ok());
+          }
+          tiny.run();
+          for (int i = 0; i < 12; ++i)
+            for (int c = 0; c < 1 + i % 3; ++c) {
+              Recorder::Choice choice = tiny.recorder->choice(uint64_t(i), c);
+              CHECK(choice.ends == 1);
+              CHECK(choice.tokens == oracle(prompt_of(1 + 9 * (i % 6), i % 5), 4));
+            }
+          check_quiescent(tiny);
+        }
+}
+
+TEST_CASE("the threshold of decode_first keeps short prompts on D, and D's prefix is not sent again",
+          "[cluster][order]") {
+  TinyCluster tiny(in_order({"conditional_threshold", false, 25}, "1P1D"));
+  REQUIRE(tiny.submit(tiny_request(1, prompt_of(25), 4)).ok());
+  tiny.run();
+  auto stats = tiny.cluster->stats().instances;
+  CHECK(stats[0].steps == 0);
+  REQUIRE(tiny.submit(tiny_request(2, prompt_of(60), 4)).ok());
+  tiny.run();
+  stats = tiny.cluster->stats().instances;
+  CHECK(stats[0].transfers == 1);
+  CHECK(stats[0].transfer_bytes == (60 - 1 - 16) * 256);  // D's cache has one block of the first
+  CHECK(stats[0].generated_tokens == 1);                  // sampled there, and nobody's
+  CHECK(tiny.recorder->choice(2).tokens == oracle(prompt_of(60), 4));
+  // Ten more now, with a cached prefix: D computes them itself.
+  auto longer = prompt_of(70);
+  REQUIRE(tiny.submit(tiny_request(3, longer, 4)).ok());
+  tiny.run();
+  CHECK(tiny.cluster->stats().instances[0].transfers == 1);
+  CHECK(tiny.recorder->choice(3).tokens == oracle(longer, 4));
+  check_quiescent(tiny);
 }
 
 TEST_CASE("a pool too small for all: preemption by recompute changes nothing", "[cluster]") {
@@ -198,6 +308,37 @@ TEST_CASE("abort at every moment frees everything and ends each choice once", "[
       }
 }
 
+TEST_CASE("abort at every moment, in every order", "[cluster][order]") {
+  for (const Order& order : kOrders)
+    for (int moment = 0; moment < 14; ++moment) {
+      INFO(order.disagg << " pull " << order.pull << " turn " << moment);
+      TinySetup setup = in_order(order, "2P1D");
+      setup.step_tokens = 16;
+      setup.pool_bytes = 128 * 256;
+      TinyCluster tiny(setup, SlowWire::make);
+      SlowWire::fail_every = 0;
+      for (uint64_t id = 0; id < 4; ++id) {
+        auto request = tiny_request(id, prompt_of(40, int(id)), 8);
+        request->n = 1 + int(id % 3);
+        REQUIRE(tiny.submit(request).ok());
+      }
+      for (int i = 0; i < moment; ++i) tiny.cluster->turn();
+      for (uint64_t id = 0; id < 3; ++id) tiny.cluster->abort(id);
+      while (!tiny.cluster->wait_idle(0)) tiny.cluster->turn();
+      for (int i = 0; i < 20; ++i) tiny.cluster->turn();
+      for (uint64_t id = 0; id < 4; ++id)
+        for (int c = 0; c < 1 + int(id % 3); ++c) {
+          Recorder::Choice choice = tiny.recorder->choice(id, c);
+          CHECK(choice.ends == 1);
+          Tokens all = oracle(prompt_of(40, int(id)), 8);
+          REQUIRE(choice.tokens.size() <= all.size());
+          CHECK(choice.tokens == Tokens(all.begin(), all.begin() + long(choice.tokens.size())));
+          if (id == 3) CHECK(choice.finish == FinishReason::length);
+        }
+      check_quiescent(tiny);
+    }
+}
+
 TEST_CASE("a deadline ends a request with timeout", "[cluster]") {
   TinyCluster tiny({.topology = "1P1D"});
   auto request = tiny_request(1, prompt_of(20), 400);
@@ -253,35 +394,6 @@ TEST_CASE("one-token answers end on P and give D's reservation back", "[cluster]
   }
 }
 
-// A wire whose copies happen some polls later, in another order, and may fail.
-class SlowWire final : public KvTransport {
- public:
-  static inline int fail_every = 0;  // of the transfers, 0 = none
-  static std::unique_ptr<KvTransport> make(DeviceQueue&) { return std::make_unique<SlowWire>(); }
-  TransferId post(const TransferPlan& plan) override {
-    flights_[++last_] = {plan, 1 + int(random_.below(9))};
-    return last_;
-  }
-  TransferState poll(TransferId id) override {
-    Flight& flight = flights_.at(id);
-    if (--flight.polls_left > 0) return TransferState::in_flight;
-    bool fails = fail_every > 0 && id % fail_every == 0;
-    for (const Copy& copy : flight.plan.copies)
-      std::copy_n(copy.source, fails ? copy.bytes / 2 : copy.bytes, copy.destination);
-    flights_.erase(id);
-    return fails ? TransferState::failed : TransferState::done;
-  }
-
- private:
-  struct Flight {
-    TransferPlan plan;
-    int polls_left;
-  };
-  std::map<TransferId, Flight> flights_;
-  TransferId last_ = 0;
-  Random random_{5};
-};
-
 TEST_CASE("a slow or failing wire delays or recomputes, and no token changes", "[cluster]") {
   for (int fail_every : {0, 1, 3})
     for (StreamKv stream : {StreamKv::layer, StreamKv::chunk, StreamKv::request})
@@ -308,25 +420,24 @@ TEST_CASE("a slow or failing wire delays or recomputes, and no token changes", "
 }
 
 // The reason why parity is worth testing: a single wrong byte of KV shows.
-class FlippingWire final : public KvTransport {
+class FlippingWire final : public WrappedTransport {
  public:
-  static std::unique_ptr<KvTransport> make(DeviceQueue&) {
-    return std::make_unique<FlippingWire>();
+  static Result<std::unique_ptr<KvTransport>> make(const TransportOptions& options) {
+    return std::unique_ptr<KvTransport>(std::make_unique<FlippingWire>(options));
   }
-  TransferId post(const TransferPlan& plan) override {
-    for (const Copy& copy : plan.copies) std::copy_n(copy.source, copy.bytes, copy.destination);
-    if (first_) plan.copies[0].destination[2] ^= std::byte{0x40};
-    first_ = false;
-    return 0;
+  explicit FlippingWire(const TransportOptions& options) : WrappedTransport("local", options) {}
+  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
+    const TransferId id = WrappedTransport::post(transfer, plan);
+    if (std::exchange(first_, false)) plan.copies[0].destination[2] ^= std::byte{0x40};
+    return id;
   }
-  TransferState poll(TransferId) override { return TransferState::done; }
 
  private:
   bool first_ = true;
 };
 
 TEST_CASE("one flipped bit between P and D changes the logits hash", "[cluster]") {
-  auto hash = [](std::unique_ptr<KvTransport> (*wire)(DeviceQueue&)) {
+  auto hash = [](Result<std::unique_ptr<KvTransport>> (*wire)(const TransportOptions&)) {
     TinyCluster tiny({.topology = "1P1D"}, wire);
     REQUIRE(tiny.submit(tiny_request(1, prompt_of(40), 6)).ok());
     tiny.run();
@@ -344,7 +455,7 @@ TEST_CASE("instances as threads: many clients, aborts, and a stop in the middle"
       setup.pool_bytes = 512 * 256;
       setup.step_tokens = 32;
       TinyCluster tiny(setup);
-      tiny.cluster->start();
+      REQUIRE(tiny.cluster->start().ok());
       constexpr int kRequests = 60;
       std::vector<std::thread> clients;
       for (int client = 0; client < 3; ++client)

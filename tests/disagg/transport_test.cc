@@ -11,6 +11,7 @@
 
 #include "base/memory.h"
 #include "base/random.h"
+#include "disagg/transport/fault.h"
 #include "disagg/transport/shared_memory.h"
 #include "disagg/transport/window_table.h"
 #include "disagg/transport/wires.h"
@@ -38,6 +39,17 @@ const RegisterWire shm_wire({.name = "shm",
                              .needs_owner = false});
 
 const RegisterWire tcp_wire({.name = "tcp", .make = make_tcp_transport, .memory = plain_memory});
+
+// Late and out of order, but within what is promised.
+const RegisterWire fault_wire(
+    {.name = "fault:shm",
+     .make =
+         [](const TransportOptions& options) {
+           return parse_transport("fault:shm,seed=5,delay=50us,reorder=0.2").value().make(options);
+         },
+     .memory = [](size_t bytes) { return shared_pool_memory(bytes).value(); },
+     .checks_ranges = false,
+     .needs_owner = false});
 
 constexpr PeerId kPoster = 1, kOwner = 2, kThird = 3;
 constexpr size_t KiB = 1024, MiB = 1024 * KiB;

@@ -9,6 +9,7 @@
 #include "model/safetensors.h"
 #include "model/tokenizer.h"
 #include "tests/catch.h"
+#include "tests/wrapped_transport.h"
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing {
@@ -122,11 +123,15 @@ struct Spoiled {
 } spoiled;
 
 // Sends as `local` does, and then flips bit 6 of one byte of one row where it has arrived.
-class SpoilingTransport final : public KvTransport {
+class SpoilingTransport final : public WrappedTransport {
  public:
-  explicit SpoilingTransport(DeviceQueue& sender) : local_(make_local_transport(sender)) {}
-  TransferId post(const TransferPlan& plan) override {
-    TransferId id = local_->post(plan);
+  static Result<std::unique_ptr<KvTransport>> make(const TransportOptions& options) {
+    return std::unique_ptr<KvTransport>(std::make_unique<SpoilingTransport>(options));
+  }
+  explicit SpoilingTransport(const TransportOptions& options)
+      : WrappedTransport("local", options) {}
+  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
+    const TransferId id = WrappedTransport::post(transfer, plan);
     const size_t row = spoiled.row.size();
     for (const Copy& copy : plan.copies)
       for (size_t at = 0; at + row <= copy.bytes; at += row) {
@@ -136,15 +141,7 @@ class SpoilingTransport final : public KvTransport {
       }
     return id;
   }
-  TransferState poll(TransferId id) override { return local_->poll(id); }
-
- private:
-  std::unique_ptr<KvTransport> local_;
 };
-
-std::unique_ptr<KvTransport> make_spoiling_transport(DeviceQueue& sender) {
-  return std::make_unique<SpoilingTransport>(sender);
-}
 
 TEST_CASE("demo model: one flipped byte between P and D changes the hash and the answer",
           "[demo]") {
@@ -165,7 +162,7 @@ TEST_CASE("demo model: one flipped byte between P and D changes the hash and the
   Answer whole = ask(prompt, "1P1D", find_transport("local"));
   REQUIRE(whole.text == "The key of box 17 is amber.");
   TransportRow wire = *find_transport("local");
-  wire.make = make_spoiling_transport;
+  wire.make = SpoilingTransport::make;
   spoiled = {std::vector<std::byte>(layout.shape.row_bytes(), std::byte{1}), 0, 0};  // no such row
   Answer untouched = ask(prompt, "1P1D", &wire);
   CHECK(untouched.text == whole.text);

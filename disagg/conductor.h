@@ -1,0 +1,184 @@
+// The conductor: which instances there are, where each request is served, and what becomes of it when
+// one of them fails. It sees messages alone; threads, processes and the network are its callers'.
+//
+// A request's choices are served by attempts. An attempt that fails (an instance is gone, or has
+// given it up) is placed anew, from the prompt and the tokens that the client has; tokens of attempts
+// that were given up are dropped, so the client's stream goes on without a token twice or missing.
+//
+// Thread safety: any thread.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/random.h"
+#include "disagg/messages.h"
+#include "disagg/order.h"
+#include "disagg/placement.h"
+#include "disagg/service.h"
+
+namespace xpyd {
+
+struct ConductorOptions {
+  const PlacementPolicy* placement = nullptr;
+  const DisaggPolicy* disagg = nullptr;
+  DisaggOptions disagg_options;
+  bool zero_copy = false;   // the wire: nothing can be pulled
+  int max_model_len = 0;    // tokens: prompt and output together
+  int max_queue = 256;      // requests waiting per prefill or colocated instance
+  int prefill_window = 1;   // decode_first: jobs that a prefill instance has not started yet
+  int max_tries = 16;       // attempts of one choice
+  double patience_s = 30;   // that a request waits for an instance to be there
+  double lease_s = 0;       // an instance that is silent for so long is gone; 0: never
+  uint64_t seed = 0;
+};
+
+// What the conductor can ask about an instance at once. Any thread.
+class InstanceProbe {
+ public:
+  virtual ~InstanceProbe() = default;
+  virtual InstanceStats stats() const = 0;
+  virtual KvStats kv() const = 0;
+  // Prompt tokens that it would not have to compute.
+  virtual int promise(std::span<const int32_t> tokens, uint64_t salt) const = 0;
+};
+
+// Load that was placed on an instance and is not done, as the conductor counts it.
+struct PlacedLoad {
+  int queued_requests = 0;    // to prefill, not started
+  int64_t queued_tokens = 0;  // uncached prompt tokens, prompt not done
+  int sequences = 0;          // to decode, not ended
+};
+
+// Cumulative.
+struct ConductorStats {
+  int64_t attempts = 0, failed_attempts = 0, replaced_choices = 0;
+  int64_t late_tokens = 0;  // of attempts that were given up
+  int64_t joined = 0, left = 0;
+};
+
+class Conductor final : public Service {
+ public:
+  Conductor(ConductorOptions options, Clock& clock, Post& post);
+  ~Conductor() override;
+
+  InstanceId new_id();
+  void joined(InstanceInfo info, std::shared_ptr<InstanceProbe> probe);
+  void left(InstanceId id, const std::string& why);
+  void drain(InstanceId id, bool on);  // it gets nothing new
+  void receive(InstanceId from, Message message);
+  void tick();  // every so often: who is silent, who has waited too long
+
+  Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
+  void abort(uint64_t request_id) override;
+  ServiceStats stats() const override;
+  bool healthy() const override;
+
+  void drain();                    // refuses new requests from now on
+  bool wait_idle(double seconds);  // true: nothing in flight any more
+  bool idle(InstanceId id) const;  // nothing is placed there
+  void end_all(const std::string& why);
+
+  // Order-independent sum over the choices that ended by stop or length of their logits hash
+  // (DESIGN D1).
+  uint64_t logits_hash() const;
+  PlacedLoad load(InstanceId id) const;
+  ConductorStats totals() const;
+  std::vector<InstanceInfo> members() const;
+  void set_shared_pool(bool shared) { shared_pool_ = shared; }
+
+ private:
+  struct Member {
+    InstanceInfo info;
+    std::shared_ptr<InstanceProbe> probe;
+    PlacedLoad load;
+    bool draining = false;
+    double heard_s = 0;  // Clock
+  };
+  struct Attempt {
+    uint64_t request = 0;
+    int first = 0, count = 1;  // choices
+    int left = 1;              // of them, not ended
+    DisaggOrder order = DisaggOrder::local;
+    InstanceId prefill = -1, decode = -1;
+    int uncached = 0;          // prompt tokens charged to `prefill`
+    bool queued = false, prompting = false;  // charged: queued_requests, queued_tokens
+  };
+  struct Choice {
+    std::vector<int32_t> output;
+    uint64_t logits_hash = 0;
+    bool ended = false;
+    AttemptId attempt = 0;  // 0: parked
+    InstanceId latest = -1;  // where its last token came from
+    std::map<int, TokenEvent> early;  // by index: what overtook others
+    int cached_tokens = -1;
+    double scheduled_s = 0;
+  };
+  struct Entry {
+    std::shared_ptr<const Request> request;
+    std::shared_ptr<EventSink> sink;
+    std::vector<Choice> choices;
+    int left = 0;
+    int tries = 0;
+    bool aborted = false;
+  };
+  struct Parked {
+    uint64_t request;
+    int first, count;
+    double since_s;
+  };
+  // Events to be passed on once the lock is free.
+  using Out = std::vector<std::pair<std::shared_ptr<EventSink>, TokenEvent>>;
+
+  void on(InstanceId from, TokenOf message, Out& out);
+  void on(InstanceId from, AttemptProgress message, Out& out);
+  void on(InstanceId from, AttemptFailed message, Out& out);
+  void on(InstanceId from, PrefillJob message, Out& out);
+  void on(InstanceId from, Report message, Out& out);
+  template <class M>
+  void on(InstanceId, M, Out&) {}  // between instances
+
+  void take(Entry& entry, Choice& choice, TokenEvent event, Out& out);
+  void end_choice(Entry& entry, int choice, FinishReason reason, const std::string& error, Out& out);
+  void forget_choice(uint64_t request, Entry& entry);
+  Placement place(const Request& request, std::span<const int32_t> tokens);
+  bool start(uint64_t id, int first, int count);
+  void fail(AttemptId attempt, const std::string& why, Out& out);
+  void remove(InstanceId id, const std::string& why, Out& out);
+  bool handed_over(const Attempt& attempt) const;
+  void uncharge_prompt(Attempt& attempt);
+  void forget(AttemptId attempt);
+  void retry_parked(Out& out);
+  void dispatch_jobs();
+  Member* find(InstanceId id);
+  static void pass_on(Out& out);
+
+  const ConductorOptions options_;
+  Clock& clock_;
+  Post& post_;
+  bool shared_pool_ = false;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable idle_;
+  bool draining_ = false;
+  Random random_;
+  std::map<InstanceId, Member> members_;
+  InstanceId last_id_ = -1;
+  AttemptId last_attempt_ = 0;
+  std::unordered_map<uint64_t, Entry> requests_;
+  std::unordered_map<AttemptId, Attempt> attempts_;
+  std::vector<Parked> parked_;
+  std::deque<PrefillJob> jobs_;  // the global prefill queue
+  std::vector<InstanceView> views_;
+  std::vector<InstanceId> view_ids_;
+  uint64_t logits_hash_ = 0;
+  ConductorStats totals_;
+};
+
+}  // namespace xpyd

@@ -1,0 +1,116 @@
+// Control channels between processes: authenticated, framed, ordered, full duplex, over TCP or a
+// Unix socket. One I/O thread per ControlLoop serves all of them.
+//
+// A channel lives from its handshake until one side closes it, the peer goes away or falls silent,
+// or something on it is wrong; then it is gone for good, and whoever needs it connects again. What
+// was sent and had not arrived is lost then: the channel says that it closed, never what arrived.
+//
+// Not protected: confidentiality. Frames cross in the clear; use a private network.
+//
+// Thread safety: send(), close() and the readers from any thread. Callbacks run on the I/O thread,
+// one at a time; they may send and close, and must not block: every other channel waits for them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "disagg/control/frame.h"
+#include "disagg/control/handshake.h"
+
+namespace xpyd {
+
+inline constexpr uint16_t kFirstFrameType = 16;  // of those below the channel makes its own use
+
+struct ChannelLimits {
+  double handshake_timeout_s = 5;  // until a peer has proved who it is; at most 1 KiB until then
+  double heartbeat_s = 0.5;        // a sign of life when nothing else was sent for that long
+  double silence_timeout_s = 3;    // without a byte from the peer: closed
+  double linger_s = 1;             // for a closed channel's last bytes to leave
+  size_t max_queue_bytes = 64u << 20;  // sent and not taken by the kernel: beyond, closed
+  int max_channels = 1024;
+  int max_unknown_peers = 64;  // in their handshake; beyond, the oldest goes
+  double spin_s = 0;           // the I/O thread polls that long after work, before it sleeps
+};
+
+struct ControlStats {
+  int64_t opened = 0, closed = 0;
+  int64_t refused = 0;  // handshakes that failed
+  int64_t forged = 0;   // channels closed because of a bad frame
+  int64_t silent = 0;   // … because their peer fell silent
+  int64_t stalled = 0;  // … because their peer did not read
+};
+
+struct ChannelEvents {
+  // A whole, authentic frame; `payload` lives until the call returns.
+  std::function<void(uint16_t type, std::string_view payload)> on_frame;
+  // Exactly once, and last.
+  std::function<void(const std::string& reason)> on_closed;
+};
+
+class ControlLoop;
+
+class Channel {
+ public:
+  ~Channel();
+  // Sends on this thread while the kernel takes it, and leaves the rest to the I/O thread; never
+  // blocks. False: the channel is closed, or is now because its peer does not read or the payload
+  // is longer than kMaxFramePayloadBytes. With `more_follow` bytes may wait for the next send():
+  // one system call for a whole batch.
+  bool send(uint16_t type, std::string_view payload, bool more_follow = false);
+  // on_closed follows on the I/O thread, at this side with `reason`, at the peer with it too. What
+  // was sent before still leaves, if the peer takes it within linger_s.
+  void close(const std::string& reason);
+  bool is_open() const;
+  const NodeIdentity& peer() const;
+  const std::string& address() const;  // of the other end, for messages
+  size_t queued_bytes() const;         // sent and not taken by the kernel
+  double heard_s() const;              // Clock: the peer's last sign of life
+
+ private:
+  friend class ControlLoop;
+  struct Impl;
+  explicit Channel(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+using ChannelPtr = std::shared_ptr<Channel>;
+
+// Where, and as whom.
+struct ControlEndpoint {
+  std::string address;  // address.h
+  ClusterKey key;       // without a secret only addresses of this host are taken
+  NodeIdentity self;
+};
+
+// Called on the I/O thread when a channel is open; gives what listens to it.
+using OnOpen = std::function<ChannelEvents(ChannelPtr channel)>;
+
+class ControlLoop {
+ public:
+  // `log` is told, on the I/O thread and once a second at most, of peers that were refused.
+  explicit ControlLoop(Clock& clock, const ChannelLimits& limits = {},
+                       std::function<void(const std::string&)> log = nullptr);
+  // Closes every channel (their on_closed run) and joins the thread.
+  ~ControlLoop();
+
+  // Listens until the loop goes. Returns the address with its real port.
+  Result<std::string> listen(const ControlEndpoint& endpoint, OnOpen on_open);
+  // Waits for a channel, timeout_s at most (a name's resolution not counted). Not from a callback.
+  Result<ChannelPtr> connect(const ControlEndpoint& endpoint, double timeout_s, OnOpen on_open);
+  // Runs f on the I/O thread, soon.
+  void post(std::function<void()> f);
+
+  ControlStats stats() const;
+
+ private:
+  friend class Channel;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace xpyd

@@ -1,0 +1,373 @@
+#include "disagg/kv_receiver.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "disagg/checksum.h"
+
+namespace xpyd {
+
+// ---- What comes in.
+
+void KvReceiver::start(StartRequest message) {
+  Incoming in{.order = DisaggOrder::decode_first, .request = message.request};
+  in.choices.push_back(message.state);
+  in.sequence = attempts_.begin(message.attempt, std::move(message.request), message.state);
+  in.sequence->queue_ticket = attempts_.ticket(message.attempt, AttemptProgress::started);
+  in.tokens = in.sequence->tokens;
+  in.deadline_s = std::numeric_limits<double>::infinity();  // until somebody has taken it
+  incoming_.emplace(message.attempt, std::move(in));
+  remote_prefilling_.push_back(message.attempt);
+}
+
+void KvReceiver::handle(InstanceId from, ReserveKv message) {
+  auto found = incoming_.find(message.attempt);
+  if (found != incoming_.end()) {  // decode_first: the room is there
+    Incoming& in = found->second;
+    if (in.order != DisaggOrder::decode_first || in.from >= 0) return;
+    in.from = from;
+    promise(message.attempt, in);
+    return;
+  }
+  if (!parts_.peers.contains(from) || attempts_.aborted(message.attempt)) {
+    parts_.tell(from, ReservationCancelled{message.attempt});
+    return;
+  }
+  Incoming in{.order = DisaggOrder::push, .from = from, .request = std::move(message.request)};
+  in.tokens = in.request->prompt;
+  in.tokens.insert(in.tokens.end(), message.state.output.begin(), message.state.output.end());
+  in.deadline_s = parts_.new_deadline();
+  incoming_.emplace(message.attempt, std::move(in));
+  remote_prefilling_.push_back(message.attempt);
+}
+
+void KvReceiver::handle(InstanceId from, KvOffered message) {
+  if (!parts_.peers.contains(from) || attempts_.aborted(message.attempt)) {
+    parts_.tell(from, ReservationCancelled{message.attempt});
+    return;
+  }
+  Incoming in{.order = DisaggOrder::pull, .from = from, .request = std::move(message.request)};
+  in.tokens = in.request->prompt;  // each choice's last token was sampled there, and has no KV yet
+  const std::vector<int32_t>& output = message.choices[0].output;
+  in.tokens.insert(in.tokens.end(), output.begin(), output.end() - 1);
+  in.choices = std::move(message.choices);
+  in.source = std::move(message.source);
+  in.deadline_s = parts_.new_deadline();
+  incoming_.emplace(message.attempt, std::move(in));
+  remote_prefilling_.push_back(message.attempt);
+}
+
+void KvReceiver::handle(InstanceId from, KvDelivered message) {
+  auto found = incoming_.find(message.attempt);
+  if (found == incoming_.end() || found->second.from != from || !found->second.granted ||
+      found->second.delivered) {  // given up meanwhile
+    if (message.handover) parts_.memory.discard(std::move(*message.handover));
+    return;
+  }
+  Incoming& in = found->second;
+  if (in.order == DisaggOrder::push) in.choices = std::move(message.choices);
+  in.delivered = true;
+  in.arrived = message.kv_arrived;
+  in.posts = message.posts;
+  in.checksums = std::move(message.checksums);
+  in.handover = std::move(message.handover);
+  finished_prefills_.push_back(message.attempt);
+}
+
+void KvReceiver::handle(const ReservationCancelled& message) {
+  auto found = incoming_.find(message.attempt);
+  if (found == incoming_.end() || found->second.delivered) return;
+  Incoming& in = found->second;
+  if (in.order == DisaggOrder::decode_first) {
+    // The prefill instance could not: the conductor knows, unless it was this instance's abort.
+    if (!drop_ended(message.attempt, in))
+      parts_.tell(kConductor, AttemptFailed{message.attempt, "its prefill was given up"});
+  }
+  drop(message.attempt);
+}
+
+void KvReceiver::renewed(AttemptId attempt) {
+  auto found = incoming_.find(attempt);
+  if (found != incoming_.end() && found->second.from >= 0)
+    found->second.deadline_s = parts_.new_deadline();
+}
+
+// What has arrived whole goes on.
+void KvReceiver::peer_gone(InstanceId peer, const std::string& why) {
+  std::vector<AttemptId> gone;
+  for (const auto& [attempt, in] : incoming_)
+    if (in.from == peer && !(in.delivered && in.order != DisaggOrder::pull))
+      gone.push_back(attempt);
+  for (AttemptId attempt : gone) {
+    if (!why.empty()) parts_.tell(kConductor, AttemptFailed{attempt, why});
+    drop(attempt);
+  }
+}
+
+// ---- Room.
+
+bool KvReceiver::grant_waiting() {
+  bool moved = false;
+  while (!remote_prefilling_.empty()) {
+    const AttemptId attempt = remote_prefilling_.front();
+    if (!grant(attempt, incoming_.at(attempt))) break;
+    remote_prefilling_.pop_front();
+    moved = true;
+  }
+  return moved;
+}
+
+// Promises only what fits now: a place in the batch for every choice and, where bytes are to be
+// copied, the blocks of the whole prompt. Preempted sequences take no place: they wait for memory,
+// and with a shared pool that memory may be what the prompts to be handed over hold.
+bool KvReceiver::grant(AttemptId attempt, Incoming& in) {
+  const int sequences = engine_.running() + engine_.waiting_with_kv() + granted_choices_;
+  if (sequences > 0 && sequences + in.n_choices() > parts_.max_batch) return false;
+  if (!parts_.wire.zero_copy()) {
+    const KvStats kv = parts_.memory.stats();
+    const int n_tokens = int(in.tokens.size());
+    const int spare = sequences == 0 ? 0 : kv.capacity / 100;
+    const int need = (n_tokens + kv.block_tokens - 1) / kv.block_tokens -
+                     parts_.memory.probe(in.tokens, in.request->cache_salt) / kv.block_tokens;
+    if (need + spare > kv.available() || !reserve(in)) return false;
+  }
+  in.granted = true;
+  granted_choices_ += in.n_choices();
+  switch (in.order) {
+    case DisaggOrder::push: promise(attempt, in); break;
+    case DisaggOrder::pull: read(in); finished_prefills_.push_back(attempt); break;
+    default:
+      if (int(in.tokens.size()) - in.cached_tokens <= 1) {  // nothing to compute elsewhere
+        in.delivered = true;
+        finished_prefills_.push_back(attempt);
+      } else {
+        parts_.tell(kConductor, PrefillJob{attempt, in.request, in.choices[0], parts_.self});
+      }
+  }
+  return true;
+}
+
+bool KvReceiver::reserve(Incoming& in) {
+  KvMemory& memory = parts_.memory;
+  // What a tier of this instance has the other one has computed or loaded: it comes from there.
+  const Result<KvReservation> reserved = memory.reserve_here(in.tokens, in.request->cache_salt);
+  if (!reserved) return false;
+  in.kv = reserved.value().handle;
+  in.cached_tokens = reserved.value().cached_tokens;
+  if (!memory.append(in.kv, int(in.tokens.size()) - in.cached_tokens)) {
+    memory.free(std::exchange(in.kv, kNoKv));
+    return false;
+  }
+  in.lease = memory.pin(in.kv);
+  return true;
+}
+
+// Tells the prefill instance where to write.
+void KvReceiver::promise(AttemptId attempt, Incoming& in) {
+  KvReserved answer{.attempt = attempt};
+  if (!parts_.wire.zero_copy()) {
+    const KvView view = parts_.memory.view(in.kv);
+    Result<WindowKey> window = parts_.wire.open(
+        in.from, KvOp::write, parts_.ranges(view, in.cached_tokens, int(in.tokens.size())));
+    if (!window) {  // a wire to that peer has broken: it finds out by its own deadline
+      in.deadline_s = parts_.clock.now();
+      return;
+    }
+    in.window = window.value();
+    answer.destination = {
+        .window = window.value(), .slot = view.slot, .cached_tokens = in.cached_tokens};
+    const auto blocks = parts_.memory.blocks(in.kv);
+    if (!view.contiguous()) answer.destination.blocks.assign(blocks.begin(), blocks.end());
+  }
+  in.deadline_s = parts_.new_deadline();
+  parts_.tell(in.from, std::move(answer));
+}
+
+void KvReceiver::read(Incoming& in) {
+  in.delivered = true;
+  const int n_tokens = int(in.tokens.size());
+  if (in.cached_tokens >= n_tokens) return;
+  plan_transfer(parts_.remote_view(in.from, in.source), parts_.memory.view(in.kv),
+                {in.cached_tokens, n_tokens, 0, parts_.n_layers}, plan_);
+  in.checksums = in.source.checksums;
+  in.reading =
+      parts_.wire.post({in.from, KvOp::read, in.source.window, in.deadline_s}, plan_);
+}
+
+// ---- What has come.
+
+bool KvReceiver::poll() {
+  bool moved = free_quarantined();
+  const double now = parts_.clock.now();
+  std::vector<AttemptId> over;
+  for (auto& [attempt, in] : incoming_) {
+    if (drop_ended(attempt, in)) {
+      over.push_back(attempt);
+    } else if (now > in.deadline_s && !(in.delivered && in.order != DisaggOrder::pull)) {
+      ++stats_.expired;
+      parts_.tell(kConductor, AttemptFailed{attempt, "its prefill instance is silent"});
+      over.push_back(attempt);
+    }
+  }
+  for (AttemptId attempt : over) drop(attempt);
+  moved |= !over.empty();
+  moved |= grant_waiting();
+  moved |= std::erase_if(finished_prefills_, [this](AttemptId attempt) {
+             auto found = incoming_.find(attempt);
+             if (found == incoming_.end()) return true;
+             if (!finish(attempt, found->second)) return false;
+             incoming_.erase(found);
+             return true;
+           }) > 0;
+  return moved;
+}
+
+// Who waits here for a prefill instance, or to read from one, can end here.
+bool KvReceiver::drop_ended(AttemptId attempt, Incoming& in) {
+  const double now = parts_.clock.now();
+  const bool gone = attempts_.aborted(attempt);
+  if (in.order == DisaggOrder::pull) {
+    if (gone && in.from >= 0 && !in.granted) {
+      parts_.tell(in.from, ReservationCancelled{attempt});
+      return true;
+    }
+    return false;
+  }
+  if (in.order != DisaggOrder::decode_first || in.delivered) return false;
+  const bool late = in.request->deadline_s > 0 && now > in.request->deadline_s;
+  if (!gone && !late) return false;
+  emit_end(*in.sequence, gone ? FinishReason::abort : FinishReason::timeout, "", now);
+  if (in.from >= 0) parts_.tell(in.from, ReservationCancelled{attempt});
+  return true;
+}
+
+// True: the attempt's sequences are in the engine.
+bool KvReceiver::finish(AttemptId attempt, Incoming& in) {
+  if (in.reading) {
+    const TransferState state = parts_.wire.poll(*in.reading);
+    if (state == TransferState::in_flight) return false;
+    in.reading.reset();
+    in.arrived = state == TransferState::done;
+  }
+  const bool whole = in.arrived && (parts_.wire.zero_copy() || is_whole(in));
+  if (in.window) {
+    if (!parts_.wire.close(*in.window)) {
+      in.arrived = whole;
+      in.posts = 0;
+      return false;
+    }
+    in.window.reset();
+  }
+  if (in.order == DisaggOrder::pull) parts_.tell(in.from, KvTaken{attempt});
+  if (!whole) ++stats_.refused_kv;
+  adopt(attempt, in, whole);
+  granted_choices_ -= in.n_choices();
+  return true;
+}
+
+bool KvReceiver::is_whole(const Incoming& in) const {
+  if (in.window && parts_.wire.arrived(*in.window) < in.posts) return false;
+  if (in.checksums.empty()) return true;
+  // What was read was computed from token 0 on: so is this, with what was here before.
+  const int from = in.order == DisaggOrder::pull ? 0 : in.cached_tokens;
+  const int to = int(in.tokens.size()) - (in.order == DisaggOrder::decode_first ? 1 : 0);
+  return kv_checksums(parts_.memory.view(in.kv), from, to) == in.checksums;
+}
+
+void KvReceiver::adopt(AttemptId attempt, Incoming& in, bool whole) {
+  KvMemory& memory = parts_.memory;
+  const uint64_t salt = in.request->cache_salt;
+  // decode_first: the last token is computed here, and the first one sampled.
+  const int n_tokens = int(in.tokens.size()) - (in.order == DisaggOrder::decode_first ? 1 : 0);
+  const auto tokens = std::span<const int32_t>(in.tokens).first(size_t(n_tokens));
+  KvHandle kv = std::exchange(in.kv, kNoKv);
+  if (in.handover) {
+    kv = memory.adopt(std::move(*in.handover), tokens, salt);
+  } else if (kv != kNoKv) {
+    memory.unpin(in.lease);
+    if (whole) {
+      memory.written(kv, tokens.subspan(size_t(std::min(in.cached_tokens, n_tokens))));
+    } else {
+      memory.free(std::exchange(kv, kNoKv));
+    }
+  }
+  std::vector<SequencePtr> sequences;
+  if (in.sequence) {
+    sequences.push_back(std::move(in.sequence));
+  } else {
+    for (const ChoiceState& state : in.choices)
+      sequences.push_back(attempts_.begin(attempt, in.request, state));
+  }
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    Sequence& s = *sequences[i];
+    s.probed = s.scheduled = true;
+    if (in.order == DisaggOrder::decode_first) {
+      s.cached_tokens = in.cached_tokens;
+      s.scheduled_s = parts_.clock.now();
+    }
+    if (kv == kNoKv) continue;
+    Result<KvHandle> own = i == 0 ? Result<KvHandle>(kv) : memory.fork(kv);
+    if (!own) continue;
+    s.kv = own.value();
+    s.computed = n_tokens;
+  }
+  for (SequencePtr& s : sequences) {
+    if (s->kv == kNoKv) {
+      engine_.submit(std::move(s));
+    } else {
+      engine_.adopt(std::move(s));
+    }
+  }
+}
+
+// The reservation is broken: its blocks come back once nobody can touch them any more.
+void KvReceiver::drop(AttemptId attempt) {
+  auto found = incoming_.find(attempt);
+  Incoming& in = found->second;
+  if (in.granted) {
+    granted_choices_ -= in.n_choices();
+  } else {
+    std::erase(remote_prefilling_, attempt);
+  }
+  std::erase(finished_prefills_, attempt);
+  if (in.handover) parts_.memory.discard(std::move(*in.handover));
+  if (in.kv != kNoKv) {
+    if (in.reading) parts_.wire.cancel(*in.reading);
+    parts_.memory.free(in.kv);
+    quarantine_.push_back({in.window, in.reading, in.lease});
+  }
+  incoming_.erase(found);
+  free_quarantined();
+}
+
+bool KvReceiver::free_quarantined() {
+  return std::erase_if(quarantine_, [this](Quarantine& q) {
+           if (q.reading && parts_.wire.poll(*q.reading) == TransferState::in_flight) return false;
+           q.reading.reset();
+           if (q.window && !parts_.wire.close(*q.window)) return false;
+           parts_.memory.unpin(q.lease);
+           return true;
+         }) > 0;
+}
+
+void KvReceiver::renewals(
+    std::unordered_map<InstanceId, std::vector<AttemptId>>& of_peer) const {
+  for (const auto& [attempt, in] : incoming_)
+    if (in.from >= 0) of_peer[in.from].push_back(attempt);
+}
+
+void KvReceiver::clear(FinishReason reason, const std::string& error) {
+  while (!incoming_.empty()) {
+    Incoming& in = incoming_.begin()->second;
+    const double now = parts_.clock.now();
+    if (in.sequence) {
+      emit_end(*in.sequence, reason, error, now);
+    } else if (in.delivered && in.order == DisaggOrder::push) {
+      for (const ChoiceState& state : in.choices)
+        emit_end(*attempts_.begin(incoming_.begin()->first, in.request, state), reason, error, now);
+    }
+    drop(incoming_.begin()->first);
+  }
+}
+
+}  // namespace xpyd

@@ -1,0 +1,95 @@
+// The prefill side of an instance: prompts whose KV goes to a decode instance (disagg/README.md draws
+// the state machine).
+//
+// Thread safety: the instance's thread.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "disagg/attempts.h"
+
+namespace xpyd {
+
+// When the KV of a prompt crosses: as each layer of each chunk is done, after each chunk, or at the
+// end.
+enum class StreamKv : uint8_t { layer, chunk, request };
+
+// Sent by this instance; cumulative.
+struct SenderStats {
+  int64_t transfers = 0, bytes = 0, descriptors = 0;
+  double seconds = 0;  // planning and posting
+};
+
+class KvSender {
+ public:
+  // `look`: takes what has arrived of the peers' answers, for a prompt that is being computed.
+  KvSender(InstanceParts& parts, StreamKv stream, std::function<void()> look)
+      : parts_(parts), stream_(stream), look_(std::move(look)) {}
+
+  // The attempt will leave for `decode`; its sequence goes to the engine now.
+  void expect(AttemptId attempt, DisaggOrder order, InstanceId decode);
+
+  // The engine's hooks, for sequences that leave.
+  void started(const Sequence& sequence);
+  void kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_end);
+  void done(std::vector<SequencePtr> choices);
+  void cancelled(const Sequence& sequence);
+
+  void handle(KvReserved message);
+  void handle(const KvTaken& message);
+  void handle(const ReservationCancelled& message);
+  void renewed(AttemptId attempt);
+  // Gives up what is shared with the peer. `why`: for the conductor; "" where it knows.
+  void peer_gone(InstanceId peer, const std::string& why = "");
+
+  bool poll();  // true: something moved
+  // Attempts that stand here and belong to peers, too.
+  void renewals(std::unordered_map<InstanceId, std::vector<AttemptId>>& of_peer) const;
+  // Ends what waits here; nothing is told to peers.
+  void clear(FinishReason reason, const std::string& error);
+
+  bool empty() const { return outgoing_.empty(); }
+  int sending() const;
+  const SenderStats& stats() const { return stats_; }
+
+ private:
+  struct Outgoing {
+    DisaggOrder order = DisaggOrder::push;
+    InstanceId peer = -1;
+    bool computing = true;              // the engine has its sequence
+    bool told = false;                  // the peer knows of it
+    std::optional<KvPlace> destination;
+    std::vector<int> sent;              // [n_layers]: tokens already posted
+    struct Flight {
+      TransferId id;
+      KvLease lease;  // the source blocks stay while they are read
+    };
+    std::vector<Flight> in_flight;
+    int posts = 0;
+    bool failed = false;                // a transfer has
+    bool over = false;                  // nothing will be delivered
+    KvHandle kv = kNoKv;                // set with `choices`
+    std::vector<SequencePtr> choices;   // the prompt is done: prefill_sending
+    std::optional<WindowKey> offered;   // pull: the peer may read
+    double deadline_s = 0;              // without a word of the peer
+  };
+
+  void send_kv(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, int token_end);
+  void offer(AttemptId attempt, Outgoing& out);
+  void end_waiting(Outgoing& out);
+  void give_up(AttemptId attempt, Outgoing& out, const std::string& why);
+  bool finish(AttemptId attempt, Outgoing& out);
+  bool deliver(AttemptId attempt, Outgoing& out);
+
+  InstanceParts& parts_;
+  const StreamKv stream_;
+  const std::function<void()> look_;
+  std::unordered_map<AttemptId, Outgoing> outgoing_;
+  TransferPlan plan_;
+  SenderStats stats_;
+};
+
+}  // namespace xpyd

@@ -1,0 +1,179 @@
+// The control messages: what the conductor and the instances tell each other. Plain values: within a
+// process they move through mailboxes as they are, between processes disagg/control/codec.h writes
+// the same structs as bytes (DESIGN D7).
+//
+// An attempt is one try at serving one or all choices of a request, at one placement. Its number is
+// never used again: what belongs to an attempt that was given up names a number that nobody knows
+// any more, and is dropped. Messages from one sender to one receiver arrive in order, or the
+// connection ends; messages from two senders may overtake each other.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "allocator/kv_memory.h"
+#include "batch/sequence.h"
+#include "disagg/order.h"
+#include "disagg/placement.h"
+#include "disagg/service.h"
+#include "disagg/transport/transport.h"
+
+namespace xpyd {
+
+using InstanceId = PeerId;  // never reused, so it names an incarnation
+inline constexpr InstanceId kConductor = -1;
+using AttemptId = uint64_t;
+
+// What the others must know of an instance.
+struct InstanceInfo {
+  InstanceId id = -1;
+  std::string name;  // "P0"
+  Role role = Role::colocated;
+  KvLayout layout;      // of its memory, as views see it
+  int capacity_blocks = 0, block_tokens = 0;
+  int max_batch = 0;
+  std::string address;  // of its transport
+  std::string control;  // where it takes channels of its peers; empty: a thread of the conductor's process
+};
+
+// Where one sequence's KV is, on the instance that sends this, for a peer that may write or read there.
+struct KvPlace {
+  WindowKey window;
+  std::vector<int32_t> blocks;  // empty: contiguous, in `slot`
+  int32_t slot = 0;
+  int cached_tokens = 0;        // there already: not sent again
+  std::vector<uint64_t> checksums;  // pull: kv_checksums() of it all; empty: not computed
+};
+
+// ---- Conductor -> instance.
+
+struct StartRequest {
+  AttemptId attempt = 0;
+  std::shared_ptr<const Request> request;
+  ChoiceState state;
+  DisaggOrder order = DisaggOrder::local;
+  InstanceId decode = -1;  // push, pull: the peer
+};
+struct AbortAttempt {  // ends with `abort`, wherever it is
+  AttemptId attempt = 0;
+};
+struct PeerJoined {
+  InstanceInfo info;
+};
+struct PeerGone {
+  InstanceId id = -1;
+};
+struct PeerBroken {  // from whoever keeps the connections: one to a peer broke, and words were lost
+  InstanceId id = -1;
+};
+struct ClearPrefixCache {};
+// To a process that wants to be an instance, as the answer to its JoinRequest: it sends Joined when it
+// can serve.
+struct Welcome {
+  InstanceId id = -1;
+  std::string name;
+  Role role = Role::colocated;
+  double lease_s = 0;
+};
+// Nothing is placed there any more: it ends, or joins anew in another role.
+struct Retire {
+  bool rejoin = false;
+  Role role = Role::colocated;
+};
+
+// ---- Instance -> conductor.
+
+struct TokenOf {
+  AttemptId attempt = 0;
+  int index = 0;  // of this token among the choice's output; of an end without a token: how many it has
+  TokenEvent event;
+};
+struct AttemptProgress {
+  enum Stage : uint8_t { started, prompt_done };
+  AttemptId attempt = 0;
+  Stage stage = started;
+};
+struct AttemptFailed {  // this instance has given it up: a peer is gone or silent
+  AttemptId attempt = 0;
+  std::string why;
+};
+struct Report {  // every so often
+  InstanceStats stats;
+};
+struct JoinRequest {
+  Role role = Role::colocated;
+};
+struct Joined {
+  InstanceInfo info;
+};
+struct LeaveRequest {};  // it would like to Retire
+
+// ---- Decode -> conductor's global prefill queue -> prefill (decode_first).
+
+struct PrefillJob {
+  AttemptId attempt = 0;
+  std::shared_ptr<const Request> request;
+  ChoiceState state;
+  InstanceId decode = -1;
+};
+
+// ---- Prefill <-> decode.
+
+struct ReserveKv {  // P -> D (push): the prompt's first step begins
+  AttemptId attempt = 0;
+  std::shared_ptr<const Request> request;
+  ChoiceState state;
+};
+struct KvReserved {  // D -> P
+  AttemptId attempt = 0;
+  KvPlace destination;  // empty for a zero-copy transport
+};
+struct KvDelivered {  // P -> D (push, decode_first)
+  AttemptId attempt = 0;
+  std::vector<ChoiceState> choices;  // at least one; decode_first: none, D has the sequence
+  bool kv_arrived = false;           // false: the transfer failed, D computes the prompt itself
+  int posts = 0;                     // that must have arrived in the window
+  std::vector<uint64_t> checksums;   // kv_checksums() of what was sent; empty: not computed
+  std::optional<KvHandover> handover;  // zero-copy
+};
+struct ReservationCancelled {  // P -> D, or D -> P: nothing (more) will come of this attempt here
+  AttemptId attempt = 0;
+};
+struct KvOffered {  // P -> D (pull)
+  AttemptId attempt = 0;
+  std::shared_ptr<const Request> request;
+  std::vector<ChoiceState> choices;
+  KvPlace source;
+};
+struct KvTaken {  // D -> P (pull): P may free it
+  AttemptId attempt = 0;
+};
+struct KvRenewed {  // either way: these attempts still stand here
+  std::vector<AttemptId> attempts;
+};
+
+using Message =
+    std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress,
+                 AttemptFailed, Report, PrefillJob, ReserveKv, KvReserved, KvDelivered,
+                 ReservationCancelled, KvOffered, KvTaken, KvRenewed, PeerBroken, ClearPrefixCache, Welcome, Retire,
+                 JoinRequest, Joined, LeaveRequest>;
+
+struct Envelope {
+  InstanceId from = kConductor, to = kConductor;
+  Message message;
+};
+
+// How messages leave: mailboxes, channels between processes, or a simulated network.
+//
+// Thread safety: any thread.
+class Post {
+ public:
+  virtual ~Post() = default;
+  virtual void send(InstanceId from, InstanceId to, Message message) = 0;
+};
+
+}  // namespace xpyd

@@ -1,0 +1,57 @@
+// Disaggregation policies: in which order prefill and decode share a request, or whether one
+// instance does both. Pure functions over numbers of the moment (DESIGN D5).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace xpyd {
+
+// How P and D share one attempt.
+enum class DisaggOrder : uint8_t {
+  local,         // one instance does both
+  push,          // P first; D reserves when P starts, P writes while it computes
+  pull,          // P first; D reserves when P is done, and reads
+  decode_first,  // D reserves, any P takes the prompt from the global queue and writes into D's blocks
+};
+
+struct DisaggOptions {
+  bool pull = false;                     // prefill_first: D reads
+  int max_local_prefill_tokens = 1000;   // conditional_threshold, decode_first: longer ones are remote
+  int max_prefill_queue = 2;             // …, where fewer jobs than this wait
+  int min_remote_tokens = 2048;          // conditional_threshold, prefill_first: fewer, and
+  double min_remote_ratio = 0.7;         // … a smaller uncached share than this, stay local
+  int max_prefill_queued_tokens = 16384; // …, or where the prefill instance has more than this
+  bool first_generation = true;          // conditional_threshold: of Dynamo, 0.1 rather than 1.x
+};
+
+// What a policy sees of one request, its decode instance and its prefill instance.
+struct DisaggView {
+  int tokens = 0;                    // to be computed or found
+  int cached_decode = 0;             // of them, on D
+  int cached_prefill = 0;            // of them, on P
+  int prefill_jobs = 0;              // waiting in the global queue
+  int64_t prefill_queued_tokens = 0; // uncached, placed on P and not done
+  int64_t decode_queued_tokens = 0;  // local prompts on D
+  int decode_sequences = 0;          // decoding on D
+  // Costs, from the model and the machine (conditional_cost).
+  double prefill_s_per_token = 0;    // on P
+  double decode_s_per_token = 0;     // computing a prompt on D, beside its decodes
+  double step_s = 0;                 // of D, without a prompt
+  double kv_s_per_token = 0;         // over the wire
+  double overlap = 0;                // share of the transfer that is hidden behind the computation
+  int chunk_tokens = 512;
+};
+
+struct DisaggPolicy {
+  const char* name;
+  DisaggOrder (*decide)(const DisaggView& view, const DisaggOptions& options);
+  bool decode_first;  // may answer decode_first
+  const char* source;
+};
+
+std::span<const DisaggPolicy> disagg_policies();
+const DisaggPolicy* find_disagg_policy(std::string_view name);  // null: no such policy
+
+}  // namespace xpyd

@@ -1,0 +1,234 @@
+#include "disagg/process_cluster.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <vector>
+
+#include "disagg/cluster.h"
+#include "disagg/control/codec.h"
+
+namespace xpyd {
+
+// What a worker last reported.
+class ProcessCluster::Probe final : public InstanceProbe {
+ public:
+  explicit Probe(const InstanceInfo& info) {
+    stats_.name = info.name;
+    stats_.kv.capacity = stats_.kv.free = info.capacity_blocks;
+    stats_.kv.block_tokens = info.block_tokens;
+  }
+  void heard(InstanceStats stats, double now) {
+    std::lock_guard lock(mutex_);
+    stats_ = std::move(stats);
+    stats_.heartbeat_s = now;
+  }
+  InstanceStats stats() const override {
+    std::lock_guard lock(mutex_);
+    return stats_;
+  }
+  KvStats kv() const override { return stats().kv; }
+  // Its cache is in another process: unknown here.
+  int promise(std::span<const int32_t>, uint64_t) const override { return 0; }
+
+ private:
+  mutable std::mutex mutex_;
+  InstanceStats stats_;
+};
+
+ProcessCluster::ProcessCluster(ProcessClusterOptions options, Clock& clock)
+    : options_(std::move(options)), clock_(clock), conductor_(options_.conductor, clock, *this) {}
+
+Result<std::unique_ptr<ProcessCluster>> ProcessCluster::create(ProcessClusterOptions options,
+                                                               Clock& clock) {
+  auto cluster =
+      std::unique_ptr<ProcessCluster>(new ProcessCluster(std::move(options), clock));
+  ProcessCluster& c = *cluster;
+  c.loop_ = std::make_unique<ControlLoop>(clock, ChannelLimits{}, [](const std::string& text) {
+    std::fprintf(stderr, "xpyd: a peer was refused: %s\n", text.c_str());
+  });
+  const NodeIdentity self{NodeRole::conductor, "conductor", c.options_.fingerprint};
+  Result<std::string> address = c.loop_->listen({c.options_.listen, c.options_.key, self},
+                                                [&c](ChannelPtr ch) { return c.on_open(ch); });
+  if (!address) return address.error();
+  c.address_ = address.value();
+  c.keeper_ = std::thread([&c] { c.keep(); });
+  return cluster;
+}
+
+ProcessCluster::~ProcessCluster() { stop(); }
+
+void ProcessCluster::stop() {
+  drain();
+  conductor_.end_all("the server stopped");
+  {
+    std::lock_guard lock(mutex_);
+    if (stop_) return;
+    stop_ = true;
+    changed_.notify_all();
+  }
+  keeper_.join();
+  loop_.reset();  // closes every channel: the workers find themselves alone
+}
+
+// A new channel is a new instance, whatever its process was before.
+ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
+  const NodeIdentity& peer = channel->peer();
+  if (peer.fingerprint != options_.fingerprint) {
+    std::fprintf(stderr, "xpyd: a worker with another model, dtype or layout was refused\n");
+    channel->close("model, dtype or layout differ from the conductor's");
+    return {[](uint16_t, std::string_view) {}, [](const std::string&) {}};
+  }
+  const InstanceId id = conductor_.new_id();
+  {
+    std::lock_guard lock(mutex_);
+    workers_[id].channel = channel;
+  }
+  return {[this, id, channel](uint16_t type, std::string_view payload) {
+            Result<Envelope> got = decode(type, payload, clock_.now());
+            if (got) return on_message(id, std::move(got.value().message));
+            std::fprintf(stderr, "xpyd: a message of instance %d: %s\n", id,
+                         got.error().message.c_str());
+            channel->close("a message cannot be read");
+          },
+          [this, id](const std::string& why) { on_closed(id, why); }};
+}
+
+void ProcessCluster::on_message(InstanceId id, Message message) {
+  if (auto* request = std::get_if<JoinRequest>(&message)) {
+    Welcome welcome{.id = id, .role = request->role, .lease_s = options_.conductor.lease_s};
+    {
+      std::lock_guard lock(mutex_);
+      Worker& worker = workers_.at(id);
+      if (!worker.name.empty()) return;
+      worker.role = request->role;
+      worker.name = welcome.name = instance_name(request->role, names_[int(request->role)]++);
+    }
+    return send(kConductor, id, std::move(welcome));
+  }
+  if (auto* joined = std::get_if<Joined>(&message)) {
+    InstanceInfo info = std::move(joined->info);
+    auto probe = std::make_shared<Probe>(info);
+    {
+      std::lock_guard lock(mutex_);
+      Worker& worker = workers_.at(id);
+      if (worker.name.empty() || worker.joined) return;
+      worker.joined = true;
+      info.id = id;  // not what it says
+      info.name = worker.name;
+      info.role = worker.role;
+      worker.probe = probe;
+    }
+    probe->heard(probe->stats(), clock_.now());
+    conductor_.joined(std::move(info), std::move(probe));
+    std::lock_guard lock(mutex_);
+    changed_.notify_all();
+    return;
+  }
+  if (std::holds_alternative<LeaveRequest>(message)) {
+    conductor_.drain(id, true);
+    std::lock_guard lock(mutex_);
+    workers_.at(id).retiring = true;
+    return;
+  }
+  if (auto* report = std::get_if<Report>(&message)) {
+    std::lock_guard lock(mutex_);
+    Worker& worker = workers_.at(id);
+    if (worker.probe) worker.probe->heard(report->stats, clock_.now());
+  }
+  conductor_.receive(id, std::move(message));
+}
+
+void ProcessCluster::on_closed(InstanceId id, const std::string& why) {
+  bool joined;
+  {
+    std::lock_guard lock(mutex_);
+    auto found = workers_.find(id);
+    joined = found->second.joined;
+    if (joined && !found->second.retiring && !stop_)
+      std::fprintf(stderr, "xpyd: %s (instance %d) is gone: %s\n", found->second.name.c_str(), id,
+                   why.c_str());
+    workers_.erase(found);
+    changed_.notify_all();
+  }
+  if (joined) conductor_.left(id, why);
+}
+
+void ProcessCluster::send(InstanceId from, InstanceId to, Message message) {
+  ChannelPtr channel;
+  {
+    std::lock_guard lock(mutex_);
+    auto found = workers_.find(to);
+    if (found == workers_.end()) return;
+    channel = found->second.channel;
+  }
+  channel->send(frame_type(message), encode(from, to, message, clock_.now()));
+}
+
+// Silent instances are closed by their channel or by the conductor's lease, whichever notices first;
+// then the other one follows.
+void ProcessCluster::keep() {
+  const double lease = options_.conductor.lease_s;
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    changed_.wait_for(lock, std::chrono::duration<double>(lease > 0 ? lease / 8 : 0.1));
+    std::vector<InstanceId> joined, retiring;
+    for (const auto& [id, worker] : workers_) {
+      if (worker.joined) joined.push_back(id);
+      if (worker.retiring) retiring.push_back(id);
+    }
+    lock.unlock();
+    conductor_.tick();
+    const std::vector<InstanceInfo> members = conductor_.members();
+    std::vector<InstanceId> silent;
+    for (InstanceId id : joined)
+      if (std::none_of(members.begin(), members.end(),
+                       [id](const InstanceInfo& info) { return info.id == id; }))
+        silent.push_back(id);
+    std::erase_if(retiring, [this](InstanceId id) { return !conductor_.idle(id); });
+    lock.lock();
+    std::vector<std::pair<ChannelPtr, std::optional<Role>>> over;
+    for (InstanceId id : retiring)
+      if (auto found = workers_.find(id); found != workers_.end())
+        over.emplace_back(found->second.channel, found->second.next_role);
+    std::vector<ChannelPtr> closed;
+    for (InstanceId id : silent)
+      if (auto found = workers_.find(id); found != workers_.end())
+        closed.push_back(found->second.channel);
+    lock.unlock();
+    for (auto& [channel, role] : over) {
+      const Message retire = Retire{role.has_value(), role.value_or(Role::colocated)};
+      channel->send(frame_type(retire), encode(kConductor, 0, retire, clock_.now()));
+    }
+    for (ChannelPtr& channel : closed) channel->close("it fell silent");
+    lock.lock();
+  }
+}
+
+Status ProcessCluster::retire(const std::string& name, std::optional<Role> role) {
+  InstanceId id = -1;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [i, worker] : workers_)
+      if (worker.name == name && worker.joined) id = i;
+    if (id < 0) return Error{ErrorCode::not_found, "no instance has the name " + name};
+    workers_.at(id).retiring = true;
+    workers_.at(id).next_role = role;
+  }
+  conductor_.drain(id, true);
+  return ok();
+}
+
+void ProcessCluster::clear_prefix_caches() {
+  for (const InstanceInfo& info : conductor_.members()) send(kConductor, info.id, ClearPrefixCache{});
+}
+
+bool ProcessCluster::wait_members(int n, double seconds) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
+    return std::count_if(workers_.begin(), workers_.end(),
+                         [](const auto& w) { return w.second.joined; }) >= n;
+  });
+}
+
+}  // namespace xpyd

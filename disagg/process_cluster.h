@@ -1,0 +1,83 @@
+// A cluster whose instances are processes: the conductor, and the channels to workers (worker.h) that
+// join, drain, change their role, leave and die while requests run.
+//
+// Thread safety: any thread.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "disagg/conductor.h"
+#include "disagg/control/channel.h"
+
+namespace xpyd {
+
+struct ProcessClusterOptions {
+  ConductorOptions conductor;
+  std::string listen = "127.0.0.1:0";
+  ClusterKey key;
+  uint64_t fingerprint = 0;  // of what workers must agree on; others are refused
+};
+
+class ProcessCluster final : public Runtime, public Post {
+ public:
+  static Result<std::unique_ptr<ProcessCluster>> create(ProcessClusterOptions options, Clock& clock);
+  ~ProcessCluster() override;
+
+  const std::string& address() const { return address_; }  // where workers join
+  bool wait_members(int n, double seconds);  // true: so many instances serve
+  // It gets nothing new; when it is empty it ends, or joins anew as `role`. not_found: no such name.
+  Status retire(const std::string& name, std::optional<Role> role);
+  Status start() override { return ok(); }  // workers join by themselves
+  void clear_prefix_caches() override;
+  void drain() override { conductor_.drain(); }
+  bool wait_idle(double seconds) override { return conductor_.wait_idle(seconds); }
+  void stop() override;  // and closes every channel
+
+  Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override {
+    return conductor_.submit(std::move(request), std::move(sink));
+  }
+  void abort(uint64_t request_id) override { conductor_.abort(request_id); }
+  ServiceStats stats() const override { return conductor_.stats(); }
+  bool healthy() const override { return conductor_.healthy(); }
+  uint64_t logits_hash() const override { return conductor_.logits_hash(); }
+  const Conductor& conductor() const { return conductor_; }
+
+  void send(InstanceId from, InstanceId to, Message message) override;
+
+ private:
+  class Probe;
+  struct Worker {
+    ChannelPtr channel;
+    std::string name;
+    Role role = Role::colocated;
+    std::shared_ptr<Probe> probe;
+    bool joined = false, retiring = false;
+    std::optional<Role> next_role;
+  };
+
+  ProcessCluster(ProcessClusterOptions options, Clock& clock);
+  ChannelEvents on_open(ChannelPtr channel);
+  void on_message(InstanceId id, Message message);
+  void on_closed(InstanceId id, const std::string& why);
+  void keep();  // the thread that looks after leases and retirements
+
+  const ProcessClusterOptions options_;
+  Clock& clock_;
+  std::string address_;
+  Conductor conductor_;
+
+  std::mutex mutex_;  // guards what follows; never held while the conductor is called
+  std::condition_variable changed_;
+  bool stop_ = false;
+  std::map<InstanceId, Worker> workers_;
+  int names_[3] = {0, 0, 0};
+  std::thread keeper_;
+  std::unique_ptr<ControlLoop> loop_;
+};
+
+}  // namespace xpyd

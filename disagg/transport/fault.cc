@@ -1,0 +1,306 @@
+#include "disagg/transport/fault.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <map>
+
+#include "base/random.h"
+
+namespace xpyd {
+namespace {
+
+constexpr double kHoldSeconds = 1e-3;  // a reordered post's, where none comes behind it
+
+class FaultTransport final : public KvTransport {
+ public:
+  FaultTransport(std::unique_ptr<KvTransport> inner, const FaultOptions& faults,
+                 const TransportOptions& options)
+      : inner_(std::move(inner)),
+        faults_(faults),
+        clock_(*options.clock),
+        random_(faults.seed * 0x9e3779b97f4a7c15u + uint64_t(options.self)) {}
+
+  bool zero_copy() const override { return inner_->zero_copy(); }
+  std::string address() const override { return inner_->address(); }
+  Status connect(PeerId peer, const std::string& address) override {
+    return inner_->connect(peer, address);
+  }
+  void disconnect(PeerId peer) override {
+    for (auto& [id, post] : posts_)
+      if (post.transfer.peer == peer) post.lost = true;
+    inner_->disconnect(peer);
+  }
+  std::byte* remote(PeerId peer, int region) const override { return inner_->remote(peer, region); }
+  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
+    pump();
+    return inner_->open(peer, op, ranges);
+  }
+  bool close(const WindowKey& window) override {
+    pump();
+    return inner_->close(window);
+  }
+  int arrived(const WindowKey& window) const override { return inner_->arrived(window); }
+
+  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
+    const TransferId id = ++last_id_;
+    ++stats_posts_;
+    Post& post = posts_[id];
+    post.transfer = transfer;
+    post.plan = plan;
+    post.due_s = clock_.now();
+    // Every post draws the same numbers, whatever becomes of it.
+    const auto happens = [this](double probability) { return random_.uniform() < probability; };
+    post.dropped = happens(faults_.drop);
+    if (const double late = random_.exponential() * faults_.delay_s; late > 0)
+      post.due_s += late, ++counts_.delayed;
+    if (happens(faults_.reorder)) post.behind = true, ++counts_.reordered;
+    post.duplicate = happens(faults_.duplicate) && transfer.op == KvOp::write;
+    const bool truncate = happens(faults_.truncate), corrupt = happens(faults_.corrupt);
+    const double cut = random_.uniform(), place = random_.uniform();
+    post.bit = random_.below(8);
+    counts_.dropped += post.dropped;
+    if (plan.bytes > 0 && truncate) shorten(post.plan, size_t(cut * double(plan.bytes)));
+    if (post.plan.bytes > 0 && corrupt) {
+      ++counts_.corrupted;
+      post.corrupt_at = int64_t(place * double(post.plan.bytes));
+    }
+    pump(id);
+    return id;
+  }
+
+  TransferState poll(TransferId id) override {
+    pump();
+    auto at = posts_.find(id);
+    XPYD_CHECK(at != posts_.end(), "poll of a transfer that is not known");
+    Post& post = at->second;
+    TransferState state = TransferState::in_flight;
+    if (post.inner) {
+      state = inner_->poll(*post.inner);
+    } else {
+      const double deadline_s = post.transfer.deadline_s;
+      const bool late = deadline_s > 0 && clock_.now() >= deadline_s;
+      // A dropped post without a deadline has none to wait for.
+      if (post.lost || late || (post.dropped && deadline_s <= 0)) state = TransferState::failed;
+    }
+    if (state == TransferState::in_flight) return state;
+    if (state == TransferState::done) {
+      if (post.corrupt_at >= 0 && post.transfer.op == KvOp::read) flip_read(post);
+      if (post.duplicate) duplicate(post);
+    }
+    stats_failed_ += state == TransferState::failed;
+    posts_.erase(at);
+    return state;
+  }
+
+  void cancel(TransferId id) override {
+    auto at = posts_.find(id);
+    if (at == posts_.end()) return;
+    if (at->second.inner)
+      inner_->cancel(*at->second.inner);
+    else
+      at->second.lost = true;
+  }
+
+  TransportStats stats() const override {
+    TransportStats stats = inner_->stats();
+    stats.posts = stats_posts_;
+    stats.failed = stats_failed_;
+    return stats;
+  }
+  const FaultCounts& counts() const { return counts_; }
+
+ private:
+  struct Post {
+    KvTransfer transfer;
+    TransferPlan plan;
+    double due_s = 0;
+    bool dropped = false, behind = false, duplicate = false;
+    bool lost = false;        // cancelled, or its peer is gone, before it began
+    int64_t corrupt_at = -1;  // byte of the plan
+    uint64_t bit = 0;
+    std::vector<std::byte> changed;   // what is sent instead of one piece
+    std::optional<TransferId> inner;  // since it has begun
+  };
+  struct Echo {
+    KvTransfer transfer;
+    TransferPlan plan;
+    std::vector<std::byte> bytes;  // its sources
+    double due_s = 0;
+    std::optional<TransferId> inner;
+  };
+
+  void shorten(TransferPlan& plan, size_t bytes) {
+    ++counts_.truncated;
+    plan.bytes = bytes;
+    for (size_t i = 0; i < plan.copies.size(); ++i) {
+      plan.copies[i].bytes = std::min(plan.copies[i].bytes, bytes);
+      bytes -= plan.copies[i].bytes;
+    }
+    std::erase_if(plan.copies, [](const Copy& copy) { return copy.bytes == 0; });
+  }
+
+  // The piece of the plan that holds its byte `at`, which becomes an offset into that piece.
+  static Copy& piece_of(TransferPlan& plan, int64_t& at) {
+    for (Copy& copy : plan.copies) {
+      if (at < int64_t(copy.bytes)) return copy;
+      at -= int64_t(copy.bytes);
+    }
+    XPYD_CHECK(false, "a byte beyond the plan");
+    return plan.copies.front();
+  }
+
+  void flip_read(Post& post) {
+    int64_t at = post.corrupt_at;
+    Copy& copy = piece_of(post.plan, at);
+    copy.destination[at] ^= std::byte(1u << post.bit);
+  }
+
+  void begin(Post& post) {
+    if (post.corrupt_at >= 0 && post.transfer.op == KvOp::write) {
+      int64_t at = post.corrupt_at;
+      Copy& copy = piece_of(post.plan, at);
+      post.changed.assign(copy.source, copy.source + copy.bytes);
+      post.changed[size_t(at)] ^= std::byte(1u << post.bit);
+      copy.source = post.changed.data();
+    }
+    post.inner = inner_->post(post.transfer, post.plan);
+  }
+
+  void duplicate(Post& post) {
+    ++counts_.duplicated;
+    Echo echo{.transfer = post.transfer, .plan = std::move(post.plan)};
+    echo.transfer.deadline_s = 0;
+    echo.bytes.resize(echo.plan.bytes);
+    size_t at = 0;
+    for (Copy& copy : echo.plan.copies) {
+      if (copy.bytes > 0) std::memcpy(echo.bytes.data() + at, copy.source, copy.bytes);
+      copy.source = echo.bytes.data() + at;
+      at += copy.bytes;
+    }
+    echo.due_s = clock_.now() + random_.exponential() * std::max(faults_.delay_s, kHoldSeconds);
+    echoes_.push_back(std::move(echo));
+  }
+
+  // Begins what is due. `newest`: a post that has just come, behind which others may have waited.
+  void pump(TransferId newest = 0) {
+    const double now = clock_.now();
+    for (auto& [id, post] : posts_) {
+      if (post.inner || post.dropped || post.lost || now < post.due_s) continue;
+      if (post.behind && id >= newest && now < post.due_s + kHoldSeconds) continue;
+      if (post.behind && newest > 0 && id < newest && !posts_[newest].behind) begin_newest(newest);
+      begin(post);
+    }
+    for (Echo& echo : echoes_) {
+      if (!echo.inner && now >= echo.due_s) echo.inner = inner_->post(echo.transfer, echo.plan);
+    }
+    std::erase_if(echoes_, [this](const Echo& echo) {
+      return echo.inner && inner_->poll(*echo.inner) != TransferState::in_flight;
+    });
+  }
+  void begin_newest(TransferId newest) {
+    Post& post = posts_[newest];
+    if (!post.inner && !post.dropped && clock_.now() >= post.due_s) begin(post);
+  }
+
+  std::unique_ptr<KvTransport> inner_;
+  const FaultOptions faults_;
+  Clock& clock_;
+  Random random_;
+  std::map<TransferId, Post> posts_;  // in order: what is due together begins in order
+  std::vector<Echo> echoes_;
+  TransferId last_id_ = 0;
+  int64_t stats_posts_ = 0, stats_failed_ = 0;
+  FaultCounts counts_;
+};
+
+constexpr const char* kExpected =
+    "expected fault:WIRE,KEY=VALUE,... with drop, reorder, duplicate, truncate, corrupt "
+    "(probabilities, 0 to 1), delay (as in 2ms; s, ms, us) or seed (a whole number)";
+
+bool parse_number(std::string_view text, double& value, std::string_view& rest) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  rest = text.substr(size_t(end - text.data()));
+  return error == std::errc() && value >= 0;
+}
+
+std::string parse_item(std::string_view item, FaultOptions& faults) {
+  const size_t equals = item.find('=');
+  const std::string_view key = item.substr(0, equals),
+                         value = equals == item.npos ? "" : item.substr(equals + 1);
+  if (key == "seed") {
+    const auto [end, error] =
+        std::from_chars(value.data(), value.data() + value.size(), faults.seed);
+    const bool whole = error == std::errc() && end == value.data() + value.size();
+    return whole ? "" : "seed is not a whole number";
+  }
+  double number = 0;
+  std::string_view unit;
+  if (key == "delay") {
+    if (!parse_number(value, number, unit)) return "delay is not a time";
+    const double scale = unit == "s" ? 1 : unit == "ms" ? 1e-3 : unit == "us" ? 1e-6 : 0;
+    if (scale == 0) return "delay needs a unit";
+    faults.delay_s = number * scale;
+    return "";
+  }
+  const std::pair<std::string_view, double*> probabilities[] = {{"drop", &faults.drop},
+                                                                {"reorder", &faults.reorder},
+                                                                {"duplicate", &faults.duplicate},
+                                                                {"truncate", &faults.truncate},
+                                                                {"corrupt", &faults.corrupt}};
+  for (const auto& [name, place] : probabilities) {
+    if (key != name) continue;
+    if (!parse_number(value, number, unit) || !unit.empty() || !(number <= 1))
+      return std::string(name) + " is not a probability";
+    *place = number;
+    return "";
+  }
+  return "no fault is called \"" + std::string(key) + "\"";
+}
+
+}  // namespace
+
+std::unique_ptr<KvTransport> make_fault_transport(std::unique_ptr<KvTransport> inner,
+                                                  const FaultOptions& faults,
+                                                  const TransportOptions& options) {
+  return std::make_unique<FaultTransport>(std::move(inner), faults, options);
+}
+
+const FaultCounts* fault_counts(const KvTransport& transport) {
+  const auto* fault = dynamic_cast<const FaultTransport*>(&transport);
+  return fault ? &fault->counts() : nullptr;
+}
+
+Result<std::unique_ptr<KvTransport>> TransportChoice::make(const TransportOptions& options) const {
+  auto made = row->make(options);
+  if (!made.ok() || !faults) return made;
+  return make_fault_transport(std::move(made).value(), *faults, options);
+}
+
+Result<TransportChoice> parse_transport(std::string_view text) {
+  const std::string given = "--transport " + std::string(text) + ": ";
+  constexpr std::string_view kFault = "fault:";
+  const bool faulty = text.starts_with(kFault) || text == "fault";
+  std::string_view rest = text.substr(std::min(text.size(), faulty ? kFault.size() : 0));
+  const std::string_view name = faulty ? rest.substr(0, rest.find(',')) : rest;
+  TransportChoice choice{.row = find_transport(name)};
+  if (!choice.row) {
+    std::string names;
+    for (const TransportRow& row : transports()) names += std::string(" ") + row.name;
+    return invalid(given + "no wire is called \"" + std::string(name) + "\"; there are" + names +
+                   ", and fault:WIRE,... around one of them");
+  }
+  if (!faulty) return choice;
+  if (choice.row->shared_pool) return invalid(given + "this wire moves no bytes: nothing can fail");
+  choice.faults.emplace();
+  for (rest.remove_prefix(name.size()); !rest.empty();) {
+    rest.remove_prefix(1);
+    const std::string_view item = rest.substr(0, rest.find(','));
+    rest.remove_prefix(item.size());
+    if (const std::string wrong = parse_item(item, *choice.faults); !wrong.empty())
+      return invalid(given + wrong + "; " + kExpected);
+  }
+  return choice;
+}
+
+}  // namespace xpyd

@@ -1,0 +1,291 @@
+#include "disagg/worker.h"
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#include "disagg/control/codec.h"
+
+namespace xpyd {
+namespace {
+
+NodeRole node_role(Role role) {
+  return role == Role::prefill  ? NodeRole::prefill
+         : role == Role::decode ? NodeRole::decode
+                                : NodeRole::colocated;
+}
+
+void log_refusal(const std::string& text) { std::fprintf(stderr, "xpyd worker: %s\n", text.c_str()); }
+
+std::chrono::duration<double> seconds(double s) { return std::chrono::duration<double>(s); }
+
+}  // namespace
+
+Worker::Worker(WorkerOptions options, Clock& clock)
+    : options_(std::move(options)), clock_(clock) {}
+
+Worker::~Worker() = default;
+
+// "i7": instance 7; "new": not one yet.
+NodeIdentity Worker::identity(InstanceId id) const {
+  return {node_role(options_.role), id < 0 ? "new" : "i" + std::to_string(id),
+          options_.fingerprint};
+}
+
+void Worker::leave() {
+  std::lock_guard lock(mutex_);
+  leaving_ = true;
+  changed_.notify_all();
+}
+
+void Worker::stop() {
+  std::lock_guard lock(mutex_);
+  stopped_ = true;
+  changed_.notify_all();
+}
+
+Status Worker::run() {
+  double alone_since = clock_.now();
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      if (stopped_ || (leaving_ && !conductor_)) return ok();
+    }
+    Result<Outcome> outcome = serve_once();
+    if (outcome && outcome.value() == Outcome::done) return ok();
+    if (!outcome && outcome.error().code != ErrorCode::unavailable) return outcome.error();
+    if (outcome) alone_since = clock_.now();
+    if (options_.give_up_s > 0 && clock_.now() > alone_since + options_.give_up_s)
+      return outcome ? Error{ErrorCode::unavailable, "the conductor is gone"} : outcome.error();
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, seconds(options_.retry_s), [&] { return stopped_ || leaving_; });
+  }
+}
+
+// One life as an instance. Its channels live no longer.
+Result<Worker::Outcome> Worker::serve_once() {
+  ControlLoop loop(clock_, {}, log_refusal);
+  Result<Outcome> outcome = serve_with(loop);
+  std::lock_guard lock(mutex_);
+  conductor_.reset();
+  peers_.clear();
+  return outcome;
+}
+
+Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
+  {
+    std::lock_guard lock(mutex_);
+    lost_ = leave_said_ = false;
+    welcome_.reset();
+    retire_.reset();
+    early_.clear();
+  }
+  Result<ChannelPtr> channel =
+      loop.connect({options_.join, options_.key, identity(-1)}, 5,
+                    [this](ChannelPtr c) { return on_conductor(std::move(c)); });
+  if (!channel) return Error{ErrorCode::unavailable, channel.error().message};
+  {
+    std::lock_guard lock(mutex_);
+    conductor_ = channel.value();
+  }
+  send(-1, kConductor, JoinRequest{options_.role});
+  Welcome as;
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, seconds(10), [&] { return welcome_ || lost_ || stopped_; });
+    if (stopped_) return Outcome::done;
+    if (!welcome_) {
+      return Error{ErrorCode::unavailable, "the conductor did not answer"};
+    }
+    as = *welcome_;
+  }
+  Result<std::string> listening =
+      loop.listen({options_.listen, options_.key, identity(as.id)}, [this](ChannelPtr c) {
+        const std::string& id = c->peer().id;
+        const InstanceId peer =
+            id.size() > 1 && id[0] == 'i' ? InstanceId(std::atoi(id.c_str() + 1)) : -1;
+        attach(peer, c);
+        return on_peer(peer, c);
+      });
+  if (!listening) return listening.error();
+  Result<BuiltInstance> built =
+      build_instance(options_.cluster, as, 0, nullptr, clock_, *this);
+  if (!built) return Error{ErrorCode::invalid_argument, built.error().message};
+  Instance& instance = *built.value().instance;
+  std::atomic<bool> stop{false};
+  InstanceInfo info = instance.info();
+  info.control = listening.value();
+  {
+    std::lock_guard lock(mutex_);
+    instance_ = &instance;
+    for (Envelope& e : early_) instance.send(e.from, std::move(e.message));
+    early_.clear();
+  }
+  send(as.id, kConductor, Joined{info});
+  std::fprintf(stderr, "xpyd worker: %s (instance %d) serves, control %s\n", as.name.c_str(), as.id,
+               info.control.c_str());
+  std::thread thread([&] { instance.run(stop); });
+  {
+    std::unique_lock lock(mutex_);
+    while (!stopped_ && !lost_ && !retire_) {
+      if (leaving_ && !leave_said_) {
+        leave_said_ = true;
+        lock.unlock();
+        send(as.id, kConductor, LeaveRequest{});
+        lock.lock();
+        continue;
+      }
+      lock.unlock();
+      dial_missing(loop);
+      lock.lock();
+      changed_.wait_for(lock, seconds(options_.retry_s));
+    }
+  }
+  stop = true;
+  instance.poke();
+  thread.join();
+  Outcome outcome = Outcome::again;
+  {
+    std::lock_guard lock(mutex_);
+    instance_ = nullptr;
+    conductor_.reset();  // nobody hears the rest
+    peers_.clear();
+    if (stopped_ || (retire_ && !retire_->rejoin)) outcome = Outcome::done;
+    if (retire_ && retire_->rejoin) options_.role = retire_->role;
+    if (leaving_ && !retire_ && lost_) outcome = Outcome::done;
+  }
+  instance.shut_down(FinishReason::abort, "the worker ended");
+  return outcome;
+}
+
+// ---- Connections.
+
+ChannelEvents Worker::on_conductor(ChannelPtr channel) {
+  return {[this](uint16_t type, std::string_view payload) {
+            Result<Envelope> got = decode(type, payload, clock_.now());
+            if (got) return on_message(kConductor, std::move(got.value().message));
+            log_refusal("a message of the conductor: " + got.error().message);
+            std::lock_guard lock(mutex_);
+            if (conductor_) conductor_->close("a message cannot be read");
+          },
+          [this, channel](const std::string& why) {
+            std::lock_guard lock(mutex_);
+            if (conductor_ && conductor_ != channel) return;
+            std::fprintf(stderr, "xpyd worker: the conductor's channel closed: %s\n", why.c_str());
+            lost_ = true;
+            changed_.notify_all();
+          }};
+}
+
+ChannelEvents Worker::on_peer(InstanceId id, ChannelPtr channel) {
+  return {[this, id](uint16_t type, std::string_view payload) {
+            Result<Envelope> got = decode(type, payload, clock_.now());
+            if (got) {
+              on_message(id, std::move(got.value().message));
+            } else {
+              log_refusal("a message of instance " + std::to_string(id) + ": " +
+                          got.error().message);
+            }
+          },
+          [this, id, channel](const std::string&) {
+            std::lock_guard lock(mutex_);
+            auto found = peers_.find(id);
+            if (found == peers_.end() || found->second.channel != channel) return;
+            found->second.channel.reset();
+            found->second.broken = true;
+            if (instance_) instance_->send(kConductor, PeerBroken{id});
+            changed_.notify_all();
+          }};
+}
+
+void Worker::on_message(InstanceId from, Message message) {
+  std::lock_guard lock(mutex_);
+  if (from == kConductor) {
+    if (auto* welcome = std::get_if<Welcome>(&message)) {
+      welcome_ = std::move(*welcome);
+      changed_.notify_all();
+      return;
+    }
+    if (auto* retire = std::get_if<Retire>(&message)) {
+      retire_ = *retire;
+      changed_.notify_all();
+      return;
+    }
+    if (auto* joined = std::get_if<PeerJoined>(&message)) {
+      peers_[joined->info.id].info = joined->info;
+      changed_.notify_all();
+    } else if (auto* gone = std::get_if<PeerGone>(&message)) {
+      auto found = peers_.find(gone->id);
+      if (found != peers_.end()) {
+        if (found->second.channel) found->second.channel->close("the conductor says it is gone");
+        peers_.erase(found);
+      }
+    }
+  }
+  if (instance_) {
+    instance_->send(from, std::move(message));
+  } else {
+    early_.push_back({from, -1, std::move(message)});
+  }
+}
+
+// A channel to a peer is there: by its dial or by ours. What waited for it goes first; the instance is
+// told of the peer again where the channel is not its first.
+void Worker::attach(InstanceId id, ChannelPtr channel) {
+  std::lock_guard lock(mutex_);
+  Peer& peer = peers_[id];  // it may have dialled before the conductor has told of it
+  peer.channel = channel;
+  for (const std::string& frame : peer.waiting)
+    channel->send(uint16_t(uint8_t(frame[0]) | uint8_t(frame[1]) << 8),
+                  std::string_view(frame).substr(2));
+  peer.waiting.clear();
+  if (std::exchange(peer.broken, false) && instance_)
+    instance_->send(kConductor, PeerJoined{peer.info});
+}
+
+// Of two instances the later one dials.
+void Worker::dial_missing(ControlLoop& loop) {
+  std::vector<std::pair<InstanceId, std::string>> missing;
+  InstanceId self;
+  {
+    std::lock_guard lock(mutex_);
+    self = welcome_->id;
+    for (auto& [id, peer] : peers_)
+      if (!peer.channel && id < self && !peer.info.control.empty())
+        missing.push_back({id, peer.info.control});
+  }
+  for (auto& [id, address] : missing) {
+    Result<ChannelPtr> channel =
+        loop.connect({address, options_.key, identity(self)}, 1, [this, id = id](ChannelPtr c) {
+          attach(id, c);
+          return on_peer(id, std::move(c));
+        });
+    if (!channel)
+      std::fprintf(stderr, "xpyd worker: instance %d at %s: %s\n", id, address.c_str(),
+                   channel.error().message.c_str());
+  }
+}
+
+// From any thread. To a peer without a channel it waits: one may be on its way.
+void Worker::send(InstanceId from, InstanceId to, Message message) {
+  constexpr size_t kMostWaiting = 4096;
+  const uint16_t type = frame_type(message);
+  const std::string payload = encode(from, to, message, clock_.now());
+  std::lock_guard lock(mutex_);
+  if (to == kConductor) {
+    if (conductor_) conductor_->send(type, payload);
+    return;
+  }
+  auto found = peers_.find(to);
+  if (found == peers_.end()) return;  // gone
+  Peer& peer = found->second;
+  if (peer.channel) {
+    peer.channel->send(type, payload);
+  } else if (peer.waiting.size() < kMostWaiting) {
+    std::string frame{char(type & 0xff), char(type >> 8)};
+    peer.waiting.push_back(std::move(frame) + payload);
+  }
+}
+
+}  // namespace xpyd

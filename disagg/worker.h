@@ -1,0 +1,80 @@
+// An instance in a process of its own: joins the conductor, speaks with its peers over channels of
+// their own, and joins again (as a new instance) when the conductor has given it up or was restarted.
+//
+// Threads: run() keeps connections on the caller's thread, the instance has one, the channels one.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "disagg/cluster.h"
+#include "disagg/control/channel.h"
+
+namespace xpyd {
+
+struct WorkerOptions {
+  ClusterOptions cluster;  // topology is not looked at
+  Role role = Role::colocated;
+  std::string join;                    // the conductor's control address
+  std::string listen = "127.0.0.1:0";  // for peers
+  ClusterKey key;
+  uint64_t fingerprint = 0;  // NodeIdentity
+  double retry_s = 0.2;      // between attempts to reach the conductor, or a peer
+  double give_up_s = 0;      // without a conductor for so long: run() ends; 0: never
+};
+
+class Worker final : public Post {
+ public:
+  Worker(WorkerOptions options, Clock& clock);
+  ~Worker() override;
+
+  // Serves until leave() has been granted, or stop(). An error: the conductor refused, or the
+  // instance could not be made.
+  Status run();
+  void leave();  // drained first; any thread
+  void stop();   // at once; any thread
+
+  void send(InstanceId from, InstanceId to, Message message) override;
+
+ private:
+  struct Peer {
+    InstanceInfo info;
+    ChannelPtr channel;                // null: none yet
+    std::vector<std::string> waiting;  // frames, type first, until it is there
+    bool broken = false;               // it was there, and words were lost with it
+  };
+  enum class Outcome { again, done };
+
+  Result<Outcome> serve_once();
+  Result<Outcome> serve_with(ControlLoop& loop);
+  ChannelEvents on_conductor(ChannelPtr channel);
+  ChannelEvents on_peer(InstanceId peer, ChannelPtr channel);
+  void on_message(InstanceId from, Message message);
+  void attach(InstanceId peer, ChannelPtr channel);
+  void dial_missing(ControlLoop& loop);
+  NodeIdentity identity(InstanceId id) const;
+  bool is_over() const;
+
+  WorkerOptions options_;
+  Clock& clock_;
+  std::string listening_;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  bool leaving_ = false, stopped_ = false, lost_ = false;
+  bool leave_said_ = false;
+  std::optional<Welcome> welcome_;
+  std::optional<Retire> retire_;
+  ChannelPtr conductor_;
+  std::map<InstanceId, Peer> peers_;
+  Instance* instance_ = nullptr;          // while it is there
+  std::vector<Envelope> early_;           // until it is
+};
+
+}  // namespace xpyd

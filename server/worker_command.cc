@@ -1,0 +1,65 @@
+// xpyd worker: one instance in a process of its own. It joins a conductor (`xpyd serve --processes`),
+// serves, and joins again when that was restarted. The first SIGTERM drains, the second ends it.
+#include <signal.h>
+
+#include <cstdio>
+#include <thread>
+
+#include "disagg/worker.h"
+#include "server/commands.h"
+#include "server/stack.h"
+
+namespace xpyd {
+namespace {
+
+int fail(const Error& error) {
+  std::fprintf(stderr, "xpyd worker: %s\n", error.message.c_str());
+  return error.code == ErrorCode::invalid_argument ? 2 : 1;
+}
+
+Role role_of(const std::string& name) {
+  return name == "prefill" ? Role::prefill : name == "decode" ? Role::decode : Role::colocated;
+}
+
+}  // namespace
+
+int worker_main(const Options& options) {
+  sigset_t signals;  // blocked in every thread, taken by one below
+  sigemptyset(&signals);
+  for (int s : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&signals, s);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+
+  Result<std::unique_ptr<Stack>> prepared = prepare_stack(options);
+  if (!prepared) return fail(prepared.error());
+  Stack& stack = *prepared.value();
+  WorkerOptions worker_options{.role = role_of(options.text("role")),
+                               .join = options.text("join"),
+                               .listen = options.text("peer-bind"),
+                               .fingerprint = fingerprint(stack),
+                               .give_up_s = options.number("give-up")};
+  if (const std::string& file = options.text("cluster-key-file"); !file.empty()) {
+    Result<ClusterKey> key = ClusterKey::from_file(file);
+    if (!key) return fail({key.error().code, "--cluster-key-file: " + key.error().message});
+    worker_options.key = key.value();
+  }
+  if (Status opened = open_backend(stack, options, 1); !opened) return fail(opened.error());
+  worker_options.cluster = stack.options;
+  Worker worker(std::move(worker_options), stack.clock);
+  std::thread taker([&] {
+    for (int received, count = 0; sigwait(&signals, &received) == 0 && received != SIGUSR1;) {
+      if (++count == 1) {
+        std::fprintf(stderr, "xpyd worker: leaving; a second signal ends it at once\n");
+        worker.leave();
+      } else {
+        worker.stop();
+      }
+    }
+  });
+  const Status served = worker.run();
+  pthread_kill(taker.native_handle(), SIGUSR1);
+  taker.join();
+  return served ? 0 : fail(served.error());
+}
+
+}  // namespace xpyd

@@ -1,0 +1,425 @@
+// Deterministic chaos: the real conductor, instances, policies and wires on one thread under a virtual
+// clock. A seed decides the cluster, the load and the faults: messages that are late, instances that
+// crash, stop and come back as zombies, join, drain and leave, partitions, transfers that fail, arrive
+// short or are changed, clients that go away. The model's KV is checksums (checksum_model.h), so a
+// token from foreign or stale KV is a wrong token.
+//
+//   make chaos SEEDS=2000          seeds 1..2000
+//   make chaos SEED=77             that one alone, telling what happens
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <set>
+
+#include "tests/catch.h"
+#include "tests/disagg/sim_cluster.h"
+#include "tests/wrapped_transport.h"
+
+namespace xpyd::testing {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+bool telling() {
+  static const bool on = std::getenv("SEED") != nullptr;
+  return on;
+}
+
+// How often a transfer is late, fails, is dropped though it says that it is done, or is changed on
+// its way.
+struct WireFaults {
+  double late = 0, fail = 0, drop = 0, change = 0;
+};
+
+// The local wire with such faults.
+class FaultyWire final : public WrappedTransport {
+ public:
+  FaultyWire(const TransportOptions& options, WireFaults faults, Random& random)
+      : WrappedTransport("local", options), clock_(*options.clock), faults_(faults), random_(random) {}
+  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
+    Flight flight;
+    flight.from_s = clock_.now() + (random_.uniform() < faults_.late ? 0.05 * random_.uniform() : 0);
+    const double fate = random_.uniform();
+    flight.fails = fate < faults_.fail;
+    if (fate >= faults_.fail && fate < faults_.fail + faults_.drop) {  // says done, and did nothing
+      const TransferId id = -(++dropped_);
+      flights_[id] = flight;
+      return id;
+    }
+    TransferPlan sent = plan;
+    if (fate >= 1 - faults_.change && !plan.copies.empty()) {
+      Copy& copy = sent.copies[random_.below(plan.copies.size())];
+      const size_t at = random_.below(copy.bytes);
+      if (transfer.op == KvOp::write) {
+        flight.changed.assign(copy.source, copy.source + copy.bytes);
+        flight.changed[at] ^= std::byte{0x20};
+        copy.source = flight.changed.data();
+      } else {
+        flight.change = copy.destination + at;
+      }
+    }
+    const TransferId id = WrappedTransport::post(transfer, sent);
+    flights_[id] = std::move(flight);
+    return id;
+  }
+  TransferState poll(TransferId id) override {
+    const Flight& flight = flights_.at(id);
+    if (clock_.now() < flight.from_s) return TransferState::in_flight;
+    TransferState state = id < 0 ? TransferState::done : WrappedTransport::poll(id);
+    if (flight.fails) state = TransferState::failed;
+    if (flight.change && state == TransferState::done) *flight.change ^= std::byte{0x20};
+    flights_.erase(id);
+    return state;
+  }
+  void cancel(TransferId id) override {
+    flights_.at(id).from_s = 0;
+    if (id >= 0) WrappedTransport::cancel(id);
+  }
+
+ private:
+  struct Flight {
+    double from_s = 0;
+    bool fails = false;
+    std::vector<std::byte> changed;  // written instead of what it should be
+    std::byte* change = nullptr;     // of what was read
+  };
+  Clock& clock_;
+  const WireFaults faults_;
+  Random& random_;
+  std::map<TransferId, Flight> flights_;
+  TransferId dropped_ = 0;
+};
+
+class Sim final : public SimCluster {
+ public:
+  explicit Sim(uint64_t seed) : seed_(seed), random_(seed * 7919 + 13) {}
+  // What went wrong; empty: nothing.
+  std::string run();
+
+ private:
+  struct Expected {
+    Tokens tokens;      // all that there can be
+    int max_tokens = 0;
+    bool aborted = false;
+    std::vector<Tokens> got;
+    std::vector<int> ends;
+  };
+  class Client final : public EventSink {
+   public:
+    explicit Client(Sim& sim) : sim_(sim) {}
+    void on_event(TokenEvent event) override { sim_.on_event(event); }
+
+   private:
+    Sim& sim_;
+  };
+  double when(InstanceId from, InstanceId to, const Message& message);
+  void tell(const char* format, ...) __attribute__((format(printf, 2, 3)));
+  void wrong(const std::string& what);
+  bool chance(double p) { return random_.uniform() < p; }
+  int up_to(int n) { return 1 + int(random_.below(uint64_t(n))); }
+  void configure();
+  void submit();
+  void on_event(const TokenEvent& event);
+  void disturb();
+  void notice_gone();
+  void keep_staffed();
+  bool all_ended() const { return ended_ == int(expected_choices_); }
+  Node* some_node();
+
+  const uint64_t seed_;
+  Random random_;
+  WireFaults wire_;
+  double lease_s_ = 0.4;
+  double late_s_ = 0.002;  // messages at most
+  double crash_rate_ = 0, stop_rate_ = 0, cut_rate_ = 0, break_rate_ = 0, leave_rate_ = 0, abort_rate_ = 0;  // per s
+  int max_batch_ = 4;
+  std::vector<Role> wanted_;
+  std::map<std::pair<InstanceId, InstanceId>, double> cut_until_s_;
+  std::shared_ptr<Client> client_ = std::make_shared<Client>(*this);
+  std::map<uint64_t, Expected> expected_;
+  uint64_t expected_choices_ = 0;
+  int ended_ = 0, to_submit_ = 0;
+  std::string wrong_;
+};
+
+void Sim::tell(const char* format, ...) {
+  if (!telling()) return;
+  std::printf("%9.4f ", clock.seconds);
+  va_list arguments;
+  va_start(arguments, format);
+  std::vprintf(format, arguments);
+  va_end(arguments);
+  std::printf("\n");
+}
+
+void Sim::wrong(const std::string& what) {
+  tell("WRONG: %s", what.c_str());
+  if (wrong_.empty()) wrong_ = "at " + std::to_string(clock.seconds) + " s: " + what;
+}
+
+// Late at random.
+double Sim::when(InstanceId from, InstanceId to, const Message& message) {
+  double at = clock.seconds + late_s_ * random_.uniform();
+  auto cut = cut_until_s_.find(std::minmax(from, to));
+  if (cut != cut_until_s_.end()) at = std::max(at, cut->second);
+  if (telling())
+    std::visit(
+        [&](const auto& m) {
+          if constexpr (requires { m.attempt; })
+            tell("  %d -> %d: %s of attempt %d, due %.4f", from, to, message_name(message),
+                 int(m.attempt), at);
+        },
+        message);
+  return at;
+}
+
+void Sim::configure() {
+  static const char* kSchemes[] = {"paged", "paged", "contiguous", "slots", "vattention"};
+  SimOptions sim;
+  KvOptions& kv = sim.kv;
+  kv.shape = kv_shape(checksum_config(), Dtype::f32);
+  kv.order = chance(0.5) ? KvOrder::layer_major : KvOrder::token_major;
+  sim.scheme = kSchemes[random_.below(5)];
+  kv.block_tokens = up_to(8);
+  kv.max_sequence_tokens = 160;
+  sim.max_batch = max_batch_ = up_to(6);
+  kv.prefix_cache = chance(0.8);
+  const size_t token = kv.shape.token_bytes();
+  const bool slots = find_kv_scheme(sim.scheme)->contiguous;
+  kv.pool_bytes = token * 160 * size_t(up_to(4)) + (slots ? 8 * 160 * token : 0);
+  if (sim.scheme == "vattention") kv.pool_bytes = 128 << 12;
+  sim.stream_kv = StreamKv(random_.below(3));
+  sim.step_tokens = max_batch_ + up_to(40);
+  sim.lease_s = lease_s_;
+
+  ConductorOptions& options = sim.conductor;
+  options.placement = &placement_policies()[random_.below(placement_policies().size())];
+  options.disagg = &disagg_policies()[random_.below(disagg_policies().size())];
+  options.disagg_options = {.pull = chance(0.4),
+                            .max_local_prefill_tokens = int(random_.below(60)),
+                            .max_prefill_queue = up_to(20),
+                            .min_remote_tokens = up_to(60),
+                            .first_generation = chance(0.5)};
+  options.max_queue = 1000;
+  options.prefill_window = up_to(2);
+  options.max_tries = 200;
+  options.seed = random_.next();
+
+  const int p = up_to(3), d = up_to(3), c = int(random_.below(2));
+  for (int i = 0; i < p; ++i) wanted_.push_back(Role::prefill);
+  for (int i = 0; i < d; ++i) wanted_.push_back(Role::decode);
+  for (int i = 0; i < c; ++i) wanted_.push_back(Role::colocated);
+  auto sometimes = [&](double p_on, double most) { return chance(p_on) ? most * random_.uniform() : 0; };
+  late_s_ = 0.0005 + sometimes(0.7, 0.02);
+  wire_ = {.late = sometimes(0.5, 1), .fail = sometimes(0.3, 0.3)};
+  sim.checksum = chance(0.5);
+  if (sim.checksum) wire_.drop = sometimes(0.5, 0.3), wire_.change = sometimes(0.5, 0.3);
+  if (!options.disagg_options.pull) wire_.drop = sometimes(0.3, 0.3);  // counted where it arrives
+  crash_rate_ = sometimes(0.6, 6);
+  stop_rate_ = sometimes(0.5, 6);
+  cut_rate_ = sometimes(0.4, 6);
+  break_rate_ = sometimes(0.4, 6);
+  leave_rate_ = sometimes(0.4, 4);
+  abort_rate_ = sometimes(0.5, 20);
+  to_submit_ = 8 + int(random_.below(25));
+  tell("%dP%dD%dC %s block %d %s, placement %s, disagg %s%s, stream %d, batch %d, step %d", p, d, c,
+       sim.scheme.c_str(), kv.block_tokens, kv.prefix_cache ? "cache" : "no cache",
+       options.placement->name, options.disagg->name, options.disagg_options.pull ? " pull" : "",
+       int(sim.stream_kv), max_batch_, sim.step_tokens);
+  sim.wire = [this](const TransportOptions& wire) {
+    return std::make_unique<FaultyWire>(wire, wire_, random_);
+  };
+  due = [this](InstanceId from, InstanceId to, const Message& message) {
+    return when(from, to, message);
+  };
+  open(std::move(sim));
+}
+
+Sim::Node* Sim::some_node() {
+  if (nodes.empty()) return nullptr;
+  auto at = nodes.begin();
+  std::advance(at, long(random_.below(nodes.size())));
+  return at->second.get();
+}
+
+void Sim::disturb() {
+  constexpr double kTick = 0.001;
+  const double now = clock.seconds;
+  if (Node* node = some_node(); node && chance(crash_rate_ * kTick)) {
+    tell("%s crashes", node->name.c_str());
+    crash(node->id, chance(0.5));  // not noticed: its lease runs out
+  }
+  if (Node* node = some_node(); node && chance(stop_rate_ * kTick)) {
+    node->stopped_until_s = now + 3 * lease_s_ * random_.uniform();
+    tell("%s stops until %.4f", node->name.c_str(), node->stopped_until_s);
+  }
+  if (chance(cut_rate_ * kTick) && !nodes.empty()) {
+    const InstanceId a = some_node()->id, b = chance(0.3) ? kConductor : some_node()->id;
+    cut_until_s_[std::minmax(a, b)] = now + 2 * lease_s_ * random_.uniform();
+    tell("%d and %d are parted", a, b);
+  }
+  if (Node *a = some_node(), *b = some_node(); a && a != b && chance(break_rate_ * kTick)) {
+    tell("the connection of %s and %s breaks", a->name.c_str(), b->name.c_str());
+    break_connection(a->id, b->id);
+  }
+  if (Node* node = some_node(); node && chance(leave_rate_ * kTick) && !node->leaving) {
+    node->leaving = true;
+    conductor().drain(node->id, true);
+    tell("%s is to leave", node->name.c_str());
+  }
+  if (!expected_.empty() && chance(abort_rate_ * kTick)) {
+    auto at = expected_.begin();
+    std::advance(at, long(random_.below(expected_.size())));
+    at->second.aborted = true;
+    tell("request %d is aborted", int(at->first));
+    conductor().abort(at->first);
+  }
+}
+
+// Who was declared gone finds its connection closed some time after it goes on; until then it writes
+// and talks as before.
+void Sim::notice_gone() {
+  std::set<InstanceId> members;
+  for (const InstanceInfo& info : conductor().members()) members.insert(info.id);
+  std::vector<std::shared_ptr<Node>> over;
+  for (auto& [id, node] : nodes) {
+    if (!members.contains(id) && node->zombie_turns < 0) node->zombie_turns = int(random_.below(60));
+    if (node->zombie_turns == 0) over.push_back(node);
+    if (node->leaving && members.contains(id) && conductor().idle(id) && node->instance->idle()) {
+      conductor().left(id, "it leaves");
+      over.push_back(node);
+    }
+  }
+  for (auto& node : over) {
+    tell("%s ends", node->name.c_str());
+    crash(node->id, false);
+  }
+}
+
+void Sim::keep_staffed() {
+  std::map<Role, int> missing;
+  for (Role role : wanted_) ++missing[role];
+  for (const auto& [id, node] : nodes)
+    if (node->zombie_turns < 0 && !node->leaving) --missing[node->role];
+  for (auto [role, n] : missing)
+    for (; n > 0; --n) {
+      // Sometimes another one takes its place in another role.
+      const bool change = wanted_.size() > 4 && chance(0.2);
+      add(change ? (role == Role::prefill ? Role::decode : Role::prefill) : role);
+    }
+}
+
+void Sim::submit() {
+  const uint64_t id = uint64_t(expected_.size()) + 1;
+  auto request = std::make_shared<Request>();
+  request->id = id;
+  const int length = up_to(90), family = int(random_.below(4));
+  for (int i = 0; i < length; ++i)
+    request->prompt.push_back((i * 5 + (i < 24 ? family : int(id) + i)) % 251);
+  request->sampling.temperature = 0;
+  request->n = chance(0.2) ? std::min(max_batch_, up_to(3)) : 1;
+  request->max_tokens = up_to(30);
+  request->ignore_eos = true;
+  request->arrival_s = clock.seconds;
+  if (chance(0.1)) request->deadline_s = clock.seconds + 0.3 * random_.uniform();
+  Expected expected;
+  expected.tokens = checksum_tokens(request->prompt, request->max_tokens);
+  expected.max_tokens = request->max_tokens;
+  expected.got.resize(size_t(request->n));
+  expected.ends.resize(size_t(request->n));
+  const int n = request->n;
+  const bool timed = request->deadline_s > 0;
+  expected.aborted = timed;  // may end early
+  expected_[id] = std::move(expected);
+  if (conductor().submit(std::move(request), client_)) {
+    expected_choices_ += uint64_t(n);
+    tell("request %d: %d tokens, n %d", int(id), length, n);
+    --to_submit_;
+  } else {
+    expected_.erase(id);
+  }
+}
+
+void Sim::on_event(const TokenEvent& event) {
+  auto found = expected_.find(event.request_id);
+  if (found == expected_.end()) return wrong("an event of a request that nobody sent");
+  Expected& e = found->second;
+  const std::string who =
+      "request " + std::to_string(event.request_id) + "." + std::to_string(event.choice);
+  Tokens& got = e.got[size_t(event.choice)];
+  if (e.ends[size_t(event.choice)] > 0) wrong(who + " goes on after its end");
+  if (event.token >= 0) {
+    if (got.size() >= e.tokens.size() || event.token != e.tokens[got.size()])
+      wrong(who + " token " + std::to_string(got.size()) + " is " + std::to_string(event.token));
+    got.push_back(event.token);
+  }
+  if (event.finish == FinishReason::none) return;
+  ++e.ends[size_t(event.choice)];
+  ++ended_;
+  tell("%s ends with %s after %d tokens %s", who.c_str(), finish_reason_name(event.finish),
+       int(got.size()), event.error.c_str());
+  if (event.finish == FinishReason::length && int(got.size()) != e.max_tokens)
+    wrong(who + " is short");
+  if (event.finish == FinishReason::error || (event.finish != FinishReason::length && !e.aborted))
+    wrong(who + " ended with " + finish_reason_name(event.finish) + " " + event.error);
+}
+
+std::string Sim::run() {
+  configure();
+  for (Role role : wanted_) add(role);
+  constexpr double kMost = 120;
+  int n = 0;
+  double at_rest_s = -1;
+  for (; wrong_.empty() && clock.seconds < kMost; ++n) {
+    const bool calm = to_submit_ == 0 && clock.seconds > 1.5;
+    if (to_submit_ > 0 && chance(0.05)) submit();
+    if (!calm) disturb();
+    notice_gone();
+    if (n % 50 == 0) keep_staffed();
+    tick();
+    if (n % 100 == 0) check_memory(false);
+    if (!calm || !all_ended()) continue;
+    // What nobody owns any more is back within a lease (and a renewal's quarter, and the messages).
+    if (at_rest_s < 0) at_rest_s = clock.seconds;
+    const bool restless = std::any_of(nodes.begin(), nodes.end(), [&](const auto& entry) {
+      const Node& node = *entry.second;
+      return clock.seconds < node.stopped_until_s || node.zombie_turns >= 0 || node.leaving;
+    });
+    if (restless) at_rest_s = clock.seconds;
+    if (clock.seconds > at_rest_s + 1.5 * lease_s_ + 4 * late_s_) break;
+  }
+  if (wrong_.empty() && clock.seconds >= kMost)
+    wrong("it hangs: " + std::to_string(ended_) + " of " + std::to_string(expected_choices_) +
+          " choices have ended");
+  if (wrong_.empty()) wrong_ = check_memory(true);
+  for (const auto& [id, e] : expected_)
+    for (int ends : e.ends)
+      if (wrong_.empty() && ends != 1) wrong("request " + std::to_string(id) + " ended " +
+                                             std::to_string(ends) + " times");
+  const ConductorStats s = conductor().totals();
+  tell("attempts %d, failed %d, late tokens %d, joined %d, left %d", int(s.attempts),
+       int(s.failed_attempts), int(s.late_tokens), int(s.joined), int(s.left));
+  nodes.clear();
+  return wrong_;
+}
+
+int of_environment(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text ? std::atoi(text) : otherwise;
+}
+
+TEST_CASE("chaos: each request ends once with the right tokens, and nothing leaks", "[chaos]") {
+  const int one = of_environment("SEED", 0);
+  const int first = one ? one : of_environment("FIRST_SEED", 1);
+  const int last = one ? one : of_environment("SEEDS", 200), step = of_environment("SEED_STEP", 1);
+  for (int seed = first; seed <= last; seed += step) {
+    INFO("seed " << seed << ": make chaos SEED=" << seed << " tells what happens");
+    CHECK(Sim(uint64_t(seed)).run() == "");
+  }
+}
+
+}  // namespace
+}  // namespace xpyd::testing

@@ -1,0 +1,445 @@
+// Channels over real sockets of this host.
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <future>
+#include <mutex>
+#include <thread>
+
+#include "disagg/control/address.h"
+#include "disagg/control/channel.h"
+#include "tests/catch.h"
+
+namespace xpyd::testing {
+namespace {
+
+// Moves only when told to, so that nothing in these tests waits for a timeout to pass.
+class ManualClock final : public Clock {
+ public:
+  double now() override { return seconds_.load(); }
+  void advance(double seconds) { seconds_ = seconds_ + seconds; }
+
+ private:
+  std::atomic<double> seconds_{1000};
+};
+
+// What one end saw. wait() returns when `condition` holds; a test that hangs here fails by its
+// limit.
+struct End {
+  std::mutex mutex;
+  std::condition_variable changed;
+  ChannelPtr channel;
+  std::vector<std::pair<int, std::string>> frames;
+  std::string closed;
+  int opens = 0, closes = 0;
+  std::function<void(End&, std::string_view)> reply;
+
+  OnOpen on_open() {
+    return [this](ChannelPtr opened) {
+      std::lock_guard lock(mutex);
+      channel = opened;
+      ++opens;
+      changed.notify_all();
+      ChannelEvents events;
+      events.on_frame = [this](uint16_t type, std::string_view payload) {
+        std::lock_guard inner(mutex);
+        CHECK_THREAD(closes == 0);
+        frames.emplace_back(type, payload);
+        if (reply) reply(*this, payload);
+        changed.notify_all();
+      };
+      events.on_closed = [this](const std::string& reason) {
+        std::lock_guard inner(mutex);
+        closed = reason;
+        ++closes;
+        changed.notify_all();
+      };
+      return events;
+    };
+  }
+  template <class Condition>
+  void wait(Condition condition) {
+    std::unique_lock lock(mutex);
+    if (!changed.wait_for(lock, std::chrono::seconds(60), condition)) FAIL("waited for a minute");
+  }
+  void wait_closed() {
+    wait([&] { return closes > 0; });
+  }
+  // Catch's assertions belong to the test's thread.
+  static void CHECK_THREAD(bool holds) { XPYD_CHECK(holds); }
+};
+
+struct Rig {
+  ManualClock clock;
+  ClusterKey key = ClusterKey::random();
+  ControlEndpoint server{"127.0.0.1:0", key, {NodeRole::conductor, "conductor", 1}};
+  ControlEndpoint client{"", key, {NodeRole::decode, "D0", 2}};
+  End near, far;  // the connecting end, the accepting end
+  std::unique_ptr<ControlLoop> far_loop, near_loop;
+
+  explicit Rig(const std::string& address = "127.0.0.1:0", const ChannelLimits& limits = {}) {
+    server.address = address;
+    far_loop = std::make_unique<ControlLoop>(clock, limits);
+    near_loop = std::make_unique<ControlLoop>(clock, limits);
+    auto bound = far_loop->listen(server, far.on_open());
+    REQUIRE(bound.ok());
+    client.address = bound.value();
+  }
+  ChannelPtr connect() {
+    auto channel = near_loop->connect(client, 30, near.on_open());
+    if (!channel) FAIL(channel.error().message);
+    far.wait([&] { return far.opens > 0; });
+    return channel.value();
+  }
+  std::string connect_error(const ControlEndpoint& endpoint) {
+    auto channel = near_loop->connect(endpoint, 30, near.on_open());
+    return channel ? "" : channel.error().message;
+  }
+};
+
+// A stranger's socket.
+struct Stranger {
+  int fd = -1;
+  explicit Stranger(const std::string& address) {
+    auto parsed = parse_control_address(address);
+    REQUIRE(parsed.ok());
+    auto made = connect_to(parsed.value());
+    REQUIRE(made.ok());
+    fd = made.value();
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+    timeval minute{60, 0};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &minute, sizeof minute);
+  }
+  ~Stranger() { close(fd); }
+  void say(std::string_view bytes) {
+    while (!bytes.empty()) {
+      ssize_t n = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (n <= 0) return;
+      bytes.remove_prefix(size_t(n));
+    }
+  }
+  // All that comes until the other side closes.
+  std::string hear() {
+    std::string all;
+    char buffer[4096];
+    for (ssize_t n; (n = recv(fd, buffer, sizeof buffer, 0)) > 0;) all.append(buffer, size_t(n));
+    return all;
+  }
+};
+
+TEST_CASE("a channel carries frames both ways, in order", "[disagg][control]") {
+  TempDir dir;
+  for (std::string address : {std::string("127.0.0.1:0"), "unix:" + dir.path + "/socket"}) {
+    INFO(address);
+    Rig rig(address);
+    ChannelPtr near = rig.connect();
+    CHECK(near->peer().id == "conductor");
+    CHECK(near->peer().role == NodeRole::conductor);
+    CHECK(rig.far.channel->peer().id == "D0");
+    CHECK(rig.far.channel->peer().fingerprint == 2);
+    CHECK(rig.far.channel->address() == "decode D0");
+    const std::string big(1 << 20, 'b');
+    for (int i = 0; i < 1000; ++i) {
+      // Both directions at once, so that each has to wait for the other's kernel to take bytes.
+      REQUIRE(near->send(16, std::to_string(i), i % 7 != 0));
+      REQUIRE(rig.far.channel->send(17, i % 100 == 0 ? big : std::to_string(i)));
+    }
+    REQUIRE(near->send(18, ""));
+    rig.far.wait([&] { return rig.far.frames.size() == 1001; });
+    rig.near.wait([&] { return rig.near.frames.size() == 1000; });
+    for (int i = 0; i < 1000; ++i) {
+      CHECK(rig.far.frames[i] == std::pair<int, std::string>(16, std::to_string(i)));
+      CHECK(rig.near.frames[i].second == (i % 100 == 0 ? big : std::to_string(i)));
+    }
+    CHECK(rig.far.frames[1000].first == 18);
+    // What was sent before a close arrives before it.
+    REQUIRE(near->send(16, "last words"));
+    near->close("enough");
+    CHECK(!near->send(16, "too late"));
+    near->close("again");
+    rig.near.wait_closed();
+    rig.far.wait_closed();
+    CHECK(rig.near.closed == "enough");
+    CHECK(rig.far.closed == "the peer left: enough");
+    CHECK(rig.far.frames.back().second == "last words");
+    CHECK(!rig.far.channel->send(16, "x"));
+    CHECK(rig.far_loop->stats().opened == 1);
+    CHECK(rig.far_loop->stats().closed == 1);
+    rig.far_loop.reset();
+    rig.near_loop.reset();
+    CHECK(rig.near.closes == 1);
+    CHECK(rig.far.closes == 1);
+  }
+}
+
+TEST_CASE("many threads send on one channel", "[disagg][control]") {
+  Rig rig;
+  ChannelPtr near = rig.connect();
+  constexpr int kThreads = 4, kEach = 2000;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t)
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kEach; ++i)
+        XPYD_CHECK(near->send(uint16_t(16 + t), std::to_string(i), (i + t) % 3 != 0));
+      XPYD_CHECK(near->send(uint16_t(16 + t), "end"));
+    });
+  for (auto& thread : threads) thread.join();
+  rig.far.wait([&] { return rig.far.frames.size() == kThreads * (kEach + 1); });
+  int next[kThreads] = {};
+  for (auto& [type, payload] : rig.far.frames) {
+    int& i = next[type - 16];
+    REQUIRE(payload == (i == kEach ? "end" : std::to_string(i)));
+    ++i;
+  }
+}
+
+TEST_CASE("a callback may answer and close", "[disagg][control]") {
+  Rig rig;
+  rig.far.reply = [](End& end, std::string_view payload) {
+    if (payload == "ping") end.channel->send(16, "pong");
+    if (payload == "go") end.channel->close("as you wish");
+  };
+  ChannelPtr near = rig.connect();
+  near->send(16, "ping", true);
+  near->send(16, "go", true);
+  near->send(16, "never seen");
+  rig.near.wait_closed();
+  rig.far.wait_closed();
+  CHECK(rig.near.frames == std::vector<std::pair<int, std::string>>{{16, "pong"}});
+  CHECK(rig.far.frames.size() == 2);
+  CHECK(rig.near.closed == "the peer left: as you wish");
+}
+
+TEST_CASE("a channel takes only members", "[disagg][control]") {
+  Rig rig;
+  ControlEndpoint other = rig.client;
+  other.key = ClusterKey::random();
+  std::string error = rig.connect_error(other);
+  CHECK(error.find("probably it has another cluster key") != std::string::npos);
+  CHECK(error.find(rig.client.address) != std::string::npos);
+  other.key = ClusterKey();
+  CHECK(rig.connect_error(other).find("another cluster key") != std::string::npos);
+  CHECK(rig.far.opens == 0);
+  CHECK(rig.far_loop->stats().refused == 2);
+  for (std::string words : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(1 << 20, '\x01')}) {
+    Stranger stranger(rig.client.address);
+    stranger.say(words);
+    CHECK(stranger.hear() == "");  // learns nothing, and is put out
+  }
+  CHECK(rig.far_loop->stats().refused == 4);
+  CHECK(rig.far.opens == 0);
+  rig.connect();  // and all the while members may come
+}
+
+TEST_CASE("a stranger has five seconds, and strangers have little room", "[disagg][control]") {
+  ChannelLimits limits;
+  limits.max_unknown_peers = 8;
+  Rig rig("127.0.0.1:0", limits);
+  {
+    Stranger silent(rig.client.address);
+    // The accept must have happened before the clock moves: one that came later is in the queue's
+    // way.
+    rig.connect();
+    rig.clock.advance(5.01);
+    CHECK(silent.hear() == "");
+  }
+  std::vector<std::unique_ptr<Stranger>> crowd;
+  for (int i = 0; i < 20; ++i) {
+    crowd.push_back(std::make_unique<Stranger>(rig.client.address));
+    crowd.back()->say("\x10");
+  }
+  for (int i = 0; i < 12; ++i) CHECK(crowd[i]->hear() == "");  // the oldest go
+  rig.near.opens = rig.far.opens = 0;
+  rig.connect();
+  CHECK(rig.far_loop->stats().refused >= 13);
+}
+
+TEST_CASE("a peer that falls silent is closed, and one that has nothing to say is not",
+          "[disagg][control]") {
+  Rig rig;
+  ChannelPtr near = rig.connect();
+  // 30 s of heartbeats alone: nobody closes. Steps are shorter than the silence that is allowed.
+  for (int i = 0; i < 30; ++i) {
+    rig.clock.advance(1);
+    for (const ChannelPtr& end : {near, rig.far.channel})
+      while (end->heard_s() < rig.clock.now() && end->is_open()) std::this_thread::yield();
+  }
+  CHECK(near->is_open());
+  CHECK(rig.far_loop->stats().silent == 0);
+  // The near loop stops: as SIGSTOP would.
+  std::promise<void> stopped, go_on;
+  rig.near_loop->post([&] {
+    stopped.set_value();
+    go_on.get_future().wait();
+  });
+  stopped.get_future().wait();
+  rig.clock.advance(3.5);
+  rig.far.wait_closed();
+  CHECK(rig.far.closed.find("silent for 3") != std::string::npos);
+  CHECK(rig.far_loop->stats().silent == 1);
+  go_on.set_value();
+  rig.near.wait_closed();  // it comes back and finds that it is no longer wanted
+  CHECK(!near->is_open());
+}
+
+TEST_CASE("a peer that does not read is closed before it costs memory", "[disagg][control]") {
+  ChannelLimits limits;
+  limits.max_queue_bytes = 4 << 20;
+  Rig rig("127.0.0.1:0", limits);
+  ChannelPtr near = rig.connect();
+  std::promise<void> stopped, go_on;
+  rig.far_loop->post([&] {
+    stopped.set_value();
+    go_on.get_future().wait();
+  });
+  stopped.get_future().wait();
+  const std::string megabyte(1 << 20, 'm');
+  int sent = 0;
+  while (near->send(16, megabyte)) {
+    REQUIRE(near->queued_bytes() <= limits.max_queue_bytes);
+    REQUIRE(++sent < 1000);
+  }
+  rig.near.wait_closed();
+  CHECK(rig.near.closed.find("does not read") != std::string::npos);
+  CHECK(rig.near_loop->stats().stalled == 1);
+  CHECK(near->queued_bytes() == 0);
+  go_on.set_value();
+  rig.far.wait_closed();
+}
+
+TEST_CASE("a forged frame ends the channel", "[disagg][control]") {
+  Rig rig;
+  // A member by its key, whose frames somebody on the way adds to.
+  Stranger stranger(rig.client.address);
+  Handshake handshake(Handshake::Side::initiator, rig.key, rig.client.self);
+  std::string out;
+  std::string_view none;
+  REQUIRE(handshake.feed(none, out).ok());
+  while (!handshake.done()) {
+    stranger.say(out);
+    out.clear();
+    char buffer[1024];
+    ssize_t n = recv(stranger.fd, buffer, sizeof buffer, 0);
+    REQUIRE(n > 0);
+    std::string_view view(buffer, size_t(n));
+    REQUIRE(handshake.feed(view, out).ok());
+  }
+  FrameWriter writer(handshake.send_key());
+  std::string frame;
+  writer.append(frame, 16, "honest");
+  stranger.say(frame + frame);
+  rig.far.wait_closed();
+  CHECK(rig.far.frames.size() == 1);
+  CHECK(rig.far.closed.find("sequence number") != std::string::npos);
+  CHECK(rig.far_loop->stats().forged == 1);
+}
+
+TEST_CASE("where nobody listens connect() says so", "[disagg][control]") {
+  TempDir dir;
+  Rig rig;
+  ControlEndpoint endpoint = rig.client;
+  std::string port = rig.client.address;
+  rig.far_loop.reset();
+  CHECK(rig.connect_error(endpoint).find("Connection refused") != std::string::npos);
+  endpoint.address = "unix:" + dir.path + "/nobody";
+  CHECK(rig.connect_error(endpoint).find("No such file") != std::string::npos);
+  // Somebody who accepts and says nothing.
+  int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t bytes = sizeof address;
+  REQUIRE(bind(fd, reinterpret_cast<sockaddr*>(&address), bytes) == 0);
+  REQUIRE(listen(fd, 1) == 0);
+  REQUIRE(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &bytes) == 0);
+  endpoint.address = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  std::string error;
+  std::thread waiting([&] { error = rig.connect_error(endpoint); });
+  int peer = accept(fd, nullptr, nullptr);
+  char byte;
+  REQUIRE(recv(peer, &byte, 1, MSG_PEEK) == 1);  // its hello is here
+  rig.clock.advance(31);
+  waiting.join();
+  CHECK(error.find("not complete in time") != std::string::npos);
+  close(peer);
+  close(fd);
+  for (const char* bad : {"", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:-1", ":80",
+                          "::1:80", "unix:", "127.0.0.1:8x"})
+    CHECK(!parse_control_address(bad).ok());
+  CHECK(!parse_control_address("unix:" + std::string(200, 'p')).ok());
+  CHECK(parse_control_address("[::1]:80").ok());
+}
+
+TEST_CASE("without a key a channel stays on this host", "[disagg][control]") {
+  Rig rig;
+  ControlEndpoint open{"0.0.0.0:0", ClusterKey(), {NodeRole::conductor, "c"}};
+  auto bound = rig.far_loop->listen(open, rig.far.on_open());
+  REQUIRE(!bound.ok());
+  CHECK(bound.error().message.find("--cluster-key-file") != std::string::npos);
+  open.address = "192.0.2.1:1";
+  CHECK(rig.connect_error(open).find("--cluster-key-file") != std::string::npos);
+  open.key = rig.key;
+  open.address = "0.0.0.0:0";
+  CHECK(rig.far_loop->listen(open, rig.far.on_open()).ok());
+  for (const char* address : {"127.0.0.1:0", "localhost:0"}) {
+    ControlEndpoint local{address, ClusterKey(), {NodeRole::conductor, "c"}};
+    auto where = rig.far_loop->listen(local, rig.far.on_open());
+    REQUIRE(where.ok());
+    ControlEndpoint client{where.value(), ClusterKey(), {NodeRole::tool, "t"}};
+    CHECK(rig.connect_error(client) == "");
+  }
+}
+
+TEST_CASE("a Unix socket is its user's alone and outlives nobody", "[disagg][control]") {
+  TempDir dir;
+  const std::string path = dir.path + "/socket";
+  {
+    Rig rig("unix:" + path);
+    struct stat info;
+    REQUIRE(stat(path.c_str(), &info) == 0);
+    CHECK((info.st_mode & 0777) == 0600);
+    // In use: a second listener is refused and the first goes on.
+    ManualClock clock;
+    ControlLoop second(clock);
+    auto bound = second.listen(rig.server, rig.far.on_open());
+    REQUIRE(!bound.ok());
+    CHECK(bound.error().message.find("in use") != std::string::npos);
+    rig.connect();
+  }
+  Rig again("unix:" + path);  // its name was left behind
+  again.connect();
+}
+
+TEST_CASE("a loop that ends closes its channels and answers who waits", "[disagg][control]") {
+  Rig rig;
+  ChannelPtr near = rig.connect();
+  near->send(16, "before the end");
+  rig.near_loop.reset();
+  CHECK(rig.near.closes == 1);
+  CHECK(!near->send(16, "x"));
+  rig.far.wait_closed();
+  CHECK(rig.far.frames.size() == 1);
+  CHECK(rig.far.closed == "the peer left: the process leaves");
+}
+
+TEST_CASE("too many channels are refused with a reason", "[disagg][control]") {
+  ChannelLimits limits;
+  limits.max_channels = 2;
+  Rig rig("127.0.0.1:0", limits);
+  ControlLoop third(rig.clock);
+  End a, b, c;
+  REQUIRE(third.connect(rig.client, 30, a.on_open()).ok());
+  REQUIRE(third.connect(rig.client, 30, b.on_open()).ok());
+  REQUIRE(third.connect(rig.client, 30, c.on_open()).ok());
+  c.wait_closed();
+  CHECK(c.closed == "the peer left: too many channels: 2");
+  CHECK(a.closes + b.closes == 0);
+}
+
+}  // namespace
+}  // namespace xpyd::testing

@@ -1,0 +1,239 @@
+#include "disagg/transport/fault.h"
+
+#include <bit>
+#include <cstring>
+
+#include "base/random.h"
+#include "disagg/transport/wires.h"
+#include "tests/catch.h"
+
+namespace xpyd {
+namespace {
+
+// Two ends over local, under a virtual clock; the poster's is faulty.
+struct Faulty {
+  explicit Faulty(const FaultOptions& faults) : source(1 << 16), destination(1 << 16) {
+    Random random(1);
+    for (std::byte& byte : source) byte = std::byte(random.next());
+    options.queue = &cpu_queue();
+    options.clock = &clock;
+    options.self = 1;
+    options.regions = {source};
+    poster = make_fault_transport(make_local_transport(options).value(), faults, options);
+    options.self = 2;
+    options.regions = {destination};
+    owner = make_local_transport(options).value();
+    REQUIRE(poster->connect(2, owner->address()).ok());
+    REQUIRE(owner->connect(1, poster->address()).ok());
+  }
+  WindowKey open(KvOp op = KvOp::write) {
+    const MemoryRange all(destination);
+    return owner->open(1, op, {&all, 1}).value();
+  }
+  // The whole memory in pieces of 1 KiB, from end to end.
+  TransferPlan plan(KvOp op = KvOp::write) const {
+    TransferPlan plan;
+    for (size_t at = 0; at < source.size(); at += 1024, plan.bytes += 1024) {
+      auto* here = const_cast<std::byte*>(source.data()) + at;
+      std::byte* there = poster->remote(2, 0) + at;
+      plan.copies.push_back(op == KvOp::write ? Copy{here, there, 1024} : Copy{there, here, 1024});
+    }
+    return plan;
+  }
+  int differing_bits() const {
+    int n = 0;
+    for (size_t i = 0; i < source.size(); ++i)
+      n += std::popcount(unsigned(source[i] ^ destination[i]));
+    return n;
+  }
+  const FaultCounts& counts() const { return *fault_counts(*poster); }
+
+  VirtualClock clock;
+  TransportOptions options;
+  std::vector<std::byte> source, destination;
+  std::unique_ptr<KvTransport> poster, owner;
+};
+
+TEST_CASE("fault: each fault does what its name says", "[transport]") {
+  SECTION("none") {
+    Faulty f({.seed = 1});
+    const WindowKey key = f.open();
+    CHECK(f.poster->poll(f.poster->post({2, KvOp::write, key}, f.plan())) == TransferState::done);
+    CHECK(f.differing_bits() == 0);
+  }
+  SECTION("drop") {
+    Faulty f({.seed = 1, .drop = 1});
+    const WindowKey key = f.open();
+    const TransferId id = f.poster->post({2, KvOp::write, key, 5}, f.plan());
+    CHECK(f.poster->poll(id) == TransferState::in_flight);
+    f.clock.seconds = 5;
+    CHECK(f.poster->poll(id) == TransferState::failed);
+    CHECK(f.poster->poll(f.poster->post({2, KvOp::write, key}, f.plan())) == TransferState::failed);
+    const TransferId cancelled = f.poster->post({2, KvOp::write, key, 50}, f.plan());
+    f.poster->cancel(cancelled);
+    CHECK(f.poster->poll(cancelled) == TransferState::failed);
+    CHECK(f.owner->arrived(key) == 0);
+    CHECK(f.poster->stats().failed == 3);
+    CHECK(f.counts().dropped == 3);
+  }
+  SECTION("delay") {
+    Faulty f({.seed = 1, .delay_s = 2});
+    const WindowKey key = f.open();
+    double sum = 0;
+    for (int i = 0; i < 200; ++i) {
+      const double posted = f.clock.seconds;
+      const TransferId id = f.poster->post({2, KvOp::write, key}, f.plan());
+      while (f.poster->poll(id) == TransferState::in_flight) f.clock.seconds += 0.01;
+      sum += f.clock.seconds - posted;
+    }
+    CHECK(sum / 200 > 1);
+    CHECK(sum / 200 < 3);
+    // Into a window that is closed when it comes, and not in time.
+    const TransferId late = f.poster->post({2, KvOp::write, key}, f.plan());
+    const TransferId hurried = f.poster->post({2, KvOp::write, key, f.clock.seconds + 1e-9}, {});
+    CHECK(f.owner->close(key));
+    f.clock.seconds += 100;
+    CHECK(f.poster->poll(late) == TransferState::failed);
+    CHECK(f.poster->poll(hurried) == TransferState::failed);
+    CHECK(f.owner->stats().refused == 1);
+  }
+  SECTION("reorder") {
+    Faulty f({.seed = 3, .reorder = 0.5});
+    const WindowKey key = f.open();
+    std::byte* there = f.poster->remote(2, 0);
+    int overtaken = 0;
+    for (int i = 0; i < 200; ++i) {  // two posts to one place: the later one counts last
+      const TransferPlan first{{{f.source.data(), there, 64}}, 64},
+          second{{{f.source.data() + 64, there, 64}}, 64};
+      const TransferId a = f.poster->post({2, KvOp::write, key}, first),
+                       b = f.poster->post({2, KvOp::write, key}, second);
+      f.clock.seconds += 1;
+      CHECK(f.poster->poll(a) == TransferState::done);
+      CHECK(f.poster->poll(b) == TransferState::done);
+      overtaken += std::memcmp(there, f.source.data(), 64) == 0;
+    }
+    CHECK(overtaken > 30);
+    CHECK(overtaken < 120);
+  }
+  SECTION("duplicate") {
+    Faulty f({.seed = 1, .duplicate = 1, .delay_s = 1});
+    const WindowKey key = f.open();
+    const TransferId id = f.poster->post({2, KvOp::write, key}, f.plan());
+    while (f.poster->poll(id) == TransferState::in_flight) f.clock.seconds += 1;
+    CHECK(f.owner->arrived(key) == 1);
+    const std::vector<std::byte> sent = f.source;
+    std::fill(f.source.begin(), f.source.end(), std::byte(0));  // it belongs to others now
+    f.clock.seconds += 100;
+    CHECK(f.poster->close({}));  // any call moves what is due
+    CHECK(f.owner->arrived(key) == 2);
+    CHECK(f.destination == sent);
+    const TransferId again = f.poster->post({2, KvOp::write, key}, f.plan());
+    while (f.poster->poll(again) == TransferState::in_flight) f.clock.seconds += 1;
+    CHECK(f.owner->close(key));
+    f.destination = sent;
+    f.clock.seconds += 100;
+    CHECK(f.poster->close({}));
+    CHECK(f.owner->stats().refused == 1);
+    CHECK(f.destination == sent);
+    CHECK(f.counts().duplicated == 2);
+  }
+  SECTION("truncate") {
+    Faulty f({.seed = 1, .truncate = 1});
+    const WindowKey key = f.open();
+    CHECK(f.poster->poll(f.poster->post({2, KvOp::write, key}, f.plan())) == TransferState::done);
+    CHECK(f.owner->arrived(key) == 1);
+    size_t same = 0;
+    while (same < f.source.size() && f.source[same] == f.destination[same]) ++same;
+    CHECK(same < f.source.size());
+    for (size_t i = same + 64; i < f.source.size(); ++i) CHECK(f.destination[i] == std::byte(0));
+  }
+  SECTION("corrupt") {
+    for (KvOp op : {KvOp::write, KvOp::read}) {
+      Faulty f({.seed = 1, .corrupt = 1});
+      const WindowKey key = f.open(op);
+      const std::vector<std::byte> before = f.source;
+      CHECK(f.poster->poll(f.poster->post({2, op, key}, f.plan(op))) == TransferState::done);
+      CHECK(f.differing_bits() == 1);
+      if (op == KvOp::write) CHECK(f.source == before);
+    }
+  }
+}
+
+TEST_CASE("fault: a seed repeats itself, another does not", "[transport]") {
+  const auto run = [](uint64_t seed) {
+    Faulty f({.seed = seed,
+              .drop = 0.2,
+              .reorder = 0.2,
+              .duplicate = 0.2,
+              .truncate = 0.2,
+              .corrupt = 0.2,
+              .delay_s = 0.5});
+    const WindowKey key = f.open();
+    std::vector<std::byte> seen;
+    for (int i = 0; i < 50; ++i) {
+      const TransferId id = f.poster->post({2, KvOp::write, key, f.clock.seconds + 3}, f.plan());
+      TransferState state;
+      while ((state = f.poster->poll(id)) == TransferState::in_flight) f.clock.seconds += 0.01;
+      seen.push_back(std::byte(state));
+      seen.insert(seen.end(), f.destination.begin(), f.destination.begin() + 2048);
+      std::fill(f.destination.begin(), f.destination.end(), std::byte(0));
+    }
+    const FaultCounts& c = f.counts();
+    for (int64_t n : {c.dropped, c.reordered, c.duplicated, c.truncated, c.corrupted}) {
+      CHECK(n > 0);
+      CHECK(n < 30);
+    }
+    return seen;
+  };
+  const auto first = run(7);
+  CHECK(first == run(7));
+  CHECK(first != run(8));
+}
+
+TEST_CASE("--transport: a wire, or faults around one; errors say what was expected",
+          "[transport]") {
+  const auto plain = parse_transport("tcp");
+  REQUIRE(plain.ok());
+  CHECK(std::string(plain.value().row->name) == "tcp");
+  CHECK(!plain.value().faults);
+  const auto faulty = parse_transport(
+      "fault:shm,seed=7,drop=0.01,delay=2ms,reorder=1,duplicate=0,truncate=0.5,corrupt=1e-3");
+  REQUIRE(faulty.ok());
+  CHECK(std::string(faulty.value().row->name) == "shm");
+  const FaultOptions& f = *faulty.value().faults;
+  CHECK(f.seed == 7);
+  CHECK(f.drop == 0.01);
+  CHECK(f.delay_s == 2e-3);
+  CHECK(f.reorder == 1);
+  CHECK(f.truncate == 0.5);
+  CHECK(f.corrupt == 1e-3);
+  CHECK(parse_transport("fault:local").ok());
+  for (const auto& [text, part] :
+       {std::pair{"pigeon", "no wire is called \"pigeon\"; there are local handoff"},
+        {"", "no wire is called \"\""},
+        {"fault", "no wire is called \"\""},
+        {"fault:", "no wire is called \"\""},
+        {"fault:pigeon,drop=1", "no wire is called \"pigeon\""},
+        {"fault:fault:tcp", "no wire is called \"fault:tcp\""},
+        {"fault:handoff,drop=1", "moves no bytes"},
+        {"fault:tcp,dorp=1", "no fault is called \"dorp\"; expected fault:WIRE,KEY=VALUE"},
+        {"fault:tcp,", "no fault is called \"\""},
+        {"fault:tcp,drop", "drop is not a probability"},
+        {"fault:tcp,drop=2", "drop is not a probability"},
+        {"fault:tcp,drop=-1", "drop is not a probability"},
+        {"fault:tcp,drop=nan", "drop is not a probability"},
+        {"fault:tcp,drop=0.1x", "drop is not a probability"},
+        {"fault:tcp,delay=2", "delay needs a unit"},
+        {"fault:tcp,delay=ms", "delay is not a time"},
+        {"fault:tcp,seed=1.5", "seed is not a whole number"},
+        {"fault:tcp,seed=", "seed is not a whole number"}}) {
+    INFO(text);
+    const auto parsed = parse_transport(text);
+    REQUIRE(!parsed.ok());
+    CHECK(parsed.error().message.find(part) != std::string::npos);
+    CHECK(parsed.error().message.starts_with("--transport " + std::string(text)));
+  }
+}
+
+}  // namespace
+}  // namespace xpyd

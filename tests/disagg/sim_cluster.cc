@@ -1,0 +1,165 @@
+#include "tests/disagg/sim_cluster.h"
+
+#include <algorithm>
+
+namespace xpyd::testing {
+
+class SimCluster::Probe final : public InstanceProbe {
+ public:
+  explicit Probe(NodePtr node) : node_(std::move(node)) {}
+  InstanceStats stats() const override {
+    if (node_->instance) stats_ = node_->instance->stats();
+    return stats_;
+  }
+  KvStats kv() const override { return stats().kv; }
+  int promise(std::span<const int32_t> tokens, uint64_t salt) const override {
+    return node_->instance ? node_->instance->memory().promise(tokens, salt) : 0;
+  }
+
+ private:
+  NodePtr node_;
+  mutable InstanceStats stats_;
+};
+
+void SimCluster::open(SimOptions options) {
+  options_ = std::move(options);
+  SimOptions& o = options_;
+  scheme_ = find_kv_scheme(o.scheme);
+  o.kv.shape = kv_shape(checksum_config(), Dtype::f32);
+  if (o.kv.max_sequence_tokens == 0) o.kv.max_sequence_tokens = 160;
+  if (o.kv.pool_bytes == 0) o.kv.pool_bytes = 640 * o.kv.shape.token_bytes();
+  o.kv.max_sequences = max_sequences(o.max_batch);
+  o.kv.page_group_bytes = 4096;
+  o.kv.map_ahead = false;  // no thread of its own here
+  if (!o.conductor.placement) o.conductor.placement = find_placement_policy("least_loaded");
+  if (!o.conductor.disagg) o.conductor.disagg = find_disagg_policy("prefill_first");
+  o.conductor.max_model_len = o.kv.max_sequence_tokens;
+  o.conductor.lease_s = o.lease_s;
+  if (!o.wire)
+    o.wire = [](const TransportOptions& wire) {
+      return find_transport("local")->make(wire).value();
+    };
+  conductor_ = std::make_unique<Conductor>(o.conductor, clock, *this);
+}
+
+SimCluster::NodePtr SimCluster::add(Role role) {
+  const SimOptions& o = options_;
+  auto node = std::make_shared<Node>();
+  node->id = conductor_->new_id();
+  node->role = role;
+  node->name = instance_name(role, node->id);
+  node->queue = cpu_device().make_queue(Device::Phase::both);
+  auto pool = make_block_pool(o.scheme, o.kv);
+  KvOptions kv = o.kv;
+  kv.queue = node->queue.get();
+  auto memory = scheme_->make(pool.value(), kv);
+  const TransportOptions wire{.regions = {{memory->base(), memory->layout().pool_bytes()}},
+                              .queue = node->queue.get(),
+                              .clock = &clock,
+                              .self = node->id};
+  InstanceOptions instance{.id = node->id,
+                           .name = node->name,
+                           .role = role,
+                           .stream_kv = o.stream_kv,
+                           .lease_s = o.lease_s,
+                           .checksum = o.checksum};
+  instance.engine = {.policy = find_batch_policy("chunked"),
+                     .max_batch = o.max_batch,
+                     .step_tokens = o.step_tokens};
+  node->instance = std::make_unique<Instance>(std::move(instance), make_checksum_model(),
+                                              std::move(memory), o.wire(wire), clock, *this);
+  nodes[node->id] = node;
+  conductor_->joined(node->instance->info(), std::make_shared<Probe>(node));
+  return node;
+}
+
+void SimCluster::add_all(const std::string& topology) {
+  const std::vector<Role> roles = parse_topology(topology).value();
+  for (Role role : roles) add(role);
+}
+
+void SimCluster::crash(InstanceId id, bool noticed) {
+  NodePtr node = nodes.at(id);
+  nodes.erase(id);  // before its end, so that nobody hears of it
+  node->instance.reset();
+  if (noticed) conductor_->left(id, "its connection broke");
+}
+
+void SimCluster::break_connection(InstanceId a, InstanceId b) {
+  std::erase_if(letters_, [&](const Letter& letter) {
+    return std::minmax(letter.from, letter.to) == std::minmax(a, b);
+  });
+  for (auto [one, other] : {std::pair(a, b), std::pair(b, a)}) {
+    auto at = nodes.find(one), peer = nodes.find(other);
+    if (at == nodes.end()) continue;
+    at->second->instance->send(kConductor, PeerBroken{other});
+    // And there is a new one at once.
+    if (peer != nodes.end()) at->second->instance->send(kConductor, PeerJoined{peer->second->instance->info()});
+  }
+}
+
+// In order between two, as a connection is.
+void SimCluster::send(InstanceId from, InstanceId to, Message message) {
+  if (from != kConductor && !nodes.contains(from)) return;  // it crashed: its last words are lost
+  double when = due ? due(from, to, message) : clock.seconds;
+  if (when < 0) return;
+  double& last = last_due_s_[{from, to}];
+  last = when = std::max(when, last);
+  letters_.insert({when, ++letter_, from, to, std::move(message)});
+}
+
+void SimCluster::tick() {
+  clock.seconds += 0.001;
+  while (!letters_.empty() && letters_.begin()->due_s <= clock.seconds) {
+    Letter letter = std::move(letters_.extract(letters_.begin()).value());
+    if (letter.to == kConductor) {
+      conductor_->receive(letter.from, std::move(letter.message));
+    } else if (auto found = nodes.find(letter.to); found != nodes.end()) {
+      found->second->instance->send(letter.from, std::move(letter.message));
+    }
+  }
+  if (ticks_++ % 10 == 0) conductor_->tick();
+  std::vector<NodePtr> now;
+  for (auto& [id, node] : nodes) now.push_back(node);
+  for (auto& node : now) {
+    if (clock.seconds < node->stopped_until_s) continue;
+    if (node->zombie_turns > 0) --node->zombie_turns;
+    node->instance->turn();
+  }
+}
+
+SimCluster::Node* SimCluster::find(const std::string& name) {
+  for (auto& [id, node] : nodes)
+    if (node->name == name) return node.get();
+  return nullptr;
+}
+
+std::string SimCluster::check_memory(bool at_rest) const {
+  for (const auto& [id, node] : nodes) {
+    node->instance->memory().check_invariants(true);
+    if (!at_rest) continue;
+    const KvStats kv = node->instance->memory().stats();
+    if (!node->instance->idle()) return node->name + " is not idle";
+    if (kv.free + kv.cached != kv.capacity)
+      return node->name + " leaks " + std::to_string(kv.capacity - kv.free - kv.cached) +
+             " blocks, " + std::to_string(kv.in_transfer) + " in transfer";
+    const PlacedLoad load = conductor_->load(id);
+    if (load.queued_requests || load.queued_tokens || load.sequences)
+      return node->name + " has load that nobody placed";
+  }
+  return "";
+}
+
+const char* message_name(const Message& message) {
+  static const char* const kNames[] = {
+      "StartRequest", "AbortAttempt",  "PeerJoined",     "PeerGone",
+      "TokenOf",      "AttemptProgress", "AttemptFailed", "Report",
+      "PrefillJob",   "ReserveKv",     "KvReserved",     "KvDelivered",
+      "ReservationCancelled", "KvOffered", "KvTaken",    "KvRenewed",
+      "PeerBroken",   "ClearPrefixCache", "Welcome",     "Retire",
+      "JoinRequest",  "Joined",        "LeaveRequest"};
+  static_assert(std::size(kNames) == std::variant_size_v<Message>);
+  return kNames[message.index()];
+}
+
+}  // namespace xpyd::testing

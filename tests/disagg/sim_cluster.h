@@ -1,0 +1,96 @@
+// A cluster on one thread under a virtual clock: the real conductor and instances, with the checksum
+// model, joined by a network that a test bends. Time passes in ticks of a millisecond; in each, what is
+// due is delivered and every instance that runs takes a turn.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "disagg/cluster.h"
+#include "disagg/conductor.h"
+#include "tests/disagg/checksum_model.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing {
+
+struct SimOptions {
+  std::string scheme = "paged";
+  KvOptions kv;  // shape is the checksum model's
+  StreamKv stream_kv = StreamKv::layer;
+  int step_tokens = 16, max_batch = 4;
+  bool checksum = false;
+  double lease_s = 0.4;
+  ConductorOptions conductor;
+  std::function<std::unique_ptr<KvTransport>(const TransportOptions&)> wire;  // null: local
+};
+
+class SimCluster : public Post {
+ public:
+  struct Node {
+    InstanceId id = -1;
+    Role role = Role::colocated;
+    std::string name;
+    std::unique_ptr<DeviceQueue> queue;
+    std::unique_ptr<Instance> instance;
+    double stopped_until_s = 0;
+    bool leaving = false;
+    int zombie_turns = -1;  // it was declared gone, and will notice after so many
+  };
+  using NodePtr = std::shared_ptr<Node>;
+
+  ~SimCluster() override {
+    due = nullptr;
+    nodes.clear();  // while there is a conductor to hear of it
+  }
+  // options.conductor and options.kv need only what differs from a small, ordinary cluster.
+  void open(SimOptions options);
+  NodePtr add(Role role);
+  void add_all(const std::string& topology);
+  // Its memory and its unsent words are gone. `noticed`: the conductor's connection to it breaks.
+  void crash(InstanceId id, bool noticed);
+  // The connection between the two breaks: words on their way are lost, and both are told.
+  void break_connection(InstanceId a, InstanceId b);
+  void tick();
+  void ticks(int n) {
+    for (int i = 0; i < n; ++i) tick();
+  }
+  // What is amiss with memories and load; "": nothing. `at_rest`: nobody owns anything.
+  std::string check_memory(bool at_rest) const;
+
+  Conductor& conductor() { return *conductor_; }
+  Node* find(const std::string& name);  // null: not there
+  void send(InstanceId from, InstanceId to, Message message) override;
+
+  VirtualClock clock;
+  std::map<InstanceId, NodePtr> nodes;
+  // When a message that is sent now arrives, Clock seconds; below 0: never. Null: at the next tick.
+  std::function<double(InstanceId from, InstanceId to, const Message&)> due;
+
+ private:
+  class Probe;
+  struct Letter {
+    double due_s;
+    uint64_t sequence;
+    InstanceId from, to;
+    Message message;
+    bool operator<(const Letter& other) const {
+      return std::pair(due_s, sequence) < std::pair(other.due_s, other.sequence);
+    }
+  };
+
+  SimOptions options_;
+  const KvScheme* scheme_ = nullptr;
+  std::unique_ptr<Conductor> conductor_;
+  std::set<Letter> letters_;
+  std::map<std::pair<InstanceId, InstanceId>, double> last_due_s_;
+  uint64_t letter_ = 0;
+  int ticks_ = 0;
+};
+
+const char* message_name(const Message& message);
+
+}  // namespace xpyd::testing

@@ -1,0 +1,279 @@
+// Real worker processes under a conductor of this process: they join, are killed, stopped, drained and
+// told to change their role while requests run, over every wire that leaves a process. What a client
+// gets is what an undisturbed run gives. XPYD_BIN names the program; `make test` sets it.
+//
+//   make process-chaos SECONDS=120
+
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <thread>
+
+#include "disagg/process_cluster.h"
+#include "server/options.h"
+#include "server/stack.h"
+#include "tests/catch.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing {
+namespace {
+
+using Words = std::vector<std::string>;
+using Tokens = std::vector<int32_t>;
+
+constexpr double kLease = 0.5;  // seconds
+
+class Child {
+ public:
+  explicit Child(Words words) {
+    words.insert(words.begin(), {std::getenv("XPYD_BIN"), "worker"});
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t files;
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_addopen(&files, 2, "/dev/null", 1 /* O_WRONLY */, 0);
+    REQUIRE(posix_spawn(&pid_, argv[0], &files, nullptr, argv.data(), environ) == 0);
+    posix_spawn_file_actions_destroy(&files);
+  }
+  Child(Child&& other) : pid_(std::exchange(other.pid_, -1)) {}
+  ~Child() {
+    if (pid_ > 0) end(SIGKILL);
+  }
+  void signal(int what) { ::kill(pid_, what); }
+  int end(int what) {  // the exit status
+    ::kill(pid_, what);
+    ::kill(pid_, SIGCONT);
+    return wait();
+  }
+  int wait() {
+    int status = 0;
+    waitpid(std::exchange(pid_, -1), &status, 0);
+    return status;
+  }
+
+ private:
+  pid_t pid_ = -1;
+};
+
+// A conductor here and workers elsewhere.
+class Bed {
+ public:
+  explicit Bed(Words more) : more_(std::move(more)) {
+    more_.insert(more_.end(), {"--kv-bytes", "2MiB", "--max-model-len", "400", "--max-batch", "8",
+                               "--threads", "1"});
+    Words words = more_;
+    words.push_back("--processes");
+    options_ = Options::parse(option_table(), "serve", words, 0).value();
+    stack_ = prepare_stack(*options_).value();
+    ProcessClusterOptions cluster{.conductor = conductor_options(stack_->options),
+                                  .listen = "unix:" + dir_.path + "/conductor",
+                                  .fingerprint = fingerprint(*stack_)};
+    cluster.conductor.lease_s = kLease;
+    cluster_ = ProcessCluster::create(std::move(cluster), stack_->clock).value();
+  }
+  ~Bed() {
+    cluster_->stop();
+    children_.clear();
+  }
+
+  ProcessCluster& cluster() { return *cluster_; }
+  Clock& clock() { return stack_->clock; }
+  size_t start(const std::string& role) {
+    Words words = {"--role", role, "--join", cluster_->address(), "--give-up", "5"};
+    for (size_t i = 0; i < more_.size(); i += 2)
+      if (more_[i] != "--disagg" && more_[i] != "--kv-transfer")
+        words.insert(words.end(), {more_[i], more_[i + 1]});
+    children_.emplace_back(std::move(words));
+    return children_.size() - 1;
+  }
+  Child& child(size_t i) { return children_[i]; }
+
+  uint64_t ask(int length, int family, int max_tokens, int n = 1) {
+    auto request = tiny_request(++last_, prompt_of(length, family), max_tokens);
+    request->n = n;
+    request->ignore_eos = true;
+    request->arrival_s = clock().now();
+    REQUIRE(cluster_->submit(request, recorder_).ok());
+    asked_[last_] = {length, family, max_tokens, n};
+    return last_;
+  }
+  static Tokens prompt_of(int length, int family) {
+    Tokens prompt;
+    for (int i = 0; i < length; ++i) prompt.push_back(5 + (i * 7 + family * 13) % 80);
+    return prompt;
+  }
+  // Every request has ended whole, with what one instance alone says.
+  void check_answers() {
+    REQUIRE(cluster_->wait_idle(60));
+    Words words = more_;
+    for (size_t i = 0; i < words.size(); i += 2)
+      if (words[i] == "--transport" || words[i] == "--disagg" || words[i] == "--kv-transfer")
+        words[i] = "";
+    Words plain;
+    for (size_t i = 0; i < words.size(); i += 2)
+      if (!words[i].empty()) plain.insert(plain.end(), {words[i], words[i + 1]});
+    plain.insert(plain.end(), {"--topology", "1C"});
+    auto alone = build_stack(Options::parse(option_table(), "serve", plain, 0).value()).value();
+    auto said = std::make_shared<Recorder>();
+    std::map<std::array<int, 3>, uint64_t> known;
+    for (const auto& [id, a] : asked_) {
+      if (!known.try_emplace({a.length, a.family, a.max_tokens}, id).second) continue;
+      auto request = tiny_request(id, prompt_of(a.length, a.family), a.max_tokens);
+      request->ignore_eos = true;
+      REQUIRE(alone->runtime->submit(request, said).ok());
+    }
+    while (!alone->runtime->wait_idle(0)) alone->cluster->turn();
+    for (const auto& [id, a] : asked_)
+      for (int c = 0; c < a.n; ++c) {
+        const Recorder::Choice got = recorder_->choice(id, c);
+        INFO("request " << id << " choice " << c << ": " << got.error);
+        CHECK(got.ends == 1);
+        CHECK(got.finish == FinishReason::length);
+        CHECK(got.tokens == said->choice(known.at({a.length, a.family, a.max_tokens})).tokens);
+      }
+  }
+  // What nobody owns is back within a lease.
+  void check_memory() {
+    const double until = clock().now() + 20;
+    auto held = [&] {
+      int sum = 0;
+      for (const InstanceStats& s : cluster_->stats().instances)
+        sum += s.kv.capacity - s.kv.free - s.kv.cached + s.running + s.waiting;
+      return sum;
+    };
+    while (held() > 0 && clock().now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(held() == 0);
+  }
+
+ private:
+  struct Asked {
+    int length, family, max_tokens, n;
+  };
+  TempDir dir_;
+  Words more_;
+  std::optional<Options> options_;
+  std::unique_ptr<Stack> stack_;
+  std::unique_ptr<ProcessCluster> cluster_;
+  std::vector<Child> children_;
+  std::shared_ptr<Recorder> recorder_ = std::make_shared<Recorder>();
+  uint64_t last_ = 0;
+  std::map<uint64_t, Asked> asked_;
+};
+
+std::vector<std::string> wires() {
+  std::vector<std::string> names;
+  for (const TransportRow& row : transports())
+    if (row.leaves_process && row.name != std::string("rdma") && row.name != std::string("nccl"))
+      names.push_back(row.name);
+  return names;
+}
+
+TEST_CASE("processes: every order over every wire gives what one instance gives", "[processes]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  for (const std::string& wire : wires())
+    for (const Words& order :
+         {Words{"--disagg", "prefill_first"}, Words{"--kv-transfer", "pull"},
+          Words{"--disagg", "decode_first"}, Words{"--disagg", "conditional_cost"}}) {
+      INFO(wire << " " << order[0] << " " << order[1]);
+      Words words = {"--transport", wire, "--kv-checksum", "on"};
+      words.insert(words.end(), order.begin(), order.end());
+      Bed bed(words);
+      bed.start("prefill");
+      bed.start("decode");
+      REQUIRE(bed.cluster().wait_members(2, 60));
+      for (int i = 0; i < 10; ++i) bed.ask(1 + 37 * (i % 5), i % 3, 6, 1 + i % 2);
+      bed.check_answers();
+      bed.check_memory();
+      int64_t refused = 0;
+      for (const InstanceStats& s : bed.cluster().stats().instances) refused += s.kv_refused;
+      CHECK(refused == 0);
+    }
+}
+
+TEST_CASE("processes: workers leave, come, and change their role while requests run",
+          "[processes]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  Bed bed({"--transport", "tcp"});
+  bed.start("prefill");
+  const size_t second = bed.start("prefill");
+  bed.start("decode");
+  REQUIRE(bed.cluster().wait_members(3, 60));
+  for (int i = 0; i < 20; ++i) bed.ask(60 + i, i % 3, 20);
+  bed.child(second).signal(SIGTERM);  // drains, then ends by itself
+  const int status = bed.child(second).wait();
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  for (int i = 0; i < 20; ++i) bed.ask(60 + i, i % 3, 20);
+  bed.start("decode");
+  REQUIRE(bed.cluster().wait_members(3, 60));
+  for (int i = 0; i < 20; ++i) bed.ask(60 + i, i % 3, 20);
+  REQUIRE(bed.cluster().retire("D0", Role::prefill).ok());
+  CHECK_FALSE(bed.cluster().retire("D7", Role::prefill).ok());
+  for (int i = 0; i < 20; ++i) bed.ask(60 + i, i % 3, 20);
+  bed.check_answers();
+  const double until = bed.clock().now() + 30;
+  auto names = [&] {
+    std::map<char, int> count;
+    for (const InstanceInfo& info : bed.cluster().conductor().members()) ++count[info.name[0]];
+    return count;
+  };
+  while ((names()['P'] != 2 || names()['D'] != 1) && bed.clock().now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(names()['P'] == 2);
+  CHECK(names()['D'] == 1);
+  CHECK(bed.cluster().conductor().totals().failed_attempts == 0);  // nobody was hurt
+  bed.ask(100, 1, 10);
+  bed.check_answers();
+  bed.check_memory();
+}
+
+TEST_CASE("processes: chaos: workers are killed and stopped under load, and nothing is lost or wrong",
+          "[processes][process-chaos]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  const char* seconds = std::getenv("SECONDS_OF_CHAOS");
+  const double length = seconds ? std::atof(seconds) : 4;
+  Random random(uint64_t(std::getenv("SEED") ? std::atoi(std::getenv("SEED")) : 1));
+  for (const std::string& wire : wires()) {
+    INFO(wire);
+    Bed bed({"--transport", wire, "--kv-checksum", "on"});
+    const char* roles[] = {"prefill", "prefill", "decode", "decode"};
+    std::vector<size_t> alive;
+    for (const char* role : roles) alive.push_back(bed.start(role));
+    REQUIRE(bed.cluster().wait_members(4, 60));
+    const double end = bed.clock().now() + length;
+    int kills = 0, stops = 0, asked = 0;
+    while (bed.clock().now() < end) {
+      for (int i = 0; i < 6; ++i, ++asked)
+        bed.ask(20 + 10 * int(random.below(12)), int(random.below(3)), 40);
+      const size_t victim = random.below(4);
+      if (random.below(2) == 0) {
+        bed.child(alive[victim]).end(SIGKILL);
+        alive[victim] = bed.start(roles[victim]);
+        ++kills;
+      } else {  // longer than its lease: it comes back as a zombie
+        bed.child(alive[victim]).signal(SIGSTOP);
+        std::this_thread::sleep_for(std::chrono::duration<double>(2 * kLease * random.uniform()));
+        bed.child(alive[victim]).signal(SIGCONT);
+        ++stops;
+      }
+      std::this_thread::sleep_for(std::chrono::duration<double>(0.4 * random.uniform()));
+    }
+    bed.check_answers();
+    bed.check_memory();
+    const ConductorStats totals = bed.cluster().conductor().totals();
+    std::printf("process chaos over %s: %d requests, %d killed, %d stopped, %d attempts failed, %d choices "
+                "placed anew; 0 lost, 0 wrong\n",
+                wire.c_str(), asked, kills, stops, int(totals.failed_attempts),
+                int(totals.replaced_choices));
+  }
+}
+
+}  // namespace
+}  // namespace xpyd::testing

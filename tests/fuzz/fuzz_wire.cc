@@ -1,0 +1,121 @@
+// Bytes as a peer may send them -> handshake, frames, messages: no input may crash, hang, or be
+// taken for what no member sent. The first byte chooses what is fuzzed, the second how the input is
+// cut.
+//
+// Messages are what matters most: everything that a handshake or a frame lets in was made with the
+// key. So their bytes are fuzzed as such, and not behind an authentication code.
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "disagg/control/codec.h"
+#include "disagg/control/frame.h"
+#include "disagg/control/handshake.h"
+
+namespace xpyd {
+namespace {
+
+constexpr double kNow = 1000;
+
+// A message that was taken is whole: it can be said again, and means the same then.
+void fuzz_message(uint16_t type, std::string_view payload) {
+  Result<InstanceId> to = destination(payload);
+  Result<Envelope> got = decode(type, payload, kNow);
+  if (!got) {
+    XPYD_CHECK(!got.error().message.empty());
+    return;
+  }
+  XPYD_CHECK(to.ok() && to.value() == got.value().to);
+  std::string again = encode(got.value().from, got.value().to, got.value().message, kNow);
+  Result<Envelope> second = decode(type, again, kNow);
+  XPYD_CHECK(second.ok(), second.ok() ? "" : second.error().message);
+  XPYD_CHECK(second.value().message.index() == got.value().message.index());
+}
+
+// Without the key nothing gets through, however it is cut.
+void fuzz_frames(std::string_view input, size_t step) {
+  FrameReader reader(SipKey{0x0123456789abcdef, 0xfedcba9876543210});
+  Status status = ok();
+  while (!input.empty() && status) {
+    size_t n = std::min(step, input.size());
+    status = reader.feed(input.substr(0, n), [](uint16_t, std::string_view) {
+      XPYD_CHECK(false, "a forged frame");
+      return true;
+    });
+    input.remove_prefix(n);
+  }
+  XPYD_CHECK(reader.buffered_bytes() <= kMaxFramePayloadBytes + kFrameOverheadBytes);
+}
+
+// Frames that the writer made, cut, and one byte of them changed: those before it arrive, no other.
+void fuzz_changed_frame(std::string_view input, size_t step) {
+  if (input.size() < 8) return;
+  const SipKey key{1, 2};
+  FrameWriter writer(key);
+  std::string bytes;
+  const std::string_view payload = input.substr(4);
+  for (int i = 0; i < 3; ++i) writer.append(bytes, uint16_t(16 + i), payload);
+  size_t at = (uint8_t(input[0]) | size_t(uint8_t(input[1])) << 8) % bytes.size();
+  bytes[at] = char(bytes[at] ^ input[2]);
+  const int intact = input[2] == 0 ? 3 : int(at / (bytes.size() / 3));
+  FrameReader reader(key);
+  int seen = 0;
+  Status status = ok();
+  for (std::string_view rest = bytes; !rest.empty() && status;) {
+    size_t n = std::min(step, rest.size());
+    status = reader.feed(rest.substr(0, n), [&](uint16_t type, std::string_view got) {
+      XPYD_CHECK(type == 16 + seen && got == payload);
+      ++seen;
+      return true;
+    });
+    rest.remove_prefix(n);
+  }
+  XPYD_CHECK(seen == intact, std::to_string(seen));
+}
+
+void fuzz_handshake(Handshake::Side side, std::string_view input, size_t step) {
+  static const ClusterKey key = ClusterKey::random();
+  Handshake handshake(side, key, {NodeRole::prefill, "P0", 1});
+  std::string out;
+  Status status = ok();
+  size_t taken = 0;
+  while (status) {
+    std::string_view piece = input.substr(0, std::min(step, input.size()));
+    size_t before = piece.size();
+    status = handshake.feed(piece, out);
+    taken += before - piece.size();
+    input.remove_prefix(before - piece.size());
+    XPYD_CHECK(!handshake.done(), "without the key");
+    XPYD_CHECK(out.size() <= 512 && taken <= kMaxHandshakeBytes + step);
+    if (input.empty()) break;
+    XPYD_CHECK(!status || before > piece.size(), "no progress");
+  }
+}
+
+}  // namespace
+}  // namespace xpyd
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace xpyd;
+  if (size < 2) return 0;
+  std::string_view input(reinterpret_cast<const char*>(data + 2), size - 2);
+  const size_t step = data[1] == 0 ? size : data[1];
+  switch (data[0]) {
+    case 0:
+      fuzz_frames(input, step);
+      break;
+    case 1:
+      fuzz_changed_frame(input, step);
+      break;
+    case 2:
+      fuzz_handshake(Handshake::Side::initiator, input, step);
+      break;
+    case 3:
+      fuzz_handshake(Handshake::Side::acceptor, input, step);
+      break;
+    default:
+      fuzz_message(uint16_t(12 + data[0] % 24), input);
+  }
+  return 0;
+}
