@@ -1,6 +1,9 @@
 #include "base/device.h"
 
+#include <unistd.h>
+
 #include <cstring>
+#include <utility>
 
 #include "base/copy_thread.h"
 #include "base/memory.h"
@@ -36,6 +39,16 @@ class CpuDevice final : public Device {
 };
 
 }  // namespace
+
+DmaBuf::~DmaBuf() {
+  if (fd >= 0) close(fd);
+}
+
+DmaBuf& DmaBuf::operator=(DmaBuf&& from) noexcept {
+  std::swap(fd, from.fd);
+  std::swap(offset, from.offset);
+  return *this;
+}
 
 Result<std::shared_ptr<std::byte>> Device::allocate_host(size_t bytes) {
   auto buffer = std::make_shared<Buffer>(bytes);

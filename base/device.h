@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -14,6 +15,17 @@
 #include "base/status.h"
 
 namespace xpyd {
+
+// A file that stands for memory of a device, from which network cards can be given access to it
+// (Linux dma-buf). Closed with its owner; whoever imported it keeps what it needs.
+struct DmaBuf {
+  DmaBuf(int file, uint64_t at) : fd(file), offset(at) {}
+  DmaBuf(DmaBuf&& from) noexcept : fd(from.fd), offset(from.offset) { from.fd = -1; }
+  DmaBuf& operator=(DmaBuf&& from) noexcept;
+  ~DmaBuf();
+  int fd = -1;
+  uint64_t offset = 0;  // of the memory asked for, inside the file
+};
 
 // The work of one instance, in order: what is enqueued later sees what was enqueued before. On the
 // CPU a call has done its work when it returns. Thread safety: one thread, its instance's.
@@ -27,6 +39,12 @@ class DeviceQueue {
   virtual int64_t mark() = 0;
   virtual bool reached(int64_t mark) = 0;
   virtual void wait() = 0;  // until everything enqueued is done
+  // Empty: memory of this queue's device is host memory, which network cards reach as it is. Error
+  // `unavailable`: it is not, and the driver exports none of it.
+  virtual Result<std::optional<DmaBuf>> dma_buf(std::span<std::byte> memory) {
+    (void)memory;
+    return std::optional<DmaBuf>();
+  }
 };
 
 // Thread safety: any thread.

@@ -14,6 +14,8 @@ constexpr TransportRow kTransports[] = {
     {"shm", make_shm_transport, false, true, shared_memory_device,
      "processes of one machine, one copy into the peer's memfd"},
     {"tcp", make_tcp_transport, false, true, nullptr, "sockets, straight out of and into the pools"},
+    {"rdma", make_rdma_transport, false, true, nullptr,
+     "RDMA cards: one-sided writes and reads (libibverbs, RC)"},
 };
 
 }  // namespace

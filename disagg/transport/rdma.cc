@@ -1,0 +1,124 @@
+#include "disagg/transport/rdma.h"
+
+#include <sys/random.h>
+
+#include "disagg/transport/rdma_channel.h"
+#include "disagg/transport/rdma_posting.h"
+#include "disagg/transport/rdma_serving.h"
+
+namespace xpyd {
+namespace {
+
+using rdma::Channel;
+
+class RdmaTransport final : public KvTransport {
+ public:
+  RdmaTransport(const TransportOptions& options, std::vector<rdma::Rail> rails)
+      : self_(options.self),
+        rails_(std::move(rails)),
+        serving_(rails_, options.regions),
+        posting_(rails_, options.regions, *options.clock,
+                 rails_[0].device_memory ? options.queue : nullptr),
+        channels_([this](const std::shared_ptr<Channel>& channel) { accepted(channel); }) {
+    XPYD_CHECK(getrandom(&address_.token, sizeof address_.token, 0) ==
+               ssize_t(sizeof address_.token));
+    address_.host = options.host;
+    for (const MemoryRange& region : options.regions)
+      address_.regions.push_back({reinterpret_cast<uint64_t>(region.data()), region.size()});
+  }
+  // No peer may be answered by what is half gone.
+  ~RdmaTransport() override { channels_.stop(); }
+
+  Status start() {
+    if (auto listening = channels_.listen(address_.host); !listening) return listening;
+    address_.port = channels_.port();
+    channels_.start();
+    return ok();
+  }
+
+  std::string address() const override { return to_text(address_); }
+  Status connect(PeerId peer, const std::string& text) override {
+    auto address = rdma::parse_address(text);
+    if (!address) return address.error();
+    if (auto called = posting_.connect(self_, peer, address.value(), channels_); !called)
+      return called;
+    serving_.connect(peer);
+    return ok();
+  }
+  void disconnect(PeerId peer) override {
+    posting_.disconnect(peer);
+    serving_.disconnect(peer);
+  }
+  std::byte* remote(PeerId peer, int region) const override {
+    return posting_.remote(peer, region);
+  }
+
+  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
+    return serving_.open(peer, op, ranges);
+  }
+  bool close(const WindowKey& window) override { return serving_.close(window); }
+  int arrived(const WindowKey& window) const override { return serving_.arrived(window); }
+
+  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
+    return posting_.post(transfer, plan);
+  }
+  TransferState poll(TransferId id) override { return posting_.poll(id); }
+  void cancel(TransferId id) override { posting_.cancel(id); }
+  TransportStats stats() const override {
+    TransportStats stats = posting_.stats();
+    stats.refused = serving_.refused();
+    return stats;
+  }
+
+ private:
+  // On the channels' thread.
+  void accepted(const std::shared_ptr<Channel>& channel) {
+    Channel* c = channel.get();  // which holds this function
+    auto peer = std::make_shared<PeerId>(-1);
+    auto n_rails = std::make_shared<size_t>(0);
+    channel->frame = [this, c, peer, n_rails, weak = std::weak_ptr(channel)](std::string_view body) {
+      if (c->trusted) {
+        auto message = rdma::parse_message(body, *n_rails);
+        return message && serving_.take(*peer, *message);
+      }
+      auto hello = rdma::parse_hello(body);
+      if (!hello || hello->token != address_.token || hello->from < 0 || hello->rails.empty())
+        return false;
+      c->trusted = true;
+      *peer = hello->from;
+      const rdma::Hello answer = serving_.join(weak.lock(), *hello);
+      *n_rails = answer.rails.size();
+      c->send(frame(answer));
+      if (answer.rails.empty()) return false;
+      serving_.welcome(*peer);
+      return true;
+    };
+    channel->left = [this, c, peer] {
+      if (*peer >= 0) serving_.left(*peer, c);
+    };
+  }
+
+  const PeerId self_;
+  std::vector<rdma::Rail> rails_;
+  rdma::Address address_;
+  mutable rdma::Serving serving_;
+  rdma::Posting posting_;
+  rdma::ChannelThread channels_;
+};
+
+}  // namespace
+
+MadeTransport make_rdma_transport(const TransportOptions& options) {
+  return make_rdma_transport(options, rdma::Keys::automatic);
+}
+
+MadeTransport make_rdma_transport(const TransportOptions& options, rdma::Keys keys) {
+  XPYD_CHECK(options.clock != nullptr);
+  auto rails = rdma::open_rails(options, keys);
+  if (!rails) return rails.error();
+  auto made = std::make_unique<RdmaTransport>(options, std::move(rails.value()));
+  if (auto started = made->start(); !started) return started.error();
+  return std::unique_ptr<KvTransport>(std::move(made));
+}
+
+}  // namespace xpyd

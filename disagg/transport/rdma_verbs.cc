@@ -1,0 +1,203 @@
+#include "disagg/transport/rdma_verbs.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace xpyd::rdma {
+namespace {
+
+constexpr int kQueueDepth = 512;      // requests of one queue pair in flight
+constexpr int kSendDepth = 16384;     // of all of them
+constexpr int kServeDepth = 4096;     // keys that are being made or revoked
+constexpr int kArrivals = 2048;       // posts that may arrive before the owner looks
+constexpr int kReads = 16;            // more only pays over long lines
+constexpr int kPieces = 16;
+
+Error unavailable(const std::string& what) {
+  return {ErrorCode::unavailable, "--transport rdma: " + what};
+}
+
+std::string system_error(int error) { return std::strerror(error); }
+
+struct Devices {
+  int n = 0;
+  ibv_device** list = ibv_get_device_list(&n);
+  Devices() = default;
+  Devices(const Devices&) = delete;
+  ~Devices() {
+    if (list) ibv_free_device_list(list);
+  }
+};
+
+struct Port {
+  ibv_device* device;
+  Context context;
+  ibv_device_attr attributes;
+  ibv_port_attr port;
+  uint8_t number;
+  std::string name() const {
+    return std::string(ibv_get_device_name(device)) + ":" + std::to_string(number);
+  }
+};
+
+// Every port of every device that can be opened; `trouble` gets why one cannot.
+std::vector<Port> list_ports(const Devices& devices, std::string& trouble) {
+  std::vector<Port> found;
+  for (int i = 0; i < devices.n; ++i) {
+    ibv_device* device = devices.list[i];
+    int n_ports = 1;
+    for (int number = 1; number <= n_ports; ++number) {
+      Context context(ibv_open_device(device));
+      ibv_device_attr attributes{};
+      ibv_port_attr port{};
+      if (!context || ibv_query_device(context.get(), &attributes) != 0 ||
+          ibv_query_port(context.get(), uint8_t(number), &port) != 0) {
+        trouble += std::string("; ") + ibv_get_device_name(device) + " cannot be opened (" +
+                   system_error(errno) + "; does this user have access to /dev/infiniband?)";
+        break;
+      }
+      n_ports = attributes.phys_port_cnt;
+      found.push_back({device, std::move(context), attributes, port, uint8_t(number)});
+    }
+  }
+  return found;
+}
+
+// "mlx5_0" names port 1.
+bool named(const Port& port, const std::string& nic) {
+  return nic == port.name() || (port.number == 1 && nic == ibv_get_device_name(port.device));
+}
+
+// RoCE v2, IPv4-mapped where there is one: link-local addresses work on one segment only.
+bool choose_gid(Rail& rail, int n_gids) {
+  int best = -1;
+  for (int i = 0; i < n_gids; ++i) {
+    ibv_gid_entry entry{};
+    if (ibv_query_gid_ex(rail.context.get(), rail.port, uint32_t(i), &entry, 0) != 0) continue;
+    if (rail.ethernet && entry.gid_type != IBV_GID_TYPE_ROCE_V2) continue;
+    static constexpr uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+    const bool mapped = std::memcmp(entry.gid.raw, kMapped, sizeof kMapped) == 0;
+    if (best >= 0 && !mapped) continue;
+    best = i;
+    std::copy_n(entry.gid.raw, rail.gid.size(), rail.gid.begin());
+    if (mapped) break;
+  }
+  rail.gid_index = std::max(0, best);
+  return best >= 0;
+}
+
+Error cannot_register(const Rail& rail, size_t bytes, int error) {
+  std::string why = system_error(error);
+  rlimit limit{};
+  if (error == ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur < bytes)
+    why = "the limit on locked memory is " + std::to_string(limit.rlim_cur >> 10) +
+          " KiB (ulimit -l)";
+  if (error == EFAULT) why += "; is it memory of a device whose driver exports no dma-buf?";
+  return unavailable(rail.name + " does not register " + std::to_string(bytes >> 20) +
+                     " MiB of KV memory: " + why);
+}
+
+Status register_regions(Rail& rail, const TransportOptions& options) {
+  const int access = IBV_ACCESS_LOCAL_WRITE | (rail.memory_windows ? IBV_ACCESS_MW_BIND : 0);
+  for (const MemoryRange& region : options.regions) {
+    std::optional<DmaBuf> exported;
+    if (options.queue) {
+      auto tried = options.queue->dma_buf(region);
+      if (!tried) return unavailable(tried.error().message);
+      exported = std::move(tried.value());
+    }
+    if (exported && !rail.memory_windows)
+      return unavailable(rail.name + " has no memory windows (type 2B), without which windows of "
+                         "device memory cannot be revoked");
+    rail.device_memory = exported.has_value();
+    ibv_pd* pd = rail.protection.get();
+    Registration registered(
+        exported ? ibv_reg_dmabuf_mr(pd, exported->offset, region.size(),
+                                     reinterpret_cast<uint64_t>(region.data()), exported->fd, access)
+                 : ibv_reg_mr(pd, region.data(), region.size(), access));
+    if (!registered) return cannot_register(rail, region.size(), errno);
+    rail.regions.push_back(std::move(registered));
+  }
+  return ok();
+}
+
+Status fill(Rail& rail, const Port& port, Keys keys, const TransportOptions& options) {
+  const ibv_device_attr& can = port.attributes;
+  rail.ethernet = port.port.link_layer == IBV_LINK_LAYER_ETHERNET;
+  rail.lid = port.port.lid;
+  rail.mtu = port.port.active_mtu;
+  rail.message_bytes = std::max<size_t>(port.port.max_msg_sz, 4096);
+  rail.reads = uint8_t(std::clamp(std::min(can.max_qp_rd_atom, can.max_qp_init_rd_atom), 1, kReads));
+  rail.queue_depth = std::min(kQueueDepth, can.max_qp_wr);
+  rail.send_depth = std::min(kSendDepth, can.max_cqe);
+  rail.pieces = std::clamp(std::min(can.max_sge, can.max_sge_rd), 1, kPieces);
+  rail.memory_windows =
+      keys == Keys::automatic && (can.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
+  if (!choose_gid(rail, port.port.gid_tbl_len) && rail.ethernet)
+    return unavailable(rail.name + " has no RoCE v2 address: give its network interface an address");
+
+  const int n_arrivals = std::min({kArrivals, can.max_srq_wr, can.max_cqe / 2});
+  rail.serve_depth = std::min(kServeDepth, can.max_cqe / 4);
+  ibv_srq_init_attr receives{};
+  receives.attr = {uint32_t(n_arrivals), 1, 0};
+  rail.protection.reset(ibv_alloc_pd(rail.context.get()));
+  rail.sends.reset(ibv_create_cq(rail.context.get(), rail.send_depth, nullptr, nullptr, 0));
+  rail.serving.reset(
+      ibv_create_cq(rail.context.get(), n_arrivals + 2 * rail.serve_depth, nullptr, nullptr, 0));
+  if (rail.protection) rail.arrivals.reset(ibv_create_srq(rail.protection.get(), &receives));
+  if (!rail.protection || !rail.sends || !rail.serving || !rail.arrivals)
+    return unavailable(rail.name + " gives no queues: " + system_error(errno));
+  for (int i = 0; i < n_arrivals; ++i) {
+    ibv_recv_wr empty{}, *bad = nullptr;
+    if (int error = ibv_post_srq_recv(rail.arrivals.get(), &empty, &bad))
+      return unavailable(rail.name + " takes no receives: " + system_error(error));
+  }
+  return register_regions(rail, options);
+}
+
+}  // namespace
+
+Result<std::vector<Rail>> open_rails(const TransportOptions& options, Keys keys) {
+  Devices devices;
+  if (!devices.list || devices.n == 0)
+    return unavailable(
+        "this machine has no RDMA device (ibv_devices lists them; Soft-RoCE makes one of any "
+        "network interface: rdma link add rxe0 type rxe netdev eth0)");
+  std::string trouble;
+  std::vector<Port> ports = list_ports(devices, trouble);
+  std::vector<Port*> chosen;
+  std::string known;
+  for (const Port& port : ports) known += (known.empty() ? "" : ", ") + port.name();
+  for (const std::string& nic : options.nics) {
+    auto it = std::find_if(ports.begin(), ports.end(),
+                           [&](const Port& port) { return named(port, nic); });
+    if (it == ports.end())
+      return invalid("--nics " + nic + ": there is no such RDMA port; there are: " + known + trouble);
+    if (it->port.state != IBV_PORT_ACTIVE)
+      return unavailable(nic + " is not up");
+    chosen.push_back(&*it);
+  }
+  if (options.nics.empty()) {
+    for (Port& port : ports)
+      if (port.port.state == IBV_PORT_ACTIVE) chosen.push_back(&port);
+  }
+  if (chosen.empty())
+    return unavailable("no RDMA port is up" + (known.empty() ? "" : " of " + known) + trouble);
+
+  std::vector<Rail> rails;
+  for (Port* port : chosen) {
+    Rail rail;
+    rail.name = port->name();
+    rail.port = port->number;
+    if (!port->context) return invalid("--nics: " + rail.name + " is named twice");
+    rail.context = std::move(port->context);
+    if (auto filled = fill(rail, *port, keys, options); !filled) return filled.error();
+    rails.push_back(std::move(rail));
+  }
+  return rails;
+}
+
+}  // namespace xpyd::rdma
