@@ -118,14 +118,16 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
     layout.shape = rank_shape(layout.shape, shards, rank);
     regions.push_back({memory->rank_base(rank), layout.pool_bytes()});
   }
-  Result<std::unique_ptr<KvTransport>> wire =
-      o.transport->make({.regions = std::move(regions),
-                         .queue = built.queue.get(),
-                         .clock = &clock,
-                         .self = as.id,
-                         .host = o.wire_host,
-                         .nics = o.nics});
+  const TransportOptions wire_options{.regions = std::move(regions),
+                                      .queue = built.queue.get(),
+                                      .clock = &clock,
+                                      .self = as.id,
+                                      .host = o.wire_host,
+                                      .nics = o.nics};
+  Result<std::unique_ptr<KvTransport>> wire = o.transport->make(wire_options);
   if (!wire) return Error{wire.error().code, "--transport: " + wire.error().message};
+  if (o.faults)
+    wire = make_fault_transport(std::move(wire).value(), *o.faults, wire_options);
   InstanceOptions options{.id = as.id,
                           .name = as.name,
                           .role = as.role,

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "disagg/conductor.h"
 #include "disagg/instance.h"
 #include "disagg/service.h"
+#include "disagg/transport/fault.h"
 
 namespace xpyd {
 
@@ -40,6 +42,7 @@ struct ClusterOptions {
   const DisaggPolicy* disagg = nullptr;  // null: prefill_first
   DisaggOptions disagg_options;
   const TransportRow* transport = nullptr;
+  std::optional<FaultOptions> faults;   // of the transport, on purpose
   std::string wire_host = "127.0.0.1";  // where wires that listen do
   std::vector<std::string> nics;        // rdma: TransportOptions
   bool kv_checksum = false;             // of all KV that crosses

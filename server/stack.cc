@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <limits>
+#include <sstream>
 
 #include "allocator/sharded.h"
 #include "base/version.h"
@@ -133,12 +134,17 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   const bool processes = worker || options.flag("processes");
   const std::string wire =
       processes && !options.given("transport") ? "shm" : options.text("transport");
-  cluster.transport = find_transport(wire);
+  Result<TransportChoice> choice = parse_transport(wire);
+  if (!choice) return invalid("--transport: " + choice.error().message);
+  cluster.transport = choice.value().row;
+  cluster.faults = choice.value().faults;
   if (processes && !cluster.transport->leaves_process)
     return invalid("--transport " + wire + " stays within one process: expected, with processes, " +
                    "one of those that leave it");
   if (cluster.transport->shared_pool && cluster.disagg_options.pull)
     return invalid("--kv-transfer pull: --transport " + wire + " hands blocks over, and reads none");
+  std::istringstream nics(options.text("rdma-nics"));
+  for (std::string nic; std::getline(nics, nic, ',');) cluster.nics.push_back(nic);
   cluster.kv_checksum = options.text("kv-checksum") == "on";
   cluster.stream_kv = stream_kv(options.text("stream-kv"));
   cluster.max_batch = int(options.integer("max-batch"));
