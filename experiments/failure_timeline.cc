@@ -203,25 +203,30 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   for (const InstanceInfo& info : cluster.conductor().members()) first_members.insert(info.id);
   uint64_t last_id = 0;
   int refused = 0;
-  double begin = clock.now(), hit_s = -1, looked_s = 0;
+  auto ask = [&] {
+    auto request = std::make_shared<Request>();
+    request->id = ++last_id;
+    const int prompt = int(last_id % kPrompts);
+    for (int t = 0; t < kPrompt; ++t) request->prompt.push_back(3 + (t * 7 + prompt * 13) % 150);
+    request->sampling.temperature = 0;
+    request->max_tokens = output;
+    request->ignore_eos = true;
+    request->arrival_s = clock.now();
+    clients->add(last_id, prompt);
+    if (cluster.submit(request, clients)) return true;
+    clients->forget(last_id);
+    ++refused;
+    return false;
+  };
+  for (int i = 0; i < kPrompts; ++i) ask();  // what each prompt gives undisturbed
+  if (!cluster.wait_idle(60)) return invalid("the first requests hang");
+  const double begin = clock.now();
+  double hit_s = -1, looked_s = 0;
   double noticed_s = -1, replaced_s = -1, started_s = -1, joined_s = -1;
   const double hit_at = begin + before_s;
   while (clock.now() < hit_at + after_s) {
     const double now = clock.now();
-    for (int missing = 8 - clients->open(); missing > 0; --missing) {
-      auto request = std::make_shared<Request>();
-      request->id = ++last_id;
-      const int prompt = int(last_id % kPrompts);
-      for (int t = 0; t < kPrompt; ++t) request->prompt.push_back(3 + (t * 7 + prompt * 13) % 150);
-      request->sampling.temperature = 0;
-      request->max_tokens = output;
-      request->ignore_eos = true;
-      request->arrival_s = now;
-      clients->add(last_id, prompt);
-      if (cluster.submit(request, clients)) continue;
-      clients->forget(last_id);
-      ++refused;
-      break;
+    for (int missing = 8 - clients->open(); missing > 0 && ask(); --missing) {
     }
     if (hit_s < 0 && now >= hit_at) {
       hit_s = now;
