@@ -87,6 +87,18 @@ size_t granularity() {
   return bytes;
 }
 
+int export_dma_buf(int* file, Address address, size_t bytes) {
+  using Export = CUresult (*)(void*, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long);
+  static const Export call = [] {
+    Export found = nullptr;
+    return look_up(found, "cuMemGetHandleForAddressRange", 11070) ? found : nullptr;
+  }();
+  int supported = 0;
+  const CUresult asked = driver().attribute(&supported, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, kCard);
+  if (!call || asked != CUDA_SUCCESS || !supported) return CUDA_ERROR_NOT_SUPPORTED;
+  return call(file, address, bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+}
+
 int address_reserve(Address* address, size_t bytes) {
   CUdeviceptr at = 0;
   const CUresult r = driver().reserve(&at, bytes, 0, 0, 0);

@@ -8,6 +8,7 @@
 #include <deque>
 #include <vector>
 
+#include "base/cuda_vmm.h"
 #include "base/device_cuda.h"
 
 namespace xpyd {
@@ -95,6 +96,17 @@ class CudaQueue final : public DeviceQueue {
     return mark < last_mark_ - int64_t(marks_.size());
   }
   void wait() override { stream_.wait(); }
+  Result<std::optional<DmaBuf>> dma_buf(std::span<std::byte> memory) override {
+    constexpr uint64_t kPage = 4096;
+    const auto at = reinterpret_cast<uint64_t>(memory.data());
+    const uint64_t begin = at / kPage * kPage;
+    const uint64_t end = (at + memory.size() + kPage - 1) / kPage * kPage;
+    int file = -1;
+    if (int code = cuda::vmm::export_dma_buf(&file, begin, end - begin))
+      return Error{ErrorCode::unavailable,
+                   "the driver exports no dma-buf of the card's memory: " + cuda::vmm::code_name(code)};
+    return std::optional<DmaBuf>(DmaBuf(file, at - begin));
+  }
   cuda::Stream& stream() { return stream_; }
 
  private:

@@ -76,7 +76,8 @@ class RdmaTransport final : public KvTransport {
     Channel* c = channel.get();  // which holds this function
     auto peer = std::make_shared<PeerId>(-1);
     auto n_rails = std::make_shared<size_t>(0);
-    channel->frame = [this, c, peer, n_rails, weak = std::weak_ptr(channel)](std::string_view body) {
+    channel->frame = [this, c, peer, n_rails,
+                      weak = std::weak_ptr(channel)](std::string_view body) {
       if (c->trusted) {
         auto message = rdma::parse_message(body, *n_rails);
         return message && serving_.take(*peer, *message);

@@ -1,6 +1,7 @@
-// rdma: one-sided verbs (libibverbs, reliable connections) between instances of any process or host.
-// The parts: rdma_verbs (devices), rdma_link (queue pairs), rdma_messages and rdma_channel (what the
-// sides tell each other over TCP), rdma_serving (windows and keys), rdma_posting (transfers).
+// rdma: one-sided verbs (libibverbs, reliable connections) between instances of any process or
+// host. The parts: rdma_verbs (devices), rdma_link (queue pairs), rdma_messages and rdma_channel
+// (what the sides tell each other over TCP), rdma_serving (windows and keys), rdma_posting
+// (transfers).
 #pragma once
 
 #include "disagg/transport/rdma_verbs.h"

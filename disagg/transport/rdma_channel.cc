@@ -120,7 +120,8 @@ ChannelThread::~ChannelThread() {
 
 Status ChannelThread::listen(const std::string& host) {
   Lookup lookup(host, 0, AI_PASSIVE);
-  if (!lookup.found) return invalid("--transport rdma: cannot listen on " + host + ": no such host");
+  if (!lookup.found)
+    return invalid("--transport rdma: cannot listen on " + host + ": no such host");
   const addrinfo& at = *lookup.found;
   listener_ = socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   sockaddr_storage bound{};
@@ -161,8 +162,8 @@ void ChannelThread::accept_one() {
   const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0) return;
   auto channel = std::make_shared<Channel>(fd);
-  const auto strangers = std::count_if(channels_.begin(), channels_.end(),
-                                       [](const auto& c) { return !c->trusted; });
+  const auto strangers =
+      std::count_if(channels_.begin(), channels_.end(), [](const auto& c) { return !c->trusted; });
   if (size_t(strangers) >= kStrangers || channels_.size() >= kChannels) return;
   set_no_delay(fd);
   accepted_(channel);

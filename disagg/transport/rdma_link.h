@@ -1,6 +1,6 @@
-// Queue pairs of a link: reliable connections, rail i of one side to rail i of the other, as many as
-// the side with fewer has. A link carries the posts of one side into the memory of the other; the
-// end that serves has remote rights only through windows, the end that posts has none at all.
+// Queue pairs of a link: reliable connections, rail i of one side to rail i of the other, as many
+// as the side with fewer has. A link carries the posts of one side into the memory of the other;
+// the end that serves has remote rights only through windows, the end that posts has none at all.
 //
 // Thread safety: functions on one link's queues by one thread at a time.
 #pragma once

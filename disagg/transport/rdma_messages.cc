@@ -15,8 +15,7 @@ class Writer {
   template <class T>
   void put(T value) {
     static_assert(std::is_integral_v<T>);
-    for (size_t i = 0; i < sizeof value; ++i)
-      bytes_.push_back(char(uint64_t(value) >> (8 * i)));
+    for (size_t i = 0; i < sizeof value; ++i) bytes_.push_back(char(uint64_t(value) >> (8 * i)));
   }
   void put(std::string_view text) { bytes_.append(text); }
   std::string framed() && {
@@ -201,7 +200,9 @@ std::string frame(const Message& message) {
       break;
     case Message::sync:
     case Message::refused:
-    case Message::synced: to.put(message.number); break;
+    case Message::synced:
+      to.put(message.number);
+      break;
     case Message::renew:
     case Message::renewed:
       to.put(message.number);
@@ -238,13 +239,16 @@ std::optional<Message> parse_message(std::string_view body, size_t n_rails) {
     }
     case Message::sync:
     case Message::refused:
-    case Message::synced: message.number = from.get<uint64_t>(); break;
+    case Message::synced:
+      message.number = from.get<uint64_t>();
+      break;
     case Message::renew:
     case Message::renewed:
       message.number = from.get<uint64_t>();
       if (!get_rails(from, message.rails)) return std::nullopt;
       break;
-    default: return std::nullopt;
+    default:
+      return std::nullopt;
   }
   if (!from.ok() || from.left() > 0) return std::nullopt;
   return message;

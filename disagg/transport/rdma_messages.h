@@ -1,8 +1,8 @@
 // What the two ends of an rdma link tell each other, as bytes. Everything here comes from outside:
 // counts and lengths are checked, and a message that is not exactly right is refused.
 //
-// A frame is its length (4 bytes, little endian, of what follows) and a body; a body begins with its
-// kind. Numbers are little endian.
+// A frame is its length (4 bytes, little endian, of what follows) and a body; a body begins with
+// its kind. Numbers are little endian.
 //
 // Thread safety: functions.
 #pragma once
@@ -20,12 +20,13 @@
 namespace xpyd::rdma {
 
 constexpr size_t kMaxRails = 16;
-constexpr size_t kMaxKeys = 256;                // ranges of one window
-constexpr size_t kMaxHello = 2048;              // bytes that a stranger may send
+constexpr size_t kMaxKeys = 256;    // ranges of one window
+constexpr size_t kMaxHello = 2048;  // bytes that a stranger may send
 constexpr size_t kMaxFrame = 64 + kMaxKeys * (16 + 4 * kMaxRails);
 constexpr size_t kMaxRegions = 1024;
 
-// KvTransport::address(): text without blanks, known to the cluster only. `token` is what lets somebody in.
+// KvTransport::address(): text without blanks, known to the cluster only. `token` is what lets
+// somebody in.
 struct Address {
   struct Region {
     uint64_t base = 0, bytes = 0;
@@ -42,13 +43,13 @@ Result<Address> parse_address(const std::string& text);
 struct RailEnd {
   std::array<uint8_t, 16> gid{};
   uint16_t lid = 0;
-  uint8_t mtu = 0;    // ibv_mtu
-  uint8_t reads = 0;  // RDMA READs that it asks or answers at a time
+  uint8_t mtu = 0;               // ibv_mtu
+  uint8_t reads = 0;             // RDMA READs that it asks or answers at a time
   uint32_t number = 0, psn = 0;  // 24 bits
 };
 
-// The first frame in either direction: the poster calls, the owner of memory answers. An answer with
-// no rails is a refusal, and `refusal` says why.
+// The first frame in either direction: the poster calls, the owner of memory answers. An answer
+// with no rails is a refusal, and `refusal` says why.
 struct Hello {
   PeerId from = -1;
   uint64_t token = 0;  // of the side that is called; in the answer 0

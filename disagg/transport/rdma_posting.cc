@@ -42,12 +42,15 @@ bool Posting::Mail::take(const Message& message) {
       if (it != keys.end() && it->second.generation == message.window.generation) keys.erase(it);
       return true;
     }
-    case Message::synced: synced = std::max(synced, message.number); return true;
+    case Message::synced:
+      synced = std::max(synced, message.number);
+      return true;
     case Message::renewed:
       keys.clear();  // of queue pairs that are gone
       renewed = message.rails;
       return true;
-    default: return false;
+    default:
+      return false;
   }
 }
 
@@ -73,9 +76,9 @@ Status Posting::connect(PeerId self, PeerId peer, const Address& address, Channe
   if (!made) return wrong(made.error().message);
   std::vector<Queue>& queues = made.value();
   std::shared_ptr<Channel> channel;
-  auto answered = call(address.host, address.port,
-                       frame(Hello{self, address.token, ends_of(queues), ""}), kConnectSeconds,
-                       channel);
+  auto answered =
+      call(address.host, address.port, frame(Hello{self, address.token, ends_of(queues), ""}),
+           kConnectSeconds, channel);
   if (!answered) return wrong(answered.error().message);
   auto hello = parse_hello(answered.value());
   if (!hello) return wrong("its answer is none");
@@ -147,9 +150,7 @@ void Posting::settle(Transfer& t, bool good) {
   stats_.descriptors += int64_t(t.copies.size());
 }
 
-void Posting::leave_queue(Link& link, TransferId id) {
-  std::erase(link.waiting, id);
-}
+void Posting::leave_queue(Link& link, TransferId id) { std::erase(link.waiting, id); }
 
 TransferState Posting::poll(TransferId id) {
   auto it = transfers_.find(id);
@@ -255,7 +256,8 @@ bool Posting::plan(Transfer& t) const {
   return true;
 }
 
-// A piece that no window allows: the owner hears of it, and has counted it when this transfer fails.
+// A piece that no window allows: the owner hears of it, and has counted it when this transfer
+// fails.
 void Posting::refuse(Link& link, Transfer& t) {
   t.stage = Transfer::refused;
   t.sync = ++link.last_sync;
@@ -296,10 +298,10 @@ bool Posting::send_batch(Link& link, TransferId id, Transfer& t, size_t rail) {
   requests_.reserve(kBatchRequests + 1);
   pieces_.reserve((kBatchRequests + 1) * size_t(rails_[rail].pieces));
   size_t bytes = 0;
-  const size_t first = t.next;
   const bool alone = t.n_batches == t.batches[rail];  // nothing is under way on other rails
   const int room = std::min(rails_[rail].queue_depth - line.requests,
-                            rails_[rail].send_depth - rail_requests_[rail]) - 1;
+                            rails_[rail].send_depth - rail_requests_[rail]) -
+                   1;
   auto is_last = [&] { return t.next + 1 == t.requests.size(); };
   while (t.next < t.requests.size() && bytes < kBatchBytes && requests_.size() < kBatchRequests &&
          int(requests_.size()) < room && (!write || !is_last() || alone)) {
@@ -352,7 +354,6 @@ bool Posting::send_batch(Link& link, TransferId id, Transfer& t, size_t rail) {
   rail_requests_[rail] += n;
   ++t.batches[rail];
   ++t.n_batches;
-  (void)first;
   return error == 0;
 }
 
@@ -402,8 +403,10 @@ void Posting::read_mail(Link& link) {
   {
     std::lock_guard lock(link.mail->mutex);
     renewed.swap(link.mail->renewed);
-    if (link.mail->left && link.state != Link::dead) renewed.reset();
-    else if (!renewed) return;
+    if (link.mail->left && link.state != Link::dead)
+      renewed.reset();
+    else if (!renewed)
+      return;
   }
   if (link.state == Link::dead) return;
   bool up = renewed && link.state == Link::renewing && renewed->size() == link.lines.size();

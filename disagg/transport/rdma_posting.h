@@ -1,7 +1,8 @@
-// The poster's half of the rdma wire: transfers, and the ends of links that reach into peers' memory.
+// The poster's half of the rdma wire: transfers, and the ends of links that reach into peers'
+// memory.
 //
-// A transfer's copies become requests (neighbours on the remote side gathered into one), requests go
-// out in batches with one completion each, and a queue takes batches up to a limit of bytes and
+// A transfer's copies become requests (neighbours on the remote side gathered into one), requests
+// go out in batches with one completion each, and a queue takes batches up to a limit of bytes and
 // requests; the rest waits for poll(). The last request of a write carries the window's generation
 // as immediate data, which is how its arrival is counted; of a read an empty write does, behind a
 // fence. With several rails each batch takes the rail with the fewest bytes under way, and the last
@@ -77,7 +78,7 @@ class Posting {
   };
   struct Request {
     uint64_t remote;
-    uint32_t range;               // of the window's
+    uint32_t range;  // of the window's
     uint32_t first_piece, pieces;
     uint32_t bytes;
   };
@@ -87,7 +88,7 @@ class Posting {
     size_t bytes = 0;
     int64_t mark = 0;  // device memory: the source is there when the queue has reached it
     enum { seeking, moving, sent, stopped, refused, done, failed } stage = seeking;
-    uint64_t sync = 0;       // seeking, refused: asked the owner (0: not yet)
+    uint64_t sync = 0;  // seeking, refused: asked the owner (0: not yet)
     WindowKeys keys;
     bool planned = false;
     std::vector<Request> requests;

@@ -135,8 +135,8 @@ Result<MemoryWindow> Serving::spare(size_t rail) {
   }
   MemoryWindow made(ibv_alloc_mw(rails_[rail].protection.get(), IBV_MW_TYPE_2));
   if (made) return made;
-  return Error{ErrorCode::unavailable, rails_[rail].name + " has no more memory windows: " +
-                                           std::strerror(errno)};
+  return Error{ErrorCode::unavailable,
+               rails_[rail].name + " has no more memory windows: " + std::strerror(errno)};
 }
 
 bool Serving::post(Guest& guest, size_t rail, std::vector<ibv_send_wr>& requests, Window& window) {
@@ -209,8 +209,7 @@ Status Serving::grant(Window& window, Guest& guest) {
     const Range& range = window.ranges[i];
     WindowKeys::Range told{range.begin, range.end - range.begin, {}};
     for (const auto& grants : window.grants)
-      told.keys.push_back(grants[i].window ? grants[i].window->rkey
-                                           : grants[i].registration->rkey);
+      told.keys.push_back(grants[i].window ? grants[i].window->rkey : grants[i].registration->rkey);
     message.window.ranges.push_back(std::move(told));
   }
   guest.channel->send(frame(message));
@@ -285,8 +284,8 @@ bool Serving::revoke(Window& window) {
     for (size_t rail = 0; rail < window.grants.size(); ++rail)
       under_way = std::max(under_way, guest.in_flight[rail]);
     if (under_way + n > rails_[0].queue_depth) return false;
-    guest.channel->send(frame(Message{
-        Message::closed, {window.key.index, window.key.generation, window.op, {}}, 0, {}}));
+    guest.channel->send(frame(
+        Message{Message::closed, {window.key.index, window.key.generation, window.op, {}}, 0, {}}));
     window.closing = true;
     for (size_t rail = 0; rail < window.grants.size() && n > 0; ++rail) {
       if (!rails_[rail].memory_windows) continue;
@@ -380,7 +379,9 @@ bool Serving::take(PeerId peer, const Message& message) {
   if (it == guests_.end()) return false;
   Guest& guest = it->second;
   switch (message.kind) {
-    case Message::refused: ++refused_; [[fallthrough]];
+    case Message::refused:
+      ++refused_;
+      [[fallthrough]];
     case Message::sync:
       guest.channel->send(frame(Message{Message::synced, {}, message.number, {}}));
       return true;
@@ -393,7 +394,8 @@ bool Serving::take(PeerId peer, const Message& message) {
       grant_all(peer, guest);
       return true;
     }
-    default: return false;
+    default:
+      return false;
   }
 }
 

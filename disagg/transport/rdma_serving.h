@@ -1,10 +1,10 @@
 // The owner's half of the rdma wire: windows, their keys, and the ends of links that peers post to.
 //
-// A key is a memory window of type 2B, bound to one range and to the one queue pair of the peer that
-// it was opened for; closing a window invalidates its keys by a local request, which is in force when
-// it completes. No request of this half waits for a peer, so a peer that is stopped cannot hold up a
-// revocation. Where a device has no such windows a key is a registration of the range, which is
-// removed at the close.
+// A key is a memory window of type 2B, bound to one range and to the one queue pair of the peer
+// that it was opened for; closing a window invalidates its keys by a local request, which is in
+// force when it completes. No request of this half waits for a peer, so a peer that is stopped
+// cannot hold up a revocation. Where a device has no such windows a key is a registration of the
+// range, which is removed at the close.
 //
 // A link that broke is renewed by the side that posts: the old queue pairs go, and with them every
 // key of that peer; windows stay, and get new keys, which the peer is told.
@@ -39,7 +39,7 @@ class Serving {
 
   // What the peer's side says on its channel.
   Hello join(const std::shared_ptr<Channel>& channel, const Hello& hello);
-  void welcome(PeerId peer);  // after join's answer was sent
+  void welcome(PeerId peer);                       // after join's answer was sent
   bool take(PeerId peer, const Message& message);  // false: nonsense
   void left(PeerId peer, const Channel* channel);
 
@@ -88,7 +88,7 @@ class Serving {
   std::mutex mutex_;
   std::set<PeerId> connected_;
   std::map<PeerId, Guest> guests_;
-  std::vector<std::deque<MemoryWindow>> spare_;  // [rails]; unbound, oldest first
+  std::vector<std::deque<MemoryWindow>> spare_;   // [rails]; unbound, oldest first
   std::unordered_map<uint32_t, Window> windows_;  // by generation
   std::deque<uint32_t> free_indices_;
   uint32_t n_indices_ = 0, last_generation_ = 0;

@@ -9,11 +9,11 @@
 namespace xpyd::rdma {
 namespace {
 
-constexpr int kQueueDepth = 512;      // requests of one queue pair in flight
-constexpr int kSendDepth = 16384;     // of all of them
-constexpr int kServeDepth = 4096;     // keys that are being made or revoked
-constexpr int kArrivals = 2048;       // posts that may arrive before the owner looks
-constexpr int kReads = 16;            // more only pays over long lines
+constexpr int kQueueDepth = 512;   // requests of one queue pair in flight
+constexpr int kSendDepth = 16384;  // of all of them
+constexpr int kServeDepth = 4096;  // keys that are being made or revoked
+constexpr int kArrivals = 2048;    // posts that may arrive before the owner looks
+constexpr int kReads = 16;         // more only pays over long lines
 constexpr int kPieces = 16;
 
 Error unavailable(const std::string& what) {
@@ -110,14 +110,15 @@ Status register_regions(Rail& rail, const TransportOptions& options) {
       exported = std::move(tried.value());
     }
     if (exported && !rail.memory_windows)
-      return unavailable(rail.name + " has no memory windows (type 2B), without which windows of "
+      return unavailable(rail.name +
+                         " has no memory windows (type 2B), without which windows of "
                          "device memory cannot be revoked");
     rail.device_memory = exported.has_value();
     ibv_pd* pd = rail.protection.get();
-    Registration registered(
-        exported ? ibv_reg_dmabuf_mr(pd, exported->offset, region.size(),
-                                     reinterpret_cast<uint64_t>(region.data()), exported->fd, access)
-                 : ibv_reg_mr(pd, region.data(), region.size(), access));
+    Registration registered(exported ? ibv_reg_dmabuf_mr(pd, exported->offset, region.size(),
+                                                         reinterpret_cast<uint64_t>(region.data()),
+                                                         exported->fd, access)
+                                     : ibv_reg_mr(pd, region.data(), region.size(), access));
     if (!registered) return cannot_register(rail, region.size(), errno);
     rail.regions.push_back(std::move(registered));
   }
@@ -130,14 +131,16 @@ Status fill(Rail& rail, const Port& port, Keys keys, const TransportOptions& opt
   rail.lid = port.port.lid;
   rail.mtu = port.port.active_mtu;
   rail.message_bytes = std::max<size_t>(port.port.max_msg_sz, 4096);
-  rail.reads = uint8_t(std::clamp(std::min(can.max_qp_rd_atom, can.max_qp_init_rd_atom), 1, kReads));
+  rail.reads =
+      uint8_t(std::clamp(std::min(can.max_qp_rd_atom, can.max_qp_init_rd_atom), 1, kReads));
   rail.queue_depth = std::min(kQueueDepth, can.max_qp_wr);
   rail.send_depth = std::min(kSendDepth, can.max_cqe);
   rail.pieces = std::clamp(std::min(can.max_sge, can.max_sge_rd), 1, kPieces);
   rail.memory_windows =
       keys == Keys::automatic && (can.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
   if (!choose_gid(rail, port.port.gid_tbl_len) && rail.ethernet)
-    return unavailable(rail.name + " has no RoCE v2 address: give its network interface an address");
+    return unavailable(rail.name +
+                       " has no RoCE v2 address: give its network interface an address");
 
   const int n_arrivals = std::min({kArrivals, can.max_srq_wr, can.max_cqe / 2});
   rail.serve_depth = std::min(kServeDepth, can.max_cqe / 4);
@@ -175,9 +178,9 @@ Result<std::vector<Rail>> open_rails(const TransportOptions& options, Keys keys)
     auto it = std::find_if(ports.begin(), ports.end(),
                            [&](const Port& port) { return named(port, nic); });
     if (it == ports.end())
-      return invalid("--nics " + nic + ": there is no such RDMA port; there are: " + known + trouble);
-    if (it->port.state != IBV_PORT_ACTIVE)
-      return unavailable(nic + " is not up");
+      return invalid("--nics " + nic + ": there is no such RDMA port; there are: " + known +
+                     trouble);
+    if (it->port.state != IBV_PORT_ACTIVE) return unavailable(nic + " is not up");
     chosen.push_back(&*it);
   }
   if (options.nics.empty()) {

@@ -1,7 +1,8 @@
 // RDMA devices as the rdma wire holds them: owners of libibverbs' objects, and rails. A rail is one
 // port of one device, with the instance's KV memory registered there and nothing else.
 //
-// Registration gives no remote rights: a peer can touch these bytes only through a window's own keys.
+// Registration gives no remote rights: a peer can touch these bytes only through a window's own
+// keys.
 //
 // Thread safety: a rail does not change once it is open; libibverbs' calls on it are safe from any
 // thread.
@@ -62,14 +63,14 @@ struct Rail {
   std::array<uint8_t, 16> gid{};
   uint16_t lid = 0;
   ibv_mtu mtu = IBV_MTU_1024;
-  uint8_t reads = 1;              // outstanding RDMA READs, both as asker and as asked
-  int queue_depth = 0;            // sends of one queue pair
-  int send_depth = 0;             // of all that post
-  int serve_depth = 0;            // of all that serve
-  int pieces = 1;                 // gathered or scattered by one request
-  size_t message_bytes = 0;       // of one request, at most
-  bool memory_windows = false;    // type 2B
-  bool device_memory = false;     // the KV memory is not the host's
+  uint8_t reads = 1;            // outstanding RDMA READs, both as asker and as asked
+  int queue_depth = 0;          // sends of one queue pair
+  int send_depth = 0;           // of all that post
+  int serve_depth = 0;          // of all that serve
+  int pieces = 1;               // gathered or scattered by one request
+  size_t message_bytes = 0;     // of one request, at most
+  bool memory_windows = false;  // type 2B
+  bool device_memory = false;   // the KV memory is not the host's
 };
 
 // Errors say what is missing: a device, a permission, locked memory, a name.

@@ -1,12 +1,13 @@
 // The rdma wire: the suite (transport_test.cc) over it where there is a device, with either kind of
 // keys; and everywhere what comes from outside as bytes, and what is said where there is no device.
 
+#include "disagg/transport/rdma.h"
+
 #include <unistd.h>
 
 #include <filesystem>
 
 #include "base/random.h"
-#include "disagg/transport/rdma.h"
 #include "disagg/transport/rdma_messages.h"
 #include "tests/catch.h"
 #include "tests/disagg/transport_side.h"
@@ -31,14 +32,12 @@ std::string missing() {
 }
 
 // All devices that are up: two rails in the virtual machine of `make test-rdma`.
-const RegisterWire rdma_wire({.name = "rdma",
-                              .make =
-                                  [](const TransportOptions& options) {
-                                    return make_rdma_transport(options);
-                                  },
-                              .memory = plain_memory,
-                              .needs_owner = false,
-                              .missing = missing});
+const RegisterWire rdma_wire(
+    {.name = "rdma",
+     .make = [](const TransportOptions& options) { return make_rdma_transport(options); },
+     .memory = plain_memory,
+     .needs_owner = false,
+     .missing = missing});
 
 // As on a device without memory windows.
 const RegisterWire registrations_wire({.name = "rdma by registrations",

@@ -21,7 +21,7 @@ namespace {
 constexpr size_t kBlock = 64 << 10;
 constexpr size_t kBlocks = 128;  // at every second place, so that no two are neighbours
 constexpr size_t kMemory = 2 * kBlock * kBlocks;
-constexpr int kPasses = 12;      // over all blocks: 96 MiB
+constexpr int kPasses = 12;  // over all blocks: 96 MiB
 constexpr int kBlocksOfPost = 16;
 constexpr int kRounds = 2000, kWarm = 200;
 
