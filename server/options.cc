@@ -193,7 +193,7 @@ std::vector<OptionRow> make_rows() {
        "worker"},
       {"registry", text, "", "", "etcd://HOST:PORT[/prefix]", 0, 0,
        "where the conductor says its address and workers look for it; serve needs --cluster-bind",
-       "serve worker"},
+       "serve generate worker"},
       {"peer-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0,
        "where other workers reach this one", "worker"},
       {"give-up", number, "0", "s", "", 0, 86400,
