@@ -143,7 +143,11 @@ json describe_scratch(const Subject& subject) {
     int step_tokens = std::max(int(options.integer(option)), max_batch);
     // The model itself knows; its weights are not needed for that.
     auto weights = std::make_shared<Weights>();
-    weights->config = subject.config;
+    const ModelConfig& c = weights->config = subject.config;
+    weights->layers.resize(1);  // their shapes are
+    weights->layers[0].o.n = weights->layers[0].down.n = c.hidden;
+    weights->layers[0].o.k = c.n_heads * c.head_dim;
+    weights->layers[0].down.k = c.intermediate;
     ThreadTeam team(threads);
     size_t model = make_llama(weights, team, step_tokens, max_batch)->scratch_bytes();
     size_t logits = size_t(max_batch) * size_t(subject.config.vocab) * sizeof(float);
