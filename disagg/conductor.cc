@@ -277,8 +277,19 @@ void Conductor::receive(InstanceId from, Message message) {
   pass_on(out);
 }
 
+// Events go to their sinks outside the lock; a request is over when its last one is there.
 void Conductor::pass_on(Out& out) {
+  const size_t n = out.size();
   for (auto& [sink, event] : out) sink->on_event(std::move(event));
+  if (n == 0) return;
+  std::lock_guard lock(mutex_);
+  passing_ -= int64_t(n);
+  if (requests_.empty() && passing_ == 0) idle_.notify_all();
+}
+
+void Conductor::emit(Entry& entry, TokenEvent event, Out& out) {
+  ++passing_;
+  out.emplace_back(entry.sink, std::move(event));
 }
 
 void Conductor::on(InstanceId, Report, Out&) {}  // its probe has read it
@@ -344,7 +355,7 @@ void Conductor::take(Entry& entry, Choice& choice, TokenEvent event, Out& out) {
     choice.ended = true;
     --entry.left;
   }
-  out.emplace_back(entry.sink, std::move(event));
+  emit(entry, std::move(event), out);
 }
 
 void Conductor::end_choice(Entry& entry, int at, FinishReason reason, const std::string& error,
@@ -362,13 +373,12 @@ void Conductor::end_choice(Entry& entry, int at, FinishReason reason, const std:
   event.time_s = clock_.now();
   choice.ended = true;
   --entry.left;
-  out.emplace_back(entry.sink, std::move(event));
+  emit(entry, std::move(event), out);
 }
 
 void Conductor::forget_choice(uint64_t request, Entry& entry) {
   if (entry.left > 0) return;
   requests_.erase(request);
-  if (requests_.empty()) idle_.notify_all();
 }
 
 // ---- Attempts end.
@@ -529,7 +539,7 @@ void Conductor::drain() {
 bool Conductor::wait_idle(double seconds) {
   std::unique_lock lock(mutex_);
   return idle_.wait_for(lock, std::chrono::duration<double>(seconds),
-                        [&] { return requests_.empty(); });
+                        [&] { return requests_.empty() && passing_ == 0; });
 }
 
 void Conductor::end_all(const std::string& why) {
@@ -543,7 +553,6 @@ void Conductor::end_all(const std::string& why) {
     attempts_.clear();
     parked_.clear();
     jobs_.clear();
-    idle_.notify_all();
   }
   pass_on(out);
 }

@@ -151,7 +151,8 @@ class Conductor final : public Service {
   void retry_parked(Out& out);
   void dispatch_jobs();
   Member* find(InstanceId id);
-  static void pass_on(Out& out);
+  void emit(Entry& entry, TokenEvent event, Out& out);
+  void pass_on(Out& out);
 
   const ConductorOptions options_;
   Clock& clock_;
@@ -171,6 +172,7 @@ class Conductor final : public Service {
   std::deque<PrefillJob> jobs_;  // the global prefill queue
   std::vector<InstanceView> views_;
   std::vector<InstanceId> view_ids_;
+  int64_t passing_ = 0;  // events on their way to their sinks
   uint64_t logits_hash_ = 0;
   ConductorStats totals_;
 };
