@@ -100,7 +100,14 @@ class Bed {
     request->n = n;
     request->ignore_eos = true;
     request->arrival_s = clock().now();
-    REQUIRE(cluster_->submit(request, recorder_).ok());
+    // While nobody of a role is there, requests are refused: a client asks again.
+    Status taken = cluster_->submit(request, recorder_);
+    for (const double until = clock().now() + 60; !taken && clock().now() < until;) {
+      REQUIRE(taken.error().code == ErrorCode::unavailable);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      taken = cluster_->submit(request, recorder_);
+    }
+    REQUIRE(taken.ok());
     asked_[last_] = {length, family, max_tokens, n};
     return last_;
   }
