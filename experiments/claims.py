@@ -790,6 +790,7 @@ CLAIMS = [
             Expect("GB s on D at load 0.9, decode_first / push", lambda t: ordered(t, "decode_gb_s", "decode_first", "push", .9), 1.05, 1.8, "x"),
             Expect("GB s on P at load 0.6, pull / push", lambda t: ordered(t, "prefill_gb_s", "pull", "push"), 1.1, 2, "x"),
         ],
+        why="push, too, reserves D's blocks when the prompt starts: decode_first holds them for the queue's wait alone in addition",
     ),
     Claim(
         "pd_ratio",
