@@ -97,9 +97,7 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, seconds(10), [&] { return welcome_ || lost_ || stopped_; });
     if (stopped_) return Outcome::done;
-    if (!welcome_) {
-      return Error{ErrorCode::unavailable, "the conductor did not answer"};
-    }
+    if (!welcome_) return Error{ErrorCode::unavailable, "the conductor did not answer"};
     as = *welcome_;
   }
   Result<std::string> listening =
@@ -107,6 +105,10 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
         const std::string& id = c->peer().id;
         const InstanceId peer =
             id.size() > 1 && id[0] == 'i' ? InstanceId(std::atoi(id.c_str() + 1)) : -1;
+        if (peer < 0) {  // below 0 is the conductor, and that one does not come here
+          c->close("only instances are expected here");
+          return ChannelEvents{[](uint16_t, std::string_view) {}, [](const std::string&) {}};
+        }
         attach(peer, c);
         return on_peer(peer, c);
       });

@@ -10,7 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,11 +61,9 @@ class Worker final : public Post {
   void attach(InstanceId peer, ChannelPtr channel);
   void dial_missing(ControlLoop& loop);
   NodeIdentity identity(InstanceId id) const;
-  bool is_over() const;
 
   WorkerOptions options_;
   Clock& clock_;
-  std::string listening_;
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

@@ -28,6 +28,7 @@
 #include <set>
 #include <thread>
 
+#include "base/private_folder.h"
 #include "disagg/process_cluster.h"
 #include "experiments/experiment.h"
 #include "server/options.h"
@@ -174,10 +175,10 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   Result<std::unique_ptr<Stack>> stack = prepare_stack(options.value());
   if (!stack) return stack.error();
   Clock& clock = stack.value()->clock;
-  std::string folder = (std::filesystem::temp_directory_path() / "xpyd-XXXXXX").string();
-  if (!mkdtemp(folder.data())) return Error{ErrorCode::io, "no temporary folder can be made"};
+  const PrivateFolder folder;
+  if (folder.path().empty()) return Error{ErrorCode::io, "no temporary folder can be made"};
   ProcessClusterOptions cluster_options{.conductor = conductor_options(stack.value()->options),
-                                        .listen = "unix:" + folder + "/conductor",
+                                        .listen = "unix:" + folder.path() + "/conductor",
                                         .fingerprint = fingerprint(*stack.value())};
   cluster_options.conductor.lease_s = kLease;
   auto made = ProcessCluster::create(std::move(cluster_options), clock);
@@ -255,8 +256,6 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const ConductorStats totals = cluster.conductor().totals();
   cluster.stop();
   children.clear();
-  std::error_code ignored;
-  std::filesystem::remove_all(folder, ignored);
 
   Finding found;
   if (!all_ended) found.wrong = "requests hang";

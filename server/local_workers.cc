@@ -13,11 +13,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "base/private_folder.h"
 #include "disagg/process_cluster.h"
 #include "server/etcd_registry.h"
 #include "server/options.h"
@@ -29,25 +29,6 @@ namespace {
 const char* role_name(Role role) {
   return role == Role::prefill ? "prefill" : role == Role::decode ? "decode" : "colocated";
 }
-
-// A folder of this user's alone, gone with its owner: the conductor's socket and the cluster's key.
-class PrivateFolder {
- public:
-  PrivateFolder() {
-    const char* base = std::getenv("TMPDIR");
-    path_ = std::string(base && *base ? base : "/tmp") + "/xpyd-XXXXXX";
-    if (!mkdtemp(path_.data())) path_.clear();
-  }
-  ~PrivateFolder() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
-  PrivateFolder(const PrivateFolder&) = delete;
-  const std::string& path() const { return path_; }  // empty: it could not be made
-
- private:
-  std::string path_;
-};
 
 Status write_key(const std::string& path) {
   const ClusterKey key = ClusterKey::random();

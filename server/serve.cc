@@ -2,12 +2,12 @@
 //
 //   HTTP bytes        -> HttpRequest     server/http.cc         one I/O thread, every connection
 //   HttpRequest       -> Request         server/api_parse.cc    JSON fields checked, text -> tokens (model/)
-//   Request           -> Placement       disagg/cluster.cc      submit: a snapshot, a placement policy
-//   Placement         -> P (or C)        disagg/instance.cc     StartRequest; and ReserveKv to D
+//   Request           -> Placement       disagg/conductor.cc    submit: a snapshot, a placement policy
+//   Placement         -> P (or C)        disagg/instance.cc     StartRequest; ReserveKv to D
 //   waiting sequences -> BatchPlan       batch/policy.cc        what runs in the next step
 //   BatchPlan         -> logits          batch/engine.cc        memory from allocator/, forward of model/,
 //                                                               attention/ over KvViews
-//   KV of the prompt  -> D               disagg/transfer_plan.cc, disagg/transport/
+//   KV of the prompt  -> D               disagg/kv_sender.cc, transport/, kv_receiver.cc
 //   logits            -> TokenEvent      model/sampler.cc, batch/output_text.cc
 //   TokenEvent        -> SSE             server/generation.cc, server/api_format.cc
 #include <signal.h>

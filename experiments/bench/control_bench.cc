@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <filesystem>
 
 #include "base/bench.h"
+#include "base/private_folder.h"
 #include "base/stats.h"
 #include "disagg/control/channel.h"
 #include "disagg/control/codec.h"
@@ -45,17 +45,15 @@ struct Pair {
   std::atomic<int64_t> received{0}, returned{0};
   std::unique_ptr<ControlLoop> server, client;
   ChannelPtr near;
-  std::string folder;
+  PrivateFolder folder;
 
   Pair(bool tcp, double spin_s, bool echo) {
     ChannelLimits limits;
     limits.spin_s = spin_s;
     server = std::make_unique<ControlLoop>(clock, limits);
     client = std::make_unique<ControlLoop>(clock, limits);
-    char name[] = "/tmp/xpyd-bench-XXXXXX";
-    XPYD_CHECK(mkdtemp(name) != nullptr);
-    folder = name;
-    ControlEndpoint at{tcp ? "127.0.0.1:0" : "unix:" + folder + "/socket",
+    XPYD_CHECK(!folder.path().empty(), "no temporary folder can be made");
+    ControlEndpoint at{tcp ? "127.0.0.1:0" : "unix:" + folder.path() + "/socket",
                        ClusterKey::random(),
                        {NodeRole::conductor, "server"}};
     auto bound = server->listen(at, [this, echo](ChannelPtr channel) {
@@ -81,7 +79,6 @@ struct Pair {
   ~Pair() {
     client.reset();
     server.reset();
-    std::filesystem::remove_all(folder);
   }
 };
 
