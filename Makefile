@@ -180,28 +180,48 @@ clean:  ## remove build/
 # The commit is compiled into one object, again whenever it changes.
 COMMIT := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 $(shell mkdir -p $(BUILD) && { [ "$$(cat $(BUILD)/commit 2>/dev/null)" = "$(COMMIT)" ] || echo "$(COMMIT)" >$(BUILD)/commit; })
-$(BUILD)/base/version.o: DEFINES += -DXPYD_COMMIT='"$(COMMIT)"'
+$(BUILD)/base/version.o: private DEFINES += -DXPYD_COMMIT='"$(COMMIT)"'
 $(BUILD)/base/version.o: $(BUILD)/commit
 
 # Kernels that need AVX2 live in *_avx2.cc and are reached only after a run-time check.
-$(BUILD)/%_avx2.o: CXXFLAGS += -O3 -mavx2 -mfma -mf16c
+$(BUILD)/%_avx2.o: private CXXFLAGS += -O3 -mavx2 -mfma -mf16c
 # Tests must compile quickly; what they test is compiled as it is served.
-$(BUILD)/tests/%.o: CXXFLAGS += -O1
-$(BUILD)/%.o: %.cc
+$(BUILD)/tests/%.o: private CXXFLAGS += -O1
+# Headers that many files include are compiled once for each set of flags, where g++ can (`make PCH=`: not).
+PCH ?= $(filter g++%,$(notdir $(CXX)))
+headers = $(if $(PCH),$(1:%=$(BUILD)/%/precompiled.h.gch))
+ahead   = $(if $(PCH),-Winvalid-pch -include $(BUILD)/$(1)/precompiled.h)
+$(BUILD)/%/precompiled.h.gch: %/precompiled.h
+	@mkdir -p $(@D) && echo '#include "$<"' >$(@:.gch=)
+	@echo "  c++  $<"
+	@$(CXX) $(CXXFLAGS) $(DEFINES) -MMD -MP -MT $@ -MF $(@:.gch=.d) -x c++-header $< -o $@
+$(BUILD)/tests/precompiled.h.gch: private CXXFLAGS += -O1
+$(BUILD)/simt/%/precompiled.h.gch: %/precompiled.h
+	@mkdir -p $(@D) && echo '#include "$<"' >$(@:.gch=)
+	@echo "  simt $<"
+	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) -MMD -MP -MT $@ -MF $(@:.gch=.d) -x c++-header $< -o $@
+
+$(BUILD)/%.o: private AHEAD = $(call ahead,base)
+$(BUILD)/tests/%.o: private AHEAD = $(call ahead,tests)
+$(BUILD)/%_avx2.o $(BUILD)/tests/main.o: private AHEAD =
+$(call object,$(TEST_SRC) $(wildcard tests/fuzz/*.cc tests/rdma_vm/*.cc)): $(call headers,tests)
+$(BUILD)/%.o: %.cc $(call headers,base)
 	@mkdir -p $(@D)
 	@echo "  c++  $<"
-	@$(CXX) $(CXXFLAGS) $(DEFINES) -MMD -MP -c $< -o $@
+	@$(CXX) $(CXXFLAGS) $(DEFINES) $(AHEAD) -MMD -MP -c $< -o $@
 
 SIMT_FLAGS := -O1 -DXPYD_SIMT -Itests/simt -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing
-$(BUILD)/simt/tests/simt/%.o: SIMT_FLAGS += $(if $(filter release,$(MODE)),-O2)
-$(BUILD)/simt/%.o: %.cu
+$(BUILD)/simt/tests/simt/%.o: private SIMT_FLAGS += $(if $(filter release,$(MODE)),-O2)
+$(BUILD)/simt/tests/simt/%.o: private AHEAD =
+$(BUILD)/simt/%.o: private AHEAD = $(call ahead,simt/tests)
+$(BUILD)/simt/%.o: %.cu $(call headers,simt/tests)
 	@mkdir -p $(@D)
 	@echo "  simt $<"
-	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) -MMD -MP -x c++ -c $< -o $@
-$(BUILD)/simt/%.o: %.cc
+	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) $(AHEAD) -MMD -MP -x c++ -c $< -o $@
+$(BUILD)/simt/%.o: %.cc $(call headers,simt/tests)
 	@mkdir -p $(@D)
 	@echo "  simt $<"
-	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) -MMD -MP -c $< -o $@
+	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) $(AHEAD) -MMD -MP -c $< -o $@
 
 # Carried inside the binary by .incbin, which leaves no trace in a .d file.
 $(BUILD)/server/page.o: server/page.html
@@ -212,8 +232,8 @@ $(BUILD)/cuda/%.o: %.cu
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"
 	@$(NVCC) $(call NVCCFLAGS,$(if $(filter %_sm90.cu,$<),90a,$(CUDA_ARCH))) $(DEFINES) -Xptxas -v -MMD -MP -MF $(@:.o=.d) -c $< -o $@ 2>$(@:.o=.ptxas) || { cat $(@:.o=.ptxas); exit 1; }
-$(BUILD)/server/backend.o $(BUILD)/experiments/experiment.o: DEFINES += $(if $(CUDA),-DXPYD_CUDA)
-$(BUILD)/simt/server/backend.o: DEFINES += -DXPYD_CUDA
+$(BUILD)/server/backend.o $(BUILD)/experiments/experiment.o: private DEFINES += $(if $(CUDA),-DXPYD_CUDA)
+$(BUILD)/simt/server/backend.o: private DEFINES += -DXPYD_CUDA
 
 $(LIB): $(call object,$(LIB_SRC)) $(CUDA_OBJ)
 	@rm -f $@ && ar rcs $@ $^
@@ -238,6 +258,6 @@ $(BUILD)/xpyd_rdma_speed: $(BUILD)/tests/rdma_vm/speed.o $(LIB)
 $(BUILD)/xpyd_bench_peers: $(BUILD)/experiments/bench/peers/gemm_peers.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -ldnnl -ldl -o $@
 
-.SECONDARY: $(call object,$(wildcard tests/fuzz/*.cc))
+.SECONDARY: $(call object,$(wildcard tests/fuzz/*.cc)) $(call headers,base tests simt/tests)
 -include $(patsubst %.o,%.d,$(SIMT_OBJ) $(CUDA_OBJ) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC) $(EXP_CU) experiments/gpu/main.cu) $(call object,$(LIB_SRC) $(TEST_SRC) $(BENCH_SRC) $(EXP_SRC) server/main.cc \
-            $(wildcard tests/fuzz/*.cc tests/rdma_vm/*.cc)))
+            $(wildcard tests/fuzz/*.cc tests/rdma_vm/*.cc))) $(foreach d,base tests simt/tests,$(BUILD)/$(d)/precompiled.h.d)

@@ -35,7 +35,7 @@ bool in_group(const OptionRow& row, std::string_view group) {
   return std::find(groups.begin(), groups.end(), group) != groups.end();
 }
 
-std::string quoted(std::string_view text) { return "'" + std::string(text) + "'"; }
+std::string in_quotes(std::string_view text) { return "'" + std::string(text) + "'"; }
 
 // 17 digits would show 0.1 as 0.10000000000000001; the shortest form that reads back equal is
 // wanted.
@@ -76,7 +76,7 @@ std::string problem(const OptionRow& row, std::string& value) {
       auto choices = split(row.choices, '|');
       if (std::find(choices.begin(), choices.end(), value) != choices.end()) return "";
       std::string words = "expected " + std::string(row.choices);
-      if (choices.size() > 1) words += "; nearest: " + quoted(nearest_name(value, choices));
+      if (choices.size() > 1) words += "; nearest: " + in_quotes(nearest_name(value, choices));
       return words;
     }
     case OptionKind::flag: {
@@ -100,7 +100,7 @@ std::string problem(const OptionRow& row, std::string& value) {
     }
     case OptionKind::bytes: {
       auto x = parse_bytes(value);
-      if (!x) return x.error().message.substr(quoted(value).size() + 2);
+      if (!x) return x.error().message.substr(in_quotes(value).size() + 2);
       if (double(x.value()) >= row.min && double(x.value()) <= row.max) return "";
       return "expected a size " + range_words(row);
     }
@@ -193,7 +193,7 @@ struct Parser {
                const std::string& dashes) const {
     for (auto& [row, value] : assignments) {
       std::string given = value, why = problem(*row, value);
-      std::string shown = std::strcmp(row->unit, "secret") == 0 ? "this value" : quoted(given);
+      std::string shown = std::strcmp(row->unit, "secret") == 0 ? "this value" : in_quotes(given);
       if (!why.empty())
         return invalid(where + dashes + row->name + ": " + shown + " does not fit: " + why + " (" +
                        row->help + ")");
@@ -276,7 +276,7 @@ Result<Options> Options::parse(std::span<const OptionRow> table, std::string_vie
   CommandLine& typed = line.value();
   if (Status status = parser.check(typed.assignments, "", "--"); !status) return status.error();
   if (int(typed.positional.size()) > max_positional)
-    return invalid("unexpected argument " + quoted(typed.positional[size_t(max_positional)]) +
+    return invalid("unexpected argument " + in_quotes(typed.positional[size_t(max_positional)]) +
                    ": " + std::string(group) + " takes " +
                    (max_positional == 0   ? "none"
                     : max_positional == 1 ? "at most one"
@@ -413,7 +413,7 @@ std::string options_manual(std::span<const OptionRow> table, std::string_view gr
 
 Result<int64_t> parse_bytes(std::string_view text) {
   auto expected = [&](const char* why) {
-    return invalid(quoted(text) + ": " + why +
+    return invalid(in_quotes(text) + ": " + why +
                    "; expected bytes as 65536, 512MiB or 1.5GB (units B kB KiB MB MiB GB GiB TB "
                    "TiB)");
   };

@@ -192,7 +192,7 @@ TEST_CASE("demo model: the embedded folder is model/demo", "[demo]") {
   for (const auto& file : std::filesystem::directory_iterator("model/demo")) {
     std::string name = file.path().filename().string();
     INFO(name);
-    auto embedded = read_model_file(std::string(kDemoModel) + "/" + name, 8 << 20);
+    auto embedded = read_model_file(std::filesystem::path(kDemoModel) / name, 8 << 20);
     REQUIRE(embedded.ok());
     CHECK(embedded.value() == read_model_file(file.path().string(), 8 << 20).value());
     bytes += embedded.value().size();
