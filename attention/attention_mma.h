@@ -33,20 +33,100 @@ __device__ inline uint32_t find_rows(const KvRows& kv, const int32_t* table, int
   return kv.row(table, lane / kWarpTokens, token, kv_head);
 }
 
-// Starts the copy of those rows of K (kv = 0) or V to rows [at, at + 16) of `to`; zeros where there
-// is no row.
-template <int kDim>
-__device__ inline void load_rows(const Shared<bf16>& to, int at, const std::byte* pool, int kv,
-                                 uint32_t rows, int lane) {
-  constexpr int kPieces = kDim / 8, kAtOnce = 32 / kPieces;
-  for (int i = 0; i < kWarpTokens / kAtOnce; ++i) {
-    int r = i * kAtOnce + lane / kPieces, piece = lane % kPieces;
-    uint32_t row = __shfl_sync(0xffffffffu, rows, kv * kWarpTokens + r);
-    bool valid = row != kNoRow;
-    const std::byte* from = pool + size_t(valid ? row : 0) * (2 * kDim) + piece * 16;
-    cp_async_16(to, swizzled<kDim>(at + r, piece), from, valid);
+// Tiles of K and V in shared memory, kStages of them on their way. load() starts the copy of a
+// warp's 16 tokens of a tile, whose rows find_rows() gave; zeros where there is no row. Once they
+// have arrived, ready() makes them bf16 where they are not, and keys and values hold the tile from
+// row at() on: for the lanes of this warp after a __syncwarp, for the others after a barrier.
+template <class T, int kDim, int kStages>
+struct Tiles {
+  static constexpr bool kCoded = false;
+  Shared<bf16> keys, values;
+  static constexpr size_t bytes() { return 2 * shared_bytes<bf16>(kStages * kTileTokens * kDim); }
+  __device__ explicit Tiles(Carver& carver)
+      : keys(carver.take<bf16>(kStages * kTileTokens * kDim)),
+        values(carver.take<bf16>(kStages * kTileTokens * kDim)) {}
+  __device__ int at(int tile) const { return tile % kStages * kTileTokens; }
+  __device__ void load(int tile, const std::byte* pool, uint32_t rows, int warp, int lane) const {
+    copy(keys, at(tile) + warp * kWarpTokens, pool, 0, rows, lane);
+    copy(values, at(tile) + warp * kWarpTokens, pool, 1, rows, lane);
   }
-}
+  __device__ void ready(int, int, int) const {}
+
+ private:
+  __device__ static void copy(const Shared<bf16>& to, int at, const std::byte* pool, int kv,
+                              uint32_t rows, int lane) {
+    constexpr int kPieces = kDim / 8, kAtOnce = 32 / kPieces;
+    for (int i = 0; i < kWarpTokens / kAtOnce; ++i) {
+      int r = i * kAtOnce + lane / kPieces, piece = lane % kPieces;
+      uint32_t row = __shfl_sync(0xffffffffu, rows, kv * kWarpTokens + r);
+      bool valid = row != kNoRow;
+      const std::byte* from = pool + size_t(valid ? row : 0) * (2 * kDim) + piece * 16;
+      cp_async_16(to, swizzled<kDim>(at + r, piece), from, valid);
+    }
+  }
+};
+
+// Rows of codes are aligned to 4 bytes, so they come in words. kStages tiles of codes are on their
+// way, one tile is bf16: each warp turns its own tokens into it, after everybody has read the last.
+template <int kBits, int kDim, int kStages>
+struct Tiles<Codes<kBits>, kDim, kStages> {
+  static constexpr bool kCoded = true;
+  static constexpr int kWords = kDim * kBits / 32;     // of a row's codes; then scale and zero
+  static constexpr int kKept = kStages * kTileTokens;  // rows of K, as many of V behind them
+  Shared<bf16> keys, values;
+  Shared<uint32_t> codes, scales;
+  static constexpr size_t bytes() {
+    return 2 * shared_bytes<bf16>(kTileTokens * kDim) + shared_bytes<uint32_t>(2 * kKept * kWords) +
+           shared_bytes<uint32_t>(2 * kKept);
+  }
+  __device__ explicit Tiles(Carver& carver)
+      : keys(carver.take<bf16>(kTileTokens * kDim)),
+        values(carver.take<bf16>(kTileTokens * kDim)),
+        codes(carver.take<uint32_t>(2 * kKept * kWords)),
+        scales(carver.take<uint32_t>(2 * kKept)) {}
+  __device__ int at(int) const { return 0; }
+  __device__ void load(int tile, const std::byte* pool, uint32_t rows, int warp, int lane) const {
+    constexpr size_t kRowBytes = 4 * (kWords + 1);
+    constexpr int kAtOnce = 32 / kWords;
+    const int first = tile % kStages * kTileTokens + warp * kWarpTokens;
+    for (int kv = 0; kv < 2; ++kv)
+      for (int i = 0; i < kWarpTokens / kAtOnce; ++i) {
+        int r = i * kAtOnce + lane / kWords, word = lane % kWords;
+        uint32_t row = __shfl_sync(0xffffffffu, rows, kv * kWarpTokens + r);
+        bool valid = row != kNoRow;
+        cp_async_4(codes, (kv * kKept + first + r) * kWords + word,
+                   pool + size_t(valid ? row : 0) * kRowBytes + 4 * word, valid);
+      }
+    bool valid = rows != kNoRow;  // of this lane's row: K's for 16 lanes, V's for 16
+    cp_async_4(scales, lane / kWarpTokens * kKept + first + lane % kWarpTokens,
+               pool + size_t(valid ? rows : 0) * kRowBytes + 4 * kWords, valid);
+  }
+  __device__ void ready(int tile, int warp, int lane) const {
+    undo(keys, 0, tile, warp, lane);
+    undo(values, 1, tile, warp, lane);
+  }
+
+ private:
+  // As KvScale::value(), rounded once to f32; then to bf16, which is what an mma takes.
+  __device__ void undo(const Shared<bf16>& to, int kv, int tile, int warp, int lane) const {
+    constexpr int kPieces = kDim / 8, kAtOnce = 32 / kPieces, kPerWord = 32 / kBits;
+    for (int i = 0; i < kWarpTokens / kAtOnce; ++i) {
+      int r = warp * kWarpTokens + i * kAtOnce + lane / kPieces, piece = lane % kPieces;
+      int from = kv * kKept + tile % kStages * kTileTokens + r;
+      float2 scale = unpack_f16(scales[from]);
+      uint32_t words[8 / kPerWord], pairs[4];
+      for (int w = 0; w < 8 / kPerWord; ++w)
+        words[w] = codes[from * kWords + piece * (8 / kPerWord) + w];
+      auto value = [&](int d) {
+        uint32_t code = words[d / kPerWord] >> (d % kPerWord * kBits) & ((1u << kBits) - 1);
+        // Exact: 2^23 + code, without a conversion, which is slower.
+        return (__uint_as_float(0x4b000000u | code) - 0x1p23f) * scale.x + scale.y;
+      };
+      for (int p = 0; p < 4; ++p) pairs[p] = pack_bf16(value(2 * p), value(2 * p + 1));
+      store_16(to, swizzled<kDim>(r, piece), uint4{pairs[0], pairs[1], pairs[2], pairs[3]});
+    }
+  }
+};
 
 // s[i][n] += q_i k_n: a 16 x 8 block of dot products of the 16 query rows of `a` (one 16-wide step
 // `k` of head_dim) with tokens [8n, 8n + 8) after row `at` of `keys`.
@@ -63,6 +143,21 @@ __device__ inline void add_scores(float (&s)[kRowTiles][kTokens / 8][4],
       mma_m16n8k16(s[i][2 * n + 1], a[i], b[2], b[3]);
     }
   }
+}
+
+// Calls f<T, head_dim>() for the elements of these arguments' KV, as Tiles names them.
+template <class F>
+void for_kv(const CudaAttentionArgs& args, F&& f) {
+  const KvShape& shape = args.layout.shape;
+  auto with_dim = [&]<class T>() {
+    if (shape.head_dim == 64) return f.template operator()<T, 64>();
+    XPYD_CHECK(shape.head_dim == 128);
+    f.template operator()<T, 128>();
+  };
+  if (shape.dtype == Dtype::int8) return with_dim.template operator()<Codes<8>>();
+  if (shape.dtype == Dtype::int4) return with_dim.template operator()<Codes<4>>();
+  XPYD_CHECK(shape.dtype == Dtype::bf16);
+  with_dim.template operator()<bf16>();
 }
 
 // Online softmax of the rows that a lane holds parts of.

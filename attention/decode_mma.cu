@@ -18,15 +18,15 @@ constexpr int kStages = 2;  // tiles in shared memory; three blocks of an SM hav
 template <int kDim>
 constexpr int kPitch = kDim / 2 + 4;
 
-template <int kDim>
+template <class T, int kDim>
 constexpr size_t split_shared_bytes() {
-  size_t kv = 2 * shared_bytes<bf16>(kStages * kTileTokens * kDim);
+  size_t kv = Tiles<T, kDim, kStages>::bytes();
   size_t merge =
       shared_bytes<float2>(kWarps * kRows * kPitch<kDim>) + 2 * shared_bytes<float>(kWarps * kRows);
   return kv > merge ? kv : merge;
 }
 
-template <int kDim>
+template <class T, int kDim>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     split_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
                      const __grid_constant__ KvRows kv, int chunks) {
@@ -41,22 +41,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   int n_heads = group - chunk * kRows < kRows ? group - chunk * kRows : kRows;
 
   Carver carver;
-  Shared<bf16> keys = carver.take<bf16>(kStages * kTileTokens * kDim);
-  Shared<bf16> values = carver.take<bf16>(kStages * kTileTokens * kDim);
+  Tiles<T, kDim, kStages> kept(carver);
   const int32_t* table = table_of(args.step, seq);
   auto find = [&](int tile) {
     return find_rows(kv, table, kv_head, tile * kTileTokens + warp * kWarpTokens, tokens, lane);
-  };
-  auto place = [&](int tile) { return tile % kStages * kTileTokens + warp * kWarpTokens; };
-  auto load = [&](int tile, uint32_t rows) {
-    load_rows<kDim>(keys, place(tile), args.pool, 0, rows, lane);
-    load_rows<kDim>(values, place(tile), args.pool, 1, rows, lane);
   };
 
   int tile = tokens.begin / kTileTokens, end_tile = divide_up(tokens.end, kTileTokens);
   uint32_t next_rows = find(tile);
   for (int i = 0; i < kStages - 1; ++i) {
-    load(tile + i, next_rows);
+    kept.load(tile + i, args.pool, next_rows, warp, lane);
     cp_async_commit();
     next_rows = find(tile + i + 1);  // a tile ahead of its copy: the block table is slow to answer
   }
@@ -77,13 +71,18 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   for (; tile < end_tile; ++tile) {
     cp_async_wait<kStages - 2>();
     __syncwarp();  // this tile is there, and no lane reads the one before
-    load(tile + kStages - 1, next_rows);
+    kept.load(tile + kStages - 1, args.pool, next_rows, warp, lane);
     cp_async_commit();
     next_rows = find(tile + kStages);
+    if constexpr (kept.kCoded) {
+      kept.ready(tile, warp, lane);
+      __syncwarp();
+    }
 
+    int at = kept.at(tile) + warp * kWarpTokens;
     float s[1][kWarpTokens / 8][4] = {};
     for (int k = 0; k < kDim / 16; ++k)
-      add_scores<kDim, 1, kWarpTokens>(s, a[k], k, keys, place(tile), lane);
+      add_scores<kDim, 1, kWarpTokens>(s, a[k], k, kept.keys, at, lane);
     int first = tile * kTileTokens + warp * kWarpTokens;
     if (first < tokens.begin || first + kWarpTokens > tokens.end)
       for (int n = 0; n < kWarpTokens / 8; ++n)
@@ -92,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           if (token < tokens.begin || token >= tokens.end) s[0][n][c] = kNone;
         }
     rows.template weigh<kWarpTokens>(s, scale);
-    rows.template add_values<kWarpTokens>(s, values, place(tile), lane);
+    rows.template add_values<kWarpTokens>(s, kept.values, at, lane);
   }
   cp_async_wait<0>();
   __syncthreads();
@@ -134,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
-template <int kDim>
+template <class T, int kDim>
 void run(const CudaAttentionArgs& args, Stream& stream) {
   int n_kv_heads = args.layout.shape.n_kv_heads,
       chunks = divide_up(args.n_heads / n_kv_heads, kRows);
@@ -142,17 +141,16 @@ void run(const CudaAttentionArgs& args, Stream& stream) {
                               unsigned(divide_up(args.step.max_kv_length, kSplitTokens)),
                               unsigned(args.step.n_seqs)),
                  .block = kThreads,
-                 .shared_bytes = split_shared_bytes<kDim>()};
-  launch(split_mma_kernel<kDim>, "split_mma", shape, stream, args, rows_of(args), chunks);
+                 .shared_bytes = split_shared_bytes<T, kDim>()};
+  launch(split_mma_kernel<T, kDim>, "split_mma", shape, stream, args, rows_of(args), chunks);
 }
 
 }  // namespace
 
 void split_mma(const CudaAttentionArgs& args, Stream& stream) {
   check(args);
-  XPYD_CHECK(args.layout.shape.head_dim == 64 || args.layout.shape.head_dim == 128);
   if (args.step.n_seqs == 0 || args.step.max_kv_length == 0) return;
-  args.layout.shape.head_dim == 64 ? run<64>(args, stream) : run<128>(args, stream);
+  for_kv(args, [&]<class T, int kDim>() { run<T, kDim>(args, stream); });
   merge_splits(args, stream);
 }
 

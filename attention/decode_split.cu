@@ -57,10 +57,6 @@ __device__ inline void unpack(uint4 w, float (&x)[8], bf16) {
   }
 }
 
-// Of the word behind a row's codes.
-__device__ inline float2 scale_of(uint32_t word) {
-  return {f16_to_f32(uint16_t(word)), f16_to_f32(uint16_t(word >> 16))};
-}
 // Element d of the row of codes that begins at word `at`.
 template <int kBits>
 __device__ inline float value_of(const Shared<uint32_t>& words, int at, int d, float2 scale) {
@@ -126,8 +122,8 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args,
         }
         keys[to + i] = k, values[to + i] = v;
         if (word < words) continue;
-        key_scales[tile % 2 * kTokens + r] = scale_of(k);
-        value_scales[tile % 2 * kTokens + r] = scale_of(v);
+        key_scales[tile % 2 * kTokens + r] = unpack_f16(k);
+        value_scales[tile % 2 * kTokens + r] = unpack_f16(v);
       }
     } else {
       for (int i = thread; i < kTokens * pieces; i += kThreads) {

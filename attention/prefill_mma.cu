@@ -17,13 +17,12 @@ namespace {
 constexpr int kStepTokens =
     32;  // of online softmax: with 64, 32 rows of head_dim 128 need more registers than 255
 
-template <int kDim, int kRowTiles>
+template <class T, int kDim, int kRowTiles>
 constexpr size_t flash_shared_bytes() {
-  return shared_bytes<bf16>(kWarps * 16 * kRowTiles * kDim) +
-         4 * shared_bytes<bf16>(kTileTokens * kDim);
+  return shared_bytes<bf16>(kWarps * 16 * kRowTiles * kDim) + Tiles<T, kDim, 2>::bytes();
 }
 
-template <int kDim, int kRowTiles>
+template <class T, int kDim, int kRowTiles>
 __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
                                  const __grid_constant__ KvRows kv) {
   constexpr int kWarpRows = 16 * kRowTiles, kRows = kWarps * kWarpRows;
@@ -35,23 +34,18 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
   int n_rows = n_q - q_first < kRows ? n_q - q_first : kRows;
   int position = step.kv_lengths[seq] - n_q + q_first;  // of row 0
   Tokens readable = {visible(position, args.sliding_window).begin, position + n_rows};
-  int tile = readable.begin / kTileTokens, end_tile = divide_up(readable.end, kTileTokens);
+  const int first_tile = readable.begin / kTileTokens;
+  int tile = first_tile, end_tile = divide_up(readable.end, kTileTokens);
 
   int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
   Carver carver;
   Shared<bf16> q = carver.take<bf16>(kRows * kDim);
-  Shared<bf16> keys = carver.take<bf16>(2 * kTileTokens * kDim);  // of two tiles
-  Shared<bf16> values = carver.take<bf16>(2 * kTileTokens * kDim);
+  Tiles<T, kDim, 2> kept(carver);
 
   int kv_head = head / (args.n_heads / args.layout.shape.n_kv_heads);
   const int32_t* table = table_of(step, seq);
   auto find = [&](int t) {
     return find_rows(kv, table, kv_head, t * kTileTokens + warp * kWarpTokens, readable, lane);
-  };
-  auto load = [&](int t, uint32_t rows) {
-    int at = t % 2 * kTileTokens + warp * kWarpTokens;
-    load_rows<kDim>(keys, at, args.pool, 0, rows, lane);
-    load_rows<kDim>(values, at, args.pool, 1, rows, lane);
   };
 
   const bf16* q_rows = static_cast<const bf16*>(args.q) +
@@ -77,13 +71,17 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
     cp_async_wait<0>();
     __syncthreads();  // this tile is there, and nobody reads the one before
     if (tile + 1 < end_tile) {
-      load(tile + 1, next_rows);
+      kept.load(tile + 1, args.pool, next_rows, warp, lane);
       next_rows = find(tile + 2);
     }
     cp_async_commit();
+    if constexpr (kept.kCoded) {
+      if (tile >= first_tile) kept.ready(tile, warp, lane);
+      __syncthreads();
+    }
 
     for (int part = 0; part < kTileTokens; part += kStepTokens) {
-      int first = tile * kTileTokens + part, at = tile % 2 * kTileTokens + part;
+      int first = tile * kTileTokens + part, at = kept.at(tile) + part;
       if (warp_row >= n_rows || first >= seen_by_last.end ||
           first + kStepTokens <= seen_by_first.begin)
         continue;
@@ -93,7 +91,7 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
         for (int i = 0; i < kRowTiles; ++i)
           ldmatrix_x4(a[i], q,
                       in_step(swizzled<kDim>(warp_row + lane % 16, lane / 16), k) + 16 * i * kDim);
-        add_scores<kDim, kRowTiles, kStepTokens>(s, a, k, keys, at, lane);
+        add_scores<kDim, kRowTiles, kStepTokens>(s, a, k, kept.keys, at, lane);
       }
       if (first + kStepTokens > seen_by_first.end || first < seen_by_last.begin)
         for (int i = 0; i < kRowTiles; ++i)
@@ -108,7 +106,7 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
                 if (8 * n + c > last || 8 * n + c <= before) s[i][n][2 * half + c] = kNone;
           }
       rows.template weigh<kStepTokens>(s, scale);
-      rows.template add_values<kStepTokens>(s, values, at, lane);
+      rows.template add_values<kStepTokens>(s, kept.values, at, lane);
     }
   }
 
@@ -124,13 +122,13 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
     }
 }
 
-template <int kDim, int kRowTiles>
+template <class T, int kDim, int kRowTiles>
 void run(const CudaAttentionArgs& args, Stream& stream) {
   unsigned tiles = unsigned(divide_up(args.step.max_q_tokens, kWarps * 16 * kRowTiles));
   Shape shape = {.grid = dim3(unsigned(args.n_heads), tiles, unsigned(args.step.n_seqs)),
                  .block = kThreads,
-                 .shared_bytes = flash_shared_bytes<kDim, kRowTiles>()};
-  launch(flash_mma_kernel<kDim, kRowTiles>, "flash_mma", shape, stream, args, rows_of(args));
+                 .shared_bytes = flash_shared_bytes<T, kDim, kRowTiles>()};
+  launch(flash_mma_kernel<T, kDim, kRowTiles>, "flash_mma", shape, stream, args, rows_of(args));
 }
 
 }  // namespace
@@ -139,15 +137,14 @@ void flash_mma(const CudaAttentionArgs& args, Stream& stream) {
   check(args);
   if (args.step.n_seqs == 0 || args.step.max_q_tokens == 0) return;
   bool narrow = args.step.max_q_tokens <= kWarps * 16;
-  if (args.layout.shape.head_dim == 64)
-    return narrow ? run<64, 1>(args, stream) : run<64, 2>(args, stream);
-  XPYD_CHECK(args.layout.shape.head_dim == 128);
-  return narrow ? run<128, 1>(args, stream) : run<128, 2>(args, stream);
+  for_kv(args, [&]<class T, int kDim>() {
+    narrow ? run<T, kDim, 1>(args, stream) : run<T, kDim, 2>(args, stream);
+  });
 }
 
 const char* mma_refuses(const CudaAttentionArgs& args, const Card&) {
   if (args.dtype != Dtype::bf16) return "needs bf16 queries";
-  if (args.layout.shape.dtype != Dtype::bf16) return "needs bf16 KV";
+  if (args.layout.shape.dtype == Dtype::f32) return "needs bf16, int8 or int4 KV";
   int dim = args.layout.shape.head_dim;
   return dim == 64 || dim == 128 ? nullptr : "needs head_dim 64 or 128";
 }

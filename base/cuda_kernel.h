@@ -54,6 +54,7 @@ struct Carver {
 
 #ifdef XPYD_SIMT
 using simt::cp_async_16;
+using simt::cp_async_4;
 using simt::cp_async_commit;
 using simt::cp_async_wait;
 using simt::ldmatrix_x4;
@@ -64,6 +65,9 @@ using simt::store_16;
 __device__ inline float exp2_approx(float x) { return exp2f(x); }
 __device__ inline uint32_t pack_bf16(float low, float high) {
   return uint32_t(to_bf16(low).bits) | uint32_t(to_bf16(high).bits) << 16;
+}
+__device__ inline float2 unpack_f16(uint32_t word) {
+  return {f16_to_f32(uint16_t(word)), f16_to_f32(uint16_t(word >> 16))};
 }
 #else
 // 16 bytes of shared memory at once, at element i (16-byte aligned), as four words.
@@ -84,6 +88,14 @@ __device__ inline void cp_async_16(const Shared<T>& to, int i, const void* from,
   uint32_t address = uint32_t(__cvta_generic_to_shared(to.data + i));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(address), "l"(from),
                "r"(valid ? 16 : 0)
+               : "memory");
+}
+// The same of 4 bytes.
+template <class T>
+__device__ inline void cp_async_4(const Shared<T>& to, int i, const void* from, bool valid = true) {
+  uint32_t address = uint32_t(__cvta_generic_to_shared(to.data + i));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(address), "l"(from),
+               "r"(valid ? 4 : 0)
                : "memory");
 }
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
@@ -134,6 +146,18 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
   uint32_t word;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(word) : "f"(high), "f"(low));
   return word;
+}
+
+// Two f16 of one word as floats, the lower half first.
+__device__ inline float2 unpack_f16(uint32_t word) {
+  float2 x;
+  asm("{.reg .b16 a, b;\n"
+      "mov.b32 {a, b}, %2;\n"
+      "cvt.f32.f16 %0, a;\n"
+      "cvt.f32.f16 %1, b;}\n"
+      : "=f"(x.x), "=f"(x.y)
+      : "r"(word));
+  return x;
 }
 #endif
 

@@ -139,9 +139,6 @@ const cuda::Card& card() {
 bool needs_mma(const Variant& variant) {
   return std::string(variant.name).find("mma") != std::string::npos;
 }
-// Rows that take bf16 of head_dim 64 or 128 on this card.
-int n_prefills() { return card().major == 9 ? 3 : 2; }
-int n_rows() { return n_prefills() + 3; }
 
 double cached(const AttentionArgs& args, int s, int kv, int t, int h, int d) {
   const KvView& view = args.views[size_t(s)];
@@ -155,18 +152,27 @@ double cached(const AttentionArgs& args, int s, int kv, int t, int h, int d) {
 // units of log2, at most 2 u (sum |q k|) scale log2(e) more; each rescaling (32 tokens at least)
 // the same; sums over tokens (n + 8) 2u. Numerator and denominator both have it. Tensor cores take
 // weights rounded to bf16, 2^-8, in the numerator. Last, the rounding to the dtype of out.
+//
+// Tensor cores also take what codes stand for rounded to bf16: `rounded` is the truth over these
+// elements, to the same bound. From the other truth it differs by 2^-9 of each |V|, and by 2^-9 of
+// each |q k| in the exponent, in numerator and denominator.
 struct Truth {
   std::vector<float> out;
   std::vector<double> chain, weighted;  // relative error of f32 sums; sum_t weight |V|
+  std::vector<double> magnitudes;       // largest sum |q k| scale of a row's tokens
 
-  explicit Truth(Step& step) : chain(step.out.size()), weighted(step.out.size()) {
-    attention_reference(step.args);
-    out = step.out;
-    AttentionArgs absolute = step.args;
+  explicit Truth(Step& step, bool rounded = false)
+      : out(step.out.size()), chain(out.size()), weighted(out.size()), magnitudes(out.size()) {
+    AttentionArgs exact = step.args, absolute = step.args;
     std::vector<float> sums(out.size());
-    absolute.out = sums.data();
+    exact.out = out.data(), absolute.out = sums.data();
+    auto element = [&](int s, int kv, int t, int h, int d) {
+      double x = cached(step.args, s, kv, t, h, d);
+      return rounded ? double(to_f32(to_bf16(float(x)))) : x;
+    };
+    attention_reference_over(exact, element);
     attention_reference_over(absolute, [&](int s, int kv, int t, int h, int d) {
-      double x = cached(absolute, s, kv, t, h, d);
+      double x = element(s, kv, t, h, d);
       return kv ? std::abs(x) : x;
     });
     std::copy(sums.begin(), sums.end(), weighted.begin());
@@ -190,17 +196,21 @@ struct Truth {
             magnitude = std::max(magnitude, sum * double(args.scale));
           }
           double weight = (2 * dim + 16) * u * magnitude + (n / 32 + 3) * 0x1p-22;
-          for (int d = 0; d < dim; ++d) chain[row + size_t(d)] = 2 * weight + 4 * (n + 8) * u;
+          for (int d = 0; d < dim; ++d)
+            chain[row + size_t(d)] = 2 * weight + 4 * (n + 8) * u,
+                        magnitudes[row + size_t(d)] = magnitude;
         }
       }
     }
   }
 
-  // "" or the first element that is off.
-  std::string compare(const std::vector<float>& got, bool mma, Dtype dtype) const {
+  // "" or the first element that is off. undone: `got` is over elements rounded to bf16.
+  std::string compare(const std::vector<float>& got, bool mma, Dtype dtype,
+                      bool undone = false) const {
     for (size_t i = 0; i < out.size(); ++i) {
       double relative =
           chain[i] + (mma ? 0x1.01p-8 : 0) + (dtype == Dtype::bf16 ? 0x1.01p-8 : 0x1p-24);
+      if (undone) relative += std::expm1(0x1.01p-8 * magnitudes[i]) + 0x1.01p-9;
       double bound = relative * weighted[i] + 1e-30;
       if (!(std::abs(double(got[i]) - double(out[i])) <= bound))
         return "element " + std::to_string(i) + " of " + std::to_string(out.size()) + ": " +
@@ -214,15 +224,26 @@ struct Truth {
 struct Dtypes {
   Dtype q, kv;
 };
-constexpr Dtypes kDtypes[] = {{Dtype::f32, Dtype::f32},
-                              {Dtype::bf16, Dtype::bf16},
-                              {Dtype::f32, Dtype::bf16},
-                              {Dtype::bf16, Dtype::int8},
-                              {Dtype::f32, Dtype::int4}};
+constexpr Dtypes kDtypes[] = {{Dtype::f32, Dtype::f32},   {Dtype::bf16, Dtype::bf16},
+                              {Dtype::f32, Dtype::bf16},  {Dtype::bf16, Dtype::int8},
+                              {Dtype::bf16, Dtype::int4}, {Dtype::f32, Dtype::int4}};
 
 struct Heads {
   int n_heads, n_kv_heads, head_dim;
 };
+
+// How many rows of the table take these.
+int n_rows(const Heads& heads, const Dtypes& dtypes, Variant::Phase phase) {
+  const bool mma = dtypes.q == Dtype::bf16 && dtypes.kv != Dtype::f32 &&
+                   (heads.head_dim == 64 || heads.head_dim == 128);
+  const bool wgmma = mma && dtypes.kv == Dtype::bf16 && card().major == 9;
+  if (phase == Variant::prefill) return 1 + mma + wgmma;
+  return 1 + (heads.head_dim % 8 == 0) + mma;
+}
+// Of a step that decode rows take too.
+int n_rows(const Heads& heads, const Dtypes& dtypes) {
+  return n_rows(heads, dtypes, Variant::prefill) + n_rows(heads, dtypes, Variant::decode);
+}
 
 void round_q(Step& step, Dtype dtype) {
   if (dtype == Dtype::bf16)
@@ -255,14 +276,17 @@ int check_variants(const Heads& heads, const Dtypes& dtypes, const testing::Memo
   fill_visible(cache, parts, window);
   Step step(cache, parts, heads.n_heads, layer, window);
   round_q(step, dtypes.q);
-  Truth truth(step);
+  const Truth truth(step), rounded(step, true);
   int ran = 0;
   for (const Variant& variant : cuda_attention_variants()) {
     if (variant.phase == Variant::decode && !only_decodes(parts)) continue;
     DeviceCall call(cache, parts, step, dtypes.q);
     if (variant.refuses(call.args, card())) continue;
     variant.run(call.args, call.stream);
-    std::string off = truth.compare(call.result(), needs_mma(variant), dtypes.q);
+    const bool undone = needs_mma(variant) && shape.quantised();
+    const std::vector<float> got = call.result();
+    std::string off = truth.compare(got, needs_mma(variant), dtypes.q, undone);
+    if (undone && off.empty()) off = rounded.compare(got, true, dtypes.q);
     INFO(variant.name << (variant.phase == Variant::decode ? " (decode), " : " (prefill), ")
                       << memory.name << ", q " << dtype_name(dtypes.q) << ", kv "
                       << dtype_name(dtypes.kv) << ", heads " << heads.n_heads << "/"
@@ -295,10 +319,8 @@ TEST_CASE("cuda attention: decode at every edge agrees with double precision",
   const Heads all[] = {{2, 2, 8},  {4, 1, 8},   {2, 2, 64},  {4, 1, 64},
                        {8, 1, 64}, {1, 1, 128}, {8, 2, 128}, {8, 1, 128}};
   for (const Heads& heads : all)
-    for (const Dtypes& dtypes : kDtypes) {
-      bool mma = dtypes.q == Dtype::bf16 && dtypes.kv == Dtype::bf16 && heads.head_dim >= 64;
-      CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == (mma ? n_rows() : 3));
-    }
+    for (const Dtypes& dtypes : kDtypes)
+      CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == n_rows(heads, dtypes));
 }
 
 TEST_CASE("cuda attention: unusual head shapes agree with double precision", "[cuda][attention]") {
@@ -307,10 +329,7 @@ TEST_CASE("cuda attention: unusual head shapes agree with double precision", "[c
        {Heads{7, 1, 20}, {5, 1, 33}, {12, 1, 24}, {6, 2, 80}, {4, 1, 256}, {20, 1, 64}})
     for (const Dtypes& dtypes : kDtypes) {
       if (!kv_rows_supported({1, 1, heads.head_dim, dtypes.kv})) continue;  // int4, 33 dims
-      bool mma = dtypes.q == Dtype::bf16 && dtypes.kv == Dtype::bf16 && heads.head_dim == 64;
-      CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == (heads.head_dim % 8 ? 2
-                                                                  : mma              ? n_rows()
-                                                                                     : 3));
+      CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == n_rows(heads, dtypes));
     }
 }
 
@@ -320,23 +339,27 @@ TEST_CASE("cuda attention: prefill on a cached prefix agrees with double precisi
                              {5, 0, 30}, {6, 129, 129}, {7, 40, 300}, {8, 1, 129}, {9, 0, 0}};
   for (const Heads& heads : {Heads{2, 2, 8}, {2, 1, 64}, {2, 2, 128}, {8, 1, 64}})
     for (const Dtypes& dtypes : kDtypes) {
-      bool mma = dtypes.q == Dtype::bf16 && dtypes.kv == Dtype::bf16 && heads.head_dim >= 64;
-      if (heads.n_heads == 8 && !mma) continue;
-      CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == (mma ? n_prefills() : 1));
+      const int n = n_rows(heads, dtypes, Variant::prefill);
+      if (heads.n_heads == 8 && dtypes.kv != Dtype::bf16) continue;
+      CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == n);
     }
   // At most 64 query tokens: the narrow kernel.
   for (const Heads& heads : {Heads{2, 1, 64}, {1, 1, 128}})
-    CHECK(check_variants(heads, kDtypes[1], kPaged16, {{0, 64, 64}, {1, 13, 100}, {2, 0, 5}}, 0) ==
-          n_prefills());
+    for (const Dtypes& dtypes : {kDtypes[1], kDtypes[3], kDtypes[4]})
+      CHECK(check_variants(heads, dtypes, kPaged16, {{0, 64, 64}, {1, 13, 100}, {2, 0, 5}}, 0) ==
+            n_rows(heads, dtypes, Variant::prefill));
 }
 
 TEST_CASE("cuda attention: sliding windows agree with double precision", "[cuda][attention]") {
   for (int window : {1, 2, 16, 17, 63, 64, 65, 100, 512, 4000}) {
     std::vector<Part> decodes = {{0, 1, 50}, {1, 1, 300}, {2, 1, 600}};
-    CHECK(check_variants({4, 1, 64}, kDtypes[1], kPaged16, decodes, window) == n_rows());
+    for (const Dtypes& dtypes : {kDtypes[1], kDtypes[3]}) {
+      CHECK(check_variants({4, 1, 64}, dtypes, kPaged16, decodes, window) ==
+            n_rows({4, 1, 64}, dtypes));
+      CHECK(check_variants({1, 1, 64}, dtypes, kPaged16, {{0, 70, 70}, {1, 90, 300}}, window) ==
+            n_rows({1, 1, 64}, dtypes, Variant::prefill));
+    }
     CHECK(check_variants({2, 1, 8}, kDtypes[0], kPaged16, decodes, window) == 3);
-    CHECK(check_variants({1, 1, 64}, kDtypes[1], kPaged16, {{0, 70, 70}, {1, 90, 300}}, window) ==
-          n_prefills());
   }
 }
 
@@ -358,7 +381,7 @@ TEST_CASE("cuda attention: every memory, block size and order gives the same bit
           std::vector<float> got = run(variant, cache, parts, step, dtypes.q);
           if (first.empty()) {
             first = got;
-            Truth truth(step);
+            const Truth truth(step, needs_mma(variant));
             CHECK(truth.compare(got, needs_mma(variant), dtypes.q) == "");
           }
           INFO(variant.name << ", " << memory.name << ", window " << window);
@@ -524,7 +547,11 @@ TEST_CASE("cuda attention: what is not verified is never a default, and refusals
     CHECK(why(other, hopper) == "needs bf16 queries");
     other = args;
     other.layout.shape.dtype = Dtype::f32;
-    CHECK(why(other, hopper) == "needs bf16 KV");
+    CHECK(why(other, hopper) == "needs bf16, int8 or int4 KV");
+    for (Dtype codes : {Dtype::int8, Dtype::int4}) {
+      other.layout.shape.dtype = codes;
+      CHECK(why(other, hopper) == (wgmma ? "needs bf16 KV" : ""));
+    }
     other = args;
     other.layout.shape.head_dim = 96;
     CHECK(why(other, hopper) == "needs head_dim 64 or 128");

@@ -94,12 +94,13 @@ void index_fault(long long index, long long count, long long n, size_t element_b
                            where);
 }
 
-void check_aligned_16(const void* place, const char* what, Where where) {
+void check_aligned(const void* place, size_t bytes, const char* what, Where where) {
   size_t offset = size_t(static_cast<const std::byte*>(place) - running().machine->shared);
-  if (offset % 16 != 0)
-    running().machine->fault(
-        running(),
-        std::string(what) + ": byte " + std::to_string(offset) + " is not a multiple of 16", where);
+  if (offset % bytes != 0)
+    running().machine->fault(running(),
+                             std::string(what) + ": byte " + std::to_string(offset) +
+                                 " is not a multiple of " + std::to_string(bytes),
+                             where);
 }
 
 void check_read(const void* place, size_t bytes, Where where) {
@@ -159,22 +160,24 @@ void check_atomic(const void* place, size_t bytes, Where where) {
 
 // --- cp.async: the bytes arrive when their thread waits, NaN until then.
 
-void copy_async(std::byte* to, const void* from, bool valid, Where where) {
-  check_aligned_16(to, "cp.async", where);
-  check_write(to, 16, where);
+void copy_async(std::byte* to, const void* from, size_t bytes, bool valid, Where where) {
+  check_aligned(to, bytes, "cp.async", where);
+  check_write(to, bytes, where);
   Fibre& me = running();
   uint4 value = {0, 0, 0, 0};
   if (valid) {
     Machine& m = *me.machine;
-    if (reinterpret_cast<uintptr_t>(from) % 16 != 0)
-      m.fault(me, "cp.async: the global address is not a multiple of 16", where);
-    if (!is_device_memory(from, 16)) m.fault(me, "cp.async: reads outside of device memory", where);
-    std::memcpy(&value, from, 16);
+    if (reinterpret_cast<uintptr_t>(from) % bytes != 0)
+      m.fault(me, "cp.async: the global address is not a multiple of " + std::to_string(bytes),
+              where);
+    if (!is_device_memory(from, bytes))
+      m.fault(me, "cp.async: reads outside of device memory", where);
+    std::memcpy(&value, from, bytes);
   }
-  std::memset(to, 0xff, 16);
-  Range r = range(to, 16, where);
+  std::memset(to, 0xff, bytes);
+  Range r = range(to, bytes, where);
   for (Cell *cell = r.first(), *end = r.last(); cell != end; ++cell) cell->write_epoch = under_way;
-  me.copies.push_back({to, value, me.group});
+  me.copies.push_back({to, bytes, value, me.group});
 }
 
 void cp_async_commit() { ++running().group; }
@@ -184,9 +187,9 @@ void copy_async_wait(int n_under_way) {
   Machine& m = *me.machine;
   auto arrives = [&](const AsyncCopy& copy) {
     if (copy.group >= me.group - n_under_way) return false;
-    std::memcpy(copy.to, &copy.value, 16);
+    std::memcpy(copy.to, &copy.value, copy.bytes);
     Cell* cell = m.cells.data() + (copy.to - m.shared) / 2;
-    for (int i = 0; i < 8; ++i) {
+    for (size_t i = 0; i < copy.bytes / 2; ++i) {
       cell[i].write_epoch = m.epoch;
       cell[i].writer = me.who();
     }

@@ -219,12 +219,12 @@ constexpr int elements_of_16_bytes() {
   static_assert(16 % sizeof(T) == 0);
   return int(16 / sizeof(T));
 }
-void check_aligned_16(const void* place, const char* what, Where where);
+void check_aligned(const void* place, size_t bytes, const char* what, Where where);
 
 template <class T>
 uint4 load_16(const Shared<T>& from, Index i) {
   const T* place = from.place(i, elements_of_16_bytes<T>());
-  check_aligned_16(place, "load_16", i.where);
+  check_aligned(place, 16, "load_16", i.where);
   check_read(place, 16, i.where);
   uint4 value;
   std::memcpy(&value, place, 16);
@@ -233,16 +233,21 @@ uint4 load_16(const Shared<T>& from, Index i) {
 template <class T>
 void store_16(const Shared<T>& to, Index i, uint4 value) {
   T* place = to.place(i, elements_of_16_bytes<T>());
-  check_aligned_16(place, "store_16", i.where);
+  check_aligned(place, 16, "store_16", i.where);
   check_write(place, 16, i.where);
   std::memcpy(static_cast<void*>(place), &value, 16);
 }
 
-void copy_async(std::byte* to, const void* from, bool valid, Where where);
+void copy_async(std::byte* to, const void* from, size_t bytes, bool valid, Where where);
 template <class T>
 void cp_async_16(const Shared<T>& to, Index i, const void* from, bool valid = true) {
-  copy_async(reinterpret_cast<std::byte*>(to.place(i, elements_of_16_bytes<T>())), from, valid,
+  copy_async(reinterpret_cast<std::byte*>(to.place(i, elements_of_16_bytes<T>())), from, 16, valid,
              i.where);
+}
+template <class T>
+void cp_async_4(const Shared<T>& to, Index i, const void* from, bool valid = true) {
+  static_assert(sizeof(T) == 4);
+  copy_async(reinterpret_cast<std::byte*>(to.place(i, 1)), from, 4, valid, i.where);
 }
 void cp_async_commit();
 void copy_async_wait(int n_under_way);

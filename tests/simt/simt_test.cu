@@ -186,11 +186,15 @@ __global__ void fetch(int planted, float* out) {
   int t = threadIdx.x, from = planted == 1 ? t * 4 + 1 : t * 4;
   if (planted == 8 && t == 3) from = 1 << 20;
   cuda::cp_async_16(a, planted == 2 ? t * 4 + 2 : t * 4, out + from, planted != 9);
+  if (t < 4) {
+    const std::byte* four = reinterpret_cast<const std::byte*>(out + t);
+    cuda::cp_async_4(a, 256 + (planted == 11 ? 0 : t), four + (planted == 10 ? 2 : 0));
+  }
   if (planted != 3) cuda::cp_async_commit();  // 3: waits for groups, and this is none
   if (planted == 4) a[t * 4] = 0;
   if (planted != 5) cuda::cp_async_wait<0>();
   if (planted != 6) __syncthreads();
-  float got = a[255 - t];
+  float got = float(a[255 - t]) + float(a[256 + t % 4]);
   if (planted == 5) cuda::cp_async_wait<0>();
   if (planted == 7) {
     cuda::cp_async_commit();
@@ -268,6 +272,9 @@ const Planted plants[] = {
     {"cp.async without wait", fetch, 5, "read of what cp.async has not delivered", 64, 1040},
     {"cp.async without barrier", fetch, 6, "", 64, 1040},
     {"cp.async under way at the end", fetch, 7, "ends with a cp.async under way", 64, 1040},
+    {"cp.async of 4 bytes, misaligned", fetch, 10, "the global address is not a multiple of 4", 64,
+     1040},
+    {"cp.async of 4 bytes over another", fetch, 11, "race: writes", 64, 1040},
     {"cp.async from nowhere", fetch, 8, "cp.async: reads outside of device memory", 64, 1040},
     {"ldmatrix misaligned", tensor, 1, "ldmatrix: byte 8 is not a multiple of 16", 32},
     {"ldmatrix past the end", tensor, 2, "index out of range", 32},

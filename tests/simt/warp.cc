@@ -127,7 +127,7 @@ struct LoadMatrices {
 
 // PTX ISA, "ldmatrix": the address of row i of matrix j comes from lane 8 j + i.
 void load_matrices(uint32_t (&r)[4], const void* row, bool transposed, Where where) {
-  check_aligned_16(row, "ldmatrix", where);
+  check_aligned(row, 16, "ldmatrix", where);
   check_read(row, 16, where);  // here, so that the lane that gave the address is named
   LoadMatrices mine{row, transposed, r};
   collective(
