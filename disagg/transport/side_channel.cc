@@ -1,0 +1,261 @@
+#include "disagg/transport/side_channel.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/clock.h"
+
+namespace xpyd {
+namespace {
+
+constexpr size_t kMaxUnsent = 4 << 20;  // a peer that is stopped does not read
+constexpr size_t kStrangers = 32;       // connections without a hello
+constexpr size_t kChannels = 4096;
+constexpr double kHelloSeconds = 5;
+constexpr long kSoonNanoseconds = 20000;
+
+double now() { return RealClock().now(); }
+
+Error io(const std::string& what) {
+  return {ErrorCode::unavailable, what + ": " + std::strerror(errno)};
+}
+
+uint32_t frame_bytes(const std::string& received) {
+  uint32_t n = 0;
+  for (int i = 3; i >= 0; --i) n = n << 8 | uint8_t(received[size_t(i)]);
+  return n;
+}
+
+struct Lookup {
+  addrinfo* found = nullptr;
+  Lookup(const std::string& host, uint16_t port, int flags) {
+    addrinfo hints{};
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = flags | AI_NUMERICSERV;
+    if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0)
+      found = nullptr;
+  }
+  Lookup(const Lookup&) = delete;
+  ~Lookup() {
+    if (found) freeaddrinfo(found);
+  }
+};
+
+bool wait_for(int fd, short events, double until) {
+  pollfd one{fd, events, 0};
+  const double left = until - now();
+  return left > 0 && poll(&one, 1, int(left * 1e3) + 1) > 0;
+}
+
+void set_no_delay(int fd) {
+  int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+}  // namespace
+
+SideChannel::~SideChannel() { close(fd_); }
+
+bool SideChannel::flush() {
+  while (!unsent_.empty()) {
+    const ssize_t n = ::send(fd_, unsent_.data(), unsent_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
+    unsent_.erase(0, size_t(n));
+  }
+  return true;
+}
+
+void SideChannel::send(const std::string& bytes) {
+  std::lock_guard lock(mutex_);
+  if (ended_) return;
+  unsent_ += bytes;
+  if (!flush() || unsent_.size() > kMaxUnsent) end();
+}
+
+void SideChannel::end() {
+  ended_ = true;
+  shutdown(fd_, SHUT_RDWR);
+}
+
+bool SideChannel::read() {
+  char bytes[16384];
+  const ssize_t n = recv(fd_, bytes, sizeof bytes, MSG_DONTWAIT);
+  if (n < 0) return errno == EAGAIN || errno == EINTR;
+  if (n == 0) return false;
+  received_.append(bytes, size_t(n));
+  size_t taken = 0;
+  while (received_.size() - taken >= 4) {
+    const size_t body = frame_bytes(received_.substr(taken, 4));
+    if (body > (trusted ? limits_.frame : limits_.hello)) return false;
+    if (received_.size() - taken - 4 < body) break;
+    if (!frame(std::string_view(received_).substr(taken + 4, body))) return false;
+    taken += 4 + body;
+  }
+  received_.erase(0, taken);
+  return true;
+}
+
+SideChannels::SideChannels(SideLimits limits,
+                           std::function<void(const std::shared_ptr<SideChannel>&)> accepted,
+                           std::function<bool()> work)
+    : limits_(limits),
+      accepted_(std::move(accepted)),
+      work_(std::move(work)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  XPYD_CHECK(wake_ >= 0);
+}
+
+SideChannels::~SideChannels() {
+  stop();
+  if (listener_ >= 0) close(listener_);
+  close(wake_);
+}
+
+Status SideChannels::listen(const std::string& host) {
+  Lookup lookup(host, 0, AI_PASSIVE);
+  if (!lookup.found) return invalid("cannot listen on " + host + ": no such host");
+  const addrinfo& at = *lookup.found;
+  listener_ = socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  sockaddr_storage bound{};
+  socklen_t length = sizeof bound;
+  if (listener_ < 0 || bind(listener_, at.ai_addr, at.ai_addrlen) != 0 ||
+      ::listen(listener_, 64) != 0 ||
+      getsockname(listener_, reinterpret_cast<sockaddr*>(&bound), &length) != 0)
+    return io("cannot listen on " + host);
+  port_ = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
+                                            : reinterpret_cast<sockaddr_in&>(bound).sin_port);
+  return ok();
+}
+
+void SideChannels::start() {
+  thread_ = std::thread([this] { run(); });
+}
+
+void SideChannels::stop() {
+  stopping_ = true;
+  if (!thread_.joinable()) return;
+  wake();
+  thread_.join();
+  for (auto& channel : channels_) channel->end();
+  for (auto& channel : added_) channel->end();
+}
+
+void SideChannels::add(std::shared_ptr<SideChannel> channel) {
+  {
+    std::lock_guard lock(mutex_);
+    added_.push_back(std::move(channel));
+  }
+  wake();
+}
+
+void SideChannels::wake() {
+  const uint64_t one = 1;
+  XPYD_CHECK(write(wake_, &one, sizeof one) == ssize_t(sizeof one));
+}
+
+void SideChannels::accept_one() {
+  const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd < 0) return;
+  auto channel = std::make_shared<SideChannel>(fd, limits_);
+  const auto strangers =
+      std::count_if(channels_.begin(), channels_.end(), [](const auto& c) { return !c->trusted; });
+  if (size_t(strangers) >= kStrangers || channels_.size() >= kChannels) return;
+  set_no_delay(fd);
+  accepted_(channel);
+  channel->since_ = now();
+  channels_.push_back(std::move(channel));
+}
+
+void SideChannels::run() {
+  std::vector<pollfd> polled;
+  while (!stopping_) {
+    {
+      std::lock_guard lock(mutex_);
+      for (auto& channel : added_) channels_.push_back(std::move(channel));
+      added_.clear();
+    }
+    const bool soon = work_ && work_();
+    const timespec most{soon ? 0 : 1, soon ? kSoonNanoseconds : 0};
+    polled.assign({{wake_, POLLIN, 0}, {listener_, POLLIN, 0}});
+    for (const auto& channel : channels_) {
+      std::lock_guard lock(channel->mutex_);
+      polled.push_back({channel->fd_, short(POLLIN | (channel->unsent_.empty() ? 0 : POLLOUT)), 0});
+    }
+    // Sends leave something unsent only when a peer has not read for long: once a second is enough
+    // to see it, and to see strangers that say nothing.
+    if (ppoll(polled.data(), polled.size(), &most, nullptr) < 0 && errno != EINTR) break;
+    uint64_t count;
+    while (::read(wake_, &count, sizeof count) > 0) {
+    }
+    const size_t n = polled.size() - 2;
+    for (size_t i = 0; i < n; ++i) {
+      SideChannel& channel = *channels_[i];
+      const short events = polled[i + 2].revents;
+      bool alive = channel.trusted || now() < channel.since_ + kHelloSeconds;
+      if (alive && (events & POLLOUT)) {
+        std::lock_guard lock(channel.mutex_);
+        alive = channel.flush();
+      }
+      if (alive && (events & (POLLIN | POLLHUP | POLLERR))) alive = channel.read();
+      if (!alive) {
+        channel.end();
+        channel.left();
+        channels_[i] = nullptr;
+      }
+    }
+    std::erase(channels_, nullptr);
+    if (polled[1].revents & POLLIN) accept_one();
+  }
+}
+
+Result<std::string> call_side(const std::string& host, uint16_t port, const std::string& frame,
+                              double seconds, SideLimits limits,
+                              std::shared_ptr<SideChannel>& channel) {
+  const double until = now() + seconds;
+  const std::string where = host + ":" + std::to_string(port);
+  Lookup lookup(host, port, 0);
+  if (!lookup.found) return Error{ErrorCode::unavailable, where + ": no such host"};
+  const int fd = socket(lookup.found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return io(where);
+  channel = std::make_shared<SideChannel>(fd, limits);
+  set_no_delay(fd);
+  if (connect(fd, lookup.found->ai_addr, lookup.found->ai_addrlen) != 0 && errno != EINPROGRESS)
+    return io(where);
+  int error = 0;
+  socklen_t length = sizeof error;
+  if (!wait_for(fd, POLLOUT, until))
+    return Error{ErrorCode::unavailable, where + " does not answer"};
+  getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+  errno = error;
+  if (error != 0) return io(where);
+  channel->send(frame);
+  std::string received;
+  for (;;) {
+    // Not a byte more than the answer: what follows it is the thread's to read.
+    const size_t wanted = received.size() < 4 ? 4 : 4 + size_t(frame_bytes(received));
+    if (received.size() == wanted) return received.substr(4);
+    if (wanted > 4 + limits.hello)
+      return Error{ErrorCode::unavailable, where + " answers nonsense"};
+    if (!wait_for(fd, POLLIN, until))
+      return Error{ErrorCode::unavailable, where + " does not answer"};
+    char bytes[4096];
+    const ssize_t n = recv(fd, bytes, std::min(sizeof bytes, wanted - received.size()), 0);
+    if (n == 0) return Error{ErrorCode::unavailable, where + " hung up"};
+    if (n < 0 && errno != EAGAIN && errno != EINTR) return io(where);
+    if (n > 0) received.append(bytes, size_t(n));
+  }
+}
+
+}  // namespace xpyd
