@@ -194,6 +194,9 @@ class SideThere final : public Side {
     for (char** e = environ; *e; ++e)
       if (!std::strstr(*e, "XPYD_REQUIRE_DEVICE")) environment.push_back(*e);
     environment.push_back(const_cast<char*>(command.c_str()));
+    const std::string more = wire.environment + "=" + std::to_string(self);
+    if (!wire.environment.empty())
+      environment.insert(environment.begin(), const_cast<char*>(more.c_str()));
     environment.push_back(nullptr);
     char program[] = "/proc/self/exe";
     std::string test = kPeerTest;
