@@ -5,28 +5,28 @@
 namespace xpyd {
 namespace {
 
-constexpr const char* kLibrary = "libnccl.so.2";
-
 std::string version_text(int version) {
   return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
          std::to_string(version % 100);
 }
 
-Result<NcclApi> look_up() {
+}  // namespace
+
+Result<NcclApi> load_nccl(const std::string& name) {
   const auto unusable = [](const std::string& why) {
     return Error{ErrorCode::unavailable, "nccl: " + why};
   };
-  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library)
-    return unusable(std::string(kLibrary) + " of NVIDIA's NCCL was not found (" + dlerror() +
+    return unusable(name + " of NVIDIA's NCCL was not found (" + dlerror() +
                     "); install libnccl2, or pip install nvidia-nccl-cu13 and name its lib folder "
                     "in LD_LIBRARY_PATH");
   NcclApi api{};
   int (*get_version)(int*) = nullptr;
   std::string missing;
-  const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
-    if (!function) missing += std::string(" ") + name;
+  const auto find = [&](auto& function, const char* symbol) {
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, symbol));
+    if (!function) missing += std::string(" ") + symbol;
   };
   find(get_version, "ncclGetVersion");
   find(api.get_unique_id, "ncclGetUniqueId");
@@ -39,17 +39,15 @@ Result<NcclApi> look_up() {
   find(api.recv, "ncclRecv");
   find(api.get_error_string, "ncclGetErrorString");
   find(api.get_last_error, "ncclGetLastError");
-  if (!missing.empty()) return unusable(std::string(kLibrary) + " is too old: it has no" + missing);
+  if (!missing.empty()) return unusable(name + " is too old: it has no" + missing);
   if (get_version(&api.version) != kNcclSuccess || api.version < kNcclOldest)
-    return unusable(std::string(kLibrary) + " is version " + version_text(api.version) +
-                    ", expected " + version_text(kNcclOldest) + " or later");
+    return unusable(name + " is version " + version_text(api.version) + ", expected " +
+                    version_text(kNcclOldest) + " or later");
   return api;
 }
 
-}  // namespace
-
 Result<const NcclApi*> load_nccl() {
-  static const Result<NcclApi> loaded = look_up();
+  static const Result<NcclApi> loaded = load_nccl("libnccl.so.2");
   if (!loaded) return loaded.error();
   return &loaded.value();
 }

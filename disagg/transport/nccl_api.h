@@ -54,7 +54,8 @@ struct NcclApi {
 };
 
 // For the life of the process. Error `unavailable`: no such library, or one that is too old.
-Result<const NcclApi*> load_nccl();
+Result<NcclApi> load_nccl(const std::string& library);
+Result<const NcclApi*> load_nccl();  // libnccl.so.2, once
 
 std::string nccl_error(const NcclApi& api, int result, NcclComm comm);
 
