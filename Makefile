@@ -243,7 +243,7 @@ $(BUILD)/xpyd_tests: $(call object,$(TEST_SRC) $(EXP_PARTS)) $(SIMT_OBJ) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) -lboost_context -o $@
 GPU_TEST_SRC := $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
 cuda_object   = $(patsubst %.cu,$(BUILD)/cuda/%.o,$(1))
-$(BUILD)/xpyd_gpu_tests: $(call object,$(wildcard tests/*.cc)) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC)) $(LIB)
+$(BUILD)/xpyd_gpu_tests: $(call object,$(wildcard tests/*.cc) $(addprefix tests/disagg/transport_,side.cc test.cc)) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) $(CUDA_LIBS) -o $@
 $(BUILD)/xpyd_gpu_report: $(call cuda_object,$(GPU_SRC) experiments/gpu/main.cu) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@

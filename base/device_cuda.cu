@@ -10,6 +10,7 @@
 
 #include "base/cuda_vmm.h"
 #include "base/device_cuda.h"
+#include "base/vendor_queue.h"
 
 namespace xpyd {
 namespace {
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(kCopyThreads)
   }
 }
 
-class CudaQueue final : public DeviceQueue {
+class CudaQueue final : public DeviceQueue, public VendorQueue {
  public:
   // bus: its copies are between the card and host memory.
   explicit CudaQueue(bool high_priority, bool bus = false) : stream_(high_priority), bus_(bus) {}
@@ -107,6 +108,8 @@ class CudaQueue final : public DeviceQueue {
                    "the driver exports no dma-buf of the card's memory: " + cuda::vmm::code_name(code)};
     return std::optional<DmaBuf>(DmaBuf(file, at - begin));
   }
+  void* handle() override { return stream_.handle(); }
+  std::unique_ptr<DeviceQueue> make_beside() override { return std::make_unique<CudaQueue>(false); }
   cuda::Stream& stream() { return stream_; }
 
  private:

@@ -76,7 +76,8 @@ CATCH_REGISTER_LISTENER(Listener)
 }  // namespace
 
 void mark_skipped(const std::string& why) {
-  summary.skipped[summary.current] = why;
+  std::string& all = summary.skipped[summary.current];
+  if (all.find(why) == std::string::npos) all += (all.empty() ? "" : "; ") + why;
   SUCCEED("skipped: " << why);
 }
 

@@ -2,14 +2,12 @@
 
 #include <sys/random.h>
 
-#include "disagg/transport/rdma_channel.h"
 #include "disagg/transport/rdma_posting.h"
 #include "disagg/transport/rdma_serving.h"
+#include "disagg/transport/side_channel.h"
 
 namespace xpyd {
 namespace {
-
-using rdma::Channel;
 
 class RdmaTransport final : public KvTransport {
  public:
@@ -19,7 +17,8 @@ class RdmaTransport final : public KvTransport {
         serving_(rails_, options.regions),
         posting_(rails_, options.regions, *options.clock,
                  rails_[0].device_memory ? options.queue : nullptr),
-        channels_([this](const std::shared_ptr<Channel>& channel) { accepted(channel); }) {
+        channels_(rdma::kSideLimits,
+                  [this](const std::shared_ptr<SideChannel>& channel) { accepted(channel); }) {
     XPYD_CHECK(getrandom(&address_.token, sizeof address_.token, 0) ==
                ssize_t(sizeof address_.token));
     address_.host = options.host;
@@ -30,13 +29,14 @@ class RdmaTransport final : public KvTransport {
   ~RdmaTransport() override { channels_.stop(); }
 
   Status start() {
-    if (auto listening = channels_.listen(address_.host); !listening) return listening;
+    if (auto listening = channels_.listen(address_.host); !listening)
+      return Error{listening.error().code, "rdma: " + listening.error().message};
     address_.port = channels_.port();
     channels_.start();
     return ok();
   }
 
-  std::string address() const override { return to_text(address_); }
+  std::string address() const override { return rdma::to_text(address_); }
   Status connect(PeerId peer, const std::string& text) override {
     auto address = rdma::parse_address(text);
     if (!address) return address.error();
@@ -72,8 +72,8 @@ class RdmaTransport final : public KvTransport {
 
  private:
   // On the channels' thread.
-  void accepted(const std::shared_ptr<Channel>& channel) {
-    Channel* c = channel.get();  // which holds this function
+  void accepted(const std::shared_ptr<SideChannel>& channel) {
+    SideChannel* c = channel.get();  // which holds this function
     auto peer = std::make_shared<PeerId>(-1);
     auto n_rails = std::make_shared<size_t>(0);
     channel->frame = [this, c, peer, n_rails,
@@ -104,7 +104,7 @@ class RdmaTransport final : public KvTransport {
   rdma::Address address_;
   mutable rdma::Serving serving_;
   rdma::Posting posting_;
-  rdma::ChannelThread channels_;
+  SideChannels channels_;
 };
 
 }  // namespace

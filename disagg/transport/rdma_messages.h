@@ -1,8 +1,7 @@
 // What the two ends of an rdma link tell each other, as bytes. Everything here comes from outside:
 // counts and lengths are checked, and a message that is not exactly right is refused.
 //
-// A frame is its length (4 bytes, little endian, of what follows) and a body; a body begins with
-// its kind. Numbers are little endian.
+// A body (side_channel.h) begins with its kind. Numbers are little endian.
 //
 // Thread safety: functions.
 #pragma once
@@ -15,6 +14,8 @@
 #include <vector>
 
 #include "base/status.h"
+#include "disagg/transport/side_bytes.h"
+#include "disagg/transport/side_channel.h"
 #include "disagg/transport/transport.h"
 
 namespace xpyd::rdma {
@@ -23,21 +24,13 @@ constexpr size_t kMaxRails = 16;
 constexpr size_t kMaxKeys = 256;    // ranges of one window
 constexpr size_t kMaxHello = 2048;  // bytes that a stranger may send
 constexpr size_t kMaxFrame = 64 + kMaxKeys * (16 + 4 * kMaxRails);
-constexpr size_t kMaxRegions = 1024;
+constexpr SideLimits kSideLimits{kMaxHello, kMaxFrame};
 
-// KvTransport::address(): text without blanks, known to the cluster only. `token` is what lets
-// somebody in.
-struct Address {
-  struct Region {
-    uint64_t base = 0, bytes = 0;
-  };
-  std::string host;  // without commas
-  uint16_t port = 0;
-  uint64_t token = 0;
-  std::vector<Region> regions;
-};
-std::string to_text(const Address& address);
-Result<Address> parse_address(const std::string& text);
+using Address = SideAddress;
+inline std::string to_text(const Address& address) { return xpyd::to_text("rdma1", address); }
+inline Result<Address> parse_address(const std::string& text) {
+  return parse_side_address("rdma1", text);
+}
 
 // One end of a queue pair.
 struct RailEnd {

@@ -67,7 +67,7 @@ void Posting::number_lines(Link& link, std::vector<Queue>& queues) {
   }
 }
 
-Status Posting::connect(PeerId self, PeerId peer, const Address& address, ChannelThread& channels) {
+Status Posting::connect(PeerId self, PeerId peer, const Address& address, SideChannels& channels) {
   disconnect(peer);
   auto wrong = [&](const std::string& why) {
     return Error{ErrorCode::unavailable, "instance " + std::to_string(peer) + " over rdma: " + why};
@@ -75,10 +75,10 @@ Status Posting::connect(PeerId self, PeerId peer, const Address& address, Channe
   auto made = make_queues(rails_, std::min(rails_.size(), kMaxRails), Role::post);
   if (!made) return wrong(made.error().message);
   std::vector<Queue>& queues = made.value();
-  std::shared_ptr<Channel> channel;
+  std::shared_ptr<SideChannel> channel;
   auto answered =
-      call(address.host, address.port, frame(Hello{self, address.token, ends_of(queues), ""}),
-           kConnectSeconds, channel);
+      call_side(address.host, address.port, frame(Hello{self, address.token, ends_of(queues), ""}),
+                kConnectSeconds, kSideLimits, channel);
   if (!answered) return wrong(answered.error().message);
   auto hello = parse_hello(answered.value());
   if (!hello) return wrong("its answer is none");

@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "disagg/transport/rdma_channel.h"
 #include "disagg/transport/rdma_link.h"
+#include "disagg/transport/side_channel.h"
 
 namespace xpyd::rdma {
 
@@ -36,7 +36,7 @@ class Posting {
           DeviceQueue* device_queue);
   ~Posting();
 
-  Status connect(PeerId self, PeerId peer, const Address& address, ChannelThread& channels);
+  Status connect(PeerId self, PeerId peer, const Address& address, SideChannels& channels);
   void disconnect(PeerId peer);
   std::byte* remote(PeerId peer, int region) const;
   TransferId post(const KvTransfer& transfer, const TransferPlan& plan);
@@ -69,7 +69,7 @@ class Posting {
   struct Link {
     PeerId peer;
     Address address;
-    std::shared_ptr<Channel> channel;
+    std::shared_ptr<SideChannel> channel;
     std::shared_ptr<Mail> mail;
     std::vector<Line> lines;
     enum { ready, renewing, dead } state = ready;

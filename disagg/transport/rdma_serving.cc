@@ -350,7 +350,7 @@ void Serving::grant_all(PeerId peer, Guest& guest) {
     if (window.peer == peer && !window.closing) (void)grant(window, guest).ok();
 }
 
-Hello Serving::join(const std::shared_ptr<Channel>& channel, const Hello& hello) {
+Hello Serving::join(const std::shared_ptr<SideChannel>& channel, const Hello& hello) {
   std::lock_guard lock(mutex_);
   Hello answer;
   Guest& guest = guests_[hello.from];
@@ -399,7 +399,7 @@ bool Serving::take(PeerId peer, const Message& message) {
   }
 }
 
-void Serving::left(PeerId peer, const Channel* channel) {
+void Serving::left(PeerId peer, const SideChannel* channel) {
   std::lock_guard lock(mutex_);
   auto it = guests_.find(peer);
   if (it == guests_.end() || it->second.channel.get() != channel) return;

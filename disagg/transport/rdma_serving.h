@@ -19,8 +19,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "disagg/transport/rdma_channel.h"
 #include "disagg/transport/rdma_link.h"
+#include "disagg/transport/side_channel.h"
 
 namespace xpyd::rdma {
 
@@ -38,10 +38,10 @@ class Serving {
   int64_t refused();
 
   // What the peer's side says on its channel.
-  Hello join(const std::shared_ptr<Channel>& channel, const Hello& hello);
+  Hello join(const std::shared_ptr<SideChannel>& channel, const Hello& hello);
   void welcome(PeerId peer);                       // after join's answer was sent
   bool take(PeerId peer, const Message& message);  // false: nonsense
-  void left(PeerId peer, const Channel* channel);
+  void left(PeerId peer, const SideChannel* channel);
 
  private:
   struct Range {
@@ -64,7 +64,7 @@ class Serving {
     bool failed = false;  // one of them did not go through
   };
   struct Guest {  // a peer that has called us
-    std::shared_ptr<Channel> channel;
+    std::shared_ptr<SideChannel> channel;
     std::vector<Queue> queues;  // empty: broken
     std::vector<int> in_flight;
   };

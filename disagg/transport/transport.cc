@@ -16,6 +16,8 @@ constexpr TransportRow kTransports[] = {
     {"tcp", make_tcp_transport, false, true, nullptr, "sockets, straight out of and into the pools"},
     {"rdma", make_rdma_transport, false, true, nullptr,
      "RDMA cards: one-sided writes and reads (libibverbs, RC)"},
+    {"nccl", make_nccl_transport, false, true, nullptr,
+     "CUDA cards: grouped ncclSend and ncclRecv (libnccl.so.2, loaded when asked for)"},
 };
 
 }  // namespace

@@ -11,6 +11,7 @@ using MadeTransport = Result<std::unique_ptr<KvTransport>>;
 MadeTransport make_local_transport(const TransportOptions& options);
 MadeTransport make_handoff_transport(const TransportOptions& options);
 MadeTransport make_shm_transport(const TransportOptions& options);
+MadeTransport make_nccl_transport(const TransportOptions& options);
 MadeTransport make_rdma_transport(const TransportOptions& options);
 MadeTransport make_tcp_transport(const TransportOptions& options);
 

@@ -11,45 +11,12 @@
 
 #include "base/memory.h"
 #include "base/random.h"
-#include "disagg/transport/fault.h"
-#include "disagg/transport/shared_memory.h"
 #include "disagg/transport/window_table.h"
-#include "disagg/transport/wires.h"
 #include "tests/catch.h"
 #include "tests/disagg/transport_side.h"
 
 namespace xpyd::testing {
 namespace {
-
-std::shared_ptr<std::byte> plain_memory(size_t bytes) {
-  return cpu_device().allocate(bytes).value();
-}
-
-const RegisterWire local_wire({.name = "local",
-                               .make = make_local_transport,
-                               .memory = plain_memory,
-                               .leaves_process = false,
-                               .needs_owner = false});
-
-const RegisterWire shm_wire({.name = "shm",
-                             .make = make_shm_transport,
-                             .memory =
-                                 [](size_t bytes) { return shared_pool_memory(bytes).value(); },
-                             .checks_ranges = false,
-                             .needs_owner = false});
-
-const RegisterWire tcp_wire({.name = "tcp", .make = make_tcp_transport, .memory = plain_memory});
-
-// Late and out of order, but within what is promised.
-const RegisterWire fault_wire(
-    {.name = "fault:shm",
-     .make =
-         [](const TransportOptions& options) {
-           return parse_transport("fault:shm,seed=5,delay=50us,reorder=0.2").value().make(options);
-         },
-     .memory = [](size_t bytes) { return shared_pool_memory(bytes).value(); },
-     .checks_ranges = false,
-     .needs_owner = false});
 
 constexpr PeerId kPoster = 1, kOwner = 2, kThird = 3;
 constexpr size_t KiB = 1024, MiB = 1024 * KiB;
@@ -75,6 +42,10 @@ struct Pair {
   TransferState move(KvOp op, const WindowKey& key, const std::vector<Piece>& pieces) {
     return settle(*poster, post(op, key, pieces));
   }
+  // Another one, not connected.
+  std::unique_ptr<Side> third() const {
+    return wire.shares_process ? make_side_here(wire, kThird) : make_side_there(wire, kThird);
+  }
   const Wire& wire;
   const Mode mode;
   std::unique_ptr<Side> poster, owner;
@@ -91,7 +62,7 @@ void everywhere(const std::function<void(Pair&)>& test,
       continue;
     }
     for (Mode mode : modes) {
-      if (mode != Mode::here && !wire.leaves_process) continue;
+      if (mode == Mode::here ? !wire.shares_process : !wire.leaves_process) continue;
       INFO(wire.name << ", " << kModes[int(mode)]);
       Pair pair(wire, mode);
       test(pair);
@@ -329,7 +300,7 @@ TEST_CASE("transports: what no open window allows is refused and counted", "[tra
 TEST_CASE("transports: a window is one peer's", "[transport]") {
   everywhere([](Pair& pair) {
     fill_both(pair);
-    auto third = make_side_here(pair.wire, kThird);
+    auto third = pair.third();
     REQUIRE(third->connect(kOwner, pair.owner->address()) == "");
     REQUIRE(pair.owner->connect(kThird, third->address()) == "");
     const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, MiB}});
@@ -482,7 +453,7 @@ TEST_CASE("transports: the poster is killed in the middle of a write", "[transpo
         close_for_good(*pair.owner, key);
         pair.owner->fill(0, kSideBytes, 2);
         // Another peer works as if nothing had been.
-        auto third = make_side_here(pair.wire, kThird);
+        auto third = pair.third();
         REQUIRE(third->connect(kOwner, pair.owner->address()) == "");
         REQUIRE(pair.owner->connect(kThird, third->address()) == "");
         third->fill(0, MiB, 3);

@@ -74,7 +74,7 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
       {{"serve", "--port", "x"}, "expected a whole number from 0 to 65535"},
       {{"serve", "--device", "gpu"}, "expected cpu|cuda"},
       {{"serve", "--allocator", "pagd"}, "nearest: 'paged'"},
-      {{"serve", "--transport", "rdmaa"}, "there are local handoff shm tcp rdma"},
+      {{"serve", "--transport", "rdmaa"}, "there are local handoff shm tcp rdma nccl"},
       {{"serve", "--config", ini}, "unknown option '--topolgy'; nearest: '--topology'"},
       {{"serve", "a", "b"}, "unexpected argument 'b'"},
       {{"generate", "model"}, "--prompt: expected a text"},

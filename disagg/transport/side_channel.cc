@@ -1,4 +1,4 @@
-#include "disagg/transport/rdma_channel.h"
+#include "disagg/transport/side_channel.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -15,15 +15,15 @@
 #include <cstring>
 
 #include "base/clock.h"
-#include "disagg/transport/rdma_messages.h"
 
-namespace xpyd::rdma {
+namespace xpyd {
 namespace {
 
 constexpr size_t kMaxUnsent = 4 << 20;  // a peer that is stopped does not read
 constexpr size_t kStrangers = 32;       // connections without a hello
 constexpr size_t kChannels = 4096;
 constexpr double kHelloSeconds = 5;
+constexpr long kSoonNanoseconds = 20000;
 
 double now() { return RealClock().now(); }
 
@@ -65,9 +65,9 @@ void set_no_delay(int fd) {
 
 }  // namespace
 
-Channel::~Channel() { close(fd_); }
+SideChannel::~SideChannel() { close(fd_); }
 
-bool Channel::flush() {
+bool SideChannel::flush() {
   while (!unsent_.empty()) {
     const ssize_t n = ::send(fd_, unsent_.data(), unsent_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
@@ -77,19 +77,19 @@ bool Channel::flush() {
   return true;
 }
 
-void Channel::send(const std::string& bytes) {
+void SideChannel::send(const std::string& bytes) {
   std::lock_guard lock(mutex_);
   if (ended_) return;
   unsent_ += bytes;
   if (!flush() || unsent_.size() > kMaxUnsent) end();
 }
 
-void Channel::end() {
+void SideChannel::end() {
   ended_ = true;
   shutdown(fd_, SHUT_RDWR);
 }
 
-bool Channel::read() {
+bool SideChannel::read() {
   char bytes[16384];
   const ssize_t n = recv(fd_, bytes, sizeof bytes, MSG_DONTWAIT);
   if (n < 0) return errno == EAGAIN || errno == EINTR;
@@ -98,7 +98,7 @@ bool Channel::read() {
   size_t taken = 0;
   while (received_.size() - taken >= 4) {
     const size_t body = frame_bytes(received_.substr(taken, 4));
-    if (body > (trusted ? kMaxFrame : kMaxHello)) return false;
+    if (body > (trusted ? limits_.frame : limits_.hello)) return false;
     if (received_.size() - taken - 4 < body) break;
     if (!frame(std::string_view(received_).substr(taken + 4, body))) return false;
     taken += 4 + body;
@@ -107,21 +107,25 @@ bool Channel::read() {
   return true;
 }
 
-ChannelThread::ChannelThread(std::function<void(const std::shared_ptr<Channel>&)> accepted)
-    : accepted_(std::move(accepted)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+SideChannels::SideChannels(SideLimits limits,
+                           std::function<void(const std::shared_ptr<SideChannel>&)> accepted,
+                           std::function<bool()> work)
+    : limits_(limits),
+      accepted_(std::move(accepted)),
+      work_(std::move(work)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   XPYD_CHECK(wake_ >= 0);
 }
 
-ChannelThread::~ChannelThread() {
+SideChannels::~SideChannels() {
   stop();
   if (listener_ >= 0) close(listener_);
   close(wake_);
 }
 
-Status ChannelThread::listen(const std::string& host) {
+Status SideChannels::listen(const std::string& host) {
   Lookup lookup(host, 0, AI_PASSIVE);
-  if (!lookup.found)
-    return invalid("--transport rdma: cannot listen on " + host + ": no such host");
+  if (!lookup.found) return invalid("cannot listen on " + host + ": no such host");
   const addrinfo& at = *lookup.found;
   listener_ = socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   sockaddr_storage bound{};
@@ -129,39 +133,42 @@ Status ChannelThread::listen(const std::string& host) {
   if (listener_ < 0 || bind(listener_, at.ai_addr, at.ai_addrlen) != 0 ||
       ::listen(listener_, 64) != 0 ||
       getsockname(listener_, reinterpret_cast<sockaddr*>(&bound), &length) != 0)
-    return io("--transport rdma: cannot listen on " + host);
+    return io("cannot listen on " + host);
   port_ = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
                                             : reinterpret_cast<sockaddr_in&>(bound).sin_port);
   return ok();
 }
 
-void ChannelThread::start() {
+void SideChannels::start() {
   thread_ = std::thread([this] { run(); });
 }
 
-void ChannelThread::stop() {
+void SideChannels::stop() {
   stopping_ = true;
   if (!thread_.joinable()) return;
-  const uint64_t one = 1;
-  XPYD_CHECK(write(wake_, &one, sizeof one) == ssize_t(sizeof one));
+  wake();
   thread_.join();
   for (auto& channel : channels_) channel->end();
   for (auto& channel : added_) channel->end();
 }
 
-void ChannelThread::add(std::shared_ptr<Channel> channel) {
+void SideChannels::add(std::shared_ptr<SideChannel> channel) {
   {
     std::lock_guard lock(mutex_);
     added_.push_back(std::move(channel));
   }
+  wake();
+}
+
+void SideChannels::wake() {
   const uint64_t one = 1;
   XPYD_CHECK(write(wake_, &one, sizeof one) == ssize_t(sizeof one));
 }
 
-void ChannelThread::accept_one() {
+void SideChannels::accept_one() {
   const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0) return;
-  auto channel = std::make_shared<Channel>(fd);
+  auto channel = std::make_shared<SideChannel>(fd, limits_);
   const auto strangers =
       std::count_if(channels_.begin(), channels_.end(), [](const auto& c) { return !c->trusted; });
   if (size_t(strangers) >= kStrangers || channels_.size() >= kChannels) return;
@@ -171,7 +178,7 @@ void ChannelThread::accept_one() {
   channels_.push_back(std::move(channel));
 }
 
-void ChannelThread::run() {
+void SideChannels::run() {
   std::vector<pollfd> polled;
   while (!stopping_) {
     {
@@ -179,6 +186,8 @@ void ChannelThread::run() {
       for (auto& channel : added_) channels_.push_back(std::move(channel));
       added_.clear();
     }
+    const bool soon = work_ && work_();
+    const timespec most{soon ? 0 : 1, soon ? kSoonNanoseconds : 0};
     polled.assign({{wake_, POLLIN, 0}, {listener_, POLLIN, 0}});
     for (const auto& channel : channels_) {
       std::lock_guard lock(channel->mutex_);
@@ -186,13 +195,13 @@ void ChannelThread::run() {
     }
     // Sends leave something unsent only when a peer has not read for long: once a second is enough
     // to see it, and to see strangers that say nothing.
-    if (poll(polled.data(), polled.size(), 1000) < 0 && errno != EINTR) break;
+    if (ppoll(polled.data(), polled.size(), &most, nullptr) < 0 && errno != EINTR) break;
     uint64_t count;
     while (::read(wake_, &count, sizeof count) > 0) {
     }
     const size_t n = polled.size() - 2;
     for (size_t i = 0; i < n; ++i) {
-      Channel& channel = *channels_[i];
+      SideChannel& channel = *channels_[i];
       const short events = polled[i + 2].revents;
       bool alive = channel.trusted || now() < channel.since_ + kHelloSeconds;
       if (alive && (events & POLLOUT)) {
@@ -211,15 +220,16 @@ void ChannelThread::run() {
   }
 }
 
-Result<std::string> call(const std::string& host, uint16_t port, const std::string& frame,
-                         double seconds, std::shared_ptr<Channel>& channel) {
+Result<std::string> call_side(const std::string& host, uint16_t port, const std::string& frame,
+                              double seconds, SideLimits limits,
+                              std::shared_ptr<SideChannel>& channel) {
   const double until = now() + seconds;
   const std::string where = host + ":" + std::to_string(port);
   Lookup lookup(host, port, 0);
   if (!lookup.found) return Error{ErrorCode::unavailable, where + ": no such host"};
   const int fd = socket(lookup.found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return io(where);
-  channel = std::make_shared<Channel>(fd);
+  channel = std::make_shared<SideChannel>(fd, limits);
   set_no_delay(fd);
   if (connect(fd, lookup.found->ai_addr, lookup.found->ai_addrlen) != 0 && errno != EINPROGRESS)
     return io(where);
@@ -236,15 +246,16 @@ Result<std::string> call(const std::string& host, uint16_t port, const std::stri
     // Not a byte more than the answer: what follows it is the thread's to read.
     const size_t wanted = received.size() < 4 ? 4 : 4 + size_t(frame_bytes(received));
     if (received.size() == wanted) return received.substr(4);
-    if (wanted > kMaxHello) return Error{ErrorCode::unavailable, where + " answers nonsense"};
+    if (wanted > 4 + limits.hello)
+      return Error{ErrorCode::unavailable, where + " answers nonsense"};
     if (!wait_for(fd, POLLIN, until))
       return Error{ErrorCode::unavailable, where + " does not answer"};
-    char bytes[kMaxHello];
-    const ssize_t n = recv(fd, bytes, wanted - received.size(), 0);
+    char bytes[4096];
+    const ssize_t n = recv(fd, bytes, std::min(sizeof bytes, wanted - received.size()), 0);
     if (n == 0) return Error{ErrorCode::unavailable, where + " hung up"};
     if (n < 0 && errno != EAGAIN && errno != EINTR) return io(where);
     if (n > 0) received.append(bytes, size_t(n));
   }
 }
 
-}  // namespace xpyd::rdma
+}  // namespace xpyd

@@ -1,0 +1,346 @@
+#include "tests/disagg/fake_nccl.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/vendor_queue.h"
+#include "disagg/transport/nccl.h"
+#include "disagg/transport/window_table.h"
+
+namespace xpyd::testing {
+namespace {
+
+class FakeStream final : public DeviceQueue, public VendorQueue {
+ public:
+  FakeStream() : thread_([this] { run(); }) {}
+  ~FakeStream() override {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  void enqueue(std::function<void()> work) {
+    {
+      std::lock_guard lock(mutex_);
+      work_.push_back(std::move(work));
+      ++enqueued_;
+    }
+    changed_.notify_all();
+  }
+  void copy(std::span<const Copy> copies, bool) override {
+    for (const Copy& c : copies) enqueue([c] { std::memcpy(c.destination, c.source, c.bytes); });
+  }
+  int64_t mark() override {
+    std::lock_guard lock(mutex_);
+    return enqueued_;
+  }
+  bool reached(int64_t mark) override {
+    std::lock_guard lock(mutex_);
+    return done_ >= mark;
+  }
+  void wait() override {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return done_ == enqueued_; });
+  }
+  void* handle() override { return static_cast<FakeStream*>(this); }
+  std::unique_ptr<DeviceQueue> make_beside() override { return std::make_unique<FakeStream>(); }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return stopping_ || !work_.empty(); });
+      if (work_.empty()) return;
+      auto work = std::move(work_.front());
+      work_.pop_front();
+      lock.unlock();
+      work();
+      lock.lock();
+      ++done_;
+      changed_.notify_all();
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> work_;
+  int64_t enqueued_ = 0, done_ = 0;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+struct Call {
+  bool send;
+  char* data;
+  size_t bytes;
+};
+
+// One rank of a communicator. Its socket is the network; `stop_` is what a kernel looks at.
+class Comm {
+ public:
+  Comm(const NcclUniqueId& id, int rank, int listener) : rank_(rank) {
+    joining_ = std::thread([this, id, listener] { join(id, listener); });
+  }
+  ~Comm() {
+    abort();
+    close(stop_);
+    if (socket_ >= 0) close(socket_);
+  }
+  int rank() const { return rank_; }
+  int state() { return state_; }
+  void fail() { state_ = kNcclRemoteError; }
+
+  void abort() {
+    eventfd_write(stop_, 1);
+    if (joining_.joinable()) joining_.join();
+    if (socket_ >= 0) shutdown(socket_, SHUT_RDWR);
+  }
+
+  // The kernel of a group.
+  void run(const std::vector<Call>& calls) {
+    for (const Call& call : calls) {
+      uint64_t bytes = call.bytes;
+      if (!move(call.send, reinterpret_cast<char*>(&bytes), sizeof bytes)) return;
+      XPYD_CHECK(bytes == call.bytes, "fake NCCL: a send and its receive differ in size");
+      if (!move(call.send, call.data, call.bytes)) return;
+    }
+  }
+
+  bool launching = false;  // the caller's
+  std::function<void()> launch;
+
+ private:
+  void join(const NcclUniqueId& id, int listener) {
+    int fd = -1;
+    if (rank_ == 0) {
+      if (wait(listener, POLLIN)) fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+      close(listener);
+    } else {
+      sockaddr_un at{.sun_family = AF_UNIX, .sun_path = {}};
+      std::memcpy(at.sun_path + 1, id.internal, 24);
+      fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      if (connect(fd, reinterpret_cast<sockaddr*>(&at), offsetof(sockaddr_un, sun_path) + 25) != 0)
+        close(std::exchange(fd, -1));
+    }
+    socket_ = fd;
+    char ours = char(rank_), theirs = 0;
+    if (fd >= 0 && ::send(fd, &ours, 1, MSG_NOSIGNAL) == 1 && wait(fd, POLLIN) &&
+        recv(fd, &theirs, 1, 0) == 1) {
+      XPYD_CHECK(theirs == 1 - ours, "fake NCCL: two ranks with one number");
+      state_ = kNcclSuccess;
+    } else {
+      state_ = kNcclRemoteError;
+    }
+  }
+
+  // False: aborted.
+  bool wait(int fd, short events) {
+    pollfd both[2] = {{stop_, POLLIN, 0}, {fd, events, 0}};
+    while (poll(both, 2, -1) < 0) {
+    }
+    return !(both[0].revents & POLLIN);
+  }
+  bool move(bool send, char* data, size_t bytes) {
+    while (bytes > 0) {
+      if (!wait(socket_, send ? POLLOUT : POLLIN)) return false;
+      const ssize_t n = send ? ::send(socket_, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT)
+                             : recv(socket_, data, bytes, MSG_DONTWAIT);
+      if (n < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+      if (n <= 0) {
+        fail();
+        pollfd stop{stop_, POLLIN, 0};
+        while (poll(&stop, 1, -1) < 1) {
+        }
+        return false;
+      }
+      data += n, bytes -= size_t(n);
+    }
+    return true;
+  }
+
+  const int rank_;
+  const int stop_ = eventfd(0, EFD_CLOEXEC);
+  int socket_ = -1;
+  std::atomic<int> state_{kNcclInProgress};
+  std::thread joining_;
+};
+
+struct Library {
+  std::mutex mutex;
+  std::map<std::string, int> listeners;                // by name, of ids made here and not used
+  std::map<const void*, std::shared_ptr<Comm>> comms;  // not aborted
+  std::atomic<bool> fail_joins{false};
+  std::atomic<int> made{0};
+
+  std::shared_ptr<Comm> find(NcclComm comm) {
+    std::lock_guard lock(mutex);
+    auto at = comms.find(comm);
+    XPYD_CHECK(at != comms.end(), "fake NCCL: no such communicator, or it has been aborted");
+    return at->second;
+  }
+};
+
+Library& library() {
+  static auto* all = new Library;  // threads of streams may outlast main
+  return *all;
+}
+
+struct Grouped {
+  bool open = false;
+  std::shared_ptr<Comm> comm;
+  FakeStream* stream = nullptr;
+  std::vector<Call> calls;
+};
+thread_local Grouped grouped;
+
+std::string name_of(const NcclUniqueId& id) { return std::string(id.internal, 24); }
+
+int get_unique_id(NcclUniqueId* id) {
+  *id = {};
+  std::snprintf(id->internal, sizeof id->internal, "fake-nccl-%014llx",
+                static_cast<unsigned long long>(random_secret() >> 8));
+  sockaddr_un at{.sun_family = AF_UNIX, .sun_path = {}};
+  std::memcpy(at.sun_path + 1, id->internal, 24);
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  XPYD_CHECK(bind(fd, reinterpret_cast<sockaddr*>(&at), offsetof(sockaddr_un, sun_path) + 25) ==
+                 0 &&
+             listen(fd, 1) == 0);
+  std::lock_guard lock(library().mutex);
+  library().listeners[name_of(*id)] = fd;
+  return kNcclSuccess;
+}
+
+int comm_init_rank_config(NcclComm* comm, int n_ranks, NcclUniqueId id, int rank,
+                          NcclConfig* config) {
+  XPYD_CHECK(n_ranks == 2 && (rank == 0 || rank == 1));
+  XPYD_CHECK(config->magic == 0xcafebeef && config->size >= 20 && config->blocking == 0);
+  std::lock_guard lock(library().mutex);
+  int listener = -1;
+  if (rank == 0) {
+    auto at = library().listeners.find(name_of(id));
+    XPYD_CHECK(at != library().listeners.end(), "fake NCCL: rank 0 has not made this id");
+    listener = at->second;
+    library().listeners.erase(at);
+  }
+  auto made = std::make_shared<Comm>(id, rank, listener);
+  *comm = reinterpret_cast<NcclComm>(made.get());
+  library().comms[made.get()] = made;
+  ++library().made;
+  if (library().fail_joins) made->fail();
+  return kNcclInProgress;
+}
+
+int comm_get_async_error(NcclComm handle, int* result) {
+  auto comm = library().find(handle);
+  *result = library().fail_joins ? int(kNcclInvalidUsage) : comm->state();
+  if (*result == kNcclSuccess && comm->launching) {
+    comm->launch();  // the next question finds it done
+    comm->launching = false;
+    *result = kNcclInProgress;
+  }
+  return kNcclSuccess;
+}
+
+int comm_abort(NcclComm handle) {
+  auto comm = library().find(handle);
+  comm->abort();
+  std::lock_guard lock(library().mutex);
+  library().comms.erase(handle);
+  return kNcclSuccess;
+}
+
+int group_start() {
+  XPYD_CHECK(!grouped.open);
+  grouped.open = true;
+  return kNcclSuccess;
+}
+
+int add(bool send, void* data, size_t count, int type, int peer, NcclComm handle, void* stream) {
+  XPYD_CHECK(grouped.open, "fake NCCL: a call outside of a group");
+  auto comm = library().find(handle);
+  if (comm->state() != kNcclSuccess) return comm->state();
+  XPYD_CHECK(!comm->launching, "fake NCCL: the last group is still being enqueued");
+  XPYD_CHECK(type == kNcclUint8 && peer == 1 - comm->rank() && count > 0 && stream);
+  XPYD_CHECK(!grouped.comm || (grouped.comm == comm && grouped.stream == stream));
+  XPYD_CHECK(grouped.calls.empty() || grouped.calls[0].send == send,
+             "fake NCCL: a group here goes one way");
+  XPYD_CHECK(grouped.calls.size() < 2048);
+  grouped.comm = comm, grouped.stream = static_cast<FakeStream*>(stream);
+  grouped.calls.push_back({send, static_cast<char*>(data), count});
+  return kNcclSuccess;
+}
+int send(const void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
+  return add(true, const_cast<void*>(data), count, type, peer, comm, stream);
+}
+int recv(void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
+  return add(false, data, count, type, peer, comm, stream);
+}
+
+int group_end() {
+  XPYD_CHECK(grouped.open);
+  Grouped group = std::exchange(grouped, {});
+  if (!group.comm) return kNcclSuccess;
+  group.comm->launching = true;
+  group.comm->launch = [weak = std::weak_ptr(group.comm), stream = group.stream,
+                        calls = std::move(group.calls)] {
+    stream->enqueue([comm = weak.lock(), calls] { comm->run(calls); });
+  };
+  return kNcclInProgress;
+}
+
+const char* get_error_string(int result) {
+  return result == kNcclInvalidUsage ? "invalid usage" : "fake error";
+}
+const char* get_last_error(NcclComm) { return ""; }
+
+}  // namespace
+
+const NcclApi& fake_nccl() {
+  static const NcclApi api{.get_unique_id = get_unique_id,
+                           .comm_init_rank_config = comm_init_rank_config,
+                           .comm_get_async_error = comm_get_async_error,
+                           .comm_abort = comm_abort,
+                           .group_start = group_start,
+                           .group_end = group_end,
+                           .send = send,
+                           .recv = recv,
+                           .get_error_string = get_error_string,
+                           .get_last_error = get_last_error,
+                           .version = kNcclOldest};
+  return api;
+}
+
+std::unique_ptr<DeviceQueue> make_fake_stream() { return std::make_unique<FakeStream>(); }
+
+Result<std::unique_ptr<KvTransport>> make_fake_nccl_transport(const TransportOptions& options) {
+  static const auto queue = make_fake_stream();  // the instance's
+  TransportOptions ours = options;
+  ours.queue = queue.get();
+  return make_nccl_transport(ours, fake_nccl());
+}
+
+void fail_fake_joins(bool fail) { library().fail_joins = fail; }
+
+void break_fake_comms() {
+  std::lock_guard lock(library().mutex);
+  for (auto& [handle, comm] : library().comms) comm->fail();
+}
+
+int fake_comms_made() { return library().made; }
+
+}  // namespace xpyd::testing

@@ -1,0 +1,59 @@
+// NCCL itself under the suite (transport_test.cc), on a card: two processes that share it by
+// distinct NCCL_HOSTID values, which makes NCCL take them for two machines and use sockets. Memory
+// is pinned host memory, which NCCL's kernels and the suite both reach. On the interpreter there is
+// no NCCL.
+#include "base/device_cuda.h"
+#include "disagg/transport/nccl.h"
+#include "tests/catch.h"
+#include "tests/disagg/transport_side.h"
+
+namespace xpyd::testing {
+namespace {
+
+struct OnCard {
+  std::unique_ptr<Device> device = make_cuda_device();
+  std::unique_ptr<DeviceQueue> queue = device->make_queue();
+};
+OnCard& on_card() {
+  static auto* card = new OnCard;  // for the life of the process: the driver goes before statics
+  return *card;
+}
+
+std::string missing() {
+  static const std::string why = []() -> std::string {
+    const Result<cuda::Card> card = cuda::open();
+    if (!card) return card.error().message;
+    if (card.value().name == "SIMT interpreter") return "NCCL itself needs a card";
+    const auto api = load_nccl();
+    return api ? "" : api.error().message;
+  }();
+  return why;
+}
+
+const RegisterWire nccl_wire(
+    {.name = "nccl on a card",
+     .make =
+         [](const TransportOptions& options) {
+           TransportOptions ours = options;
+           ours.queue = on_card().queue.get();
+           return make_nccl_transport(ours);
+         },
+     .memory = [](size_t bytes) { return on_card().device->allocate_host(bytes).value(); },
+     .shares_process = false,
+     .environment = "NCCL_HOSTID",
+     .missing = missing});
+
+TEST_CASE("nccl: two instances of one process on one card are refused, with the remedy",
+          "[transport][nccl]") {
+  if (!missing().empty()) SKIP_TEST(missing());
+  for (const Wire& wire : wires()) {
+    if (wire.name != "nccl on a card") continue;
+    auto poster = make_side_here(wire, 1), owner = make_side_here(wire, 2);
+    const std::string why = poster->connect(2, owner->address());
+    INFO(why);
+    CHECK(why.find("NCCL_HOSTID") != std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace xpyd::testing
