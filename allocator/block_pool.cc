@@ -415,8 +415,11 @@ bool BlockPool::adopt(const KvHandover& handover) {
       while (i-- > 0) drop_reference(handover.blocks[size_t(i)]);
       return false;
     }
-    if (state(block) == kElsewhere)
-      filled_[size_t(block)] = std::min(bt, handover.tokens - i * bt);
+    if (at(block).node.uid == 0) {  // new here, or it was here and has been written to elsewhere
+      const int tokens = std::min(bt, handover.tokens - i * bt);
+      if (in_use(block)) written_ += tokens - tokens_in(block);
+      filled_[size_t(block)] = tokens;
+    }
     add_reference(block);
   }
   shed();
