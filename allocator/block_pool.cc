@@ -31,12 +31,24 @@ class BlockPool::Lock {
 
 BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
                      uint64_t hash_mask)
+    : BlockPool(layout, std::move(memory), prefix_cache, hash_mask, nullptr, 0) {}
+
+BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
+                     std::unique_ptr<BlockLedger> ledger, int share)
+    : BlockPool(layout, std::move(memory), prefix_cache, ~uint64_t{0}, std::move(ledger), share) {
+  XPYD_CHECK(ledger_->n_blocks() == layout.n_blocks && ledger_->slot() >= 0 && share > 0);
+}
+
+BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
+                     uint64_t hash_mask, std::unique_ptr<BlockLedger> ledger, int share)
     : layout_(layout),
       block_bytes_(layout.block_bytes()),
       memory_(std::move(memory)),
       blocks_(size_t(layout.n_blocks) * sizeof(Block)),
       handovers_(size_t(layout.n_blocks), 0),
       filled_(size_t(layout.n_blocks), 0),
+      ledger_(std::move(ledger)),
+      share_(share),
       poison_(std::string_view(XPYD_BUILD_MODE) != "release") {
   XPYD_CHECK(layout.n_blocks > 0 && layout.block_tokens > 0);
   if (prefix_cache)
@@ -44,9 +56,9 @@ BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, 
                                            &at(0).node, sizeof(Block));
   for (int32_t b = layout.n_blocks - 1; b >= 0; --b) {  // taken in ascending order: runs coalesce
     at(b) = {{}, 0, 0, -1, -1};
-    push_free(b);
+    if (!ledger_) push_free(b);
   }
-  count_[kFree] = layout.n_blocks;
+  count_[ledger_ ? kElsewhere : kFree] = layout.n_blocks;
 }
 
 BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<PageGroups> page_groups)
@@ -81,7 +93,7 @@ BlockPool::State BlockPool::state(int32_t block) const {
   const Block& b = at(block);
   if (b.holds > 0) return kInTransfer;
   if (b.references > 0) return kActive;
-  return b.node.uid != 0 ? kCached : kFree;
+  return b.node.uid != 0 ? kCached : ledger_ ? kElsewhere : kFree;
 }
 
 void BlockPool::lru_append(int32_t block) {
@@ -136,7 +148,7 @@ void BlockPool::add_reference(int32_t block) {
     --count_[kCached];
     lru_remove(block);
   } else {
-    --count_[kFree];  // allocate() took it from the list
+    --count_[ledger_ ? kElsewhere : kFree];  // taken from the list, or from the ledger
   }
   ++count_[kActive];
 }
@@ -174,17 +186,47 @@ void BlockPool::retire(int32_t block) {
   if (at(block).node.uid != 0) {
     ++count_[kCached];
     lru_append(block);
+    shed();
   } else {
-    ++count_[kFree];
-    push_free(block);
+    let_go(block);
   }
+}
+
+void BlockPool::let_go(int32_t block) {
+  ++count_[ledger_ ? kElsewhere : kFree];
+  if (ledger_)
+    ledger_->release(block);
+  else
+    push_free(block);
 }
 
 void BlockPool::evict(int32_t block) {
   lru_remove(block);
   index_->erase(block);
-  push_free(block);
-  --count_[kCached], ++count_[kFree];
+  --count_[kCached];
+  let_go(block);
+}
+
+void BlockPool::shed() {
+  while (ledger_ && oldest_ >= 0 && layout_.n_blocks - count_[kElsewhere] > share_) evict(oldest_);
+}
+
+// n blocks of the ledger into claimed_: what nobody holds, then cached ones that only this process
+// holds.
+bool BlockPool::claim(int n, int64_t& evictions) {
+  claimed_.clear();
+  ledger_->claim(n, claimed_);
+  while (int(claimed_.size()) < n && oldest_ >= 0) {
+    const int32_t block = oldest_;
+    lru_remove(block);
+    index_->erase(block);
+    --count_[kCached], ++count_[kElsewhere];
+    ++evictions;
+    if (ledger_->recycle(block)) claimed_.push_back(block);
+  }
+  if (int(claimed_.size()) == n) return true;
+  for (int32_t block : claimed_) ledger_->release(block);
+  return false;
 }
 
 void BlockPool::poison(int32_t block) {  // all ones is a NaN in every float format
@@ -199,18 +241,19 @@ bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions) {
   size_t first = out.size();
   {
     Lock lock(mutex_);
-    if (n > count_[kFree] + count_[kCached]) return false;
+    if (ledger_ ? !claim(n, evictions) : n > count_[kFree] + count_[kCached]) return false;
     for (int i = 0; i < n; ++i) {
-      if (free_head_ < 0) {
+      if (!ledger_ && free_head_ < 0) {
         evict(oldest_);
         ++evictions;
       }
-      int32_t block = free_head_;
-      take_free(block);
+      const int32_t block = ledger_ ? claimed_[size_t(i)] : free_head_;
+      if (!ledger_) take_free(block);
       filled_[size_t(block)] = 0;
       add_reference(block);
       out.push_back(block);
     }
+    shed();
   }
   if (poison_)
     for (size_t i = first; i < out.size(); ++i) poison(out[i]);
@@ -227,6 +270,7 @@ int32_t BlockPool::run_start() const {
 }
 
 bool BlockPool::allocate_run(int n, std::vector<int32_t>& out) {
+  XPYD_CHECK(!ledger_);
   Lock lock(mutex_);
   if (n > count_[kFree]) return false;
   for (int i = 0; i < n; ++i) {
@@ -243,7 +287,8 @@ bool BlockPool::allocate_run(int n, std::vector<int32_t>& out) {
 void BlockPool::add_references(std::span<const int32_t> blocks) {
   Lock lock(mutex_);
   for (int32_t block : blocks) {
-    XPYD_CHECK(state(block) != kFree, "block " + std::to_string(block));
+    XPYD_CHECK(state(block) != kFree && state(block) != kElsewhere,
+               "block " + std::to_string(block));
     add_reference(block);
   }
 }
@@ -357,6 +402,30 @@ void BlockPool::end_handover(std::span<const int32_t> blocks, bool adopted) {
   }
 }
 
+bool BlockPool::adopt(const KvHandover& handover) {
+  const int bt = layout_.block_tokens, n = int(handover.blocks.size());
+  if (handover.giver < 0 || handover.giver >= BlockLedger::kMembers || handover.tokens < 0 ||
+      int(handover.generations.size()) != n || n != (int64_t(handover.tokens) + bt - 1) / bt)
+    return false;
+  Lock lock(mutex_);
+  for (int i = 0; i < n; ++i) {
+    const int32_t block = handover.blocks[size_t(i)];
+    if (block < 0 || block >= layout_.n_blocks ||
+        !ledger_->share(block, handover.generations[size_t(i)], handover.giver)) {
+      while (i-- > 0) drop_reference(handover.blocks[size_t(i)]);
+      return false;
+    }
+    if (at(block).node.uid == 0) {  // new here, or it was here and has been written to elsewhere
+      const int tokens = std::min(bt, handover.tokens - i * bt);
+      if (in_use(block)) written_ += tokens - tokens_in(block);
+      filled_[size_t(block)] = tokens;
+    }
+    add_reference(block);
+  }
+  shed();
+  return true;
+}
+
 template <class F>
 int BlockPool::walk(std::span<const int32_t> tokens, int max_blocks, PrefixChain& chain,
                     F&& found_some) const {
@@ -445,6 +514,16 @@ KvStats BlockPool::stats() const {
   stats.block_tokens = layout_.block_tokens;
   Lock lock(mutex_);
   stats.free = count_[kFree];
+  if (ledger_) {
+    if (const uint64_t now = ledger_->changes(); now != counted_at_) {
+      counted_at_ = now;
+      ledger_free_ = ledger_->count_free();
+    }
+    // Others may have claimed and died between: never more than are not ours.
+    stats.free = std::min(ledger_free_, count_[kElsewhere]);
+    stats.elsewhere = count_[kElsewhere] - stats.free;
+    stats.capacity -= stats.elsewhere;
+  }
   stats.active = count_[kActive];
   stats.cached = count_[kCached];
   stats.in_transfer = count_[kInTransfer];
@@ -490,6 +569,7 @@ void BlockPool::check_invariants(std::span<const int32_t> references,
     State s = state(b);
     ++count[s];
     XPYD_CHECK(bool(in_free[size_t(b)]) == (s == kFree), which());
+    if (ledger_) XPYD_CHECK(ledger_->holds(b) == (s != kElsewhere), which());
     XPYD_CHECK(bool(in_lru[size_t(b)]) == (s == kCached), which());
   }
   for (int s = 0; s < kStates; ++s) XPYD_CHECK(count[s] == count_[s], "state " + std::to_string(s));

@@ -7,6 +7,11 @@
 //   cached       neither, but indexed: in the LRU list, evictable
 //   free         none of these: in the free list
 //
+// Where processes share the blocks (block_ledger.h), each has a pool of its own over them, and what is
+// none of the first three it does not hold: `elsewhere`. It claims from the ledger what it allocates,
+// and gives back at once what is nobody's here. Cached blocks it keeps for itself as long as all that
+// it holds is no more than its share of the pool; beyond, the least recently used goes first.
+//
 // Contiguous memory keeps what it can do without in its own slots and marks these references idle;
 // a block whose references are all idle counts as cached, too, though only its owners can free it.
 //
@@ -24,6 +29,7 @@
 #include <span>
 #include <vector>
 
+#include "allocator/block_ledger.h"
 #include "allocator/kv_layout.h"
 #include "allocator/kv_memory.h"
 #include "allocator/prefix_index.h"
@@ -37,6 +43,9 @@ class BlockPool {
   // `memory`: layout.pool_bytes() at least. `hash_mask`: see PrefixIndex.
   BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
             uint64_t hash_mask = ~uint64_t{0});
+  // Blocks that processes share. `share`: of them, what this one may hold with cached ones among it.
+  BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
+            std::unique_ptr<BlockLedger> ledger, int share);
   // Blocks of page groups, which have an address only while somebody maps them (vattention).
   BlockPool(const KvLayout& layout, std::shared_ptr<PageGroups> page_groups);
 
@@ -50,7 +59,8 @@ class BlockPool {
 
   // Appends n blocks of one reference each to `out`: free ones first (last freed first), then
   // cached ones, least recently used first; adds the number of those to `evictions`. False: fewer
-  // than n are available, and nothing has changed.
+  // than n are available, and nothing has changed (of a ledger: but cached blocks that others hold,
+  // too, are cached here no more).
   [[nodiscard]] bool allocate(int n, std::vector<int32_t>& out, int64_t& evictions);
 
   // As allocate(), of free blocks only, each one after out.back() where that is free, so that runs
@@ -83,6 +93,11 @@ class BlockPool {
   // One reference of each block <-> one hold of a hand-over that is under way.
   void begin_handover(std::span<const int32_t> blocks);
   void end_handover(std::span<const int32_t> blocks, bool adopted);  // not adopted: gives it up
+
+  // Of another process: a reference of each block, whose tokens are written. False: it is not what
+  // that one holds, and nothing has changed.
+  [[nodiscard]] bool adopt(const KvHandover& handover);
+  const BlockLedger* ledger() const { return ledger_.get(); }  // null: the pool is this process's
 
   // Blocks of the longest indexed prefix, at most max_blocks. Does not touch the LRU order.
   int match(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const;
@@ -118,7 +133,7 @@ class BlockPool {
 
  private:
   static constexpr int kRun = 16;
-  enum State : int { kFree, kActive, kCached, kInTransfer, kStates };
+  enum State : int { kFree, kActive, kCached, kInTransfer, kElsewhere, kStates };
   struct Block {
     PrefixIndex::Node node;
     int32_t references, holds;
@@ -127,6 +142,9 @@ class BlockPool {
   };
   class Lock;
   class Change;
+
+  BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
+            uint64_t hash_mask, std::unique_ptr<BlockLedger> ledger, int share);
 
   // Calls found_some(blocks), locked, for each batch of the longest indexed prefix.
   template <class F>
@@ -139,7 +157,10 @@ class BlockPool {
   void drop_reference(int32_t block);
   void add_hold(int32_t block);  // before: referenced or held
   void drop_hold(int32_t block);
-  void retire(int32_t block);  // nobody's any more: to the LRU or the free list
+  void retire(int32_t block);  // nobody's any more: to the LRU, or let go
+  void let_go(int32_t block);  // to the free list, or to the ledger
+  bool claim(int n, int64_t& evictions);
+  void shed();  // cached blocks beyond the share
   void push_free(int32_t block);
   void take_free(int32_t block);  // from anywhere in the list
   int32_t run_start() const;
@@ -165,6 +186,12 @@ class BlockPool {
   int32_t free_head_ = -1;
   int32_t oldest_ = -1, newest_ = -1;  // LRU list
   int count_[kStates] = {};
+  const std::unique_ptr<BlockLedger> ledger_;
+  const int share_ = 0;
+  std::vector<int32_t> claimed_;  // reused
+  // Free blocks of the ledger, counted when its changes() were so many.
+  mutable uint64_t counted_at_ = ~uint64_t{0};
+  mutable int ledger_free_ = 0;
   bool poison_;
   mutable std::mutex mutex_;
 };

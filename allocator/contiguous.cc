@@ -117,9 +117,10 @@ class ContiguousMemory final : public PooledMemory {
   }
 
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override {
-    XPYD_CHECK(int(tokens.size()) >= handover.tokens && handover.blocks.size() == 1);
+    XPYD_CHECK(int(tokens.size()) >= handover.tokens);
     KvHandle handle = kNoKv;
-    add_adopted(handover, handle);
+    if (!add_adopted(handover, handle)) return kNoKv;
+    XPYD_CHECK(handover.blocks.size() == 1);
     if (keeps_) contents_.begin(handover.blocks[0], tokens.first(size_t(handover.tokens)), salt);
     return handle;
   }

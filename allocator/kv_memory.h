@@ -65,13 +65,15 @@ struct KvOptions {
   DeviceQueue* queue = nullptr;  // of the instance, on that device, for its copies; null: the CPU's
 };
 
-// Blocks by state; free + active + cached + in_transfer == capacity, always.
+// Blocks by state; free + active + cached + in_transfer == capacity, always. Of a pool that processes
+// share (block_ledger.h): what this one holds, and what nobody holds.
 struct KvStats {
   int capacity = 0;
   int free = 0;         // hold nothing
   int active = 0;       // referenced by a sequence
   int cached = 0;       // referenced by none, kept for a prefix hit, evictable
   int in_transfer = 0;  // held by a lease: being sent or received
+  int elsewhere = 0;    // beside the capacity: only other processes hold them
   int block_tokens = 0;
   int64_t prefix_query_tokens = 0, prefix_hit_tokens = 0;  // cumulative, this KvMemory
   int64_t evictions = 0, cow_copies = 0;                   // cumulative blocks
@@ -104,9 +106,17 @@ struct KvReservation {
 
 // A sequence on its way between two memories over one pool: block ids and the references that they
 // carry. A plain value that owns references: it must be adopted or discarded exactly once.
+//
+// Between processes (block_ledger.h) it owns the giver's references alone, and travels as a copy: the
+// giver discards its own once it knows that the other one has adopted, or will not. Until then the
+// taker can adopt; later it is refused.
 struct KvHandover {
   std::vector<int32_t> blocks;
   int tokens = 0;  // written
+  // Between processes:
+  std::vector<uint32_t> generations;  // of the blocks
+  int giver = -1;                     // its slot in the ledger
+  bool between_processes() const { return giver >= 0; }
 };
 
 class KvMemory {
@@ -180,8 +190,9 @@ class KvMemory {
 
   // Zero-copy hand-off: gives the sequence up without giving up its blocks, and takes one over.
   // Both memories must be of the same scheme over the same pool. adopt gives kNoKv where there are
-  // no addresses for it now (vattention: no slot, or no mappings left); the KV is given up then.
-  // discard() ends a hand-over that nobody adopts.
+  // no addresses for it now (vattention: no slot, or no mappings left), or where the giver, another
+  // process, does not hold those blocks any more; the KV is given up then. discard() ends a
+  // hand-over that nobody adopts; between processes the giver's, and nobody else's.
   virtual KvHandover hand_over(KvHandle handle) = 0;
   virtual KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) = 0;
   virtual void discard(KvHandover handover) = 0;

@@ -91,9 +91,10 @@ class PagedMemory final : public PooledMemory {
 
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override {
     XPYD_CHECK(int(tokens.size()) >= handover.tokens);
-    XPYD_CHECK(int(handover.blocks.size()) == blocks_for(handover.tokens, block_tokens_));
     KvHandle handle = kNoKv;
-    Sequence& s = add_adopted(handover, handle);
+    if (!add_adopted(handover, handle)) return kNoKv;
+    Sequence& s = sequences_[handle];
+    XPYD_CHECK(int(s.table.size()) == blocks_for(s.written, block_tokens_));
     if (s.table.capacity() == 0) s.table.reserve(16);
     s.chain.hash = salt;
     s.maybe_shared = true;  // it may have been forked before it was handed over

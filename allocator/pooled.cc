@@ -66,20 +66,32 @@ KvHandover PooledMemory::hand_over(KvHandle handle) {
   trim(handle);  // room without tokens does not travel
   const Sequence& s = sequences_[handle];
   KvHandover handover{s.table, s.written};
+  if (const BlockLedger* ledger = pool_->ledger()) {
+    XPYD_CHECK(!tail_shared(handle), "another process would write where a sequence here reads");
+    handover.giver = ledger->slot();
+    for (int32_t block : s.table) handover.generations.push_back(ledger->generation(block));
+  }
   pool_->begin_handover(s.table);
   sequences_.remove(handle);
   return handover;
 }
 
-void PooledMemory::discard(KvHandover handover) { pool_->end_handover(handover.blocks, false); }
+void PooledMemory::discard(KvHandover handover) {
+  XPYD_CHECK(handover.giver == (pool_->ledger() ? pool_->ledger()->slot() : -1));
+  pool_->end_handover(handover.blocks, false);
+}
 
-PooledMemory::Sequence& PooledMemory::add_adopted(KvHandover& handover, KvHandle& handle) {
-  pool_->end_handover(handover.blocks, true);
+bool PooledMemory::add_adopted(const KvHandover& handover, KvHandle& handle) {
+  if (pool_->ledger()) {
+    if (!pool_->adopt(handover)) return false;
+  } else {
+    pool_->end_handover(handover.blocks, true);
+  }
   handle = sequences_.add();
   Sequence& s = sequences_[handle];
   s.table.assign(handover.blocks.begin(), handover.blocks.end());
   s.written = s.room = handover.tokens;
-  return s;
+  return true;
 }
 
 void PooledMemory::check_length(int tokens) const {
@@ -91,7 +103,8 @@ void PooledMemory::check_length(int tokens) const {
 KvStats PooledMemory::stats() const {
   KvStats stats = pool_->stats();
   const int64_t block = int64_t(pool_->block_bytes());
-  stats.capacity_bytes = stats.mapped_bytes = int64_t(options_.pool_bytes);
+  stats.capacity_bytes = stats.mapped_bytes =
+      int64_t(options_.pool_bytes) - stats.elsewhere * block;
   stats.mappings = 1;
   stats.idle_bytes = (stats.free + stats.cached) * block;
   stats.external_bytes = stats.capacity_bytes - stats.capacity * block;

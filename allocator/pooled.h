@@ -58,7 +58,8 @@ class PooledMemory : public KvMemory {
   virtual bool reserves() const { return false; }
   KvLease hold(std::span<const int32_t> table, int token_begin, int token_end);  // pin() of it
   void check_length(int tokens) const;  // of one sequence, against options.max_sequence_tokens
-  Sequence& add_adopted(KvHandover& handover, KvHandle& handle);
+  // False: another process's, and not held there any more.
+  [[nodiscard]] bool add_adopted(const KvHandover& handover, KvHandle& handle);
   // The first n_tokens of one block onto another. Done when it returns: the source may be given up.
   void copy_tokens(int32_t to_block, int32_t from_block, int n_tokens);
 

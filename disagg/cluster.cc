@@ -71,6 +71,33 @@ ConductorOptions conductor_options(const ClusterOptions& o) {
           .seed = o.seed};
 }
 
+Status check_shared_pool(const ClusterOptions& o, bool processes) {
+  if (!o.transport->shared_pool || (!processes && o.topology.size() < 2)) return ok();
+  for (Role role : o.topology)
+    if (o.shards(role).n_ranks() > 1)
+      return invalid(std::string("--transport ") + o.transport->name +
+                     ": instances on one pool have one rank each, expected tp 1 and pp 1");
+  if (processes && o.kv_scheme->block_bytes)
+    return invalid("--allocator " + std::string(o.kv_scheme->name) +
+                   ": its page groups are mapped by one process: expected, with --transport " +
+                   o.transport->name + " and processes, paged, token, contiguous or slots");
+  return ok();
+}
+
+Result<std::shared_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& o) {
+  if (!o.transport->shared_pool) return std::shared_ptr<HandoffPool>();
+  if (Status can = check_shared_pool(o, true); !can) return can.error();
+  auto made = HandoffPool::create(o.kv_scheme->name, kv_options(o), int(o.topology.size()));
+  if (!made) return made.error();
+  return std::shared_ptr<HandoffPool>(std::move(made).value());
+}
+
+Result<JoinedPool> join_pool(const ClusterOptions& o, const Welcome& as) {
+  if (!o.transport->shared_pool) return JoinedPool{};
+  if (Status can = check_shared_pool(o, true); !can) return can.error();
+  return join_handoff_pool(as.pool, o.kv_scheme->name, kv_options(o));
+}
+
 std::string instance_name(Role role, int index) {
   const char* letter = role == Role::prefill ? "P" : role == Role::decode ? "D" : "C";
   return letter + std::to_string(index);
@@ -156,11 +183,7 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
   const bool shared = o.transport->shared_pool && n > 1;
   o.kv.n_memories = int(n);
   o.kv.keep_idle = !shared;  // an idle instance would keep what another one needs
-  for (Role role : o.topology) {
-    if (shared && o.shards(role).n_ranks() > 1)
-      return invalid(std::string("--transport ") + o.transport->name +
-                     ": instances on one pool have one rank each, expected tp 1 and pp 1");
-  }
+  if (Status can = check_shared_pool(o, false); !can) return can.error();
   std::shared_ptr<BlockPool> shared_pool;
   if (shared) {
     KvOptions pool_options = kv_options(o);

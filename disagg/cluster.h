@@ -16,6 +16,7 @@
 #include "disagg/instance.h"
 #include "disagg/service.h"
 #include "disagg/transport/fault.h"
+#include "disagg/transport/handoff_pool.h"
 
 namespace xpyd {
 
@@ -66,10 +67,15 @@ struct ClusterOptions {
 constexpr int max_sequences(int max_batch) { return 2 * max_batch; }
 
 ConductorOptions conductor_options(const ClusterOptions& options);
+// Whether the instances can draw from one pool, where the wire wants that.
+Status check_shared_pool(const ClusterOptions& options, bool processes);
+// That of processes; null where the wire wants none.
+Result<std::shared_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& options);
 std::string instance_name(Role role, int index);  // "P0"
 
 // An instance, as a thread of this process or in a process of its own. `model_index`: what
-// options.make_model is asked for. `pool`: null for one of its own.
+// options.make_model is asked for. `pool`: null for one of its own; else of options.kv.n_memories
+// instances. join_pool() is for a process: what Welcome names.
 struct BuiltInstance {
   std::unique_ptr<DeviceQueue> queue;
   std::unique_ptr<Instance> instance;
@@ -77,6 +83,7 @@ struct BuiltInstance {
 Result<BuiltInstance> build_instance(const ClusterOptions& options, const Welcome& as,
                                      int model_index, std::shared_ptr<BlockPool> pool, Clock& clock,
                                      Post& post);
+Result<JoinedPool> join_pool(const ClusterOptions& options, const Welcome& as);
 
 class Cluster final : public Runtime, private Post {
  public:

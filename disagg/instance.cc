@@ -40,7 +40,7 @@ InstanceInfo Instance::info() const {
           .role = options_.role,
           .layout = memory_->layout(),
           .shards = shards_of(*memory_),
-          .capacity_blocks = kv.capacity,
+          .capacity_blocks = kv.capacity + kv.elsewhere,
           .block_tokens = kv.block_tokens,
           .max_batch = options_.engine.max_batch,
           .address = transport_->address()};

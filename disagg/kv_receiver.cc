@@ -57,10 +57,11 @@ void KvReceiver::handle(InstanceId from, KvOffered message) {
 }
 
 void KvReceiver::handle(InstanceId from, KvDelivered message) {
+  if (!parts_.wire.zero_copy()) message.handover.reset();  // it comes from another process
   auto found = incoming_.find(message.attempt);
   if (found == incoming_.end() || found->second.from != from || !found->second.granted ||
       found->second.delivered) {  // given up meanwhile
-    if (message.handover) parts_.memory.discard(std::move(*message.handover));
+    give_back(from, message.attempt, message.handover);
     return;
   }
   Incoming& in = found->second;
@@ -281,7 +282,14 @@ void KvReceiver::adopt(AttemptId attempt, Incoming& in, bool whole) {
   const auto tokens = std::span<const int32_t>(in.tokens).first(size_t(n_tokens));
   KvHandle kv = std::exchange(in.kv, kNoKv);
   if (in.handover) {
-    kv = memory.adopt(std::move(*in.handover), tokens, salt);
+    const bool elsewhere = in.handover->between_processes();
+    // What another process says is no more than a claim.
+    if (!elsewhere || in.handover->tokens == n_tokens)
+      kv = memory.adopt(std::move(*in.handover), tokens, salt);
+    if (elsewhere) {
+      if (kv == kNoKv) ++stats_.refused_kv;
+      parts_.tell(in.from, KvTaken{attempt});
+    }
   } else if (kv != kNoKv) {
     memory.unpin(in.lease);
     if (whole) {
@@ -329,7 +337,7 @@ void KvReceiver::drop(AttemptId attempt) {
     std::erase(remote_prefilling_, attempt);
   }
   std::erase(finished_prefills_, attempt);
-  if (in.handover) parts_.memory.discard(std::move(*in.handover));
+  give_back(in.from, attempt, in.handover);
   if (in.kv != kNoKv) {
     if (in.reading) parts_.wire.cancel(*in.reading);
     parts_.memory.free(in.kv);
@@ -337,6 +345,17 @@ void KvReceiver::drop(AttemptId attempt) {
   }
   incoming_.erase(found);
   free_quarantined();
+}
+
+// Nobody here adopts it. Another process's is that one's to discard.
+void KvReceiver::give_back(InstanceId from, AttemptId attempt,
+                           std::optional<KvHandover>& handover) {
+  if (!handover) return;
+  if (handover->between_processes())
+    parts_.tell(from, KvTaken{attempt});
+  else
+    parts_.memory.discard(std::move(*handover));
+  handover.reset();
 }
 
 bool KvReceiver::free_quarantined() {

@@ -84,6 +84,7 @@ class KvReceiver {
   void adopt(AttemptId attempt, Incoming& in, bool whole);
   bool drop_ended(AttemptId attempt, Incoming& in);
   void drop(AttemptId attempt);
+  void give_back(InstanceId from, AttemptId attempt, std::optional<KvHandover>& handover);
   bool free_quarantined();
 
   InstanceParts& parts_;

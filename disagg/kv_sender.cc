@@ -115,8 +115,8 @@ void KvSender::cancelled(const Sequence& sequence) {
 
 void KvSender::handle(const KvTaken& message) {
   auto found = outgoing_.find(message.attempt);
-  if (found == outgoing_.end() || !found->second.offered) return;
-  ++stats_.transfers;
+  if (found == outgoing_.end() || !(found->second.offered || found->second.given)) return;
+  if (found->second.offered) ++stats_.transfers;
   found->second.told = false;  // nothing more to say
   found->second.over = true;
 }
@@ -145,7 +145,8 @@ void KvSender::peer_gone(InstanceId peer, const std::string& why) {
 // Who is still being computed goes on in the engine until the conductor's abort comes.
 void KvSender::give_up(AttemptId attempt, Outgoing& out, const std::string& why) {
   if (out.over) return;
-  if (!out.choices.empty()) end_waiting(out);
+  out.over = out.given.has_value();  // handed over: its end is the peer's to tell
+  if (!out.over && !out.choices.empty()) end_waiting(out);
   if (out.over) return;
   parts_.tell(kConductor, AttemptFailed{attempt, why});
   out.over = true;
@@ -189,6 +190,11 @@ bool KvSender::poll() {
 // True: nothing of the attempt is left here.
 bool KvSender::finish(AttemptId attempt, Outgoing& out) {
   if (!out.in_flight.empty()) return false;
+  if (out.given) {  // the attempt is the peer's; one that is silent adopts what it finds, or computes
+    if (!out.over && parts_.clock.now() <= out.deadline_s) return false;
+    parts_.memory.discard(*std::exchange(out.given, std::nullopt));
+    return true;
+  }
   if (!out.over && !out.choices.empty()) end_waiting(out);
   if (!out.over) return deliver(attempt, out);
   if (out.offered && !parts_.wire.close(*out.offered)) return false;  // it is reading
@@ -209,13 +215,19 @@ bool KvSender::deliver(AttemptId attempt, Outgoing& out) {
     delivered.checksums =
         parts_.checksums(out.kv, out.destination->cached_tokens, out.choices[0]->given);
   if (parts_.wire.zero_copy()) {
-    delivered.handover = parts_.memory.hand_over(out.kv);
+    delivered.handover = parts_.memory.hand_over(std::exchange(out.kv, kNoKv));
+    if (delivered.handover->between_processes()) {
+      out.given = delivered.handover;
+      out.told = false;  // it need not hear of an end here any more
+      out.choices.clear();
+      out.deadline_s = parts_.new_deadline();
+    }
   } else {
     parts_.memory.free(out.kv);
   }
   ++stats_.transfers;
   parts_.tell(out.peer, std::move(delivered));
-  return true;
+  return !out.given;
 }
 
 void KvSender::clear(FinishReason reason, const std::string& error) {

@@ -74,6 +74,7 @@ class KvSender {
     KvHandle kv = kNoKv;                // set with `choices`
     std::vector<SequencePtr> choices;   // the prompt is done: prefill_sending
     std::optional<WindowKey> offered;   // pull: the peer may read
+    std::optional<KvHandover> given;    // between processes: until the peer has taken it, or not
     double deadline_s = 0;              // without a word of the peer
   };
 

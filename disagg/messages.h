@@ -81,6 +81,7 @@ struct Welcome {
   std::string name;
   Role role = Role::colocated;
   double lease_s = 0;
+  std::string pool;  // where the one pool of all instances is (transport/handoff_pool.h); empty: none
 };
 // Nothing is placed there any more: it ends, or joins anew in another role.
 struct Retire {
@@ -152,7 +153,7 @@ struct KvOffered {  // P -> D (pull)
   std::vector<ChoiceState> choices;
   KvPlace source;
 };
-struct KvTaken {  // D -> P (pull): P may free it
+struct KvTaken {  // D -> P (pull, and blocks between processes): P may free it
   AttemptId attempt = 0;
 };
 struct KvRenewed {  // either way: these attempts still stand here

@@ -96,7 +96,10 @@ ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
 
 void ProcessCluster::on_message(InstanceId id, Message message) {
   if (auto* request = std::get_if<JoinRequest>(&message)) {
-    Welcome welcome{.id = id, .role = request->role, .lease_s = options_.conductor.lease_s};
+    Welcome welcome{.id = id,
+                    .role = request->role,
+                    .lease_s = options_.conductor.lease_s,
+                    .pool = options_.pool ? options_.pool->address() : ""};
     {
       std::lock_guard lock(mutex_);
       Worker& worker = workers_.at(id);
@@ -178,6 +181,7 @@ void ProcessCluster::keep() {
       if (worker.retiring) retiring.push_back(id);
     }
     lock.unlock();
+    if (options_.pool) options_.pool->reap();  // what nobody owns is back within a lease
     conductor_.tick();
     const std::vector<InstanceInfo> members = conductor_.members();
     std::vector<InstanceId> silent;

@@ -13,6 +13,7 @@
 
 #include "disagg/conductor.h"
 #include "disagg/control/channel.h"
+#include "disagg/transport/handoff_pool.h"
 
 namespace xpyd {
 
@@ -21,6 +22,7 @@ struct ProcessClusterOptions {
   std::string listen = "127.0.0.1:0";
   ClusterKey key;
   uint64_t fingerprint = 0;  // of what workers must agree on; others are refused
+  std::shared_ptr<HandoffPool> pool;  // of all instances; null: each has its own
 };
 
 class ProcessCluster final : public Runtime, public Post {

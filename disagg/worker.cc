@@ -113,8 +113,19 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
         return on_peer(peer, c);
       });
   if (!listening) return listening.error();
+  ClusterOptions own = options_.cluster;
+  Result<JoinedPool> joined = join_pool(own, as);
+  if (!joined) {
+    std::lock_guard lock(mutex_);  // a conductor that is gone takes the pool's address with it
+    return Error{lost_ ? ErrorCode::unavailable : ErrorCode::invalid_argument,
+                 joined.error().message};
+  }
+  if (joined.value().pool) {
+    own.kv.n_memories = joined.value().n_instances;
+    own.kv.keep_idle = false;  // an idle instance would keep what another one needs
+  }
   Result<BuiltInstance> built =
-      build_instance(options_.cluster, as, 0, nullptr, clock_, *this);
+      build_instance(own, as, 0, std::move(joined.value().pool), clock_, *this);
   if (!built) return Error{ErrorCode::invalid_argument, built.error().message};
   Instance& instance = *built.value().instance;
   std::atomic<bool> stop{false};

@@ -241,6 +241,9 @@ Result<std::unique_ptr<Runtime>> make_local_workers(const Stack& stack, const Op
                                 .key = key.value(),
                                 .fingerprint = fingerprint(stack)};
   cluster.conductor.lease_s = options.number("lease");
+  Result<std::shared_ptr<HandoffPool>> pool = make_handoff_pool(stack.options);
+  if (!pool) return pool.error();
+  cluster.pool = std::move(pool).value();
   cluster.listen = options.text("cluster-bind");
   if (cluster.listen.empty()) cluster.listen = "unix:" + folder->path() + "/conductor";
   Result<std::unique_ptr<ProcessCluster>> made =

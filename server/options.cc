@@ -89,7 +89,8 @@ std::vector<OptionRow> make_rows() {
       {"block-tokens", integer, "16", "tokens", "", 1, 4096, "tokens of one KV block (paged)",
        kShape},
       {"kv-bytes", bytes, "512MiB", "bytes", "", 1, kMaxBytes,
-       "KV pool of each instance, exactly; with --transport handoff they share one pool of the sum",
+       "KV pool of each instance, exactly; with --transport handoff they share one pool of the sum "
+       "(workers: of as much each as the conductor's)",
        kShape},
       {"page-group-bytes", bytes, "64KiB", "bytes", "", 4096, 1 << 30,
        "what one map call backs (vattention): a multiple of the page, on CUDA of 2MiB, which is the "
@@ -165,7 +166,8 @@ std::vector<OptionRow> make_rows() {
       {"kv-checksum", choice, "off", "", "on|off", 0, 0,
        "of all KV that crosses; a difference is a recompute", kEngine},
       {"transport", text, "local", "", wires.c_str(), 0, 0,
-       "how KV goes from P to D: copied, or handed over as block ids of one shared pool; with "
+       "how KV goes from P to D: copied, or handed over as block ids of one shared pool (between "
+       "processes: of one host and user, on the CPU, not with vattention); with "
        "--processes not given: shm; fault:WIRE,seed=7,drop=0.01,delay=2ms: made worse on purpose",
        kEngine},
       {"rdma-nics", text, "", "", "mlx5_0:1,...", 0, 0,

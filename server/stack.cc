@@ -162,6 +162,11 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   cluster.decode_tp = int(options.integer("decode-tp"));
   cluster.decode_pp = int(options.integer("decode-pp"));
   if (Status status = check_ranks(options, cluster, stack->config); !status) return status.error();
+  if (Status status = check_shared_pool(cluster, processes); !status) return status.error();
+  if (processes && cluster.transport->shared_pool && options.text("device") != "cpu")
+    return invalid("--device " + options.text("device") + ": --transport " + wire +
+                   " has one pool for processes in memory of the host: expected --device cpu, or "
+                   "instances in one process");
   if (worker) {  // it keeps its ranks when it is given another role
     const KvShards own = cluster.shards(cluster.topology[0]);
     cluster.prefill_tp = cluster.decode_tp = own.tp;

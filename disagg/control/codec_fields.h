@@ -16,6 +16,7 @@
 #include <climits>
 #include <cstdint>
 
+#include "allocator/block_ledger.h"
 #include "disagg/messages.h"
 
 namespace xpyd::codec {
@@ -179,9 +180,11 @@ void fields(A& a, typename A::template Ref<KvPlace> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<KvHandover> s) {
-  auto& [blocks, tokens] = s;
+  auto& [blocks, tokens, generations, giver] = s;
   a.numbers("blocks", blocks, 0);
   a.number("tokens", tokens, 0, INT_MAX);
+  a.numbers("generations", generations);
+  a.number("giver", giver, 0, BlockLedger::kMembers - 1);  // -1 stays in its process
 }
 
 template <class A>
@@ -213,7 +216,7 @@ void fields(A& a, typename A::template Ref<KvTierStats> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<KvStats> s) {
-  auto& [capacity, free, active, cached, in_transfer, block_tokens, prefix_query_tokens,
+  auto& [capacity, free, active, cached, in_transfer, elsewhere, block_tokens, prefix_query_tokens,
          prefix_hit_tokens, evictions, cow_copies, map_calls, unmap_calls, waited_jobs,
          map_wait_seconds, capacity_bytes, written_bytes, reserved_bytes, internal_bytes,
          idle_bytes, external_bytes, mapped_bytes, mappings, tiers] = s;
@@ -222,6 +225,7 @@ void fields(A& a, typename A::template Ref<KvStats> s) {
   a.number("active", active, 0, INT_MAX);
   a.number("cached", cached, 0, INT_MAX);
   a.number("in_transfer", in_transfer, 0, INT_MAX);
+  a.number("elsewhere", elsewhere, 0, INT_MAX);
   a.number("block_tokens", block_tokens, 0, INT_MAX);
   a.bits("prefix_query_tokens", prefix_query_tokens);
   a.bits("prefix_hit_tokens", prefix_hit_tokens);
@@ -401,11 +405,12 @@ void fields(A&, typename A::template Ref<ClearPrefixCache>) {}
 
 template <class A>
 void fields(A& a, typename A::template Ref<Welcome> s) {
-  auto& [id, name, role, lease_s] = s;
+  auto& [id, name, role, lease_s, pool] = s;
   a.number("id", id, 0, INT_MAX);
   a.text("name", name);
   a.choice("role", role, Role::colocated);
   a.real("lease_s", lease_s, 0, kMaxSeconds);
+  a.text("pool", pool);
 }
 
 template <class A>

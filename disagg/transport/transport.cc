@@ -9,8 +9,8 @@ namespace {
 constexpr TransportRow kTransports[] = {
     {"local", make_local_transport, false, false, nullptr,
      "one process, one copy by the poster's queue"},
-    {"handoff", make_handoff_transport, true, false, nullptr,
-     "one pool, no copy: block ids change hands"},
+    {"handoff", make_handoff_transport, true, true, nullptr,
+     "one pool of the instances of a host, no copy: block ids change hands"},
     {"shm", make_shm_transport, false, true, shared_memory_device,
      "processes of one machine, one copy into the peer's memfd"},
     {"tcp", make_tcp_transport, false, true, nullptr, "sockets, straight out of and into the pools"},

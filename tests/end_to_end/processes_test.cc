@@ -4,13 +4,17 @@
 //
 //   make process-chaos SECONDS=120
 
+#include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <thread>
 
@@ -31,14 +35,14 @@ constexpr double kLongLease = 10;  // where none does: a machine may be busy els
 
 class Child {
  public:
-  explicit Child(Words words) {
+  Child(Words words, const std::string& log) {
     words.insert(words.begin(), {std::getenv("XPYD_BIN"), "worker"});
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
     posix_spawn_file_actions_t files;
     posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_addopen(&files, 2, "/dev/null", 1 /* O_WRONLY */, 0);
+    posix_spawn_file_actions_addopen(&files, 2, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     REQUIRE(posix_spawn(&pid_, argv[0], &files, nullptr, argv.data(), environ) == 0);
     posix_spawn_file_actions_destroy(&files);
   }
@@ -65,17 +69,21 @@ class Child {
 // A conductor here and workers elsewhere.
 class Bed {
  public:
-  explicit Bed(Words more, double lease_s = kLongLease) : more_(std::move(more)) {
-    more_.insert(more_.end(), {"--kv-bytes", "2MiB", "--max-model-len", "400", "--max-batch", "8",
-                               "--threads", "1"});
+  // `topology`: whose pool a wire that shares one has.
+  explicit Bed(Words more, double lease_s = kLongLease, const char* topology = "1P1D")
+      : more_(std::move(more)) {
+    more_.insert(more_.end(), {"--max-model-len", "400", "--max-batch", "8", "--threads", "1"});
+    if (std::find(more_.begin(), more_.end(), "--kv-bytes") == more_.end())
+      more_.insert(more_.end(), {"--kv-bytes", "2MiB"});
     Words words = more_;
-    words.push_back("--processes");
+    words.insert(words.end(), {"--processes", "--topology", topology});
     options_ = Options::parse(option_table(), "serve", words, 0).value();
     stack_ = prepare_stack(*options_).value();
     ProcessClusterOptions cluster{.conductor = conductor_options(stack_->options),
                                   .listen = "unix:" + dir_.path + "/conductor",
                                   .fingerprint = fingerprint(*stack_)};
     cluster.conductor.lease_s = lease_s;
+    cluster.pool = pool_ = make_handoff_pool(stack_->options).value();
     cluster_ = ProcessCluster::create(std::move(cluster), stack_->clock).value();
   }
   ~Bed() {
@@ -85,15 +93,18 @@ class Bed {
 
   ProcessCluster& cluster() { return *cluster_; }
   Clock& clock() { return stack_->clock; }
-  size_t start(const std::string& role) {
+  size_t start(const std::string& role, const Words& other = {}) {
     Words words = {"--role", role, "--join", cluster_->address(), "--give-up", "5"};
     for (size_t i = 0; i < more_.size(); i += 2)
-      if (more_[i] != "--disagg" && more_[i] != "--kv-transfer")
+      if (more_[i] != "--disagg" && more_[i] != "--kv-transfer" &&
+          std::find(other.begin(), other.end(), more_[i]) == other.end())
         words.insert(words.end(), {more_[i], more_[i + 1]});
-    children_.emplace_back(std::move(words));
+    words.insert(words.end(), other.begin(), other.end());
+    children_.emplace_back(std::move(words), log(children_.size()));
     return children_.size() - 1;
   }
   Child& child(size_t i) { return children_[i]; }
+  std::string log(size_t i) const { return dir_.path + "/worker" + std::to_string(i); }
 
   uint64_t ask(int length, int family, int max_tokens, int n = 1) {
     auto request = tiny_request(++last_, prompt_of(length, family), max_tokens);
@@ -158,6 +169,12 @@ class Bed {
     while (held() > 0 && clock().now() < until)
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     CHECK(held() == 0);
+    if (!pool_) return;
+    cluster_->clear_prefix_caches();
+    const BlockLedger& ledger = pool_->ledger();
+    while (ledger.count_free() < ledger.n_blocks() && clock().now() < until + 20)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(ledger.count_free() == ledger.n_blocks());
   }
 
  private:
@@ -168,6 +185,7 @@ class Bed {
   Words more_;
   std::optional<Options> options_;
   std::unique_ptr<Stack> stack_;
+  std::shared_ptr<HandoffPool> pool_;
   std::unique_ptr<ProcessCluster> cluster_;
   std::vector<Child> children_;
   std::shared_ptr<Recorder> recorder_ = std::make_shared<Recorder>();
@@ -189,6 +207,7 @@ TEST_CASE("processes: every order over every wire gives what one instance gives"
     for (const Words& order :
          {Words{"--disagg", "prefill_first"}, Words{"--kv-transfer", "pull"},
           Words{"--disagg", "decode_first"}, Words{"--disagg", "conditional_cost"}}) {
+      if (find_transport(wire)->shared_pool && order[1] == "pull") continue;  // refused
       INFO(wire << " " << order[0] << " " << order[1]);
       Words words = {"--transport", wire, "--kv-checksum", "on"};
       words.insert(words.end(), order.begin(), order.end());
@@ -203,6 +222,46 @@ TEST_CASE("processes: every order over every wire gives what one instance gives"
       for (const InstanceStats& s : bed.cluster().stats().instances) refused += s.kv_refused;
       CHECK(refused == 0);
     }
+}
+
+TEST_CASE("processes: one pool for all of them, under schemes with and without a block table",
+          "[processes]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  for (const Words& memory :
+       {Words{"--allocator", "token"}, Words{"--allocator", "contiguous", "--kv-bytes", "8MiB"},
+        Words{"--kv-layout", "token_major", "--kv-bytes", "1MiB"}}) {
+    INFO(memory[1]);
+    Words words = {"--transport", "handoff"};
+    words.insert(words.end(), memory.begin(), memory.end());
+    Bed bed(words, kLongLease, "1P2D");
+    bed.start("prefill");
+    bed.start("decode");
+    bed.start("decode");
+    REQUIRE(bed.cluster().wait_members(3, 60));
+    for (int i = 0; i < 30; ++i) bed.ask(1 + 37 * (i % 7), i % 3, 30, 1 + i % 2);
+    bed.check_answers();
+    bed.check_memory();
+    int64_t refused = 0, bytes = 0;
+    for (const InstanceStats& s : bed.cluster().stats().instances)
+      refused += s.kv_refused, bytes += s.transfer_bytes;
+    CHECK(refused == 0);
+    CHECK(bytes == 0);
+  }
+}
+
+TEST_CASE("processes: a worker with another pool in mind is refused, and says so", "[processes]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  Bed bed({"--transport", "handoff"});
+  const size_t other = bed.start("prefill", {"--kv-bytes", "3MiB"});
+  const int status = bed.child(other).wait();
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 2);
+  std::ifstream log(bed.log(other));
+  const std::string said{std::istreambuf_iterator<char>(log), {}};
+  INFO(said);
+  CHECK(said.find("--kv-bytes is 3145728 here, 2097152 at the conductor") != std::string::npos);
+  bed.start("prefill");
+  CHECK(bed.cluster().wait_members(1, 60));
 }
 
 TEST_CASE("processes: workers leave, come, and change their role while requests run",
@@ -253,7 +312,7 @@ TEST_CASE("processes: chaos: workers are killed and stopped under load, and noth
   Random random(uint64_t(std::getenv("SEED") ? std::atoi(std::getenv("SEED")) : 1));
   for (const std::string& wire : wires()) {
     INFO(wire);
-    Bed bed({"--transport", wire, "--kv-checksum", "on"}, kLease);
+    Bed bed({"--transport", wire, "--kv-checksum", "on"}, kLease, "2P2D");
     const char* roles[] = {"prefill", "prefill", "decode", "decode"};
     std::vector<size_t> alive;
     for (const char* role : roles) alive.push_back(bed.start(role));

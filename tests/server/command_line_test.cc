@@ -118,6 +118,13 @@ TEST_CASE("command line: ranks that cannot be are exit code 2; those that can gi
       {{"--topology", "1P1D", "--decode-pp", "9"}, "--decode-pp 9: more stages than the 4 layers"},
       {{"--topology", "1P1D", "--transport", "handoff", "--decode-tp", "2"},
        "instances on one pool have one rank each"},
+      {{"--processes", "--topology", "1P1D", "--transport", "handoff", "--prefill-pp", "2"},
+       "instances on one pool have one rank each"},
+      {{"--processes", "--topology", "1P1D", "--transport", "handoff", "--allocator", "vattention"},
+       "its page groups are mapped by one process"},
+      {{"--processes", "--topology", "1P1D", "--transport", "handoff", "--device", "cuda"},
+       "one pool for processes in memory of the host"},
+      {{"--processes", "--topology", "1P1D", "--transport", "local"}, "stays within one process"},
       {{"--prefill-tp", "4", "--kv-bytes", "4KiB"}, "too small for"},
       {{"--prefill-pp", "3", "--allocator", "vattention", "--kv-layout", "token_major"},
        "expected --kv-layout layer_major"},
@@ -140,7 +147,8 @@ TEST_CASE("command line: ranks that cannot be are exit code 2; those that can gi
            {"--prefill-pp", "4", "--prefill-tp", "4"},
            {"--topology", "1P1D", "--prefill-tp", "4", "--decode-pp", "2"},
            {"--topology", "1P1D", "--prefill-pp", "3", "--decode-tp", "2", "--kv-checksum", "on"},
-           {"--processes", "--topology", "1P1D", "--prefill-tp", "2", "--decode-pp", "2"}}) {
+           {"--processes", "--topology", "1P1D", "--prefill-tp", "2", "--decode-pp", "2"},
+           {"--processes", "--topology", "1P1D", "--transport", "handoff"}}) {
     const Ran ran = with(words);
     INFO(words[0] << " " << words[1] << ": " << ran.err);
     CHECK(ran.code == 0);

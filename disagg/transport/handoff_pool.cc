@@ -1,0 +1,241 @@
+#include "disagg/transport/handoff_pool.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+#include "allocator/kv_plan.h"
+#include "disagg/transport/shared_memory.h"
+
+namespace xpyd {
+namespace {
+
+constexpr uint64_t kMagic = 0x316c6f6f70647078;  // "xpdpool1"
+constexpr size_t kPage = 4096, kHugePage = size_t(2) << 20;
+constexpr int kPatienceSeconds = 5;
+
+// The file: this in its first page, the ledger, and the KV from the next huge page on. (The members'
+// locks are of the first bytes; they do not change them.)
+struct Header {
+  uint64_t magic;
+  int32_t n_layers, n_kv_heads, head_dim, dtype, order, block_tokens, n_blocks, n_instances;
+  uint64_t pool_bytes;
+};
+
+size_t kv_offset(int n_blocks) {
+  return (kPage + BlockLedger::bytes(n_blocks) + kHugePage - 1) / kHugePage * kHugePage;
+}
+
+std::string os_text() { return std::strerror(errno); }
+
+Result<Header> plan(const std::string& scheme_name, KvOptions options, int n_instances) {
+  XPYD_CHECK(!find_kv_scheme(scheme_name)->block_bytes);  // refused before
+  if (__builtin_mul_overflow(options.pool_bytes, size_t(n_instances), &options.pool_bytes))
+    return invalid("--kv-bytes: more than there are addresses for, for all instances together");
+  Result<KvLayout> planned = plan_pool(scheme_name, options);
+  if (!planned) return planned.error();
+  const KvLayout& l = planned.value();
+  return Header{kMagic,           l.shape.n_layers, l.shape.n_kv_heads, l.shape.head_dim,
+                int(l.shape.dtype), int(l.order),     l.block_tokens,     l.n_blocks,
+                n_instances,      options.pool_bytes};
+}
+
+// Whether both ends are processes of one user.
+bool same_user(int socket) {
+  struct ucred peer;
+  socklen_t size = sizeof peer;
+  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
+}
+
+// Abstract: no file is left behind. The first byte of the name is 0 for the system, '@' for people.
+struct SocketName {
+  explicit SocketName(const std::string& address) {
+    name.sun_family = AF_UNIX;
+    std::memcpy(name.sun_path + 1, address.data() + 1, address.size() - 1);
+    size = socklen_t(offsetof(sockaddr_un, sun_path) + address.size());
+  }
+  sockaddr_un name = {};
+  socklen_t size = 0;
+};
+
+bool send_file(int socket, int file) {
+  char byte = 0;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof file)] = {};
+  struct iovec piece = {&byte, 1};
+  struct msghdr message = {};
+  message.msg_iov = &piece, message.msg_iovlen = 1;
+  message.msg_control = control, message.msg_controllen = sizeof control;
+  struct cmsghdr* head = CMSG_FIRSTHDR(&message);
+  head->cmsg_level = SOL_SOCKET, head->cmsg_type = SCM_RIGHTS;
+  head->cmsg_len = CMSG_LEN(sizeof file);
+  std::memcpy(CMSG_DATA(head), &file, sizeof file);
+  return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
+}
+
+int receive_file(int socket) {  // -1: none came
+  char byte;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  struct iovec piece = {&byte, 1};
+  struct msghdr message = {};
+  message.msg_iov = &piece, message.msg_iovlen = 1;
+  message.msg_control = control, message.msg_controllen = sizeof control;
+  if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != 1) return -1;
+  struct cmsghdr* head = CMSG_FIRSTHDR(&message);
+  int file = -1;
+  if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS &&
+      head->cmsg_len == CMSG_LEN(sizeof file))
+    std::memcpy(&file, CMSG_DATA(head), sizeof file);
+  return file;
+}
+
+class File {
+ public:
+  explicit File(int fd) : fd_(fd) {}
+  ~File() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  File(const File&) = delete;
+  int fd() const { return fd_; }
+
+ private:
+  const int fd_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<HandoffPool>> HandoffPool::create(const std::string& scheme,
+                                                         const KvOptions& options,
+                                                         int n_instances) {
+  Result<Header> header = plan(scheme, options, n_instances);
+  if (!header) return header.error();
+  const int n_blocks = header.value().n_blocks;
+  auto pool = std::unique_ptr<HandoffPool>(new HandoffPool);
+  Result<std::shared_ptr<std::byte>> memory = make_shared_file(
+      "xpyd-handoff", kv_offset(n_blocks) + header.value().pool_bytes, pool->file_);
+  if (!memory) return Error{memory.error().code, "--kv-bytes: " + memory.error().message};
+  std::memcpy(memory.value().get(), &header.value(), sizeof(Header));
+  std::shared_ptr<std::byte> words(memory.value(), memory.value().get() + kPage);
+  Result<std::unique_ptr<BlockLedger>> ledger =
+      BlockLedger::join(words, n_blocks, pool->file_, BlockLedger::As::observer);
+  if (!ledger) return ledger.error();
+  pool->ledger_ = std::move(ledger).value();
+  if (Status listening = pool->listen(); !listening) return listening.error();
+  pool->thread_ = std::thread([p = pool.get()] { p->serve(); });
+  return pool;
+}
+
+Status HandoffPool::listen() {
+  uint64_t random[2];
+  XPYD_CHECK(getrandom(random, sizeof random, 0) == ssize_t(sizeof random));
+  char name[64];
+  std::snprintf(name, sizeof name, "@xpyd-handoff-%016llx%016llx", (unsigned long long)random[0],
+                (unsigned long long)random[1]);
+  address_ = name;
+  const SocketName socket_name(address_);
+  stop_ = eventfd(0, EFD_CLOEXEC);
+  listener_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (stop_ < 0 || listener_ < 0 ||
+      bind(listener_, reinterpret_cast<const sockaddr*>(&socket_name.name), socket_name.size) != 0 ||
+      ::listen(listener_, 64) != 0)
+    return Error{ErrorCode::io, "a Unix socket for the KV pool: " + os_text()};
+  return ok();
+}
+
+HandoffPool::~HandoffPool() {
+  if (thread_.joinable()) {
+    const uint64_t one = 1;
+    XPYD_CHECK(::write(stop_, &one, sizeof one) == ssize_t(sizeof one));
+    thread_.join();
+  }
+  for (int fd : {listener_, stop_, file_})
+    if (fd >= 0) ::close(fd);
+}
+
+void HandoffPool::serve() {
+  for (;;) {
+    struct pollfd ready[2] = {{stop_, POLLIN, 0}, {listener_, POLLIN, 0}};
+    if (poll(ready, 2, -1) < 0) continue;
+    if (ready[0].revents) return;
+    const File peer(accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC));
+    if (peer.fd() < 0) continue;
+    if (!same_user(peer.fd()))
+      std::fprintf(stderr, "xpyd: a process of another user asked for the KV pool: refused\n");
+    else if (!send_file(peer.fd(), file_))
+      std::fprintf(stderr, "xpyd: the KV pool could not be passed on: %s\n", os_text().c_str());
+  }
+}
+
+Result<JoinedPool> join_handoff_pool(const std::string& address, const std::string& scheme,
+                                     const KvOptions& options) {
+  if (address.size() < 2 || address.size() >= sizeof(sockaddr_un::sun_path) || address[0] != '@')
+    return invalid("the conductor names no KV pool: expected that it runs with --transport handoff");
+  const SocketName name(address);
+  const File socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  const struct timeval patience = {kPatienceSeconds, 0};
+  if (socket.fd() < 0) return Error{ErrorCode::io, "a Unix socket: " + os_text()};
+  setsockopt(socket.fd(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  setsockopt(socket.fd(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  if (connect(socket.fd(), reinterpret_cast<const sockaddr*>(&name.name), name.size) != 0)
+    return Error{ErrorCode::unavailable,
+                 "the KV pool of --transport handoff cannot be reached (" + os_text() +
+                     "): it is shared by processes of one host and one network namespace; elsewhere "
+                     "expected --transport shm, tcp or rdma"};
+  const File file(same_user(socket.fd()) ? receive_file(socket.fd()) : -1);
+  if (file.fd() < 0)
+    return Error{ErrorCode::unavailable,
+                 "the KV pool of --transport handoff is given to processes of the conductor's user, "
+                 "and was not given to this one"};
+
+  struct stat status;
+  if (fstat(file.fd(), &status) != 0 || size_t(status.st_size) < kPage)
+    return Error{ErrorCode::io, "the file of the KV pool is too short"};
+  const size_t bytes = size_t(status.st_size);
+  Result<std::shared_ptr<std::byte>> memory = map_shared_file(file.fd(), bytes);
+  if (!memory) return memory.error();
+  Header there;
+  std::memcpy(&there, memory.value().get(), sizeof there);
+  if (there.magic != kMagic || there.n_instances < 1)
+    return Error{ErrorCode::io, "the file of the KV pool is none, or of another version"};
+  Result<Header> here = plan(scheme, options, there.n_instances);
+  if (!here) return here.error();
+  const Header& h = here.value();
+  for (auto [field, own, conductor] : {std::tuple{"--kv-bytes", long(h.pool_bytes / size_t(h.n_instances)),
+                                                  long(there.pool_bytes / size_t(h.n_instances))},
+                                       {"layers", h.n_layers, there.n_layers},
+                                       {"kv heads", h.n_kv_heads, there.n_kv_heads},
+                                       {"head_dim", h.head_dim, there.head_dim},
+                                       {"--kv-dtype", h.dtype, there.dtype},
+                                       {"--kv-layout", h.order, there.order},
+                                       {"tokens of a block", h.block_tokens, there.block_tokens},
+                                       {"blocks", h.n_blocks, there.n_blocks}})
+    if (own != conductor)
+      return invalid(std::string("the KV pool of --transport handoff is another one: ") + field +
+                     " is " + std::to_string(own) + " here, " + std::to_string(conductor) +
+                     " at the conductor");
+  if (bytes < kv_offset(h.n_blocks) + h.pool_bytes)
+    return Error{ErrorCode::io, "the file of the KV pool is too short"};
+  std::shared_ptr<std::byte> words(memory.value(), memory.value().get() + kPage);
+  std::shared_ptr<std::byte> kv(memory.value(), memory.value().get() + kv_offset(h.n_blocks));
+  Result<std::unique_ptr<BlockLedger>> ledger =
+      BlockLedger::join(words, h.n_blocks, file.fd(), BlockLedger::As::member);
+  if (!ledger) return ledger.error();
+  const KvLayout layout{options.shape, options.order, h.block_tokens, h.n_blocks};
+  return JoinedPool{std::make_shared<BlockPool>(
+                        layout, kv, options.prefix_cache && !find_kv_scheme(scheme)->contiguous,
+                        std::move(ledger).value(), std::max(1, h.n_blocks / h.n_instances)),
+                    h.n_instances};
+}
+
+}  // namespace xpyd
