@@ -147,7 +147,8 @@ void KvSender::give_up(AttemptId attempt, Outgoing& out, const std::string& why)
   if (out.over) return;
   if (!out.choices.empty()) end_waiting(out);
   if (out.over) return;
-  parts_.tell(kConductor, AttemptFailed{attempt, why});
+  // What was delivered is the peer's to finish, or to fail.
+  if (!out.delivered) parts_.tell(kConductor, AttemptFailed{attempt, why});
   out.over = true;
 }
 
@@ -188,9 +189,15 @@ bool KvSender::poll() {
 
 // True: nothing of the attempt is left here.
 bool KvSender::finish(AttemptId attempt, Outgoing& out) {
-  if (!out.in_flight.empty()) return false;
   if (!out.over && !out.choices.empty()) end_waiting(out);
-  if (!out.over) return deliver(attempt, out);
+  if (!out.over && !out.delivered) deliver(attempt, out);
+  // The peer counts what arrives: of posts that are done it need not be told.
+  if (out.delivered && out.in_flight.empty() && !out.failed) out.told = false, out.over = true;
+  if (out.delivered && out.failed) {
+    if (std::exchange(out.told, false)) parts_.tell(out.peer, ReservationCancelled{attempt});
+    out.over = true;
+  }
+  if (!out.over || !out.in_flight.empty()) return false;
   if (out.offered && !parts_.wire.close(*out.offered)) return false;  // it is reading
   out.offered.reset();
   if (out.kv != kNoKv) parts_.memory.free(std::exchange(out.kv, kNoKv));
@@ -200,22 +207,23 @@ bool KvSender::finish(AttemptId attempt, Outgoing& out) {
   return !out.computing;
 }
 
-bool KvSender::deliver(AttemptId attempt, Outgoing& out) {
-  if (out.choices.empty() || !out.destination) return false;
+// As soon as the last post is posted, not when it is done: between the layers of the next prompt this
+// instance looks late, while the peer can count at once. The source rows are pinned until then.
+void KvSender::deliver(AttemptId attempt, Outgoing& out) {
+  if (out.choices.empty() || !out.destination) return;
   KvDelivered delivered{.attempt = attempt, .kv_arrived = !out.failed, .posts = out.posts};
   if (out.order != DisaggOrder::decode_first)
     for (const SequencePtr& choice : out.choices) delivered.choices.push_back(state_of(*choice));
   if (parts_.checksum && !parts_.wire.zero_copy())
     delivered.checksums =
         parts_.checksums(out.kv, out.destination->cached_tokens, out.choices[0]->given);
-  if (parts_.wire.zero_copy()) {
-    delivered.handover = parts_.memory.hand_over(out.kv);
-  } else {
-    parts_.memory.free(out.kv);
-  }
+  if (parts_.wire.zero_copy())
+    delivered.handover = parts_.memory.hand_over(std::exchange(out.kv, kNoKv));
   ++stats_.transfers;
   parts_.tell(out.peer, std::move(delivered));
-  return true;
+  out.choices.clear();
+  out.delivered = true;
+  if (out.failed) out.told = false;  // said
 }
 
 void KvSender::clear(FinishReason reason, const std::string& error) {
@@ -237,7 +245,7 @@ void KvSender::renewals(
 int KvSender::sending() const {
   return int(std::count_if(outgoing_.begin(), outgoing_.end(),
                            [](const auto& entry) {
-                             return !entry.second.over && !entry.second.choices.empty();
+                             return !entry.second.over && entry.second.kv != kNoKv;
                            }));
 }
 
