@@ -63,7 +63,7 @@ bool Instance::turn() {
 void Instance::run(const std::atomic<bool>& stop) {
   while (!stop.load(std::memory_order_relaxed)) {
     if (turn()) continue;
-    double nap = idle() ? 0.1 : 0.0005;
+    double nap = idle() ? 0.1 : receiver_.counts() ? 0.0001 : 0.0005;
     if (options_.lease_s > 0) nap = std::min(nap, options_.lease_s / 8);
     mailbox_.wait(nap);
   }

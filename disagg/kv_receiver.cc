@@ -76,8 +76,12 @@ void KvReceiver::handle(InstanceId from, KvDelivered message) {
 
 void KvReceiver::handle(const ReservationCancelled& message) {
   auto found = incoming_.find(message.attempt);
-  if (found == incoming_.end() || found->second.delivered) return;
+  if (found == incoming_.end()) return;
   Incoming& in = found->second;
+  if (in.delivered) {  // a post has failed after the delivery
+    in.arrived = in.arrived && in.posts == 0;
+    return;
+  }
   if (in.order == DisaggOrder::decode_first) {
     // The prefill instance could not: the conductor knows, unless it was this instance's abort.
     if (!drop_ended(message.attempt, in))
@@ -92,12 +96,16 @@ void KvReceiver::renewed(AttemptId attempt) {
     found->second.deadline_s = parts_.new_deadline();
 }
 
-// What has arrived whole goes on.
+// What was delivered goes on: with the KV, where all of it has arrived, or without.
 void KvReceiver::peer_gone(InstanceId peer, const std::string& why) {
   std::vector<AttemptId> gone;
-  for (const auto& [attempt, in] : incoming_)
-    if (in.from == peer && !(in.delivered && in.order != DisaggOrder::pull))
+  for (auto& [attempt, in] : incoming_) {
+    if (in.from != peer) continue;
+    if (!in.delivered || in.order == DisaggOrder::pull)
       gone.push_back(attempt);
+    else if (in.window && parts_.wire.arrived(*in.window) < in.posts)
+      in.arrived = false;
+  }
   for (AttemptId attempt : gone) {
     if (!why.empty()) parts_.tell(kConductor, AttemptFailed{attempt, why});
     drop(attempt);
@@ -249,15 +257,20 @@ bool KvReceiver::finish(AttemptId attempt, Incoming& in) {
     in.reading.reset();
     in.arrived = state == TransferState::done;
   }
-  const bool whole = in.arrived && (parts_.wire.zero_copy() || is_whole(in));
   if (in.window) {
-    if (!parts_.wire.close(*in.window)) {
-      in.arrived = whole;
-      in.posts = 0;
+    if (in.arrived && parts_.wire.arrived(*in.window) < in.posts) {
+      if (is_coming(attempt, in)) return false;
+      in.arrived = false;
+    }
+    if (!in.arrived) {  // computed here, in other blocks: these wait for whoever still writes there
+      parts_.memory.free(std::exchange(in.kv, kNoKv));
+      quarantine_.push_back({in.window, {}, in.lease});
+    } else if (in.posts = 0; !parts_.wire.close(*in.window)) {
       return false;
     }
     in.window.reset();
   }
+  const bool whole = in.arrived && (parts_.wire.zero_copy() || is_whole(in));
   if (in.order == DisaggOrder::pull) parts_.tell(in.from, KvTaken{attempt});
   if (!whole) ++stats_.refused_kv;
   adopt(attempt, in, whole);
@@ -265,8 +278,14 @@ bool KvReceiver::finish(AttemptId attempt, Incoming& in) {
   return true;
 }
 
+// Whether posts that were delivered, and have not arrived, are worth the wait.
+bool KvReceiver::is_coming(AttemptId attempt, const Incoming& in) const {
+  const double now = parts_.clock.now();
+  const bool late = in.request->deadline_s > 0 && now > in.request->deadline_s;
+  return now <= in.deadline_s && !late && !attempts_.aborted(attempt);
+}
+
 bool KvReceiver::is_whole(const Incoming& in) const {
-  if (in.window && parts_.wire.arrived(*in.window) < in.posts) return false;
   if (in.checksums.empty()) return true;
   // What was read was computed from token 0 on: so is this, with what was here before.
   const int from = in.order == DisaggOrder::pull ? 0 : in.cached_tokens;

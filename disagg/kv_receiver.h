@@ -40,6 +40,8 @@ class KvReceiver {
   // Nothing is told to anybody but the ends of sequences that wait here.
   void clear(FinishReason reason, const std::string& error);
 
+  // Posts of what was delivered are on their way: nobody but the wire tells when they have arrived.
+  bool counts() const { return !finished_prefills_.empty(); }
   bool empty() const { return incoming_.empty() && quarantine_.empty(); }
   int expected() const { return int(incoming_.size()); }
   const ReceiverStats& stats() const { return stats_; }
@@ -60,14 +62,14 @@ class KvReceiver {
     std::optional<WindowKey> window;  // the peer may write
     std::optional<TransferId> reading;  // pull
     bool delivered = false;
-    bool arrived = true;              // as the peer says
-    int posts = 0;
+    bool arrived = true;              // false: the KV will not come whole
+    int posts = 0;                    // that are still to be counted in the window
     std::vector<uint64_t> checksums;
     std::optional<KvHandover> handover;
     double deadline_s = 0;            // without a word of the peer
     int n_choices() const { return request->n; }
   };
-  // Blocks of a promise that was broken, until nobody can write there any more.
+  // Blocks whose KV is not wanted any more, until nobody can write there.
   struct Quarantine {
     std::optional<WindowKey> window;
     std::optional<TransferId> reading;
@@ -80,6 +82,7 @@ class KvReceiver {
   void promise(AttemptId attempt, Incoming& in);
   void read(Incoming& in);
   bool finish(AttemptId attempt, Incoming& in);
+  bool is_coming(AttemptId attempt, const Incoming& in) const;
   bool is_whole(const Incoming& in) const;
   void adopt(AttemptId attempt, Incoming& in, bool whole);
   bool drop_ended(AttemptId attempt, Incoming& in);

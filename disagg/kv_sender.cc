@@ -145,10 +145,10 @@ void KvSender::peer_gone(InstanceId peer, const std::string& why) {
 // Who is still being computed goes on in the engine until the conductor's abort comes.
 void KvSender::give_up(AttemptId attempt, Outgoing& out, const std::string& why) {
   if (out.over) return;
-  out.over = out.given.has_value();  // handed over: its end is the peer's to tell
-  if (!out.over && !out.choices.empty()) end_waiting(out);
+  if (!out.choices.empty()) end_waiting(out);
   if (out.over) return;
-  parts_.tell(kConductor, AttemptFailed{attempt, why});
+  // What was delivered is the peer's to finish, or to fail.
+  if (!out.delivered) parts_.tell(kConductor, AttemptFailed{attempt, why});
   out.over = true;
 }
 
@@ -189,14 +189,20 @@ bool KvSender::poll() {
 
 // True: nothing of the attempt is left here.
 bool KvSender::finish(AttemptId attempt, Outgoing& out) {
-  if (!out.in_flight.empty()) return false;
+  if (!out.over && !out.choices.empty()) end_waiting(out);
+  if (!out.over && !out.delivered) deliver(attempt, out);
   if (out.given) {  // the attempt is the peer's; one that is silent adopts what it finds, or computes
     if (!out.over && parts_.clock.now() <= out.deadline_s) return false;
     parts_.memory.discard(*std::exchange(out.given, std::nullopt));
     return true;
   }
-  if (!out.over && !out.choices.empty()) end_waiting(out);
-  if (!out.over) return deliver(attempt, out);
+  // The peer counts what arrives: of posts that are done it need not be told.
+  if (out.delivered && out.in_flight.empty() && !out.failed) out.told = false, out.over = true;
+  if (out.delivered && out.failed) {
+    if (std::exchange(out.told, false)) parts_.tell(out.peer, ReservationCancelled{attempt});
+    out.over = true;
+  }
+  if (!out.over || !out.in_flight.empty()) return false;
   if (out.offered && !parts_.wire.close(*out.offered)) return false;  // it is reading
   out.offered.reset();
   if (out.kv != kNoKv) parts_.memory.free(std::exchange(out.kv, kNoKv));
@@ -206,28 +212,28 @@ bool KvSender::finish(AttemptId attempt, Outgoing& out) {
   return !out.computing;
 }
 
-bool KvSender::deliver(AttemptId attempt, Outgoing& out) {
-  if (out.choices.empty() || !out.destination) return false;
+// As soon as the last post is posted, not when it is done: between the layers of the next prompt this
+// instance looks late, while the peer can count at once. The source rows are pinned until then.
+void KvSender::deliver(AttemptId attempt, Outgoing& out) {
+  if (out.choices.empty() || !out.destination) return;
   KvDelivered delivered{.attempt = attempt, .kv_arrived = !out.failed, .posts = out.posts};
   if (out.order != DisaggOrder::decode_first)
     for (const SequencePtr& choice : out.choices) delivered.choices.push_back(state_of(*choice));
   if (parts_.checksum && !parts_.wire.zero_copy())
     delivered.checksums =
         parts_.checksums(out.kv, out.destination->cached_tokens, out.choices[0]->given);
-  if (parts_.wire.zero_copy()) {
+  if (parts_.wire.zero_copy())
     delivered.handover = parts_.memory.hand_over(std::exchange(out.kv, kNoKv));
-    if (delivered.handover->between_processes()) {
-      out.given = delivered.handover;
-      out.told = false;  // it need not hear of an end here any more
-      out.choices.clear();
-      out.deadline_s = parts_.new_deadline();
-    }
-  } else {
-    parts_.memory.free(out.kv);
+  if (delivered.handover && delivered.handover->between_processes()) {
+    out.given = delivered.handover;
+    out.told = false;  // it need not hear of an end here any more
+    out.deadline_s = parts_.new_deadline();
   }
   ++stats_.transfers;
   parts_.tell(out.peer, std::move(delivered));
-  return !out.given;
+  out.choices.clear();
+  out.delivered = true;
+  if (out.failed) out.told = false;  // said
 }
 
 void KvSender::clear(FinishReason reason, const std::string& error) {
@@ -249,7 +255,7 @@ void KvSender::renewals(
 int KvSender::sending() const {
   return int(std::count_if(outgoing_.begin(), outgoing_.end(),
                            [](const auto& entry) {
-                             return !entry.second.over && !entry.second.choices.empty();
+                             return !entry.second.over && entry.second.kv != kNoKv;
                            }));
 }
 

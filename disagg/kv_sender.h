@@ -70,7 +70,8 @@ class KvSender {
     std::vector<Flight> in_flight;
     int posts = 0;
     bool failed = false;                // a transfer has
-    bool over = false;                  // nothing will be delivered
+    bool delivered = false;             // the last post has been posted, and the peer told
+    bool over = false;                  // nothing (more) will be delivered
     KvHandle kv = kNoKv;                // set with `choices`
     std::vector<SequencePtr> choices;   // the prompt is done: prefill_sending
     std::optional<WindowKey> offered;   // pull: the peer may read
@@ -83,7 +84,7 @@ class KvSender {
   void end_waiting(Outgoing& out);
   void give_up(AttemptId attempt, Outgoing& out, const std::string& why);
   bool finish(AttemptId attempt, Outgoing& out);
-  bool deliver(AttemptId attempt, Outgoing& out);
+  void deliver(AttemptId attempt, Outgoing& out);
 
   InstanceParts& parts_;
   const StreamKv stream_;

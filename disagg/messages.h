@@ -136,15 +136,16 @@ struct KvReserved {  // D -> P
   AttemptId attempt = 0;
   KvPlace destination;  // empty for a zero-copy transport
 };
-struct KvDelivered {  // P -> D (push, decode_first)
+struct KvDelivered {  // P -> D (push, decode_first): all is posted, and may still be on its way
   AttemptId attempt = 0;
   std::vector<ChoiceState> choices;  // at least one; decode_first: none, D has the sequence
   bool kv_arrived = false;           // false: the transfer failed, D computes the prompt itself
-  int posts = 0;                     // that must have arrived in the window
+  int posts = 0;                     // that must arrive in the window
   std::vector<uint64_t> checksums;   // kv_checksums() of what was sent; empty: not computed
   std::optional<KvHandover> handover;  // zero-copy
 };
-struct ReservationCancelled {  // P -> D, or D -> P: nothing (more) will come of this attempt here
+// P -> D, or D -> P: nothing (more) will come of this attempt here. Behind KvDelivered: a post failed.
+struct ReservationCancelled {
   AttemptId attempt = 0;
 };
 struct KvOffered {  // P -> D (pull)

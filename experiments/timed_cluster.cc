@@ -208,15 +208,16 @@ struct Links {
   }
 };
 
-// The local wire, which copies when the links have carried it.
+// The local wire, which copies when the links have carried it. `wake`: both ends of a transfer, then.
 class PacedWire final : public KvTransport {
  public:
-  PacedWire(const TransportOptions& options, Links& links, std::function<void(double)> wake_at)
+  PacedWire(const TransportOptions& options, Links& links, Timeline& timeline,
+            std::function<void(PeerId)> wake)
       : inner_(find_transport("local")->make(options).value()),
-        clock_(*options.clock),
         self_(options.self),
         links_(links),
-        wake_at_(std::move(wake_at)) {}
+        timeline_(timeline),
+        wake_(std::move(wake)) {}
   std::string address() const override { return inner_->address(); }
   Status connect(PeerId peer, const std::string& address) override {
     return inner_->connect(peer, address);
@@ -234,38 +235,32 @@ class PacedWire final : public KvTransport {
     static const double scale = timed_model_cost().kv_token_bytes() / double(kShape.token_bytes());
     const bool writes = transfer.op == KvOp::write;
     const double due = links_.carry(writes ? self_ : transfer.peer, writes ? transfer.peer : self_,
-                                    double(plan.bytes) * scale, clock_.now());
-    flights_[++last_] = {transfer, plan, due};
-    wake_at_(due);
-    return last_;
+                                    double(plan.bytes) * scale, timeline_.clock.seconds);
+    const TransferId id = ++last_;
+    flights_[id] = TransferState::in_flight;
+    timeline_.at(due, [this, id, transfer, plan] {
+      auto flight = flights_.find(id);
+      if (flight == flights_.end() || flight->second != TransferState::in_flight) return;
+      flight->second = inner_->poll(inner_->post(transfer, plan));
+      wake_(self_);
+      wake_(transfer.peer);
+    });
+    return id;
   }
   TransferState poll(TransferId id) override {
-    Flight& flight = flights_.at(id);
-    if (clock_.now() < flight.due_s) return TransferState::in_flight;
-    const TransferState state = flight.cancelled
-                                    ? TransferState::failed
-                                    : inner_->poll(inner_->post(flight.transfer, flight.plan));
-    flights_.erase(id);
+    const TransferState state = flights_.at(id);
+    if (state != TransferState::in_flight) flights_.erase(id);
     return state;
   }
-  void cancel(TransferId id) override {
-    flights_.at(id).cancelled = true;
-    flights_.at(id).due_s = 0;
-  }
+  void cancel(TransferId id) override { flights_.at(id) = TransferState::failed; }
 
  private:
-  struct Flight {
-    KvTransfer transfer;
-    TransferPlan plan;
-    double due_s = 0;
-    bool cancelled = false;
-  };
   std::unique_ptr<KvTransport> inner_;
-  Clock& clock_;
   const PeerId self_;
   Links& links_;
-  std::function<void(double)> wake_at_;
-  std::unordered_map<TransferId, Flight> flights_;
+  Timeline& timeline_;
+  std::function<void(PeerId)> wake_;
+  std::unordered_map<TransferId, TransferState> flights_;
   TransferId last_ = 0;
 };
 
@@ -383,14 +378,12 @@ void TimedCluster::add(Role role, int index, size_t n, std::shared_ptr<BlockPool
                         .queue = node.queue.get(),
                         .clock = &timeline_.clock,
                         .self = id};
-  auto wake_at = [this, &node](double time_s) {
-    timeline_.at(time_s, [&node] { node.thread->wake(); });
-  };
+  auto wake = [this](PeerId peer) { nodes_[size_t(peer)].thread->wake(); };
   std::unique_ptr<KvTransport> transport;
   if (shared)
     transport = find_transport("handoff")->make(wire).value();
   else
-    transport = std::make_unique<PacedWire>(wire, links_, wake_at);
+    transport = std::make_unique<PacedWire>(wire, links_, timeline_, wake);
   InstanceOptions instance{.id = id,
                            .name = instance_name(role, index),
                            .role = role,

@@ -12,8 +12,9 @@
 // Layer by layer a wire faster than that has the last layer alone left when the computation ends: 1
 // layer, at 25 Gb/s 32 - 31 x 3.9 / 5.4 = 9.5 of them. By chunk, 32 layers of the last one are
 // left; by request all 32 of four: 43 ms. At 1 Gb/s the transfer takes 4.3 s and nothing hides but
-// the 0.12 s of computation. With another prompt behind it P sees between two layers of that one
-// that a transfer is done: up to 3.9 ms later, 2.9 layers.
+// the 0.12 s of computation. With another prompt behind it P looks at its wire between two layers of
+// that one alone, up to 3.9 ms late (2.9 layers): so it delivers when the last post is posted, and D
+// counts what arrives; the same 1 layer is left.
 #include "experiments/experiment.h"
 #include "experiments/timed_cluster.h"
 

@@ -58,13 +58,6 @@ class FaultyWire final : public WrappedTransport {
     flight.fails = fate < faults_.fail;
     flight.dropped = !flight.fails && fate < faults_.fail + faults_.drop;
     flight.changed = fate >= 1 - faults_.change && !plan.copies.empty();
-    if (transfer.op == KvOp::write) {
-      for (const Copy& copy : plan.copies)
-        flight.bytes.insert(flight.bytes.end(), copy.source, copy.source + copy.bytes);
-      if (flight.changed) flight.bytes[random_.below(flight.bytes.size())] ^= std::byte{0x20};
-      const std::byte* at = flight.bytes.data();
-      for (Copy& copy : flight.plan.copies) copy.source = std::exchange(at, at + copy.bytes);
-    }
     const TransferId id = ++last_;
     flights_.emplace(id, std::move(flight));
     advance();
@@ -84,7 +77,8 @@ class FaultyWire final : public WrappedTransport {
     for (auto& [id, flight] : flights_) {
       if (flight.state != TransferState::in_flight || clock_.now() < flight.at_s) continue;
       flight.state = arrive(flight);
-      if (flight.transfer.op == KvOp::write && random_.uniform() < faults_.twice)
+      if (flight.transfer.op == KvOp::write && !flight.dropped &&
+          random_.uniform() < faults_.twice)
         again_.push_back({std::move(flight), clock_.now() + 0.2 * random_.uniform()});
     }
     std::erase_if(again_, [this](auto& again) {
@@ -98,13 +92,22 @@ class FaultyWire final : public WrappedTransport {
   struct Flight {
     KvTransfer transfer;
     TransferPlan plan;
-    std::vector<std::byte> bytes;  // of a write, as they left
+    std::vector<std::byte> bytes;  // of a write, as they arrive
     double at_s = 0;
     bool fails = false, dropped = false, changed = false;
     TransferState state = TransferState::in_flight;
   };
+  // The source is read as late as a wire may: it is the poster's until then.
+  void take_bytes(Flight& flight) {
+    for (const Copy& copy : flight.plan.copies)
+      flight.bytes.insert(flight.bytes.end(), copy.source, copy.source + copy.bytes);
+    if (flight.changed) flight.bytes[random_.below(flight.bytes.size())] ^= std::byte{0x20};
+    const std::byte* at = flight.bytes.data();
+    for (Copy& copy : flight.plan.copies) copy.source = std::exchange(at, at + copy.bytes);
+  }
   TransferState arrive(Flight& flight) {
     if (flight.dropped) return TransferState::done;
+    if (flight.transfer.op == KvOp::write) take_bytes(flight);
     const TransferState state =
         WrappedTransport::poll(WrappedTransport::post(flight.transfer, flight.plan));
     if (flight.fails || state != TransferState::done) return TransferState::failed;
@@ -258,8 +261,8 @@ void Sim::configure() {
   leave_rate_ = sometimes(0.4, 4);
   abort_rate_ = sometimes(0.5, 20);
   to_submit_ = 8 + int(random_.below(25));
-  // One that was dropped and one that came twice make the right number: only checksums tell.
-  if (!sim.checksum && wire_.drop > 0) wire_.twice = 0;
+  // One that is lost, or late, and one that came twice make the right number: only checksums tell.
+  if (!sim.checksum) wire_.twice = 0;
   tell("%dP%dD%dC %s block %d %s, placement %s, disagg %s%s, stream %d, batch %d, step %d", p, d, c,
        sim.scheme.c_str(), kv.block_tokens, kv.prefix_cache ? "cache" : "no cache",
        options.placement->name, options.disagg->name, options.disagg_options.pull ? " pull" : "",
