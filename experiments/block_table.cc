@@ -25,26 +25,12 @@
 #include "base/random.h"
 #include "base/stats.h"
 #include "experiments/experiment.h"
-#include "model/cost_model.h"
+#include "experiments/timed_cluster.h"
 
 namespace xpyd::experiments {
 namespace {
 
 constexpr int kBlock = 16;
-
-ModelConfig llama_8b() {
-  ModelConfig c;
-  c.family = "llama";
-  c.n_layers = 32;
-  c.hidden = 4096;
-  c.intermediate = 14336;
-  c.n_heads = 32;
-  c.n_kv_heads = 8;
-  c.head_dim = 128;
-  c.vocab = 128256;
-  c.max_position = 131072;
-  return c;
-}
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
@@ -105,7 +91,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
             views[s].block_table[b] != lists[s][b])
           return Finding{{}, "two ways to tell where KV is differ"};
   }
-  const CostModel cost{.config = llama_8b()};
+  const CostModel cost = timed_model_cost();
   const double step_us = 1e6 * seconds(cost.decode(batch, tokens), {312e12 * .5, 2.04e12 * .8});
   Finding found;
   for (int way = 0; way < 4; ++way) {

@@ -6,6 +6,7 @@
 
 #include "allocator/block_pool.h"
 #include "allocator/kv_plan.h"
+#include "allocator/tiered.h"
 #include "base/random.h"
 
 namespace xpyd::experiments {
@@ -41,6 +42,11 @@ Result<std::unique_ptr<Contestant>> Contestant::create(const std::string& scheme
   made->pool_ = pool.value();
   made->block_bytes_ = row.block_bytes ? row.block_bytes(kv) : made->pool_->layout().block_bytes();
   made->memory_ = row.make(made->pool_, kv);
+  if (kv.tiers.on()) {
+    Result<std::unique_ptr<KvMemory>> tiered = make_tiered(std::move(made->memory_), kv);
+    if (!tiered) return tiered.error();
+    made->memory_ = std::move(tiered).value();
+  }
   made->engine_ = std::make_unique<Engine>(model, *made->memory_, options, made->clock_, nullptr);
   made->sink_ = std::make_shared<Sink>();
   return made;
@@ -54,7 +60,8 @@ SequencePtr Contestant::make(std::vector<int32_t> prompt, int max_tokens) {
   request->max_tokens = max_tokens;
   request->ignore_eos = true;
   request->arrival_s = clock_.now();
-  return make_sequence(request, {.stands_for = request->n}, sink_, std::make_shared<std::atomic<bool>>(false), nullptr);
+  return make_sequence(request, {.stands_for = request->n}, sink_,
+                       std::make_shared<std::atomic<bool>>(false), nullptr);
 }
 
 void Contestant::submit(std::vector<int32_t> prompt, int max_tokens) {

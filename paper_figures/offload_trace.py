@@ -1,0 +1,18 @@
+"""Steps of the engine and copies of its KV on one clock (KV offloading's experiment 2): a prompt of 2 x 1,024 tokens
+computed and copied out, then three equal ones swapped in. The first round of the first repetition."""
+import style
+
+table = style.result("offload_trace").repeats()[0]
+first = table.distinct("round")[0]
+figure, axes = style.plt.subplots(2, 1, figsize=(8.4, 2.8), sharex=True)
+for part, number in (("computed", 0), ("swapped in", 1)):
+    lanes = (("step", "0.55"), ("out", "0.15")) if part == "computed" else (("step", "0.55"), ("in", "0.15"))
+    for height, (what, color) in enumerate(lanes):
+        bars = [(float(row["begin_ms"]), float(row["end_ms"]) - float(row["begin_ms"]))
+                for row in table.select(round=first, part=part, what=what)]
+        axes[number].broken_barh(bars, (-height - .35, .7), facecolor=color, edgecolor="white", linewidth=.5)
+    axes[number].set_yticks([0, -1], ["steps", "copies " + lanes[1][0]])
+    axes[number].set_title({"computed": "one prompt, computed", "swapped in": "three equal ones, swapped in"}[part],
+                           fontsize=8, loc="left")
+axes[1].set_xlabel("ms")
+style.save(figure, "offload_trace", table, "KV offloading (wde), experiment 2; the link's share of a step is theirs")
