@@ -189,7 +189,7 @@ class SideThere final : public Side {
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, fds[1], 3);
     posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
-    const std::string command = "XPYD_TRANSPORT_PEER=" + wire.name + " " + std::to_string(self);
+    const std::string command = "XPYD_TRANSPORT_PEER=" + std::to_string(self) + " " + wire.name;
     std::vector<char*> environment;
     for (char** e = environ; *e; ++e)
       if (!std::strstr(*e, "XPYD_REQUIRE_DEVICE")) environment.push_back(*e);
@@ -416,7 +416,7 @@ TEST_CASE("the other process of a transport test", "[.transport-peer]") {
   std::istringstream in(role);
   std::string name;
   PeerId self = 0;
-  in >> name >> self;
+  std::getline(in >> self >> std::ws, name);  // names have blanks
   for (const Wire& wire : wires()) {
     if (wire.name != name) continue;
     std::unique_ptr<Side> side = make_side_here(wire, self);
