@@ -15,6 +15,7 @@
 // Thread safety: the instance's thread; mail comes from the channels' thread.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
@@ -25,7 +26,11 @@
 
 #include "base/clock.h"
 #include "disagg/transport/rdma_link.h"
+<<<<<<< HEAD
 #include "disagg/transport/side_channel.h"
+=======
+#include "disagg/transport/rdma_plan.h"
+>>>>>>> rdma6
 
 namespace xpyd::rdma {
 
@@ -45,17 +50,35 @@ class Posting {
   TransportStats stats() const { return stats_; }  // without `refused`
 
  private:
+  using Keys = std::shared_ptr<const WindowKeys>;
   // What the owner's side has sent.
   struct Mail {
     std::mutex mutex;
-    std::unordered_map<uint32_t, WindowKeys> keys;  // by index
-    uint64_t synced = 0;
+    std::unordered_map<uint32_t, Keys> keys;  // by index
     std::optional<std::vector<RailEnd>> renewed;
     bool left = false;
+    std::atomic<bool> news = false;  // one of these two
+    std::atomic<uint64_t> synced = 0;
     bool take(const Message& message);  // false: nonsense
   };
+  struct Transfer {
+    TransferId id = 0;  // 0: none; the place is free
+    KvTransfer what;
+    std::vector<Copy> copies;
+    int64_t mark = 0;  // device memory: the source is there when the queue has reached it
+    enum { seeking, moving, sent, stopped, refused, done, failed } stage = seeking;
+    uint64_t sync = 0;  // seeking, refused: asked the owner (0: not yet)
+    Keys keys;
+    bool planned = false;
+    Requests requests;
+    size_t next = 0;           // of requests
+    int rail = -1;             // of a transfer that is not striped
+    std::vector<int> batches;  // under way, by rail
+    int n_batches = 0;
+    bool settled() const { return stage == done || stage == failed; }
+  };
   struct Batch {
-    TransferId transfer;
+    Transfer* transfer;
     int requests;
     size_t bytes;
   };
@@ -73,56 +96,37 @@ class Posting {
     std::shared_ptr<Mail> mail;
     std::vector<Line> lines;
     enum { ready, renewing, dead } state = ready;
-    std::deque<TransferId> waiting;  // those with something left to post or to hear
+    std::deque<Transfer*> waiting;  // those with something left to post or to hear
     uint64_t last_sync = 0;
   };
-  struct Request {
-    uint64_t remote;
-    uint32_t range;  // of the window's
-    uint32_t first_piece, pieces;
-    uint32_t bytes;
-  };
-  struct Transfer {
-    KvTransfer what;
-    std::vector<Copy> copies;
-    size_t bytes = 0;
-    int64_t mark = 0;  // device memory: the source is there when the queue has reached it
-    enum { seeking, moving, sent, stopped, refused, done, failed } stage = seeking;
-    uint64_t sync = 0;  // seeking, refused: asked the owner (0: not yet)
-    WindowKeys keys;
-    bool planned = false;
-    std::vector<Request> requests;
-    std::vector<ibv_sge> pieces;  // lkey: the region's number
-    size_t next = 0;              // of requests
-    int rail = -1;                // of a transfer that is not striped
-    std::vector<int> batches;     // under way, by rail
-    int n_batches = 0;
-  };
 
+  // rdma_posting.cc: what becomes of transfers.
   Link* find(PeerId peer);
-  bool plan(Transfer& t) const;
-  bool find_local(const std::byte* at, size_t bytes, size_t& region) const;
+  Transfer* find_transfer(TransferId id);
+  Transfer& new_transfer();
+  void pump(Link& link);
   void seek(Link& link, Transfer& t);
   void refuse(Link& link, Transfer& t);
-  bool advance(Link& link, TransferId id, Transfer& t);  // false: the queues are full
-  bool send_batch(Link& link, TransferId id, Transfer& t, size_t rail);
-  void pump(Link& link);
-  void read_mail(Link& link);
+  void settle(Transfer& t, bool good);
+  // rdma_posting_lines.cc: what goes out, comes back, breaks and is renewed.
+  bool advance(Link& link, Transfer& t);  // false: the queues are full
+  bool send_batch(Link& link, Transfer& t, size_t rail);
   void poll_completions();
   void completed(size_t rail, const ibv_wc& wc);
-  void settle(Transfer& t, bool good);
-  void leave_queue(Link& link, TransferId id);
-  std::vector<TransferId> drop_queues(Link& link);  // whose transfers were under way
-  void renew(Link& link, TransferId culprit, bool refused);
-  void die(Link& link);
   void number_lines(Link& link, std::vector<Queue>& queues);
+  std::vector<Transfer*> drop_queues(Link& link);  // those that were under way
+  void renew(Link& link, Transfer* culprit, bool refused);
+  void read_mail(Link& link);
+  void die(Link& link);
 
   std::vector<Rail>& rails_;
   const std::vector<MemoryRange> regions_;
+  const RequestLimits limits_;
   Clock& clock_;
   DeviceQueue* const device_queue_;
   std::map<PeerId, Link> links_;
-  std::unordered_map<TransferId, Transfer> transfers_;
+  std::vector<std::unique_ptr<Transfer>> transfers_;  // used again: a post allocates nothing
+  std::vector<uint32_t> free_places_;                 // in transfers_
   struct Place {
     Link* link;
     size_t rail;
@@ -130,7 +134,7 @@ class Posting {
   std::unordered_map<uint32_t, Place> places_;  // of lines, by serial
   std::vector<int> rail_requests_;              // under way on each rail
   uint32_t last_serial_ = 0;
-  TransferId last_id_ = 0;
+  int64_t last_transfer_ = 0;
   TransportStats stats_;
   std::vector<ibv_send_wr> requests_;  // of the batch that is being made
   std::vector<ibv_sge> pieces_;

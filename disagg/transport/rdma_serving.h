@@ -20,7 +20,11 @@
 #include <vector>
 
 #include "disagg/transport/rdma_link.h"
+<<<<<<< HEAD
 #include "disagg/transport/side_channel.h"
+=======
+#include "disagg/transport/rdma_plan.h"
+>>>>>>> rdma6
 
 namespace xpyd::rdma {
 
@@ -44,10 +48,6 @@ class Serving {
   void left(PeerId peer, const SideChannel* channel);
 
  private:
-  struct Range {
-    uint64_t begin, end;
-    size_t region;
-  };
   struct Grant {
     MemoryWindow window;
     Registration registration;
@@ -69,19 +69,21 @@ class Serving {
     std::vector<int> in_flight;
   };
 
+  // rdma_serving.cc: windows and guests.
   Window* find(const WindowKey& window);
-  Result<std::vector<Range>> cover(std::span<const MemoryRange> ranges) const;
   Status make_queues_for(Guest& guest, const std::vector<RailEnd>& theirs);
-  void drop_queues(PeerId peer, Guest& guest);
+  // rdma_serving_keys.cc: keys, from being made to being revoked, and arrivals.
   Status grant(Window& window, Guest& guest);
   Status grant_on(Window& window, Guest& guest, size_t rail);
   void grant_all(PeerId peer, Guest& guest);
   bool revoke(Window& window);  // false: not yet
+  void drop_queues(PeerId peer, Guest& guest);
   bool post(Guest& guest, size_t rail, std::vector<ibv_send_wr>& requests, Window& window);
+  bool settle(Window& window, double seconds);
   Result<MemoryWindow> spare(size_t rail);
   void poll();
   void completed(size_t rail, const ibv_wc& wc);
-  bool settle(Window& window, double seconds);
+  void arrived(size_t rail, const ibv_wc& wc);
 
   std::vector<Rail>& rails_;
   const std::vector<MemoryRange> regions_;
@@ -89,6 +91,7 @@ class Serving {
   std::set<PeerId> connected_;
   std::map<PeerId, Guest> guests_;
   std::vector<std::deque<MemoryWindow>> spare_;   // [rails]; unbound, oldest first
+  std::vector<int> used_;                         // [rails]; receives to be posted again
   std::unordered_map<uint32_t, Window> windows_;  // by generation
   std::deque<uint32_t> free_indices_;
   uint32_t n_indices_ = 0, last_generation_ = 0;

@@ -13,6 +13,7 @@ constexpr int kQueueDepth = 512;   // requests of one queue pair in flight
 constexpr int kSendDepth = 16384;  // of all of them
 constexpr int kServeDepth = 4096;  // keys that are being made or revoked
 constexpr int kArrivals = 2048;    // posts that may arrive before the owner looks
+constexpr int kReceiveBatch = 64;  // as many as one request to the card gives back
 constexpr int kReads = 16;         // more only pays over long lines
 constexpr int kPieces = 16;
 
@@ -153,15 +154,27 @@ Status fill(Rail& rail, const Port& port, Keys keys, const TransportOptions& opt
   if (rail.protection) rail.arrivals.reset(ibv_create_srq(rail.protection.get(), &receives));
   if (!rail.protection || !rail.sends || !rail.serving || !rail.arrivals)
     return unavailable(rail.name + " gives no queues: " + system_error(errno));
-  for (int i = 0; i < n_arrivals; ++i) {
-    ibv_recv_wr empty{}, *bad = nullptr;
-    if (int error = ibv_post_srq_recv(rail.arrivals.get(), &empty, &bad))
-      return unavailable(rail.name + " takes no receives: " + system_error(error));
-  }
+  rail.receive_batch = std::clamp(n_arrivals / 4, 1, kReceiveBatch);
+  if (int error = post_receives(rail, n_arrivals))
+    return unavailable(rail.name + " takes no receives: " + system_error(error));
   return register_regions(rail, options);
 }
 
 }  // namespace
+
+int post_receives(Rail& rail, int n) {
+  ibv_recv_wr chain[kReceiveBatch], *bad = nullptr;
+  while (n > 0) {
+    const int now = std::min(n, kReceiveBatch);
+    for (int i = 0; i < now; ++i) {
+      chain[i] = {};
+      chain[i].next = i + 1 < now ? &chain[i + 1] : nullptr;
+    }
+    if (int error = ibv_post_srq_recv(rail.arrivals.get(), chain, &bad)) return error;
+    n -= now;
+  }
+  return 0;
+}
 
 Result<std::vector<Rail>> open_rails(const TransportOptions& options, Keys keys) {
   Devices devices;

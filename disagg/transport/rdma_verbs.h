@@ -67,6 +67,7 @@ struct Rail {
   int queue_depth = 0;          // sends of one queue pair
   int send_depth = 0;           // of all that post
   int serve_depth = 0;          // of all that serve
+  int receive_batch = 1;        // receives that are posted again at a time
   int pieces = 1;               // gathered or scattered by one request
   size_t message_bytes = 0;     // of one request, at most
   bool memory_windows = false;  // type 2B
@@ -75,5 +76,9 @@ struct Rail {
 
 // Errors say what is missing: a device, a permission, locked memory, a name.
 Result<std::vector<Rail>> open_rails(const TransportOptions& options, Keys keys);
+
+// Empty receives, which is all that a write with immediate data uses up. An errno; 0: they are
+// there.
+int post_receives(Rail& rail, int n);
 
 }  // namespace xpyd::rdma

@@ -419,7 +419,7 @@ TEST_CASE("the other process of a transport test", "[.transport-peer]") {
   std::istringstream in(role);
   std::string name;
   PeerId self = 0;
-  std::getline(in >> self >> std::ws, name);
+  std::getline(in >> self >> std::ws, name);  // names have blanks
   for (const Wire& wire : wires()) {
     if (wire.name != name) continue;
     std::unique_ptr<Side> side = make_side_here(wire, self);

@@ -1,6 +1,6 @@
-// rdma_speed write_bw|write_lat|read_lat DEVICE: the rdma wire between two processes, as its
-// instances use it, in the units of perftest's programs of these names, beside which tests.sh runs
-// it. Checks every byte before it says a number.
+// rdma_speed write_bw|read_bw|write_lat|read_lat DEVICE: the rdma wire between two processes, as
+// its instances use it, in the units of perftest's programs of these names, beside which tests.sh
+// runs it. Checks every byte before it says a number.
 
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -22,8 +22,8 @@ constexpr size_t kBlock = 64 << 10;
 constexpr size_t kBlocks = 128;  // at every second place, so that no two are neighbours
 constexpr size_t kMemory = 2 * kBlock * kBlocks;
 constexpr int kPasses = 12;  // over all blocks: 96 MiB
-constexpr int kBlocksOfPost = 16;
-constexpr int kRounds = 2000, kWarm = 200;
+constexpr size_t kBlocksOfPost = 16;
+constexpr int kRounds = 1000, kWarm = 200;
 
 struct Note {
   char address[512];
@@ -62,15 +62,16 @@ class Side {
       stop("the other process ended");
     return got;
   }
-  TransferId post(KvOp op, const std::vector<size_t>& blocks, size_t bytes) {
+  // `n` blocks from `first` on, `bytes` of each.
+  TransferId post(KvOp op, size_t first, size_t n, size_t bytes) {
     plan.copies.clear();
-    for (size_t block : blocks) {
+    for (size_t block = first; block < first + n; ++block) {
       std::byte* local = memory.get() + block * 2 * kBlock;
       std::byte* remote = wire->remote(peer, 0) + block * 2 * kBlock;
       plan.copies.push_back(op == KvOp::write ? Copy{local, remote, bytes}
                                               : Copy{remote, local, bytes});
     }
-    plan.bytes = bytes * blocks.size();
+    plan.bytes = bytes * n;
     return wire->post({peer, op, op == KvOp::write ? theirs.write : theirs.read, 0}, plan);
   }
   void wait(TransferId id) {
@@ -114,85 +115,105 @@ class Side {
   const int socket_;
 };
 
-std::vector<size_t> run_of_blocks(size_t from, size_t n) {
-  std::vector<size_t> blocks;
-  for (size_t i = 0; i < n; ++i) blocks.push_back(from + i);
-  return blocks;
+// The median and the least.
+void print(std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  std::printf("%.2f %.2f\n", times[times.size() / 2], times[0]);
 }
 
-void write_all(Side& side) {
+// MiB/s of blocks of 64 KiB, kPosts posts ahead: what was posted before the clock starts is
+// through.
+double stream(Side& side, KvOp op) {
+  constexpr size_t kPosts = kBlocks / kBlocksOfPost;
   std::vector<TransferId> ids;
-  for (size_t b = 0; b < kBlocks; b += kBlocksOfPost)
-    ids.push_back(side.post(KvOp::write, run_of_blocks(b, kBlocksOfPost), kBlock));
-  for (TransferId id : ids) side.wait(id);
+  auto pass = [&] {
+    for (size_t b = 0; b < kBlocks; b += kBlocksOfPost) {
+      ids.push_back(side.post(op, b, kBlocksOfPost, kBlock));
+      if (ids.size() > kPosts) side.wait(ids[ids.size() - 1 - kPosts]);
+    }
+  };
+  auto drain = [&] {
+    for (size_t i = ids.size() - kPosts; i < ids.size(); ++i) side.wait(ids[i]);
+    ids.clear();
+  };
+  pass(), drain();
+  const double start = side.clock.now();
+  for (int i = 0; i < kPasses; ++i) pass();
+  drain();
+  return double(kPasses) * kBlocks * kBlock / (1 << 20) / (side.clock.now() - start);
 }
 
-// MiB/s of blocks of 64 KiB.
 void write_bw(Side& side, bool poster) {
-  constexpr int kPosts = kBlocks / kBlocksOfPost;
   if (poster) {
     side.fill(1);
-    write_all(side);
-    const double start = side.clock.now();
-    std::vector<TransferId> ids;
-    for (int pass = 0; pass < kPasses; ++pass) {
-      for (size_t b = 0; b < kBlocks; b += kBlocksOfPost) {
-        ids.push_back(side.post(KvOp::write, run_of_blocks(b, kBlocksOfPost), kBlock));
-        if (ids.size() > kPosts) side.wait(ids[ids.size() - 1 - kPosts]);
-      }
-    }
-    for (size_t i = ids.size() - kPosts; i < ids.size(); ++i) side.wait(ids[i]);
-    const double seconds = side.clock.now() - start;
+    const double speed = stream(side, KvOp::write);
     side.exchange(side.ours);
-    std::printf("%.2f\n", double(kPasses) * kBlocks * kBlock / (1 << 20) / seconds);
+    std::printf("%.2f\n", speed);
   } else {
     side.exchange(side.ours);
-    if (side.wire->arrived(side.ours.write) != kPosts * (1 + kPasses) || !side.holds(1, kBlock))
+    if (side.wire->arrived(side.ours.write) != int(kBlocks / kBlocksOfPost) * (1 + kPasses) ||
+        !side.holds(1, kBlock))
       side.stop("wrong bytes");
   }
 }
 
-// Half of a round of two small writes, each seen by arrived(), in us: the median.
+void read_bw(Side& side, bool poster) {
+  side.fill(poster ? 1 : 2);
+  side.exchange(side.ours);
+  if (poster) {
+    const double speed = stream(side, KvOp::read);
+    if (!side.holds(2, kBlock)) side.stop("wrong bytes");
+    std::printf("%.2f\n", speed);
+  }
+  side.exchange(side.ours);
+}
+
+// Half of a round of two small writes, each seen by arrived(), in us. The clock is read
+// once a round, as perftest does.
 void write_lat(Side& side, bool poster) {
   std::vector<double> halves;
   side.fill(poster ? 1 : 2);
   TransferId last = 0;
+  double start = side.clock.now();
   for (int round = 0; round < kWarm + kRounds; ++round) {
-    const double start = side.clock.now();
     if (!poster) side.wait_arrived(round + 1);
-    const TransferId id = side.post(KvOp::write, {size_t(round) % kBlocks}, 8);
+    const TransferId id = side.post(KvOp::write, size_t(round) % kBlocks, 1, 8);
     if (last) side.wait(last);
     last = id;
-    if (poster) side.wait_arrived(round + 1);
-    if (round >= kWarm) halves.push_back((side.clock.now() - start) / 2 * 1e6);
+    if (!poster) continue;
+    side.wait_arrived(round + 1);
+    const double now = side.clock.now();
+    if (round >= kWarm) halves.push_back((now - start) / 2 * 1e6);
+    start = now;
   }
   side.wait(last);
   if (!poster && !side.holds(1, 8)) side.stop("wrong bytes");
   side.exchange(side.ours);
-  std::nth_element(halves.begin(), halves.begin() + kRounds / 2, halves.end());
-  if (poster) std::printf("%.2f\n", halves[kRounds / 2]);
+  if (poster) print(halves);
 }
 
-// A read of 8 bytes until it is done, in us: the median.
+// A read of 8 bytes until it is done, in us.
 void read_lat(Side& side, bool poster) {
   side.fill(poster ? 1 : 2);
   side.exchange(side.ours);
   if (poster) {
     std::vector<double> times;
+    double start = side.clock.now();
     for (int round = 0; round < kWarm + kRounds; ++round) {
-      const double start = side.clock.now();
-      side.wait(side.post(KvOp::read, {size_t(round) % kBlocks}, 8));
-      if (round >= kWarm) times.push_back((side.clock.now() - start) * 1e6);
+      side.wait(side.post(KvOp::read, size_t(round) % kBlocks, 1, 8));
+      const double now = side.clock.now();
+      if (round >= kWarm) times.push_back((now - start) * 1e6);
+      start = now;
     }
     if (!side.holds(2, 8)) side.stop("wrong bytes");
-    std::nth_element(times.begin(), times.begin() + kRounds / 2, times.end());
-    std::printf("%.2f\n", times[kRounds / 2]);
+    print(times);
   }
   side.exchange(side.ours);
 }
 
 int run(const std::string& what, const std::string& device) {
   void (*measure)(Side&, bool) = what == "write_bw"    ? write_bw
+                                 : what == "read_bw"   ? read_bw
                                  : what == "write_lat" ? write_lat
                                  : what == "read_lat"  ? read_lat
                                                        : nullptr;
@@ -216,6 +237,6 @@ int run(const std::string& what, const std::string& device) {
 
 int main(int argc, char** argv) {
   if (argc == 3) return xpyd::run(argv[1], argv[2]);
-  std::fprintf(stderr, "rdma_speed write_bw|write_lat|read_lat DEVICE\n");
+  std::fprintf(stderr, "rdma_speed write_bw|read_bw|write_lat|read_lat DEVICE\n");
   return 2;
 }

@@ -1,7 +1,23 @@
-# In the virtual machine: our wire beside the programs of perftest, in turn, so that what slows one down
-# slows the other (medians of rounds; only the ratios mean anything under emulation); then the tests
-# that need an RDMA device.
-rounds=${RDMA_VM_ROUNDS:-3}
+# In the virtual machine: a request whose KV crosses by rdma; our wire beside the programs of perftest,
+# in turn, so that what slows one down slows the other (medians of rounds; only the ratios mean
+# anything under emulation); then the tests that need an RDMA device.
+rounds=${RDMA_VM_ROUNDS:-5}
+failed() { echo "FAILED: $*"; exit 1; }
+
+# What a request says, and its logits, where they are in this process, are those without a wire.
+ask() { xpyd generate --prompt "the keys are" --max-tokens 24 --temperature 0 --topology 1P1D "$@" 2>/tmp/log; }
+hash_of() { sed -n 's/^logits hash //p' /tmp/log; }
+ask --transport local >/tmp/expected || { cat /tmp/log; failed "a request without a wire"; }
+expected=$(hash_of)
+echo "1P1D, local: $(tr '\n' ' ' </tmp/expected)"
+for options in "" "--stream-kv request" "--prefill-tp 2" "--prefill-tp 2 --decode-pp 2" "--disagg decode_first" \
+    "--processes" "--processes --prefill-tp 2"; do
+  ask --transport rdma --kv-checksum on $options >/tmp/answer || { cat /tmp/log; failed "1P1D over rdma $options"; }
+  cmp /tmp/expected /tmp/answer || failed "1P1D over rdma $options: another text than local's"
+  case $options in --processes*) ;; *) [ "$(hash_of)" = "$expected" ] || failed "$options: other logits" ;; esac
+  echo "1P1D over rdma ${options:---stream-kv layer}: the same"
+done
+
 peer() {  # program, arguments: its line of numbers
   program=$1 && shift
   "$program" -d rxe0 -x 1 "$@" >/tmp/server 2>&1 &
@@ -13,30 +29,27 @@ peer() {  # program, arguments: its line of numbers
   grep -E '^ *[0-9]+ +[0-9]+ ' /tmp/client | tail -n 1
 }
 median() { sort -n "$1" | awk '{v[NR] = $1} END {print v[int((NR + 1) / 2)]}'; }
-compare() {  # name, unit, goal
+row() {  # name, unit, goal: medians of /tmp/ours and /tmp/theirs
   awk -v name="$1" -v unit="$2" -v goal="$3" -v ours="$(median /tmp/ours)" -v theirs="$(median /tmp/theirs)" \
-    'BEGIN {printf "%-34s ours %9.2f %s, perftest %9.2f %s, ratio %.3f%s\n", name, ours, unit, theirs, unit, ours / theirs, goal}'
-  rm -f /tmp/ours /tmp/theirs
+    'BEGIN {printf "%-42s ours %9.2f %s, perftest %9.2f %s, ratio %.3f%s\n", name, ours, unit, theirs, unit, ours / theirs, goal}'
 }
-for i in $(seq "$rounds"); do
-  peer ib_write_bw -s 65536 -n 1536 | awk '{print $4}' >>/tmp/theirs
-  xpyd_rdma_speed write_bw rxe0 >>/tmp/ours || exit 1
-done
-compare "write, blocks of 64 KiB" MiB/s " (goal: at least 0.95)"
-for i in $(seq "$rounds"); do
-  peer ib_write_lat -s 8 -n 2000 | awk '{print $5}' >>/tmp/theirs
-  xpyd_rdma_speed write_lat rxe0 >>/tmp/ours || exit 1
-done
-compare "write of 8 bytes until arrived()" us " (goal: at most 1.1)"
-for i in $(seq "$rounds"); do
-  peer ib_read_lat -s 8 -n 2000 | awk '{print $5}' >>/tmp/theirs
-  xpyd_rdma_speed read_lat rxe0 >>/tmp/ours || exit 1
-done
-compare "read of 8 bytes and its notice" us ""
-# A request whose KV crosses by rdma says what it says without a wire (where `xpyd` came along).
-if command -v xpyd >/dev/null; then
-  ask() { xpyd generate --topology 1P1D --prompt "the keys are" --max-tokens 24 --temperature 0 "$@" 2>/tmp/ask; }
-  ask --transport local >/tmp/local && ask --transport rdma >/tmp/rdma && cmp /tmp/local /tmp/rdma || { cat /tmp/ask; exit 1; }
-  echo "1P1D over rdma: the text is that of local"
+compare() {  # ours, perftest's arguments, its column (and of the least, for latencies), row's words
+  ours=$1 theirs=$2 column=$3 least=$4 && shift 4
+  rm -f /tmp/ours* /tmp/theirs*
+  for i in $(seq "$rounds"); do
+    peer $theirs >/tmp/line
+    awk -v c="$column" '{print $c}' /tmp/line >>/tmp/theirs
+    xpyd_rdma_speed "$ours" rxe0 >/tmp/own || failed "xpyd_rdma_speed $ours"
+    awk '{print $1}' /tmp/own >>/tmp/ours
+    [ "$least" = 0 ] || { awk -v c="$least" '{print $c}' /tmp/line >>/tmp/theirs.least; awk '{print $2}' /tmp/own >>/tmp/ours.least; }
+  done
+  row "$@"
+  [ "$least" = 0 ] || { mv /tmp/ours.least /tmp/ours; mv /tmp/theirs.least /tmp/theirs; row "  the least of a round" "$2" ""; }
+}
+if [ "$rounds" -gt 0 ]; then
+  compare write_bw "ib_write_bw -s 65536 -n 1536" 4 0 "write, blocks of 64 KiB" MiB/s " (goal: at least 0.95)"
+  compare read_bw "ib_read_bw -s 65536 -n 1536" 4 0 "read, blocks of 64 KiB, and notices" MiB/s ""
+  compare write_lat "ib_write_lat -s 8 -n 1000" 5 3 "write of 8 bytes until arrived()" us " (goal: at most 1.1)"
+  compare read_lat "ib_read_lat -s 8 -n 1000" 5 3 "read of 8 bytes and its notice" us ""
 fi
-XPYD_WIRE=rdma xpyd_tests "transports:*,[rdma]" -d yes
+XPYD_WIRE=rdma xpyd_tests "transports:*,[rdma]" -d yes || failed "tests"
