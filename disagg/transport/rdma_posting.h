@@ -26,11 +26,8 @@
 
 #include "base/clock.h"
 #include "disagg/transport/rdma_link.h"
-<<<<<<< HEAD
-#include "disagg/transport/side_channel.h"
-=======
 #include "disagg/transport/rdma_plan.h"
->>>>>>> rdma6
+#include "disagg/transport/side_channel.h"
 
 namespace xpyd::rdma {
 

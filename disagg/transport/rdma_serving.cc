@@ -91,17 +91,7 @@ Status Serving::make_queues_for(Guest& guest, const std::vector<RailEnd>& theirs
   return ok();
 }
 
-<<<<<<< HEAD
-void Serving::grant_all(PeerId peer, Guest& guest) {
-  if (!connected_.count(peer)) return;
-  for (auto& [generation, window] : windows_)
-    if (window.peer == peer && !window.closing) (void)grant(window, guest).ok();
-}
-
 Hello Serving::join(const std::shared_ptr<SideChannel>& channel, const Hello& hello) {
-=======
-Hello Serving::join(const std::shared_ptr<Channel>& channel, const Hello& hello) {
->>>>>>> rdma6
   std::lock_guard lock(mutex_);
   Hello answer;
   Guest& guest = guests_[hello.from];
