@@ -5,8 +5,9 @@
 
 #include <algorithm>
 #include <climits>
-#include <cstdio>
 #include <cstring>
+
+#include "base/available_memory.h"
 
 namespace xpyd {
 namespace {
@@ -16,17 +17,6 @@ std::string policy_names() {
   for (const EvictionPolicy& policy : eviction_policies())
     names += (names.empty() ? "" : ", ") + std::string(policy.name);
   return names;
-}
-
-size_t available_memory() {
-  unsigned long kib = 0;
-  if (FILE* file = std::fopen("/proc/meminfo", "r")) {
-    char line[128];
-    while (std::fgets(line, sizeof line, file))
-      if (std::sscanf(line, "MemAvailable: %lu kB", &kib) == 1) break;
-    std::fclose(file);
-  }
-  return size_t(kib) << 10;
 }
 
 }  // namespace
@@ -56,10 +46,8 @@ Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvT
     return invalid("--host-kv-bytes is " + std::to_string(options.host_bytes) + ": one block of " +
                    std::to_string(options.block_tokens) + " tokens has " + std::to_string(block) +
                    " bytes, expected room for 1 to 2^31 tokens");
-  if (const size_t there = available_memory(); there > 0 && options.host_bytes > there)
-    return Error{ErrorCode::unavailable,
-                 "--host-kv-bytes is " + std::to_string(options.host_bytes) +
-                     ", this machine has " + std::to_string(there) + " bytes of memory left"};
+  if (Status there = check_available_memory(options.host_bytes); !there)  // pinned or not
+    return Error{there.error().code, "--host-kv-bytes: " + there.error().message};
   t->layout_.n_blocks = int(n);
   Result<std::shared_ptr<std::byte>> host = device.allocate_host(t->layout_.pool_bytes());
   if (!host) return Error{host.error().code, "--host-kv-bytes: " + host.error().message};

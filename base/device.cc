@@ -1,15 +1,31 @@
 #include "base/device.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
+#include "base/available_memory.h"
 #include "base/copy_thread.h"
 #include "base/memory.h"
 
 namespace xpyd {
 namespace {
+
+Result<std::shared_ptr<std::byte>> host_memory(size_t bytes) {
+  if (Status there = check_available_memory(bytes); !there) return there.error();
+  // What this process may have of it (ulimit -v) only a mapping tells.
+  void* trial =
+      bytes == 0 ? nullptr : ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (trial == MAP_FAILED)
+    return Error{ErrorCode::unavailable,
+                 std::to_string(bytes) + " bytes: " + std::strerror(errno) + " (ulimit -v)"};
+  if (trial) ::munmap(trial, bytes);
+  auto buffer = std::make_shared<Buffer>(bytes);
+  return std::shared_ptr<std::byte>(buffer, buffer->data());
+}
 
 class CpuQueue final : public DeviceQueue {
  public:
@@ -25,10 +41,7 @@ class CpuQueue final : public DeviceQueue {
 class CpuDevice final : public Device {
  public:
   const char* name() const override { return "cpu"; }
-  Result<std::shared_ptr<std::byte>> allocate(size_t bytes) override {
-    auto buffer = std::make_shared<Buffer>(bytes);
-    return std::shared_ptr<std::byte>(buffer, buffer->data());
-  }
+  Result<std::shared_ptr<std::byte>> allocate(size_t bytes) override { return host_memory(bytes); }
   Result<std::shared_ptr<PageGroups>> make_page_groups(const PageGroupOptions& options) override {
     return make_host_page_groups(options);
   }
@@ -51,8 +64,7 @@ DmaBuf& DmaBuf::operator=(DmaBuf&& from) noexcept {
 }
 
 Result<std::shared_ptr<std::byte>> Device::allocate_host(size_t bytes) {
-  auto buffer = std::make_shared<Buffer>(bytes);
-  return std::shared_ptr<std::byte>(buffer, buffer->data());
+  return host_memory(bytes);
 }
 
 DeviceQueue& cpu_queue() {

@@ -11,6 +11,8 @@
 #include <mutex>
 #include <string>
 
+#include "base/available_memory.h"
+
 namespace xpyd {
 namespace {
 
@@ -146,6 +148,7 @@ Result<std::shared_ptr<PageGroups>> make_host_page_groups(const PageGroupOptions
                    ": expected a multiple of the page, " + std::to_string(page));
   XPYD_CHECK(o.n_groups > 0);
   const size_t bytes = o.group_bytes * size_t(o.n_groups);
+  if (Status there = check_available_memory(bytes); !there) return there.error();
   const int fd = ::memfd_create("xpyd-kv", MFD_CLOEXEC);
   if (fd < 0) return os_error("memfd_create");
   auto groups = std::make_shared<HostGroups>(o, fd);

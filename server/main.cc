@@ -1,5 +1,6 @@
 // The program: finds the subcommand in a table, checks its options, prints them, runs it.
 // Exit codes: 0 done, 1 it ran and failed, 2 misuse.
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -124,6 +125,7 @@ int run(const std::vector<std::string>& words) {
 }  // namespace xpyd
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f is a failed write, and gets a message
   try {
     return xpyd::run(std::vector<std::string>(argv + 1, argv + argc));
   } catch (const std::exception& error) {  // no memory, or a bug: nothing of ours throws on purpose

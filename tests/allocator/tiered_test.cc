@@ -406,7 +406,7 @@ TEST_CASE("tiers: options that cannot be met are told by name", "[tiers]") {
         o.host_bytes = size_t(1) << 36;
         o.block_tokens = 4096;
       }),
-      "--host-kv-bytes is 68719476736, this machine has");
+      "--host-kv-bytes: 68719476736 bytes: this machine has");
   has(error([&](auto& o) {
         o.host_bytes = 0;
         o.disk_dir = dir.path;

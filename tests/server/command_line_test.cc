@@ -96,6 +96,43 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
   }
 }
 
+TEST_CASE("command line: KV memory that cannot be had is a message, not the end of the process",
+          "[command_line][tiers]") {
+  const std::string xpyd = program();
+  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  testing::TempDir dir;
+  const size_t twice = 2 * size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+  const std::string more = std::to_string(std::min(twice, size_t{900} << 30));
+  struct {
+    const char* limit;  // of the shell
+    std::string words;
+    int code;
+    const char* expected;
+  } cases[] = {
+      {"", "--kv-bytes " + more, 1, "--kv-bytes: "},
+      {"", "--allocator vattention --kv-bytes " + more, 1, "--kv-bytes: "},
+      {"", "--kv-backing groups --kv-bytes " + more, 1, "--kv-bytes: "},
+      {"", "--host-kv-bytes " + more, 1, "--host-kv-bytes: "},
+      {"", "--allocator vattention --page-group-bytes 5000", 2,
+       "page-group-bytes is 5000: expected a multiple of the page, 4096"},
+      {"", "--allocator vattention --kv-bytes 64KiB", 2, "too small for one row of page groups"},
+      {"", "--allocator slots --kv-bytes 64KiB", 2, "too small for one slot"},
+      {"", "--allocator vattention --page-group-bytes 4096 --kv-bytes 2GiB --max-batch 65536", 2,
+       "vattention: "},
+      {"", "--disk-kv-dir " + dir.path, 2, "needs --host-kv-bytes"},
+      {"", "--host-kv-bytes 1MiB --disk-kv-dir " + dir.path + "/none", 2, "No such file"},
+      {"ulimit -f 1000; ", "--host-kv-bytes 1MiB --disk-kv-dir " + dir.path, 2, "File too large"},
+  };
+  for (const auto& [limit, words, code, expected] : cases) {
+    const Ran ran = run("/bin/sh", {"-c", limit + ("exec '" + xpyd) +
+                                              "' generate --prompt x --max-tokens 2 " + words});
+    INFO(limit << words << ": " << ran.err);
+    CHECK(ran.code == code);
+    CHECK(ran.err.find(expected) != std::string::npos);
+    if (code == 1) CHECK(ran.err.find("bytes of memory left") != std::string::npos);
+  }
+}
+
 TEST_CASE("command line: ranks that cannot be are exit code 2; those that can give the same text",
           "[command_line][shards]") {
   const std::string xpyd = program();
@@ -231,16 +268,17 @@ TEST_CASE("command line: the demo model's answers survive every dtype of KV", "[
   const std::string xpyd = program();
   if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
   const std::string facts =
-      "The key of box 17 is amber. The owner of house 3 is Grace. The city of train 17 is Oslo. The "
+      "The key of box 17 is amber. The owner of house 3 is Grace. The city of train 17 is Oslo. "
+      "The "
       "colour of door 250 is teal. ";
   for (auto [question, answer] :
        {std::pair("What is the key of box 17?", " The key of box 17 is amber."),
         {"Who is the owner of house 3?", " The owner of house 3 is Grace."},
         {"What is the colour of door 250?", " The colour of door 250 is teal."}})
     for (const char* dtype : {"f32", "bf16", "int8", "int4"}) {
-      const Ran ran = run(xpyd, {"generate", "--prompt", facts + question, "--temperature", "0",
-                                 "--max-tokens", "24", "--kv-dtype", dtype, "--topology", "1P1D",
-                                 "--kv-bytes", "8MiB"});
+      const Ran ran =
+          run(xpyd, {"generate", "--prompt", facts + question, "--temperature", "0", "--max-tokens",
+                     "24", "--kv-dtype", dtype, "--topology", "1P1D", "--kv-bytes", "8MiB"});
       INFO(dtype << " " << ran.err);
       CHECK(ran.code == 0);
       CHECK(ran.out.substr(0, std::string(answer).size()) == answer);
