@@ -27,6 +27,7 @@
 #include "base/memory.h"
 #include "base/random.h"
 #include "base/stats.h"
+#include "disagg/transport/handoff_pool.h"
 #include "disagg/transport/shared_memory.h"
 #include "disagg/transport/wires.h"
 
@@ -112,24 +113,34 @@ struct Wire {
   TransferPlan plan;
 };
 
-// KV of 4,096 tokens in one pool that two memories share.
+// KV of 4,096 tokens in one pool that two memories share: of one process, or of two, each of which
+// then has a pool of its own over the ledger of both.
 struct Handoff {
-  Handoff() {
+  explicit Handoff(bool processes) {
     KvOptions options;
     options.shape = {.n_layers = 16, .n_kv_heads = 8, .head_dim = 64, .dtype = Dtype::bf16};
     options.pool_bytes = kPoolBytes + (1 << 20);
     options.max_sequence_tokens = 4096;
     const KvScheme* scheme = find_kv_scheme("paged");
-    auto pool = make_block_pool("paged", options).value();
-    a = scheme->make(pool, options);
-    b = scheme->make(pool, options);
+    if (processes) {
+      file = HandoffPool::create("paged", options, 2).value();
+      for (auto* memory : {&a, &b})
+        *memory = scheme->make(join_handoff_pool(file->address(), "paged", options).value().pool,
+                               options);
+    } else {
+      auto pool = make_block_pool("paged", options).value();
+      a = scheme->make(pool, options);
+      b = scheme->make(pool, options);
+    }
     for (int i = 0; i < 4096; ++i) tokens.push_back(i * 7 % 1000);
     handle = a->reserve(tokens, 0).value().handle;
     XPYD_CHECK(a->append(handle, 4096));
     a->written(handle, tokens);
   }
   void pass() {
-    handle = b->adopt(a->hand_over(handle), tokens, 0);
+    KvHandover handover = a->hand_over(handle);
+    handle = b->adopt(handover, tokens, 0);
+    if (file) a->discard(std::move(handover));  // D has said that it has taken it
     std::swap(a, b);
   }
   std::string check() {
@@ -139,6 +150,7 @@ struct Handoff {
     const bool same = std::equal(before.begin(), before.end(), after.begin(), after.end());
     return same && a->written_tokens(handle) == 4096 ? "" : "the blocks are not those handed over";
   }
+  std::unique_ptr<HandoffPool> file;
   std::unique_ptr<KvMemory> a, b;
   std::vector<int32_t> tokens;
   KvHandle handle = kNoKv;
@@ -146,7 +158,7 @@ struct Handoff {
 
 void bench_copies(Bench& bench) {
   Wire shm(make_shm_transport, shared_memory);
-  Handoff handoff;
+  Handoff handoff(false), between_processes(true);
   const Copy whole{shm.source.get(), shm.poster->remote(kOwner, 0), kPoolBytes};
   const auto one_copy = [&] { copy_streaming({&whole, 1}); };
   const auto with_memcpy = [&] {
@@ -183,6 +195,12 @@ void bench_copies(Bench& bench) {
       {.name = "handoff: 4,096 tokens",
        .run = [&] { handoff.pass(); },
        .check = [&] { return handoff.check(); },
+       .limit = Limit::none,
+       .target = 20,
+       .versus = {"shm: 2,048 blocks of 64 KiB"}},
+      {.name = "handoff between processes: 4,096 tokens",
+       .run = [&] { between_processes.pass(); },
+       .check = [&] { return between_processes.check(); },
        .limit = Limit::none,
        .target = 20,
        .versus = {"shm: 2,048 blocks of 64 KiB"}},

@@ -229,7 +229,7 @@ TEST_CASE("processes: one pool for all of them, under schemes with and without a
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   for (const Words& memory :
        {Words{"--allocator", "token"}, Words{"--allocator", "contiguous", "--kv-bytes", "8MiB"},
-        Words{"--kv-layout", "token_major", "--kv-bytes", "1MiB"}}) {
+        Words{"--kv-layout", "token_major"}}) {
     INFO(memory[1]);
     Words words = {"--transport", "handoff"};
     words.insert(words.end(), memory.begin(), memory.end());
