@@ -10,6 +10,7 @@
 
 #include "disagg/conductor.h"
 #include "disagg/instance.h"
+#include "disagg/transport/forwarding.h"
 
 namespace xpyd::experiments {
 namespace {
@@ -209,26 +210,14 @@ struct Links {
 };
 
 // The local wire, which copies when the links have carried it.
-class PacedWire final : public KvTransport {
+class PacedWire final : public ForwardingTransport {
  public:
   PacedWire(const TransportOptions& options, Links& links, std::function<void(double)> wake_at)
-      : inner_(find_transport("local")->make(options).value()),
+      : ForwardingTransport(find_transport("local")->make(options).value()),
         clock_(*options.clock),
         self_(options.self),
         links_(links),
         wake_at_(std::move(wake_at)) {}
-  std::string address() const override { return inner_->address(); }
-  Status connect(PeerId peer, const std::string& address) override {
-    return inner_->connect(peer, address);
-  }
-  void disconnect(PeerId peer) override { inner_->disconnect(peer); }
-  std::byte* remote(PeerId peer, int region) const override { return inner_->remote(peer, region); }
-  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
-    return inner_->open(peer, op, ranges);
-  }
-  bool close(const WindowKey& window) override { return inner_->close(window); }
-  int arrived(const WindowKey& window) const override { return inner_->arrived(window); }
-  TransportStats stats() const override { return inner_->stats(); }
 
   TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
     static const double scale = timed_model_cost().kv_token_bytes() / double(kShape.token_bytes());
@@ -244,7 +233,7 @@ class PacedWire final : public KvTransport {
     if (clock_.now() < flight.due_s) return TransferState::in_flight;
     const TransferState state = flight.cancelled
                                     ? TransferState::failed
-                                    : inner_->poll(inner_->post(flight.transfer, flight.plan));
+                                    : inner().poll(inner().post(flight.transfer, flight.plan));
     flights_.erase(id);
     return state;
   }
@@ -260,7 +249,6 @@ class PacedWire final : public KvTransport {
     double due_s = 0;
     bool cancelled = false;
   };
-  std::unique_ptr<KvTransport> inner_;
   Clock& clock_;
   const PeerId self_;
   Links& links_;
