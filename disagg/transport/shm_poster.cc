@@ -139,7 +139,6 @@ Result<std::shared_ptr<Remote>> reach(PeerId self, const std::string& address) {
     remote->mappings.push_back(mapped.value());
     remote->regions.push_back({mapped.value().get() + region.offset, region.bytes});
   }
-  remote->inside = RangeSet(remote->regions);
   return remote;
 }
 

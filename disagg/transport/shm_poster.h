@@ -18,7 +18,6 @@
 #include "base/copy.h"
 #include "disagg/transport/shm_owner.h"
 #include "disagg/transport/shm_table.h"
-#include "disagg/transport/window_table.h"
 
 namespace xpyd::shm {
 
@@ -32,7 +31,6 @@ struct Remote : Watched {
   std::shared_ptr<std::byte> table;
   std::vector<std::shared_ptr<std::byte>> mappings;
   std::vector<MemoryRange> regions;
-  RangeSet inside;
   SharedWindows windows;
 
   // Inside a window that was entered.
