@@ -191,7 +191,7 @@ $(BUILD)/tests/%.o: private CXXFLAGS += -O1
 # What libstdc++ silences by pragmas inside them must be silenced here: a compiled header forgets its pragmas.
 PCH ?= $(filter g++%,$(notdir $(CXX)))
 headers = $(if $(PCH),$(1:%=$(BUILD)/%/precompiled.h.gch))
-QUIET   := -Wno-array-bounds -Wno-restrict -Wno-stringop-overflow -Wno-stringop-overread
+QUIET   := -Wno-array-bounds -Wno-stringop-overflow -Wno-stringop-overread
 ahead   = $(if $(PCH),-Winvalid-pch $(QUIET) -include $(BUILD)/$(1)/precompiled.h)
 $(BUILD)/%/precompiled.h.gch: %/precompiled.h
 	@mkdir -p $(@D) && echo '#include "$<"' >$(@:.gch=)

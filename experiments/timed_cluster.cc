@@ -10,6 +10,7 @@
 
 #include "disagg/conductor.h"
 #include "disagg/instance.h"
+#include "disagg/transport/forwarding.h"
 
 namespace xpyd::experiments {
 namespace {
@@ -209,27 +210,15 @@ struct Links {
 };
 
 // The local wire, which copies when the links have carried it. `wake`: both ends of a transfer, then.
-class PacedWire final : public KvTransport {
+class PacedWire final : public ForwardingTransport {
  public:
   PacedWire(const TransportOptions& options, Links& links, Timeline& timeline,
             std::function<void(PeerId)> wake)
-      : inner_(find_transport("local")->make(options).value()),
+      : ForwardingTransport(find_transport("local")->make(options).value()),
         self_(options.self),
         links_(links),
         timeline_(timeline),
         wake_(std::move(wake)) {}
-  std::string address() const override { return inner_->address(); }
-  Status connect(PeerId peer, const std::string& address) override {
-    return inner_->connect(peer, address);
-  }
-  void disconnect(PeerId peer) override { inner_->disconnect(peer); }
-  std::byte* remote(PeerId peer, int region) const override { return inner_->remote(peer, region); }
-  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
-    return inner_->open(peer, op, ranges);
-  }
-  bool close(const WindowKey& window) override { return inner_->close(window); }
-  int arrived(const WindowKey& window) const override { return inner_->arrived(window); }
-  TransportStats stats() const override { return inner_->stats(); }
 
   TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
     static const double scale = timed_model_cost().kv_token_bytes() / double(kShape.token_bytes());
@@ -241,7 +230,7 @@ class PacedWire final : public KvTransport {
     timeline_.at(due, [this, id, transfer, plan] {
       auto flight = flights_.find(id);
       if (flight == flights_.end() || flight->second != TransferState::in_flight) return;
-      flight->second = inner_->poll(inner_->post(transfer, plan));
+      flight->second = inner().poll(inner().post(transfer, plan));
       wake_(self_);
       wake_(transfer.peer);
     });
@@ -255,7 +244,6 @@ class PacedWire final : public KvTransport {
   void cancel(TransferId id) override { flights_.at(id) = TransferState::failed; }
 
  private:
-  std::unique_ptr<KvTransport> inner_;
   const PeerId self_;
   Links& links_;
   Timeline& timeline_;

@@ -6,41 +6,35 @@
 #include <map>
 
 #include "base/random.h"
+#include "disagg/transport/forwarding.h"
 
 namespace xpyd {
 namespace {
 
 constexpr double kHoldSeconds = 1e-3;  // a reordered post's, where none comes behind it
 
-class FaultTransport final : public KvTransport {
+class FaultTransport final : public ForwardingTransport {
  public:
   FaultTransport(std::unique_ptr<KvTransport> inner, const FaultOptions& faults,
                  const TransportOptions& options)
-      : inner_(std::move(inner)),
+      : ForwardingTransport(std::move(inner)),
         faults_(faults),
         clock_(*options.clock),
         random_(faults.seed * 0x9e3779b97f4a7c15u + uint64_t(options.self)) {}
 
-  bool zero_copy() const override { return inner_->zero_copy(); }
-  std::string address() const override { return inner_->address(); }
-  Status connect(PeerId peer, const std::string& address) override {
-    return inner_->connect(peer, address);
-  }
   void disconnect(PeerId peer) override {
     for (auto& [id, post] : posts_)
       if (post.transfer.peer == peer) post.lost = true;
-    inner_->disconnect(peer);
+    inner().disconnect(peer);
   }
-  std::byte* remote(PeerId peer, int region) const override { return inner_->remote(peer, region); }
   Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
     pump();
-    return inner_->open(peer, op, ranges);
+    return inner().open(peer, op, ranges);
   }
   bool close(const WindowKey& window) override {
     pump();
-    return inner_->close(window);
+    return inner().close(window);
   }
-  int arrived(const WindowKey& window) const override { return inner_->arrived(window); }
 
   TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
     const TransferId id = ++last_id_;
@@ -76,7 +70,7 @@ class FaultTransport final : public KvTransport {
     Post& post = at->second;
     TransferState state = TransferState::in_flight;
     if (post.inner) {
-      state = inner_->poll(*post.inner);
+      state = inner().poll(*post.inner);
     } else {
       const double deadline_s = post.transfer.deadline_s;
       const bool late = deadline_s > 0 && clock_.now() >= deadline_s;
@@ -97,13 +91,13 @@ class FaultTransport final : public KvTransport {
     auto at = posts_.find(id);
     if (at == posts_.end()) return;
     if (at->second.inner)
-      inner_->cancel(*at->second.inner);
+      inner().cancel(*at->second.inner);
     else
       at->second.lost = true;
   }
 
   TransportStats stats() const override {
-    TransportStats stats = inner_->stats();
+    TransportStats stats = inner().stats();
     stats.posts = stats_posts_;
     stats.failed = stats_failed_;
     return stats;
@@ -164,7 +158,7 @@ class FaultTransport final : public KvTransport {
       post.changed[size_t(at)] ^= std::byte(1u << post.bit);
       copy.source = post.changed.data();
     }
-    post.inner = inner_->post(post.transfer, post.plan);
+    post.inner = inner().post(post.transfer, post.plan);
   }
 
   void duplicate(Post& post) {
@@ -192,10 +186,10 @@ class FaultTransport final : public KvTransport {
       begin(post);
     }
     for (Echo& echo : echoes_) {
-      if (!echo.inner && now >= echo.due_s) echo.inner = inner_->post(echo.transfer, echo.plan);
+      if (!echo.inner && now >= echo.due_s) echo.inner = inner().post(echo.transfer, echo.plan);
     }
     std::erase_if(echoes_, [this](const Echo& echo) {
-      return echo.inner && inner_->poll(*echo.inner) != TransferState::in_flight;
+      return echo.inner && inner().poll(*echo.inner) != TransferState::in_flight;
     });
   }
   void begin_newest(TransferId newest) {
@@ -203,7 +197,6 @@ class FaultTransport final : public KvTransport {
     if (!post.inner && !post.dropped && clock_.now() >= post.due_s) begin(post);
   }
 
-  std::unique_ptr<KvTransport> inner_;
   const FaultOptions faults_;
   Clock& clock_;
   Random random_;

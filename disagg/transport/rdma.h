@@ -1,5 +1,5 @@
 // rdma: one-sided verbs (libibverbs, reliable connections) between instances of any process or
-// host. The parts: rdma_verbs (devices), rdma_link (queue pairs), rdma_messages and rdma_channel
+// host. The parts: rdma_verbs (devices), rdma_link (queue pairs), rdma_messages and side_channel
 // (what the sides tell each other over TCP), rdma_serving (windows and keys), rdma_posting
 // (transfers).
 #pragma once

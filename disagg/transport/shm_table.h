@@ -12,6 +12,7 @@
 // the pool.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -24,7 +25,18 @@ struct alignas(64) SharedSlot {
   std::atomic<int32_t> peer{-1};
   std::atomic<uint32_t> op{0};
   std::atomic<uint32_t> arrived{0};
+  std::atomic<uint32_t> first_range{0}, n_ranges{0};  // of SharedTable::ranges()
 };
+
+// Of an owner's memory, in a form that all processes share: region << 48 | offset. The ranges of a
+// window are sorted and apart from each other.
+struct SharedRange {
+  uint64_t begin = 0, end = 0;
+};
+constexpr int kPlaceBits = 48;
+inline uint64_t shared_place(size_t region, size_t offset) {
+  return uint64_t(region) << kPlaceBits | offset;
+}
 
 // One peer: what its threads are inside of. The poster's own, and its copier.
 constexpr int kLineThreads = 2;
@@ -34,17 +46,25 @@ struct alignas(64) SharedLine {
 
 constexpr int kSharedSlots = 16384;
 constexpr int kSharedLines = 256;
+constexpr uint64_t kMaxRanges = 4 << 20;
 
 struct SharedTable {
-  static constexpr uint64_t kMagic = 0x3130'6d68'7364'7978;  // "xydshm01"
+  static constexpr uint64_t kMagic = 0x3230'6d68'7364'7978;  // "xydshm02"
   uint64_t magic = kMagic;
   std::atomic<int64_t> refused{0};
   SharedLine lines[kSharedLines];
   SharedSlot slots[kSharedSlots];
+  uint64_t n_ranges = 0;  // behind the table, of all windows
+
+  static size_t bytes(uint64_t n_ranges) {
+    return sizeof(SharedTable) + n_ranges * sizeof(SharedRange);
+  }
+  SharedRange* ranges() { return reinterpret_cast<SharedRange*>(this + 1); }
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// The peer's half. Between a true enter() and leave() the owner does not get its window closed.
+// The peer's half. Between a true enter() and leave() the owner does not get its window closed, nor
+// do its ranges change; a window that is entered again has the same ones.
 class SharedWindows {
  public:
   SharedWindows() = default;
@@ -63,6 +83,18 @@ class SharedWindows {
       return true;
     leave(thread);
     return refuse();
+  }
+  // While inside: are these bytes the window's?
+  bool covers(const KvTransfer& transfer, uint64_t place, size_t bytes) {
+    const SharedSlot& slot = table_->slots[transfer.window.index];
+    const uint64_t first = slot.first_range.load(std::memory_order_relaxed);
+    const uint64_t n = slot.n_ranges.load(std::memory_order_relaxed);
+    if (first + n > table_->n_ranges) return false;
+    const SharedRange* begin = table_->ranges() + first;
+    const SharedRange* after =
+        std::upper_bound(begin, begin + n, place,
+                         [](uint64_t at, const SharedRange& range) { return at < range.begin; });
+    return after != begin && place <= after[-1].end && bytes <= after[-1].end - place;
   }
   void count_arrived(const KvTransfer& transfer) {  // while inside
     table_->slots[transfer.window.index].arrived.fetch_add(1, std::memory_order_release);

@@ -20,6 +20,8 @@
 
 namespace xpyd {
 
+constexpr int kTurn = 8;  // reads or writes before another link's turn
+
 // A non-blocking socket and what is read from and written to it.
 class Link {
  public:

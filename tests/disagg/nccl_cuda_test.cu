@@ -22,7 +22,7 @@ OnCard& on_card() {
 std::string missing() {
   static const std::string why = []() -> std::string {
     const Result<cuda::Card> card = cuda::open();
-    if (!card) return card.error().message;
+    if (!card) return "NCCL itself: " + card.error().message;
     if (card.value().name == "SIMT interpreter") return "NCCL itself needs a card";
     const auto api = load_nccl();
     return api ? "" : api.error().message;

@@ -179,19 +179,30 @@ TEST_CASE("nccl: a communicator that breaks is replaced", "[nccl]") {
   auto poster = make_side_here(fake_wire(), kPoster), owner = make_side_here(fake_wire(), kOwner);
   REQUIRE(poster->connect(kOwner, owner->address()) == "");
   REQUIRE(owner->connect(kPoster, poster->address()) == "");
-  poster->fill(0, 16 * MiB, 1);
   int failed = 0;
   for (int round = 0; round < 8; ++round) {
     const KvOp op = KvOp(round % 2);
     const WindowKey key = owner->open(kPoster, op, {{0, 16 * MiB}});
     const int made = fake_comms_made();
+    owner->fill(0, 16 * MiB, 2);
+    poster->fill(0, 16 * MiB, 1);
     std::vector<TransferId> ids;
-    for (int i = 0; i < 4; ++i)
-      ids.push_back(poster->post({kOwner, op, key, 0}, {{0, 0, 16 * MiB}}));
+    for (size_t i = 0; i < 4; ++i)
+      ids.push_back(poster->post({kOwner, op, key, 0}, {{i * 4 * MiB, i * 4 * MiB, 4 * MiB}}));
     while (owner->arrived(key) < 1) sched_yield();
     break_fake_comms();
-    for (TransferId id : ids) failed += settle(*poster, id) == TransferState::failed;
+    int done = 0, whole = 0;
+    for (TransferId id : ids) done += settle(*poster, id) == TransferState::done;
+    failed += 4 - done;
+    const int arrived = owner->arrived(key);
+    for (size_t i = 0; i < 4; ++i)
+      whole += op == KvOp::write ? owner->differing(i * 4 * MiB, 4 * MiB, 1, i * 4 * MiB) == 0
+                                 : poster->differing(i * 4 * MiB, 4 * MiB, 2, i * 4 * MiB) == 0;
+    CHECK(done <= arrived);
+    CHECK(done <= whole);
+    if (op == KvOp::write) CHECK(arrived <= whole);
     close_for_good(*owner, key);
+    poster->fill(0, MiB, 1);
     owner->fill(0, MiB, 2);
     const WindowKey next = owner->open(kPoster, KvOp::write, {{0, MiB}});
     // Where the error is seen first by this post, it fails; the next one has a new communicator.
@@ -201,7 +212,6 @@ TEST_CASE("nccl: a communicator that breaks is replaced", "[nccl]") {
     CHECK(state == TransferState::done);
     CHECK(owner->differing(0, MiB, 1) == 0);
     CHECK(fake_comms_made() >= made + 2);
-    poster->fill(0, 16 * MiB, 1);
     close_for_good(*owner, next);
   }
   CHECK(failed > 0);

@@ -24,7 +24,6 @@ const RegisterWire shm_wire({.name = "shm",
                              .make = make_shm_transport,
                              .memory =
                                  [](size_t bytes) { return shared_pool_memory(bytes).value(); },
-                             .checks_ranges = false,
                              .needs_owner = false});
 
 const RegisterWire tcp_wire({.name = "tcp", .make = make_tcp_transport, .memory = plain_memory});
@@ -42,7 +41,6 @@ const RegisterWire fault_wire(
            return parse_transport("fault:shm,seed=5,delay=50us,reorder=0.2").value().make(options);
          },
      .memory = [](size_t bytes) { return shared_pool_memory(bytes).value(); },
-     .checks_ranges = false,
      .needs_owner = false});
 
 }  // namespace

@@ -1,0 +1,40 @@
+// A wire around another one: every call goes through. What changes a thing or two overrides it
+// (fault.cc, wires of experiments and tests).
+#pragma once
+
+#include <memory>
+
+#include "disagg/transport/transport.h"
+
+namespace xpyd {
+
+class ForwardingTransport : public KvTransport {
+ public:
+  explicit ForwardingTransport(std::unique_ptr<KvTransport> inner) : inner_(std::move(inner)) {}
+  bool zero_copy() const override { return inner_->zero_copy(); }
+  std::string address() const override { return inner_->address(); }
+  Status connect(PeerId peer, const std::string& address) override {
+    return inner_->connect(peer, address);
+  }
+  void disconnect(PeerId peer) override { inner_->disconnect(peer); }
+  std::byte* remote(PeerId peer, int region) const override { return inner_->remote(peer, region); }
+  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
+    return inner_->open(peer, op, ranges);
+  }
+  bool close(const WindowKey& window) override { return inner_->close(window); }
+  int arrived(const WindowKey& window) const override { return inner_->arrived(window); }
+  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
+    return inner_->post(transfer, plan);
+  }
+  TransferState poll(TransferId id) override { return inner_->poll(id); }
+  void cancel(TransferId id) override { inner_->cancel(id); }
+  TransportStats stats() const override { return inner_->stats(); }
+
+ protected:
+  KvTransport& inner() const { return *inner_; }
+
+ private:
+  const std::unique_ptr<KvTransport> inner_;
+};
+
+}  // namespace xpyd
