@@ -182,6 +182,7 @@ void BlockPool::retire(int32_t block) {
 
 void BlockPool::evict(int32_t block) {
   lru_remove(block);
+  if (log_) log_->removed(index_->key_of(block));
   index_->erase(block);
   push_free(block);
   --count_[kCached], ++count_[kFree];
@@ -422,10 +423,12 @@ void BlockPool::index(std::span<const int32_t> tokens, std::span<const int32_t> 
       if (indexed < 0) {
         XPYD_CHECK(at(block).references > 0);  // so it is not in the free list
         // Only an adopted block is indexed already, and under a lost parent if find() missed it.
-        if (index_->contains(block))
+        if (index_->contains(block)) {
           index_->reattach(chain, hashes[i], next, block);
-        else
+        } else {
           index_->insert(chain, hashes[i], next, block);
+          if (log_) log_->stored(hashes[i]);
+        }
         indexed = block;
       }
       index_->advance(chain, hashes[i], indexed);
