@@ -202,6 +202,7 @@ void BlockPool::let_go(int32_t block) {
 
 void BlockPool::evict(int32_t block) {
   lru_remove(block);
+  if (log_) log_->removed(index_->key_of(block));
   index_->erase(block);
   --count_[kCached];
   let_go(block);
@@ -491,10 +492,12 @@ void BlockPool::index(std::span<const int32_t> tokens, std::span<const int32_t> 
       if (indexed < 0) {
         XPYD_CHECK(at(block).references > 0);  // so it is not in the free list
         // Only an adopted block is indexed already, and under a lost parent if find() missed it.
-        if (index_->contains(block))
+        if (index_->contains(block)) {
           index_->reattach(chain, hashes[i], next, block);
-        else
+        } else {
           index_->insert(chain, hashes[i], next, block);
+          if (log_) log_->stored(hashes[i]);
+        }
         indexed = block;
       }
       index_->advance(chain, hashes[i], indexed);

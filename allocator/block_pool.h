@@ -33,6 +33,7 @@
 #include "allocator/kv_layout.h"
 #include "allocator/kv_memory.h"
 #include "allocator/prefix_index.h"
+#include "allocator/prefix_log.h"
 #include "base/memory.h"
 #include "base/page_groups.h"
 
@@ -56,6 +57,9 @@ class BlockPool {
   const PrefixIndex* prefix_index() const {
     return index_.get();
   }  // null without; unlocked: benches
+
+  // What the index finds from now on, and what it loses. Before any use.
+  void log_index(std::shared_ptr<PrefixLog> log) { log_ = std::move(log); }
 
   // Appends n blocks of one reference each to `out`: free ones first (last freed first), then
   // cached ones, least recently used first; adds the number of those to `evictions`. False: fewer
@@ -176,6 +180,7 @@ class BlockPool {
   std::shared_ptr<PageGroups> page_groups_;
   Buffer blocks_;  // Block [n_blocks]
   std::unique_ptr<PrefixIndex> index_;
+  std::shared_ptr<PrefixLog> log_;  // null: nobody asks
   std::vector<int32_t> handovers_;  // [n_blocks]: of holds, how many are hand-overs
   std::vector<int32_t> idle_;       // [n_blocks]: of references, how many are idle; empty: none was
   int n_idle_ = 0;                  // blocks that are nobody's but idle ones'

@@ -37,6 +37,16 @@ uint64_t sequence_hash(uint64_t before, bool first, uint64_t local) {
 
 }  // namespace
 
+std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens, int block_tokens,
+                                    uint64_t salt) {
+  std::vector<uint64_t> hashes(tokens.size() / size_t(block_tokens));
+  uint64_t before = salt;
+  for (size_t i = 0; i < hashes.size(); ++i)
+    hashes[i] = before = sequence_hash(
+        before, i == 0, local_hash(tokens.data() + i * size_t(block_tokens), block_tokens));
+  return hashes;
+}
+
 PrefixIndex::PrefixIndex(int n_blocks, int block_tokens, uint64_t hash_mask, Node* nodes,
                          size_t node_stride)
     : n_blocks_(n_blocks),

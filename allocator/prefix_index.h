@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/memory.h"
@@ -78,6 +79,7 @@ class PrefixIndex {
     chain.hash = hash, chain.uid = node(block).uid, chain.block = block;
   }
   bool contains(int32_t block) const { return node(block).uid != 0; }
+  uint64_t key_of(int32_t block) const { return keys_.as<uint64_t>()[block]; }  // before: contains
   bool intact(const PrefixChain& chain) const {
     return !chain.broken && (chain.first() || node(chain.block).uid == chain.uid);
   }
@@ -120,5 +122,9 @@ class PrefixIndex {
   Buffer keys_;    // uint64_t [n_blocks]: the key under which a block stands
   Buffer tokens_;  // int32_t [n_blocks, block_tokens], valid where indexed
 };
+
+// seq[] of the full blocks of `tokens`.
+std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens, int block_tokens,
+                                    uint64_t salt);
 
 }  // namespace xpyd

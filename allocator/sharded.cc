@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "allocator/block_pool.h"
 #include "allocator/kv_plan.h"
 
 namespace xpyd {
@@ -54,13 +55,15 @@ Result<ShardedPlan> plan_sharded(const std::string& scheme_name, const KvOptions
 }
 
 Result<std::unique_ptr<KvMemory>> make_sharded(const std::string& scheme, const KvOptions& options,
-                                               const KvShards& shards) {
+                                               const KvShards& shards,
+                                               std::shared_ptr<PrefixLog> log) {
   Result<ShardedPlan> plan = plan_sharded(scheme, options, shards);
   XPYD_CHECK(plan.ok(), plan ? "" : plan.error().message);
   std::vector<std::unique_ptr<KvMemory>> ranks;
   for (const KvOptions& own : plan.value().of_ranks) {
     auto pool = make_block_pool(scheme, own);
     if (!pool) return pool.error();
+    if (ranks.empty()) pool.value()->log_index(log);
     ranks.push_back(find_kv_scheme(scheme)->make(pool.value(), own));
   }
   if (ranks.size() == 1) return std::move(ranks[0]);

@@ -20,6 +20,8 @@
 
 namespace xpyd {
 
+class PrefixLog;  // prefix_log.h
+
 // What each rank's memory would be. `options` are of the whole instance: the model's shape, and the
 // bytes of all ranks' pools together, which get equally many blocks.
 struct ShardedPlan {
@@ -31,9 +33,11 @@ Result<ShardedPlan> plan_sharded(const std::string& scheme, const KvOptions& opt
                                  const KvShards& shards);
 
 // Allocates and touches the pools. On one rank it is the scheme's memory itself. Before:
-// plan_sharded() takes the options. Error `unavailable`: the device has not that much memory.
+// plan_sharded() takes the options. Error `unavailable`: the device has not that much memory. `log`: of
+// what its prefix index finds (the same on all ranks).
 Result<std::unique_ptr<KvMemory>> make_sharded(const std::string& scheme, const KvOptions& options,
-                                               const KvShards& shards);
+                                               const KvShards& shards,
+                                               std::shared_ptr<PrefixLog> log = nullptr);
 
 class ShardedMemory final : public KvMemory {
  public:

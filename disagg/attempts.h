@@ -10,6 +10,7 @@
 
 #include "disagg/messages.h"
 #include "disagg/shard_plan.h"
+#include "disagg/wire_rate.h"
 
 namespace xpyd {
 
@@ -25,6 +26,7 @@ struct InstanceParts {
   int max_batch = 0;
   double lease_s = 0;     // without a word of the peer, KV that is held for it is given up; 0: never
   bool checksum = false;  // of every block that crosses
+  WireRate rate = {};     // of its own posts
   std::unordered_map<InstanceId, InstanceInfo> peers = {};
 
   // What planning transfers with a peer takes, made when it joins.

@@ -43,7 +43,7 @@ class LocalProbe final : public InstanceProbe {
   explicit LocalProbe(const Instance& instance) : instance_(instance) {}
   InstanceStats stats() const override { return instance_.stats(); }
   KvStats kv() const override { return instance_.memory().stats(); }
-  int promise(std::span<const int32_t> tokens, uint64_t salt) const override {
+  std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const override {
     return instance_.memory().promise(tokens, salt);
   }
 
@@ -125,10 +125,12 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
   Result<ShardedPlan> plan = plan_sharded(o.kv_scheme->name, kv, shards);
   if (!plan) return plan.error();
   std::unique_ptr<KvMemory> memory;
+  std::shared_ptr<PrefixLog> cache_log;
+  if (as.report_cache && !pool) cache_log = std::make_shared<PrefixLog>();
   if (pool) {
     memory = o.kv_scheme->make(std::move(pool), kv);
   } else {
-    auto own = make_sharded(o.kv_scheme->name, kv, shards);
+    auto own = make_sharded(o.kv_scheme->name, kv, shards, cache_log);
     if (!own) return Error{own.error().code, "--kv-bytes: " + own.error().message};
     memory = std::move(own).value();
   }
@@ -160,7 +162,8 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                           .role = as.role,
                           .stream_kv = o.stream_kv,
                           .lease_s = as.lease_s,
-                          .checksum = o.kv_checksum};
+                          .checksum = o.kv_checksum,
+                          .cache_log = cache_log};
   options.engine = {.policy = o.batching,
                     .admission = o.admission,
                     .max_batch = o.max_batch,

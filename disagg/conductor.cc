@@ -42,6 +42,7 @@ void Conductor::joined(InstanceInfo info, std::shared_ptr<InstanceProbe> probe) 
     member.info = std::move(info);
     member.probe = std::move(probe);
     member.heard_s = clock_.now();
+    member.cache.set_capacity(member.info.capacity_blocks);
     ++totals_.joined;
     retry_parked(out);
     dispatch_jobs();
@@ -105,8 +106,13 @@ void Conductor::tick() {
 
 // ---- Placing.
 
+int Conductor::promised(const Member& member, PromptHashes& prompt) {
+  const std::optional<int> known = member.probe->promise(prompt.tokens(), prompt.salt());
+  return known ? *known : member.cache.promise(prompt, member.info.block_tokens);
+}
+
 // A snapshot and a pure policy. -1: nobody is there.
-Placement Conductor::place(const Request& request, std::span<const int32_t> tokens) {
+Placement Conductor::place(PromptHashes& prompt) {
   views_.clear();
   view_ids_.clear();
   for (auto& [id, member] : members_) {
@@ -116,13 +122,12 @@ Placement Conductor::place(const Request& request, std::span<const int32_t> toke
     view.queued_tokens = member.load.queued_tokens;
     view.sequences = member.load.sequences;
     view.available_blocks = member.probe->kv().available();
-    if (view.role != Role::decode)
-      view.cached_tokens = member.probe->promise(tokens, request.cache_salt);
+    if (view.role != Role::decode) view.cached_tokens = promised(member, prompt);
     views_.push_back(view);
     view_ids_.push_back(id);
   }
   return options_.placement->place({.instances = views_,
-                                    .prompt_tokens = int(tokens.size()),
+                                    .prompt_tokens = int(prompt.tokens().size()),
                                     .random = random_.next()});
 }
 
@@ -132,7 +137,8 @@ bool Conductor::start(uint64_t id, int first, int count) {
   const Request& request = *entry.request;
   Choice& choice = entry.choices[size_t(first)];
   const std::vector<int32_t> tokens = tokens_of(request, choice.output);
-  const Placement placed = place(request, tokens);
+  PromptHashes prompt(tokens, request.cache_salt);
+  const Placement placed = place(prompt);
   if (placed.prefill < 0 || placed.decode < 0) return false;
   const InstanceView &p = views_[size_t(placed.prefill)], &d = views_[size_t(placed.decode)];
 
@@ -142,7 +148,7 @@ bool Conductor::start(uint64_t id, int first, int count) {
   Member &prefill = members_.at(attempt.prefill), &decode = members_.at(attempt.decode);
   if (placed.prefill != placed.decode) {
     const InstanceStats ps = prefill.probe->stats(), ds = decode.probe->stats();
-    const int cached = decode.probe->promise(tokens, request.cache_salt);
+    const int cached = promised(decode, prompt);
     DisaggView view{.tokens = int(tokens.size()),
                     .cached_decode = cached,
                     .cached_prefill = p.cached_tokens,
@@ -153,7 +159,9 @@ bool Conductor::start(uint64_t id, int first, int count) {
     view.prefill_s_per_token = ratio(ps.step_seconds, ps.prompt_tokens);
     view.decode_s_per_token = view.prefill_s_per_token;
     view.step_s = ratio(ds.step_seconds, ds.steps);
-    view.kv_s_per_token = ratio(ps.transfer_seconds, ps.prompt_tokens);
+    const InstanceStats& poster = options_.disagg_options.pull ? ds : ps;
+    view.kv_s_per_token =
+        poster.wire_s_per_byte * double(prefill.info.layout.shape.token_bytes());
     attempt.order = options_.disagg->decide(view, options_.disagg_options);
     if (attempt.order == DisaggOrder::pull && options_.zero_copy) attempt.order = DisaggOrder::push;
   }
@@ -293,6 +301,10 @@ void Conductor::emit(Entry& entry, TokenEvent event, Out& out) {
 }
 
 void Conductor::on(InstanceId, Report, Out&) {}  // its probe has read it
+
+void Conductor::on(InstanceId from, CacheReport message, Out&) {
+  members_.at(from).cache.heard(message);
+}
 
 void Conductor::on(InstanceId from, AttemptProgress message, Out&) {
   auto found = attempts_.find(message.attempt);
@@ -566,6 +578,12 @@ PlacedLoad Conductor::load(InstanceId id) const {
   std::lock_guard lock(mutex_);
   auto found = members_.find(id);
   return found == members_.end() ? PlacedLoad{} : found->second.load;
+}
+
+size_t Conductor::known_blocks(InstanceId id) const {
+  std::lock_guard lock(mutex_);
+  auto found = members_.find(id);
+  return found == members_.end() ? 0 : found->second.cache.blocks();
 }
 
 ConductorStats Conductor::totals() const {

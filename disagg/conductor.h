@@ -13,11 +13,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "base/random.h"
+#include "disagg/cache_view.h"
 #include "disagg/messages.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
@@ -45,8 +47,8 @@ class InstanceProbe {
   virtual ~InstanceProbe() = default;
   virtual InstanceStats stats() const = 0;
   virtual KvStats kv() const = 0;
-  // Prompt tokens that it would not have to compute.
-  virtual int promise(std::span<const int32_t> tokens, uint64_t salt) const = 0;
+  // Prompt tokens that it would not have to compute; none: its cache is too far away, and it reports.
+  virtual std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const = 0;
 };
 
 // Load that was placed on an instance and is not done, as the conductor counts it.
@@ -82,6 +84,7 @@ class Conductor final : public Service {
   // (DESIGN D1).
   uint64_t logits_hash() const;
   PlacedLoad load(InstanceId id) const;
+  size_t known_blocks(InstanceId id) const;  // in its prefix cache, by its reports
   ConductorStats totals() const;
   std::vector<InstanceInfo> members() const;
   void set_shared_pool(bool shared) { shared_pool_ = shared; }
@@ -91,6 +94,7 @@ class Conductor final : public Service {
     InstanceInfo info;
     std::shared_ptr<InstanceProbe> probe;
     PlacedLoad load;
+    CacheView cache;
     bool draining = false;
     double heard_s = 0;  // Clock
   };
@@ -135,13 +139,15 @@ class Conductor final : public Service {
   void on(InstanceId from, AttemptFailed message, Out& out);
   void on(InstanceId from, PrefillJob message, Out& out);
   void on(InstanceId from, Report message, Out& out);
+  void on(InstanceId from, CacheReport message, Out& out);
   template <class M>
   void on(InstanceId, M, Out&) {}  // between instances
 
   void take(Entry& entry, Choice& choice, TokenEvent event, Out& out);
   void end_choice(Entry& entry, int choice, FinishReason reason, const std::string& error, Out& out);
   void forget_choice(uint64_t request, Entry& entry);
-  Placement place(const Request& request, std::span<const int32_t> tokens);
+  static int promised(const Member& member, PromptHashes& prompt);
+  Placement place(PromptHashes& prompt);
   bool start(uint64_t id, int first, int count);
   void fail(AttemptId attempt, const std::string& why, Out& out);
   void remove(InstanceId id, const std::string& why, Out& out);

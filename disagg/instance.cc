@@ -56,6 +56,7 @@ bool Instance::turn() {
   moved |= receiver_.poll();
   moved |= engine_.step();
   renew();
+  report_cache();
   publish();
   return moved;
 }
@@ -187,6 +188,22 @@ void Instance::renew() {
   parts_.tell(kConductor, Report{stats()});
 }
 
+// In pieces, so that words to clients need not wait behind a whole cache.
+void Instance::report_cache() {
+  constexpr double kEvery = 0.01;  // seconds
+  constexpr size_t kMost = 4096;   // hashes in one report
+  const double now = clock_.now();
+  if (!options_.cache_log || now < reported_s_ + kEvery) return;
+  reported_s_ = now;
+  const PrefixChanges changes = options_.cache_log->take();
+  const auto piece = [](const std::vector<uint64_t>& of, size_t at) {
+    return std::vector<uint64_t>(of.begin() + long(std::min(at, of.size())),
+                                 of.begin() + long(std::min(at + kMost / 2, of.size())));
+  };
+  for (size_t at = 0; at < std::max(changes.stored.size(), changes.removed.size()); at += kMost / 2)
+    parts_.tell(kConductor, CacheReport{piece(changes.stored, at), piece(changes.removed, at)});
+}
+
 void Instance::shut_down(FinishReason reason, const std::string& error) {
   const double now = clock_.now();
   engine_.end_all(reason, error);
@@ -229,6 +246,7 @@ void Instance::publish() {
   s.transfer_bytes = sent.bytes;
   s.transfer_descriptors = sent.descriptors;
   s.transfer_seconds = sent.seconds;
+  s.wire_s_per_byte = parts_.rate.s_per_byte();
   s.kv_refused = receiver_.stats().refused_kv;
   s.leases_expired = receiver_.stats().expired;
   s.heartbeat_s = clock_.now();

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "allocator/prefix_log.h"
 #include "base/mailbox.h"
 #include "batch/engine.h"
 #include "disagg/attempts.h"
@@ -29,6 +30,7 @@ struct InstanceOptions {
   EngineOptions engine;
   double lease_s = 0;  // see InstanceParts; also: reports and renewals go out every quarter of it
   bool checksum = false;
+  std::shared_ptr<PrefixLog> cache_log;  // of its memory, for CacheReports; null: not wanted
 };
 
 class Instance final : private EngineHooks {
@@ -77,6 +79,7 @@ class Instance final : private EngineHooks {
   void handle(InstanceId, M) {}
   void meet(InstanceInfo info);
   void renew();
+  void report_cache();
   void publish();
 
   void prefill_started(const Sequence& sequence) override { sender_.started(sequence); }
@@ -106,7 +109,7 @@ class Instance final : private EngineHooks {
   std::vector<InstanceInfo> unreached_;  // and those that it could not be
   Mailbox<Envelope> mailbox_;
   std::vector<Envelope> inbox_;  // taken, not handled
-  double renewed_s_ = 0;         // Clock: the last time
+  double renewed_s_ = 0, reported_s_ = 0;  // Clock: the last time
 
   mutable std::mutex stats_mutex_;
   InstanceStats published_;

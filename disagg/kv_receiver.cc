@@ -198,6 +198,8 @@ void KvReceiver::read(Incoming& in) {
   parts_.plan_read(in.from, in.source, in.kv, {in.cached_tokens, n_tokens, 0, parts_.n_layers},
                    plan_);
   in.checksums = in.source.checksums;
+  in.read_s = parts_.clock.now();
+  in.read_bytes = plan_.bytes;
   in.reading =
       parts_.wire.post({in.from, KvOp::read, in.source.window, in.deadline_s}, plan_);
 }
@@ -256,6 +258,7 @@ bool KvReceiver::finish(AttemptId attempt, Incoming& in) {
     if (state == TransferState::in_flight) return false;
     in.reading.reset();
     in.arrived = state == TransferState::done;
+    if (in.arrived) parts_.rate.done(in.read_s, parts_.clock.now(), in.read_bytes);
   }
   if (in.window) {
     if (in.arrived && parts_.wire.arrived(*in.window) < in.posts) {

@@ -61,6 +61,8 @@ class KvReceiver {
     int cached_tokens = 0;
     std::optional<WindowKey> window;  // the peer may write
     std::optional<TransferId> reading;  // pull
+    double read_s = 0;                  // its post
+    size_t read_bytes = 0;
     bool delivered = false;
     bool arrived = true;              // false: the KV will not come whole
     int posts = 0;                    // that are still to be counted in the window

@@ -61,11 +61,15 @@ void KvSender::send_kv(Outgoing& out, KvHandle kv, int layer_begin, int layer_en
       parts_.plan_write(kv, out.peer, *out.destination, {token_begin, token_end, layer, end}, plan_);
       stats_.bytes += int64_t(plan_.bytes);
       stats_.descriptors += int64_t(plan_.copies.size());
+      const double post_s = parts_.clock.now();
       const TransferId id = parts_.wire.post(
           {out.peer, KvOp::write, out.destination->window, out.deadline_s}, plan_);
       ++out.posts;
       const TransferState state = parts_.wire.poll(id);
-      if (state == TransferState::in_flight) out.in_flight.push_back({id, parts_.memory.pin(kv)});
+      if (state == TransferState::in_flight)
+        out.in_flight.push_back({id, parts_.memory.pin(kv), post_s, plan_.bytes});
+      if (state == TransferState::done)
+        parts_.rate.done(post_s, parts_.clock.now(), plan_.bytes);
       if (state == TransferState::failed) out.failed = true;
       std::fill(out.sent.begin() + layer, out.sent.begin() + end, token_end);
     }
@@ -177,6 +181,7 @@ bool KvSender::poll() {
                const TransferState state = parts_.wire.poll(flight.id);
                if (state == TransferState::in_flight) return false;
                if (state == TransferState::failed) out.failed = true;
+               if (state == TransferState::done) parts_.rate.done(flight.post_s, now, flight.bytes);
                parts_.memory.unpin(flight.lease);
                return true;
              }) > 0;

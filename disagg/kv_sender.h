@@ -66,6 +66,8 @@ class KvSender {
     struct Flight {
       TransferId id;
       KvLease lease;  // the source blocks stay while they are read
+      double post_s;
+      size_t bytes;
     };
     std::vector<Flight> in_flight;
     int posts = 0;

@@ -82,6 +82,7 @@ struct Welcome {
   Role role = Role::colocated;
   double lease_s = 0;
   std::string pool;  // where the one pool of all instances is (transport/handoff_pool.h); empty: none
+  bool report_cache = false;  // CacheReports are wanted
 };
 // Nothing is placed there any more: it ends, or joins anew in another role.
 struct Retire {
@@ -107,6 +108,11 @@ struct AttemptFailed {  // this instance has given it up: a peer is gone or sile
 };
 struct Report {  // every so often
   InstanceStats stats;
+};
+// Full blocks by their chained hashes (allocator/prefix_log.h): what became findable in its prefix
+// cache, and what went, since the last report.
+struct CacheReport {
+  std::vector<uint64_t> stored, removed;
 };
 struct JoinRequest {
   Role role = Role::colocated;
@@ -165,7 +171,7 @@ using Message =
     std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress,
                  AttemptFailed, Report, PrefillJob, ReserveKv, KvReserved, KvDelivered,
                  ReservationCancelled, KvOffered, KvTaken, KvRenewed, PeerBroken, ClearPrefixCache, Welcome, Retire,
-                 JoinRequest, Joined, LeaveRequest>;
+                 JoinRequest, Joined, LeaveRequest, CacheReport>;
 
 struct Envelope {
   InstanceId from = kConductor, to = kConductor;

@@ -28,8 +28,8 @@ class ProcessCluster::Probe final : public InstanceProbe {
     return stats_;
   }
   KvStats kv() const override { return stats().kv; }
-  // Its cache is in another process: unknown here.
-  int promise(std::span<const int32_t>, uint64_t) const override { return 0; }
+  // Its cache is in another process.
+  std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
 
  private:
   mutable std::mutex mutex_;
@@ -99,7 +99,8 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
     Welcome welcome{.id = id,
                     .role = request->role,
                     .lease_s = options_.conductor.lease_s,
-                    .pool = options_.pool ? options_.pool->address() : ""};
+                    .pool = options_.pool ? options_.pool->address() : "",
+                    .report_cache = true};
     {
       std::lock_guard lock(mutex_);
       Worker& worker = workers_.at(id);

@@ -22,7 +22,8 @@ struct InstanceStats {
   double step_seconds = 0, schedule_seconds = 0;  // in forward + sampling; in planning
   double wait_seconds = 0;                        // of step_seconds: waiting for the model
   int64_t transfer_bytes = 0, transfer_descriptors = 0, transfers = 0;  // sent by this instance
-  double transfer_seconds = 0;
+  double transfer_seconds = 0;  // of its thread: planning and posting
+  double wire_s_per_byte = 0;   // from post to done, over its last posts; 0: not known
   int64_t kv_refused = 0;      // received: short or changed, so that the prompt was computed again
   int64_t leases_expired = 0;  // promises to a peer that fell silent
   double heartbeat_s = 0;  // Clock seconds of the last loop turn

@@ -274,7 +274,7 @@ class TimedCluster final : public Post {
     explicit Probe(const Instance& instance) : instance_(instance) {}
     InstanceStats stats() const override { return instance_.stats(); }
     KvStats kv() const override { return instance_.memory().stats(); }
-    int promise(std::span<const int32_t> tokens, uint64_t salt) const override {
+    std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const override {
       return instance_.memory().promise(tokens, salt);
     }
 

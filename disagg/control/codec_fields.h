@@ -250,8 +250,8 @@ template <class A>
 void fields(A& a, typename A::template Ref<InstanceStats> s) {
   auto& [name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps,
          prompt_tokens, generated_tokens, preemptions, step_seconds, schedule_seconds, wait_seconds,
-         transfer_bytes, transfer_descriptors, transfers, transfer_seconds, kv_refused,
-         leases_expired, heartbeat_s] = s;
+         transfer_bytes, transfer_descriptors, transfers, transfer_seconds, wire_s_per_byte,
+         kv_refused, leases_expired, heartbeat_s] = s;
   a.text("name", name);
   a.number("running", running, 0, INT_MAX);
   a.number("waiting", waiting, 0, INT_MAX);
@@ -269,6 +269,7 @@ void fields(A& a, typename A::template Ref<InstanceStats> s) {
   a.bits("transfer_descriptors", transfer_descriptors);
   a.bits("transfers", transfers);
   a.real("transfer_seconds", transfer_seconds, 0, kMaxSeconds);
+  a.real("wire_s_per_byte", wire_s_per_byte, 0, kMaxSeconds);
   a.bits("kv_refused", kv_refused);
   a.bits("leases_expired", leases_expired);
   a.time("heartbeat_s", heartbeat_s);
@@ -405,12 +406,13 @@ void fields(A&, typename A::template Ref<ClearPrefixCache>) {}
 
 template <class A>
 void fields(A& a, typename A::template Ref<Welcome> s) {
-  auto& [id, name, role, lease_s, pool] = s;
+  auto& [id, name, role, lease_s, pool, report_cache] = s;
   a.number("id", id, 0, INT_MAX);
   a.text("name", name);
   a.choice("role", role, Role::colocated);
   a.real("lease_s", lease_s, 0, kMaxSeconds);
   a.text("pool", pool);
+  a.flag("report_cache", report_cache);
 }
 
 template <class A>
@@ -434,5 +436,12 @@ void fields(A& a, typename A::template Ref<Joined> s) {
 
 template <class A>
 void fields(A&, typename A::template Ref<LeaveRequest>) {}
+
+template <class A>
+void fields(A& a, typename A::template Ref<CacheReport> s) {
+  auto& [stored, removed] = s;
+  a.numbers("stored", stored);
+  a.numbers("removed", removed);
+}
 
 }  // namespace xpyd::codec

@@ -252,6 +252,7 @@ void Sim::configure() {
            .fail = sometimes(0.3, 0.3),
            .twice = sometimes(0.3, 0.5)};
   sim.checksum = chance(0.5);
+  sim.far_caches = chance(0.5);
   if (sim.checksum) wire_.drop = sometimes(0.5, 0.3), wire_.change = sometimes(0.5, 0.3);
   if (!options.disagg_options.pull) wire_.drop = sometimes(0.3, 0.3);  // counted where it arrives
   crash_rate_ = sometimes(0.6, 6);

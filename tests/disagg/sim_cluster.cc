@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "allocator/block_pool.h"
+
 namespace xpyd::testing {
 
 class SimCluster::Probe final : public InstanceProbe {
@@ -12,7 +14,8 @@ class SimCluster::Probe final : public InstanceProbe {
     return stats_;
   }
   KvStats kv() const override { return stats().kv; }
-  int promise(std::span<const int32_t> tokens, uint64_t salt) const override {
+  std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const override {
+    if (node_->log) return std::nullopt;
     return node_->instance ? node_->instance->memory().promise(tokens, salt) : 0;
   }
 
@@ -50,6 +53,7 @@ SimCluster::NodePtr SimCluster::add(Role role) {
   node->name = instance_name(role, node->id);
   node->queue = cpu_device().make_queue(Device::Phase::both);
   auto pool = make_block_pool(o.scheme, o.kv);
+  if (o.far_caches) pool.value()->log_index(node->log = std::make_shared<PrefixLog>());
   KvOptions kv = o.kv;
   kv.queue = node->queue.get();
   auto memory = scheme_->make(pool.value(), kv);
@@ -62,7 +66,8 @@ SimCluster::NodePtr SimCluster::add(Role role) {
                            .role = role,
                            .stream_kv = o.stream_kv,
                            .lease_s = o.lease_s,
-                           .checksum = o.checksum};
+                           .checksum = o.checksum,
+                           .cache_log = node->log};
   instance.engine = {.policy = find_batch_policy("chunked"),
                      .max_batch = o.max_batch,
                      .step_tokens = o.step_tokens};
@@ -157,7 +162,7 @@ const char* message_name(const Message& message) {
       "PrefillJob",   "ReserveKv",     "KvReserved",     "KvDelivered",
       "ReservationCancelled", "KvOffered", "KvTaken",    "KvRenewed",
       "PeerBroken",   "ClearPrefixCache", "Welcome",     "Retire",
-      "JoinRequest",  "Joined",        "LeaveRequest"};
+      "JoinRequest",  "Joined",        "LeaveRequest",   "CacheReport"};
   static_assert(std::size(kNames) == std::variant_size_v<Message>);
   return kNames[message.index()];
 }

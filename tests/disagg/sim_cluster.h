@@ -23,6 +23,7 @@ struct SimOptions {
   StreamKv stream_kv = StreamKv::layer;
   int step_tokens = 16, max_batch = 4;
   bool checksum = false;
+  bool far_caches = false;  // the conductor knows the instances' prefix caches by their reports alone
   double lease_s = 0.4;
   ConductorOptions conductor;
   std::function<std::unique_ptr<KvTransport>(const TransportOptions&)> wire;  // null: local
@@ -36,6 +37,7 @@ class SimCluster : public Post {
     std::string name;
     std::unique_ptr<DeviceQueue> queue;
     std::unique_ptr<Instance> instance;
+    std::shared_ptr<PrefixLog> log;  // far_caches
     double stopped_until_s = 0;
     bool leaving = false;
     int zombie_turns = -1;  // it was declared gone, and will notice after so many

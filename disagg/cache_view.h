@@ -1,0 +1,45 @@
+// What the conductor knows of the prefix caches of instances in other processes, from what they report.
+// It may be late, which costs time: a prompt goes where its prefix is no more, and is computed there.
+//
+// Thread safety: none; the conductor locks.
+#pragma once
+
+#include <map>
+#include <span>
+#include <unordered_set>
+#include <vector>
+
+#include "disagg/messages.h"
+
+namespace xpyd {
+
+// Chained hashes of one prompt's full blocks, for each size of block that is asked for.
+class PromptHashes {
+ public:
+  PromptHashes(std::span<const int32_t> tokens, uint64_t salt) : tokens_(tokens), salt_(salt) {}
+  std::span<const int32_t> tokens() const { return tokens_; }
+  uint64_t salt() const { return salt_; }
+  // Not of the block with the last token, whose logits are wanted.
+  std::span<const uint64_t> of(int block_tokens);
+
+ private:
+  const std::span<const int32_t> tokens_;
+  const uint64_t salt_;
+  std::map<int, std::vector<uint64_t>> hashes_;
+};
+
+// Of one instance.
+class CacheView {
+ public:
+  // An instance has no more blocks than that, whatever it says.
+  void set_capacity(int blocks) { capacity_ = size_t(blocks); }
+  void heard(const CacheReport& report);
+  int promise(PromptHashes& prompt, int block_tokens) const;  // tokens
+  size_t blocks() const { return known_.size(); }
+
+ private:
+  size_t capacity_ = 0;
+  std::unordered_set<uint64_t> known_;
+};
+
+}  // namespace xpyd

@@ -1,0 +1,284 @@
+// KV that is delivered while its last posts are on their way; what the wire costs; and what the
+// conductor knows of caches that are far away.
+
+#include <set>
+
+#include "disagg/wire_rate.h"
+#include "tests/catch.h"
+#include "tests/disagg/sim_cluster.h"
+#include "tests/wrapped_transport.h"
+
+namespace xpyd::testing {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+// The local wire, whose posts arrive when a test lets them.
+class HeldWire final : public WrappedTransport {
+ public:
+  struct Hand {
+    bool holds = false;
+    std::set<HeldWire*> wires;
+    // All arrive, but for the last one, where it is to fail.
+    void let_go(bool last_fails = false) {
+      holds = false;
+      for (HeldWire* wire : wires) wire->let_go(last_fails);
+    }
+  };
+  HeldWire(const TransportOptions& options, Hand& hand)
+      : WrappedTransport("local", options), clock_(*options.clock), hand_(hand) {
+    hand_.wires.insert(this);
+  }
+  ~HeldWire() override { hand_.wires.erase(this); }
+  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
+    Flight& flight = flights_[++last_] = {transfer, plan};
+    if (!hand_.holds) arrive(flight);
+    return last_;
+  }
+  TransferState poll(TransferId id) override {
+    Flight& flight = flights_.at(id);
+    if (flight.state == TransferState::in_flight && clock_.now() > flight.transfer.deadline_s)
+      flight.state = TransferState::failed;
+    const TransferState state = flight.state;
+    if (state != TransferState::in_flight) flights_.erase(id);
+    return state;
+  }
+  void cancel(TransferId id) override { flights_.at(id).state = TransferState::failed; }
+
+ private:
+  struct Flight {
+    KvTransfer transfer;
+    TransferPlan plan;
+    TransferState state = TransferState::in_flight;
+  };
+  void arrive(Flight& flight) {
+    if (flight.state == TransferState::in_flight)
+      flight.state = WrappedTransport::poll(WrappedTransport::post(flight.transfer, flight.plan));
+  }
+  void let_go(bool last_fails) {
+    for (auto& [id, flight] : flights_)
+      if (last_fails && id == flights_.rbegin()->first)
+        flight.state = TransferState::failed;
+      else
+        arrive(flight);
+  }
+  Clock& clock_;
+  Hand& hand_;
+  std::map<TransferId, Flight> flights_;
+  TransferId last_ = 0;
+};
+
+class Scene : public SimCluster {
+ public:
+  explicit Scene(const std::string& topology, SimOptions options = {}) {
+    options.wire = [this](const TransportOptions& wire) {
+      return std::make_unique<HeldWire>(wire, hand);
+    };
+    options.lease_s = 0.4;
+    open(std::move(options));
+    add_all(topology);
+    tick();
+  }
+  ~Scene() override { close(); }
+  void ask(uint64_t id, int length, int max_tokens, int family) {
+    Tokens prompt;
+    for (int i = 0; i < length; ++i) prompt.push_back((i * 5 + family * 17) % 251);
+    auto request = tiny_request(id, prompt, max_tokens);
+    request->ignore_eos = true;
+    request->arrival_s = clock.seconds;
+    expected_[id] = checksum_tokens(prompt, max_tokens);
+    REQUIRE(conductor().submit(request, recorder).ok());
+  }
+  // A request whose KV is delivered, and held.
+  void deliver_and_hold() {
+    hand.holds = true;
+    ask(1, 60, 12, 1);
+    bool delivered = false;
+    due = [&](InstanceId, InstanceId, const Message& m) {
+      delivered |= std::holds_alternative<KvDelivered>(m);
+      return clock.seconds;
+    };
+    for (int i = 0; i < 300 && !delivered; ++i) tick();
+    due = nullptr;
+    REQUIRE(delivered);
+    ticks(20);
+    CHECK(n_tokens(1) == 1);  // P's
+  }
+  int n_tokens(uint64_t id) { return int(recorder->choice(id).tokens.size()); }
+  InstanceStats stats(const char* name) { return find(name)->instance->stats(); }
+  void settle() {
+    for (int i = 0; i < 20000 && !conductor().wait_idle(0); ++i) tick();
+    ticks(800);
+    CHECK(check_memory(true) == "");
+    for (const auto& [id, tokens] : expected_) {
+      CHECK(recorder->choice(id).ends == 1);
+      CHECK(recorder->choice(id).tokens == tokens);
+    }
+  }
+
+  HeldWire::Hand hand;
+  std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
+
+ private:
+  std::map<uint64_t, Tokens> expected_;
+};
+
+SimOptions in(const char* disagg) {
+  SimOptions options;
+  options.conductor.disagg = find_disagg_policy(disagg);
+  return options;
+}
+
+TEST_CASE("delivery: posts may be on their way, and D takes the KV when it has counted them",
+          "[disagg][delivery]") {
+  for (StreamKv grain : {StreamKv::layer, StreamKv::chunk, StreamKv::request}) {
+    SimOptions options;
+    options.stream_kv = grain;
+    Scene scene("1P1D", options);
+    scene.deliver_and_hold();
+    const KvStats p = scene.find("P0")->instance->memory().stats();
+    CHECK(p.in_transfer > 0);  // not free before the posts are done
+    CHECK(scene.stats("P0").queue_prefill_sending == 1);
+    scene.hand.let_go();
+    scene.ticks(5);
+    CHECK(scene.n_tokens(1) > 1);
+    scene.settle();
+    CHECK(scene.stats("D1").kv_refused == 0);
+    CHECK(scene.conductor().totals().attempts == 1);
+  }
+}
+
+TEST_CASE("delivery: a post that fails behind it is a recompute, at once", "[disagg][delivery]") {
+  for (const char* order : {"prefill_first", "decode_first"}) {
+    Scene scene("1P1D", in(order));
+    if (*order == 'd') {
+      scene.hand.holds = true;
+      scene.ask(1, 60, 12, 1);
+      scene.ticks(40);
+      CHECK(scene.n_tokens(1) == 0);
+    } else {
+      scene.deliver_and_hold();
+    }
+    scene.hand.let_go(true);
+    scene.ticks(30);  // of a lease's 400
+    CHECK(scene.n_tokens(1) == 12);
+    scene.settle();
+    CHECK(scene.stats("D1").kv_refused == 1);
+    CHECK(scene.conductor().totals().attempts == 1);
+  }
+}
+
+TEST_CASE("delivery: posts that never come are waited for no longer than a lease",
+          "[disagg][delivery]") {
+  Scene scene("1P1D");
+  scene.deliver_and_hold();
+  scene.ticks(600);
+  CHECK(scene.n_tokens(1) == 12);
+  scene.settle();
+  CHECK(scene.stats("D1").kv_refused == 1);
+}
+
+TEST_CASE("delivery: a client that goes does not wait for posts", "[disagg][delivery]") {
+  Scene scene("1P1D");
+  scene.deliver_and_hold();
+  scene.conductor().abort(1);
+  scene.ticks(10);
+  CHECK(scene.recorder->choice(1).finish == FinishReason::abort);
+  scene.hand.let_go();
+  scene.ticks(800);
+  CHECK(scene.check_memory(true) == "");
+}
+
+TEST_CASE("delivery: a P that dies behind it costs a recompute, and no token", "[disagg][delivery]") {
+  for (bool noticed : {true, false}) {
+    Scene scene("2P1D");
+    scene.deliver_and_hold();
+    for (const char* name : {"P0", "P1"})
+      if (scene.stats(name).queue_prefill_sending == 1) {
+        scene.crash(scene.find(name)->id, noticed);
+        break;
+      }
+    scene.hand.holds = false;
+    scene.settle();
+  }
+}
+
+TEST_CASE("delivery: a wire's rate is from post to done", "[disagg][delivery]") {
+  WireRate rate;
+  CHECK(rate.s_per_byte() == 0);
+  rate.done(1, 2, 100);
+  CHECK(rate.s_per_byte() == Approx(1e-2));
+  rate.done(1.5, 3, 100);  // of this one half a second is the first one's, too
+  CHECK(rate.s_per_byte() == Approx(1e-2));
+  for (int i = 0; i < 64; ++i) rate.done(10 + i, 10.5 + i, 100);
+  CHECK(rate.s_per_byte() == Approx(5e-3));  // the first two are forgotten
+  // What an asynchronous wire takes is not free, though posting takes no time.
+  Scene scene("1P1D");
+  scene.deliver_and_hold();
+  scene.hand.let_go();
+  scene.settle();
+  const InstanceStats p = scene.stats("P0");
+  CHECK(p.transfer_seconds == 0);
+  CHECK(p.wire_s_per_byte * double(p.transfer_bytes) > 0.02);
+  CHECK(p.wire_s_per_byte * double(p.transfer_bytes) < 0.05);
+}
+
+SimOptions far() {
+  SimOptions options;
+  options.far_caches = true;
+  options.kv.block_tokens = 4;
+  options.conductor.placement = find_placement_policy("prefix_aware");
+  return options;
+}
+
+TEST_CASE("far caches: a prompt goes to the instance that reports its prefix",
+          "[disagg][delivery]") {
+  Scene scene("3P1D", far());
+  for (uint64_t id = 1; id <= 3; ++id) scene.ask(id, 60, 4, int(id));  // one each
+  scene.settle();
+  std::map<std::string, int64_t> hits;
+  for (const char* name : {"P0", "P1", "P2"}) {
+    const SimCluster::Node& node = *scene.find(name);
+    CHECK(scene.conductor().known_blocks(node.id) == 15);
+    hits[name] = scene.stats(name).kv.prefix_hit_tokens;
+  }
+  for (uint64_t id = 4; id <= 6; ++id) {
+    scene.ask(id, 60, 4, 7 - int(id));
+    scene.settle();
+    CHECK(scene.recorder->choice(id).cached_tokens == 56);  // never the last token's block
+  }
+  for (const char* name : {"P0", "P1", "P2"})
+    CHECK(scene.stats(name).kv.prefix_hit_tokens == hits[name] + 56);
+}
+
+TEST_CASE("far caches: what is evicted or cleared is reported, and a late report costs time alone",
+          "[disagg][delivery]") {
+  Scene scene("2P1D", far());
+  scene.ask(1, 60, 4, 1);
+  scene.settle();
+  SimCluster::Node* holder = nullptr;
+  for (const char* name : {"P0", "P1"})
+    if (scene.conductor().known_blocks(scene.find(name)->id) > 0) holder = scene.find(name);
+  REQUIRE(holder);
+  // Cleared, and the report is late: the prompt goes there all the same.
+  scene.due = [&](InstanceId, InstanceId, const Message& m) {
+    return std::holds_alternative<CacheReport>(m) ? scene.clock.seconds + 0.2 : scene.clock.seconds;
+  };
+  scene.send(kConductor, holder->id, ClearPrefixCache{});
+  scene.ticks(20);
+  CHECK(scene.conductor().known_blocks(holder->id) == 15);
+  const int64_t before = holder->instance->stats().prompt_tokens;
+  scene.ask(2, 60, 4, 1);
+  scene.ticks(60);
+  CHECK(scene.recorder->choice(2).cached_tokens == 0);
+  CHECK(holder->instance->stats().prompt_tokens == before + 60);
+  scene.due = nullptr;
+  scene.settle();
+  CHECK(scene.conductor().known_blocks(holder->id) == 15);  // gone, and computed again
+  scene.send(kConductor, holder->id, ClearPrefixCache{});
+  scene.ticks(20);
+  CHECK(scene.conductor().known_blocks(holder->id) == 0);
+}
+
+}  // namespace
+}  // namespace xpyd::testing
