@@ -69,7 +69,7 @@ void bench_step_arrays(Bench& bench) {
   std::vector<SequencePtr> sequences;
   std::vector<StepEntry> entries;
   for (uint64_t id = 0; id < kSequences; ++id) {
-    sequences.push_back(make_sequence(request(id), nullptr, nullptr));
+    sequences.push_back(make_sequence(request(id), {}, nullptr, nullptr, nullptr));
     Sequence& s = *sequences.back();
     s.kv = memory->reserve(s.tokens, 0).value().handle;
     if (!memory->append(s.kv, kPromptTokens)) return;
