@@ -32,9 +32,11 @@ BlockLedger::Header& BlockLedger::header() const {
   return *reinterpret_cast<Header*>(memory_.get());
 }
 
+uint64_t* BlockLedger::words() const { return reinterpret_cast<uint64_t*>(memory_.get() + kWords); }
+
 std::atomic_ref<uint64_t> BlockLedger::word(int32_t block) const {
   XPYD_CHECK(block >= 0 && block < n_blocks_, "block " + std::to_string(block));
-  return std::atomic_ref(reinterpret_cast<uint64_t*>(memory_.get() + kWords)[block]);
+  return std::atomic_ref(words()[block]);
 }
 
 BlockLedger::BlockLedger(std::shared_ptr<std::byte> memory, int n_blocks, int lock_file)
@@ -55,8 +57,8 @@ Result<std::unique_ptr<BlockLedger>> BlockLedger::join(std::shared_ptr<std::byte
     ledger->next_ = int32_t(int64_t(n_blocks) * slot / kMembers);  // off the others' cache lines
   }
   if (ledger->slot_ < 0)
-    return Error{ErrorCode::unavailable,
-                 "a pool that processes share has room for " + std::to_string(kMembers) + " of them"};
+    return Error{ErrorCode::unavailable, "a pool that processes share has room for " +
+                                             std::to_string(kMembers) + " of them"};
   return ledger;
 }
 
@@ -96,8 +98,10 @@ uint64_t BlockLedger::changes() const {
 }
 
 int BlockLedger::count_free() const {
+  uint64_t* const all = words();
   int n = 0;
-  for (int32_t block = 0; block < n_blocks_; ++block) n += (load(block) & kHolders) == 0;
+  for (int32_t block = 0; block < n_blocks_; ++block)
+    n += (std::atomic_ref(all[block]).load(std::memory_order_relaxed) & kHolders) == 0;
   return n;
 }
 
@@ -108,14 +112,15 @@ int BlockLedger::claim(int n, std::vector<int32_t>& out) {
 }
 
 int BlockLedger::claim_free(int n, std::vector<int32_t>& out) {
+  uint64_t* const all = words();
   int got = 0;
   int32_t block = next_.load(std::memory_order_relaxed);
   for (int32_t seen = 0; got < n && seen < n_blocks_; ++seen) {
-    uint64_t old = load(block);
+    const std::atomic_ref one(all[block]);
+    uint64_t old = one.load(std::memory_order_acquire);
     while ((old & kHolders) == 0) {
-      if (!word(block).compare_exchange_weak(old, ((old >> 32) + 1) << 32 | bit(slot_),
-                                             std::memory_order_acq_rel,
-                                             std::memory_order_acquire))
+      if (!one.compare_exchange_weak(old, ((old >> 32) + 1) << 32 | bit(slot_),
+                                     std::memory_order_acq_rel, std::memory_order_acquire))
         continue;
       out.push_back(block);
       ++got;

@@ -10,8 +10,8 @@
 // killed at any instruction. Whoever names a block with its generation names its content, too: a
 // member that has given it up, or uses it for something else, has left the word different.
 //
-// A member is alive as long as the kernel holds its lock: byte `slot` of the file, locked through an
-// open file description of the member's own (F_OFD_SETLK), which ends with its process at the
+// A member is alive as long as the kernel holds its lock: byte `slot` of the file, locked through
+// an open file description of the member's own (F_OFD_SETLK), which ends with its process at the
 // latest, after its last thread has stopped writing. Who can lock the byte of a member gives back
 // what it held. A stopped process keeps its blocks: it may go on and write to them.
 //
@@ -73,6 +73,7 @@ class BlockLedger {
   struct Header;
   BlockLedger(std::shared_ptr<std::byte> memory, int n_blocks, int lock_file);
   static uint64_t bit(int slot) { return uint64_t{1} << slot; }
+  uint64_t* words() const;
   std::atomic_ref<uint64_t> word(int32_t block) const;
   uint64_t load(int32_t block) const { return word(block).load(std::memory_order_acquire); }
   int claim_free(int n, std::vector<int32_t>& out);

@@ -7,10 +7,11 @@
 //   cached       neither, but indexed: in the LRU list, evictable
 //   free         none of these: in the free list
 //
-// Where processes share the blocks (block_ledger.h), each has a pool of its own over them, and what is
-// none of the first three it does not hold: `elsewhere`. It claims from the ledger what it allocates,
-// and gives back at once what is nobody's here. Cached blocks it keeps for itself as long as all that
-// it holds is no more than its share of the pool; beyond, the least recently used goes first.
+// Where processes share the blocks (block_ledger.h), each has a pool of its own over them, and what
+// is none of the first three it does not hold: `elsewhere`. It claims from the ledger what it
+// allocates, and gives back at once what is nobody's here. Cached blocks it keeps for itself as
+// long as all that it holds is no more than its share of the pool; beyond, the least recently used
+// goes first.
 //
 // Contiguous memory keeps what it can do without in its own slots and marks these references idle;
 // a block whose references are all idle counts as cached, too, though only its owners can free it.
@@ -44,7 +45,8 @@ class BlockPool {
   // `memory`: layout.pool_bytes() at least. `hash_mask`: see PrefixIndex.
   BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
             uint64_t hash_mask = ~uint64_t{0});
-  // Blocks that processes share. `share`: of them, what this one may hold with cached ones among it.
+  // Blocks that processes share. `share`: of them, what this one may hold with cached ones among
+  // it.
   BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
             std::unique_ptr<BlockLedger> ledger, int share);
   // Blocks of page groups, which have an address only while somebody maps them (vattention).

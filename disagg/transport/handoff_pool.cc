@@ -26,8 +26,8 @@ constexpr uint64_t kMagic = 0x316c6f6f70647078;  // "xpdpool1"
 constexpr size_t kPage = 4096, kHugePage = size_t(2) << 20;
 constexpr int kPatienceSeconds = 5;
 
-// The file: this in its first page, the ledger, and the KV from the next huge page on. (The members'
-// locks are of the first bytes; they do not change them.)
+// The file: this in its first page, the ledger, and the KV from the next huge page on. (The
+// members' locks are of the first bytes; they do not change them.)
 struct Header {
   uint64_t magic;
   int32_t n_layers, n_kv_heads, head_dim, dtype, order, block_tokens, n_blocks, n_instances;
@@ -47,9 +47,9 @@ Result<Header> plan(const std::string& scheme_name, KvOptions options, int n_ins
   Result<KvLayout> planned = plan_pool(scheme_name, options);
   if (!planned) return planned.error();
   const KvLayout& l = planned.value();
-  return Header{kMagic,           l.shape.n_layers, l.shape.n_kv_heads, l.shape.head_dim,
-                int(l.shape.dtype), int(l.order),     l.block_tokens,     l.n_blocks,
-                n_instances,      options.pool_bytes};
+  return Header{
+      kMagic,       l.shape.n_layers, l.shape.n_kv_heads, l.shape.head_dim, int(l.shape.dtype),
+      int(l.order), l.block_tokens,   l.n_blocks,         n_instances,      options.pool_bytes};
 }
 
 // Whether both ends are processes of one user.
@@ -147,7 +147,8 @@ Status HandoffPool::listen() {
   stop_ = eventfd(0, EFD_CLOEXEC);
   listener_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (stop_ < 0 || listener_ < 0 ||
-      bind(listener_, reinterpret_cast<const sockaddr*>(&socket_name.name), socket_name.size) != 0 ||
+      bind(listener_, reinterpret_cast<const sockaddr*>(&socket_name.name), socket_name.size) !=
+          0 ||
       ::listen(listener_, 64) != 0)
     return Error{ErrorCode::io, "a Unix socket for the KV pool: " + os_text()};
   return ok();
@@ -180,7 +181,8 @@ void HandoffPool::serve() {
 Result<JoinedPool> join_handoff_pool(const std::string& address, const std::string& scheme,
                                      const KvOptions& options) {
   if (address.size() < 2 || address.size() >= sizeof(sockaddr_un::sun_path) || address[0] != '@')
-    return invalid("the conductor names no KV pool: expected that it runs with --transport handoff");
+    return invalid(
+        "the conductor names no KV pool: expected that it runs with --transport handoff");
   const SocketName name(address);
   const File socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   const struct timeval patience = {kPatienceSeconds, 0};
@@ -188,15 +190,17 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   setsockopt(socket.fd(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
   setsockopt(socket.fd(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
   if (connect(socket.fd(), reinterpret_cast<const sockaddr*>(&name.name), name.size) != 0)
-    return Error{ErrorCode::unavailable,
-                 "the KV pool of --transport handoff cannot be reached (" + os_text() +
-                     "): it is shared by processes of one host and one network namespace; elsewhere "
-                     "expected --transport shm, tcp or rdma"};
+    return Error{
+        ErrorCode::unavailable,
+        "the KV pool of --transport handoff cannot be reached (" + os_text() +
+            "): it is shared by processes of one host and one network namespace; elsewhere "
+            "expected --transport shm, tcp or rdma"};
   const File file(same_user(socket.fd()) ? receive_file(socket.fd()) : -1);
   if (file.fd() < 0)
-    return Error{ErrorCode::unavailable,
-                 "the KV pool of --transport handoff is given to processes of the conductor's user, "
-                 "and was not given to this one"};
+    return Error{
+        ErrorCode::unavailable,
+        "the KV pool of --transport handoff is given to processes of the conductor's user, "
+        "and was not given to this one"};
 
   struct stat status;
   if (fstat(file.fd(), &status) != 0 || size_t(status.st_size) < kPage)
@@ -211,15 +215,16 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   Result<Header> here = plan(scheme, options, there.n_instances);
   if (!here) return here.error();
   const Header& h = here.value();
-  for (auto [field, own, conductor] : {std::tuple{"--kv-bytes", long(h.pool_bytes / size_t(h.n_instances)),
-                                                  long(there.pool_bytes / size_t(h.n_instances))},
-                                       {"layers", h.n_layers, there.n_layers},
-                                       {"kv heads", h.n_kv_heads, there.n_kv_heads},
-                                       {"head_dim", h.head_dim, there.head_dim},
-                                       {"--kv-dtype", h.dtype, there.dtype},
-                                       {"--kv-layout", h.order, there.order},
-                                       {"tokens of a block", h.block_tokens, there.block_tokens},
-                                       {"blocks", h.n_blocks, there.n_blocks}})
+  for (auto [field, own, conductor] :
+       {std::tuple{"--kv-bytes", long(h.pool_bytes / size_t(h.n_instances)),
+                   long(there.pool_bytes / size_t(h.n_instances))},
+        {"layers", h.n_layers, there.n_layers},
+        {"kv heads", h.n_kv_heads, there.n_kv_heads},
+        {"head_dim", h.head_dim, there.head_dim},
+        {"--kv-dtype", h.dtype, there.dtype},
+        {"--kv-layout", h.order, there.order},
+        {"tokens of a block", h.block_tokens, there.block_tokens},
+        {"blocks", h.n_blocks, there.n_blocks}})
     if (own != conductor)
       return invalid(std::string("the KV pool of --transport handoff is another one: ") + field +
                      " is " + std::to_string(own) + " here, " + std::to_string(conductor) +

@@ -1,7 +1,7 @@
-// The one pool of a handoff wire whose instances are processes of one host: a memfd with the KV of all
-// of them and the ledger of who holds what (allocator/block_ledger.h). The conductor makes it, says
-// its address in Welcome, and passes the file to whoever connects there: over a Unix socket, to
-// processes of the same user. It outlives the conductor in those who have it mapped.
+// The one pool of a handoff wire whose instances are processes of one host: a memfd with the KV of
+// all of them and the ledger of who holds what (allocator/block_ledger.h). The conductor makes it,
+// says its address in Welcome, and passes the file to whoever connects there: over a Unix socket,
+// to processes of the same user. It outlives the conductor in those who have it mapped.
 //
 // Thread safety: any thread.
 #pragma once
@@ -18,8 +18,8 @@ namespace xpyd {
 
 class HandoffPool {
  public:
-  // `options`: of one instance; the pool has n_instances times its pool_bytes, allocated and touched
-  // here. Errors: `invalid_argument`, the options; `unavailable`, not that much memory.
+  // `options`: of one instance; the pool has n_instances times its pool_bytes, allocated and
+  // touched here. Errors: `invalid_argument`, the options; `unavailable`, not that much memory.
   static Result<std::unique_ptr<HandoffPool>> create(const std::string& scheme,
                                                      const KvOptions& options, int n_instances);
   ~HandoffPool();
@@ -44,8 +44,8 @@ struct JoinedPool {
   std::shared_ptr<BlockPool> pool;  // this process's view of it
   int n_instances = 0;              // whose pool_bytes it has
 };
-// `options`: as the conductor's, of one instance. Errors: `unavailable`, nobody of this user answers
-// there; `invalid_argument`, the pool is of other options than these; `io`.
+// `options`: as the conductor's, of one instance. Errors: `unavailable`, nobody of this user
+// answers there; `invalid_argument`, the pool is of other options than these; `io`.
 Result<JoinedPool> join_handoff_pool(const std::string& address, const std::string& scheme,
                                      const KvOptions& options);
 

@@ -195,7 +195,8 @@ TEST_CASE("BlockLedger: processes killed at any instruction lose no block, and n
   CHECK(arena.refusals > 0);
 }
 
-TEST_CASE("BlockLedger: a stopped process keeps its blocks until it is dead", "[allocator][ledger]") {
+TEST_CASE("BlockLedger: a stopped process keeps its blocks until it is dead",
+          "[allocator][ledger]") {
   SharedBlocks blocks(Arena::kBlocks, sizeof(Arena));
   Arena& arena = *new (blocks.data()) Arena();
   auto watch = blocks.join(As::observer);

@@ -13,8 +13,7 @@ using Tokens = std::vector<int32_t>;
 
 struct Member {
   Member(const SharedBlocks& blocks, const KvOptions& options, int n_sharing)
-      : pool(blocks.pool(options, n_sharing)),
-        kv(find_kv_scheme("paged")->make(pool, options)) {}
+      : pool(blocks.pool(options, n_sharing)), kv(find_kv_scheme("paged")->make(pool, options)) {}
   std::shared_ptr<BlockPool> pool;
   std::unique_ptr<KvMemory> kv;
 };
@@ -153,7 +152,9 @@ TEST_CASE("shared pool: random operations of three processes, one of which dies 
       KvMemory& kv = *p.member->kv;
       const size_t which = p.live.empty() ? 0 : random.below(uint32_t(p.live.size()));
       switch (random.below(12)) {
-        case 0: case 1: case 2: {  // a prompt, of few, so that prefixes hit
+        case 0:
+        case 1:
+        case 2: {  // a prompt, of few, so that prefixes hit
           Tokens tokens = counted(1 + int(random.below(20)), int(random.below(3)));
           KvReservation r = kv.reserve(tokens, 0).value();
           if (!kv.append(r.handle, int(tokens.size()) - r.cached_tokens)) {
@@ -165,7 +166,8 @@ TEST_CASE("shared pool: random operations of three processes, one of which dies 
           p.live.push_back({r.handle, tokens});
           break;
         }
-        case 3: case 4: {  // one token more
+        case 3:
+        case 4: {  // one token more
           if (p.live.empty() || !kv.append(p.live[which].handle, 1)) break;
           Live& one = p.live[which];
           one.tokens.push_back(int32_t(random.below(3)));
@@ -173,7 +175,8 @@ TEST_CASE("shared pool: random operations of three processes, one of which dies 
           kv.written(one.handle, std::span(one.tokens).last(1));
           break;
         }
-        case 5: case 6: {
+        case 5:
+        case 6: {
           if (p.live.empty() || kv.tail_shared(p.live[which].handle)) break;
           KvHandover handover = kv.hand_over(p.live[which].handle);
           mail.push_back({handover, p.live[which].tokens});
@@ -181,7 +184,8 @@ TEST_CASE("shared pool: random operations of three processes, one of which dies 
           p.live.erase(p.live.begin() + long(which));
           break;
         }
-        case 7: case 8: {  // possibly late, possibly of one that is dead
+        case 7:
+        case 8: {  // possibly late, possibly of one that is dead
           if (mail.empty() || mail.front().first.giver == p.member->pool->ledger()->slot()) break;
           auto [handover, tokens] = mail.front();
           mail.pop_front();
