@@ -1,7 +1,8 @@
 // rdma: one-sided verbs (libibverbs, reliable connections) between instances of any process or
 // host. The parts: rdma_verbs (devices), rdma_link (queue pairs), rdma_messages and side_channel
-// (what the sides tell each other over TCP), rdma_serving (windows and keys), rdma_posting
-// (transfers).
+// (what the sides tell each other over TCP), rdma_plan (ranges, requests, batches: arithmetic that
+// needs no device), rdma_serving (windows; _keys: how keys are made and revoked), rdma_posting
+// (transfers; _lines: what goes out, comes back, breaks and is renewed).
 #pragma once
 
 #include "disagg/transport/rdma_verbs.h"

@@ -122,7 +122,7 @@ BatchSize next_batch(const Requests& planned, KvOp op, size_t next, int room, bo
   // Of a write the last request is what the owner counts; a write of nothing and a read, which
   // tells the owner nothing, are followed by a notice.
   const bool notice = !write || all == 0;
-  const int most = std::min(kBatchRequests, room - int(notice));
+  const int most = std::min(kBatchRequests, room);
   size_t bytes = 0;
   while (next < all && bytes < kBatchBytes && size.n < most &&
          (!write || alone || next + 1 < all)) {

@@ -5,16 +5,20 @@ rounds=${RDMA_VM_ROUNDS:-5}
 failed() { echo "FAILED: $*"; exit 1; }
 
 # What a request says, and its logits, where they are in this process, are those without a wire.
-ask() { xpyd generate --prompt "the keys are" --max-tokens 24 --temperature 0 --topology 1P1D "$@" 2>/tmp/log; }
+prompt="The key of box 17 is amber. The owner of house 3 is Grace. The key of box 3 is jade. The key of box 17 is"
+ask() { xpyd generate --prompt "$prompt" --max-tokens 24 --temperature 0 --topology 1P1D "$@" 2>/tmp/log; }
 hash_of() { sed -n 's/^logits hash //p' /tmp/log; }
 ask --transport local >/tmp/expected || { cat /tmp/log; failed "a request without a wire"; }
 expected=$(hash_of)
 echo "1P1D, local: $(tr '\n' ' ' </tmp/expected)"
-for options in "" "--stream-kv request" "--prefill-tp 2" "--prefill-tp 2 --decode-pp 2" "--disagg decode_first" \
-    "--processes" "--processes --prefill-tp 2"; do
+for options in "" "--stream-kv request" "--prefill-tp 2" "--prefill-tp 2 --decode-pp 2" \
+  "--disagg decode_first" "--processes" "--processes --prefill-tp 2"; do
   ask --transport rdma --kv-checksum on $options >/tmp/answer || { cat /tmp/log; failed "1P1D over rdma $options"; }
   cmp /tmp/expected /tmp/answer || failed "1P1D over rdma $options: another text than local's"
-  case $options in --processes*) ;; *) [ "$(hash_of)" = "$expected" ] || failed "$options: other logits" ;; esac
+  case $options in
+    --processes*) ;;
+    *) [ "$(hash_of)" = "$expected" ] || failed "1P1D over rdma $options: other logits" ;;
+  esac
   echo "1P1D over rdma ${options:---stream-kv layer}: the same"
 done
 
@@ -30,10 +34,10 @@ peer() {  # program, arguments: its line of numbers
 }
 median() { sort -n "$1" | awk '{v[NR] = $1} END {print v[int((NR + 1) / 2)]}'; }
 row() {  # name, unit, goal: medians of /tmp/ours and /tmp/theirs
-  awk -v name="$1" -v unit="$2" -v goal="$3" -v ours="$(median /tmp/ours)" -v theirs="$(median /tmp/theirs)" \
-    'BEGIN {printf "%-42s ours %9.2f %s, perftest %9.2f %s, ratio %.3f%s\n", name, ours, unit, theirs, unit, ours / theirs, goal}'
+  awk -v name="$1" -v unit="$2" -v goal="$3" -v o="$(median /tmp/ours)" -v t="$(median /tmp/theirs)" \
+    'BEGIN {printf "%-38s ours %9.2f %s, perftest %9.2f %s, ratio %.3f%s\n", name, o, unit, t, unit, o / t, goal}'
 }
-compare() {  # ours, perftest's arguments, its column (and of the least, for latencies), row's words
+compare() {  # ours, perftest's arguments, its column, that of the least (0: no latency), row's words
   ours=$1 theirs=$2 column=$3 least=$4 && shift 4
   rm -f /tmp/ours* /tmp/theirs*
   for i in $(seq "$rounds"); do
@@ -41,10 +45,13 @@ compare() {  # ours, perftest's arguments, its column (and of the least, for lat
     awk -v c="$column" '{print $c}' /tmp/line >>/tmp/theirs
     xpyd_rdma_speed "$ours" rxe0 >/tmp/own || failed "xpyd_rdma_speed $ours"
     awk '{print $1}' /tmp/own >>/tmp/ours
-    [ "$least" = 0 ] || { awk -v c="$least" '{print $c}' /tmp/line >>/tmp/theirs.least; awk '{print $2}' /tmp/own >>/tmp/ours.least; }
+    awk -v c="$least" '{print $c}' /tmp/line >>/tmp/theirs.least
+    awk '{print $2}' /tmp/own >>/tmp/ours.least
   done
   row "$@"
-  [ "$least" = 0 ] || { mv /tmp/ours.least /tmp/ours; mv /tmp/theirs.least /tmp/theirs; row "  the least of a round" "$2" ""; }
+  [ "$least" = 0 ] && return
+  mv /tmp/ours.least /tmp/ours && mv /tmp/theirs.least /tmp/theirs
+  row "  the least of each round" "$2" ""
 }
 if [ "$rounds" -gt 0 ]; then
   compare write_bw "ib_write_bw -s 65536 -n 1536" 4 0 "write, blocks of 64 KiB" MiB/s " (goal: at least 0.95)"
