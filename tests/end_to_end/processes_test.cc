@@ -218,7 +218,8 @@ TEST_CASE("processes: a prompt goes to the worker whose cache has its prefix", "
     size_t n = 0;
     int at = 0;
     for (const InstanceInfo& info : conductor.members())
-      if (info.role == Role::prefill && (of < 0 || at++ == of)) n += conductor.known_blocks(info.id);
+      if (info.role == Role::prefill && (of < 0 || at++ == of))
+        n += conductor.known_blocks(info.id);
     return n;
   };
   // Each prompt leaves 12 full blocks of 16 tokens, which are reported; until both have some.
