@@ -47,7 +47,7 @@ class InstanceProbe {
   virtual ~InstanceProbe() = default;
   virtual InstanceStats stats() const = 0;
   virtual KvStats kv() const = 0;
-  // Prompt tokens that it would not have to compute; none: its cache is too far away, and it reports.
+  // Prompt tokens that it would not have to compute; none: its cache is far away, and reported.
   virtual std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const = 0;
 };
 

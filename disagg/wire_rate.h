@@ -1,6 +1,6 @@
 // What a byte costs on an instance's wire, over its last posts: from each post to its end, time in
-// which several are under way counted once. The end is when the poster sees it; where that is between
-// two layers of the next prompt, up to a layer's computation too late.
+// which several are under way counted once. The end is when the poster sees it; where that is
+// between two layers of the next prompt, up to a layer's computation too late.
 //
 // Thread safety: none.
 #pragma once

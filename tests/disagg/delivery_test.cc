@@ -189,7 +189,8 @@ TEST_CASE("delivery: a client that goes does not wait for posts", "[disagg][deli
   CHECK(scene.check_memory(true) == "");
 }
 
-TEST_CASE("delivery: a P that dies behind it costs a recompute, and no token", "[disagg][delivery]") {
+TEST_CASE("delivery: a P that dies behind it costs a recompute, and no token",
+          "[disagg][delivery]") {
   for (bool noticed : {true, false}) {
     Scene scene("2P1D");
     scene.deliver_and_hold();

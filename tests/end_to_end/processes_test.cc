@@ -96,7 +96,7 @@ class Bed {
   size_t start(const std::string& role, const Words& other = {}) {
     Words words = {"--role", role, "--join", cluster_->address(), "--give-up", "5"};
     for (size_t i = 0; i < more_.size(); i += 2)
-      if (more_[i] != "--disagg" && more_[i] != "--kv-transfer" &&
+      if (more_[i] != "--disagg" && more_[i] != "--kv-transfer" && more_[i] != "--placement" &&
           std::find(other.begin(), other.end(), more_[i]) == other.end())
         words.insert(words.end(), {more_[i], more_[i + 1]});
     words.insert(words.end(), other.begin(), other.end());
@@ -105,6 +105,7 @@ class Bed {
   }
   Child& child(size_t i) { return children_[i]; }
   std::string log(size_t i) const { return dir_.path + "/worker" + std::to_string(i); }
+  const Recorder& recorder() const { return *recorder_; }
 
   uint64_t ask(int length, int family, int max_tokens, int n = 1) {
     auto request = tiny_request(++last_, prompt_of(length, family), max_tokens);
@@ -262,6 +263,40 @@ TEST_CASE("processes: a worker with another pool in mind is refused, and says so
   CHECK(said.find("--kv-bytes is 3145728 here, 2097152 at the conductor") != std::string::npos);
   bed.start("prefill");
   CHECK(bed.cluster().wait_members(1, 60));
+}
+
+TEST_CASE("processes: a prompt goes to the worker whose cache has its prefix", "[processes]") {
+  if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
+  Bed bed({"--transport", "tcp", "--placement", "prefix_aware"});
+  bed.start("prefill");
+  bed.start("prefill");
+  bed.start("decode");
+  REQUIRE(bed.cluster().wait_members(3, 60));
+  const Conductor& conductor = bed.cluster().conductor();
+  const auto known = [&](int of) {  // blocks, on one of the two, or on both
+    size_t n = 0;
+    int at = 0;
+    for (const InstanceInfo& info : conductor.members())
+      if (info.role == Role::prefill && (of < 0 || at++ == of))
+        n += conductor.known_blocks(info.id);
+    return n;
+  };
+  // Each prompt leaves 12 full blocks of 16 tokens, which are reported; until both have some.
+  const double until = bed.clock().now() + 60;
+  int families = 0;
+  while (known(0) == 0 || known(1) == 0) {
+    REQUIRE(families < 12);
+    for (int i = 0; i < 2; ++i) bed.ask(200, families++, 4);
+    bed.check_answers();
+    while (known(-1) < size_t(12 * families) && bed.clock().now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    REQUIRE(known(-1) == size_t(12 * families));
+  }
+  for (int family = families - 1; family >= 0; --family) {
+    const uint64_t id = bed.ask(200, family, 4);
+    bed.check_answers();
+    CHECK(bed.recorder().choice(id).cached_tokens == 192);
+  }
 }
 
 TEST_CASE("processes: workers leave, come, and change their role while requests run",

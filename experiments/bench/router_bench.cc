@@ -1,0 +1,239 @@
+// What the cluster adds to a request beside its model: the conductor's processor time, and the time
+// of a zero-copy hand-off against that of the first token.
+//
+// Arithmetic. Router: 2,048 tokens are 128 blocks, hashed once (15 ns each: 2 us) and looked up per
+// prefill instance as far as its cache goes; a decision, an attempt, five words of the instances
+// and the books of each: some hundred ns a piece. Between processes its words are bytes, too: 8 KiB
+// of prompt, once each way.
+//
+// Hand-off: after the first token P hands 256 block ids to D, which takes the sequence up: two
+// wake-ups of 50 us and two steps' planning. The first token of 4,096 tokens of a 1B model on a CPU
+// at 200 GFLOP/s takes 4,096 x 2.5 GFLOP = 50 s; here 128 of them are computed, and the whole
+// prompt is put at 32 times that, which leaves out what attention to earlier tokens would add.
+#include <time.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "allocator/prefix_index.h"
+#include "base/bench.h"
+#include "base/stats.h"
+#include "disagg/cluster.h"
+#include "disagg/control/codec.h"
+#include "model/model.h"
+#include "model/null_model.h"
+
+namespace xpyd {
+namespace {
+
+double thread_seconds() {
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
+BenchRow at_most(const char* name, std::vector<double> seconds, double most, const char* measure) {
+  std::sort(seconds.begin(), seconds.end());
+  return {.name = name,
+          .n_threads = 1,
+          .rounds = int(seconds.size()),
+          .seconds = percentile(seconds, 50),
+          .measure = measure,
+          .share = most / percentile(seconds, 50),
+          .share_p10 = most / percentile(seconds, 90),
+          .share_p90 = most / percentile(seconds, 10),
+          .target = 1};
+}
+
+// An instance that nobody turns: its words are said for it.
+class Absent final : public InstanceProbe {
+ public:
+  InstanceStats stats() const override { return {}; }
+  KvStats kv() const override { return {.capacity = 4096, .free = 4096, .block_tokens = 16}; }
+  std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
+};
+
+class Last final : public Post {
+ public:
+  void send(InstanceId, InstanceId to_whom, Message message) override {
+    if (auto* start = std::get_if<StartRequest>(&message)) what = std::move(*start), to = to_whom;
+  }
+  StartRequest what;
+  InstanceId to = -1;
+};
+
+class Ends final : public EventSink {
+ public:
+  void on_event(TokenEvent event) override { n += event.finish != FinishReason::none; }
+  int n = 0;
+};
+
+constexpr int kTokens = 2048, kPrefixes = 16;
+
+std::vector<int32_t> prompt_of(int i) {  // half of it is one of a few prefixes
+  std::vector<int32_t> prompt;
+  for (int t = 0; t < kTokens; ++t)
+    prompt.push_back(t < kTokens / 2 ? t * 7 + i % kPrefixes : t * 13 + i);
+  return prompt;
+}
+
+// 4P4D, each of four prefill instances knows a quarter of the prefixes. `bytes`: as between
+// processes. Seconds of processor time per request, in batches of 100.
+std::vector<double> route(int n_requests, bool bytes) {
+  RealClock clock;
+  Last post;
+  Conductor conductor({.placement = find_placement_policy("prefix_aware"),
+                       .disagg = find_disagg_policy("prefill_first"),
+                       .max_model_len = 2 * kTokens,
+                       .max_queue = 1 << 20},
+                      clock, post);
+  const auto hear = [&](InstanceId from, Message message) {
+    if (bytes) {  // what its own channel would have to read
+      const uint16_t type = frame_type(message);
+      message = decode(type, encode(from, kConductor, message, 0), 0).value().message;
+    }
+    conductor.receive(from, std::move(message));
+  };
+  for (int i = 0; i < 8; ++i) {
+    InstanceInfo info{.id = conductor.new_id(), .role = i < 4 ? Role::prefill : Role::decode};
+    info.layout.block_tokens = info.block_tokens = 16;
+    info.capacity_blocks = 4096;
+    info.max_batch = 1 << 20;
+    conductor.joined(info, std::make_shared<Absent>());
+    for (int p = i; p < kPrefixes && i < 4; p += 4)
+      conductor.receive(info.id, CacheReport{prefix_hashes(prompt_of(p), 16, 0), {}});
+  }
+  auto ends = std::make_shared<Ends>();
+  std::vector<double> seconds;
+  size_t out_bytes = 0;
+  for (int i = 0; i < n_requests;) {
+    std::vector<std::shared_ptr<Request>> requests;
+    for (int b = 0; b < 100; ++b, ++i) {
+      requests.push_back(std::make_shared<Request>());
+      requests.back()->id = uint64_t(i);
+      requests.back()->prompt = prompt_of(i);
+      requests.back()->max_tokens = 2;
+    }
+    const double before = thread_seconds();
+    for (const auto& request : requests) {
+      XPYD_CHECK(conductor.submit(request, ends).ok());
+      if (bytes) out_bytes += encode(kConductor, post.to, post.what, 0).size();
+      const AttemptId attempt = post.what.attempt;
+      const InstanceId p = post.to, d = post.what.decode;
+      hear(p, AttemptProgress{attempt, AttemptProgress::started});
+      TokenOf token{.attempt = attempt};
+      token.event.request_id = request->id;
+      token.event.token = 5;
+      token.event.text = " five";
+      hear(p, token);
+      hear(p, AttemptProgress{attempt, AttemptProgress::prompt_done});
+      token.index = 1;
+      token.event.finish = FinishReason::length;
+      hear(d, token);
+    }
+    seconds.push_back((thread_seconds() - before) / 100);
+  }
+  XPYD_CHECK(ends->n == n_requests && conductor.totals().failed_attempts == 0);
+  XPYD_CHECK(conductor.wait_idle(0) && (out_bytes > 0) == bytes);
+  return seconds;
+}
+
+void bench_router(Bench& bench) {
+  constexpr double kMost = 20e-6;
+  route(1000, false);
+  bench.report(at_most("router: CPU per request of 2,048 tokens, 4P4D", route(10000, false), kMost,
+                       "x 20 us"));
+  bench.report(
+      at_most("router: with its words encoded and decoded", route(10000, true), kMost, "x 20 us"));
+}
+
+// Seconds from the first token, on P, to the second, on D, of a prompt for which nothing is
+// computed.
+std::vector<double> hand_offs(const ModelConfig& config, int n_tokens, int rounds) {
+  class Times final : public EventSink {
+   public:
+    explicit Times(Clock& clock) : clock_(clock) {}
+    void on_event(TokenEvent event) override {
+      if (event.token >= 0) seconds.push_back(clock_.now());
+    }
+    std::vector<double> seconds;
+
+   private:
+    Clock& clock_;
+  };
+  RealClock clock;
+  ClusterOptions options;
+  options.topology = parse_topology("1P1D").value();
+  options.kv_scheme = find_kv_scheme("paged");
+  options.kv.shape = kv_shape(config, Dtype::bf16);
+  options.kv.pool_bytes = size_t(2 * n_tokens) * options.kv.shape.token_bytes();
+  options.kv.prefix_cache = false;
+  options.batching = find_batch_policy("chunked");
+  options.placement = find_placement_policy("least_loaded");
+  options.transport = find_transport("handoff");
+  options.step_tokens = n_tokens;
+  options.max_model_len = n_tokens + 16;
+  options.make_model = [&](int, DeviceQueue&) { return make_null_model(config); };
+  auto cluster = Cluster::create(std::move(options), clock).value();
+  XPYD_CHECK(cluster->start().ok());
+  std::vector<double> seconds;
+  for (int i = 0; i < rounds; ++i) {
+    auto request = std::make_shared<Request>();
+    request->id = uint64_t(i);
+    for (int t = 0; t < n_tokens; ++t) request->prompt.push_back((t * 7 + i) % config.vocab);
+    request->sampling.temperature = 0;
+    request->max_tokens = 2;
+    request->ignore_eos = true;
+    auto times = std::make_shared<Times>(clock);
+    XPYD_CHECK(cluster->submit(request, times).ok() && cluster->wait_idle(60));
+    XPYD_CHECK(times->seconds.size() == 2);
+    seconds.push_back(times->seconds[1] - times->seconds[0]);
+  }
+  cluster->stop();
+  return seconds;
+}
+
+// Of the first `n` tokens of a prompt, computed at once.
+double prefill_seconds(const ModelConfig& config, const std::string& dir, ThreadTeam& team, int n) {
+  auto weights = load_weights(dir, config, {.dtype = Dtype::bf16, .dummy = true}, team).value();
+  auto model = make_llama(std::move(weights), team, n, 1);
+  const KvLayout layout{kv_shape(config, Dtype::bf16), KvOrder::layer_major, n, 1};
+  Buffer pool(layout.pool_bytes());
+  std::vector<KvView> views = {{pool.data(), &layout, nullptr, 0}};
+  std::vector<int32_t> tokens(size_t(n), 17), offsets = {0, n}, lengths = {n}, rows = {n - 1};
+  std::vector<float> logits(size_t(config.vocab));
+  RealClock clock;
+  double best = 0;
+  for (int round = 0; round < 3; ++round) {
+    const double start = clock.now();
+    model->forward({tokens, offsets, lengths, views, rows, nullptr}, logits.data());
+    if (round == 0) continue;
+    const double took = clock.now() - start;
+    best = best == 0 ? took : std::min(best, took);
+  }
+  return best;
+}
+
+void bench_hand_off(Bench& bench) {
+  constexpr int kPrompt = 4096, kComputed = 128;
+  const std::string dir = "experiments/models/llama-1b";
+  Result<ModelConfig> config = load_model_config(dir);
+  if (!config) {
+    std::printf("not run: needs %s\n", dir.c_str());
+    return;
+  }
+  std::vector<double> gaps = hand_offs(config.value(), kPrompt, 40);
+  const double first_token_s =
+      prefill_seconds(config.value(), dir, bench.team(bench.max_threads()), kComputed) *
+      double(kPrompt / kComputed);
+  std::printf("the first of %d tokens' prompt: %.1f s or more (%d computed, times %d)\n", kPrompt,
+              first_token_s, kComputed, kPrompt / kComputed);
+  bench.report(at_most("hand-off: 4,096 tokens, first token to second", gaps, 0.005 * first_token_s,
+                       "x 0.5 % of TTFT"));
+}
+
+REGISTER_BENCH("control_router", bench_router);
+REGISTER_BENCH("control_hand_off", bench_hand_off);
+
+}  // namespace
+}  // namespace xpyd
