@@ -42,7 +42,9 @@ size_t add_copies(const KvView& source, const KvView& destination, const KvRegio
   const int heads = (all ? from.shape.n_kv_heads : r.head_end) - head;
   const int layers = r.layer_end - r.layer_begin;
   const int to_layer = r.to_layer < 0 ? r.layer_begin : r.to_layer;
-  auto inside = [](int begin, int n, int size) { return begin >= 0 && n >= 0 && begin + n <= size; };
+  auto inside = [](int begin, int n, int size) {
+    return begin >= 0 && n >= 0 && begin + n <= size;
+  };
   XPYD_CHECK(inside(head, heads, from.shape.n_kv_heads) &&
                  inside(to_head, heads, to.shape.n_kv_heads) &&
                  (!all || from.shape.n_kv_heads == to.shape.n_kv_heads),

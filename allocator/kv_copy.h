@@ -17,8 +17,8 @@ void add_block_copies(std::byte* dst_pool, const KvLayout& dst, int dst_block,
                       int end, std::vector<Copy>& copies);
 
 // A box of one sequence's KV: tokens, and layers and heads in the source's own numbers. Where the
-// destination holds other layers or heads of the model (allocator/kv_shards.h), to_layer and to_head
-// say where the first of them goes there.
+// destination holds other layers or heads of the model (allocator/kv_shards.h), to_layer and
+// to_head say where the first of them goes there.
 struct KvRegion {
   int token_begin = 0, token_end = 0;
   int layer_begin = 0, layer_end = 0;

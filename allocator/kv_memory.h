@@ -56,8 +56,8 @@ struct KvOptions {
   // The others' pool, too, is page groups, in order: the same pages as vattention's, where one
   // allocation has huge ones if the system grants them.
   bool pool_in_groups = false;
-  bool lockstep = false;  // one of several memories that must decide alike (sharded.h): nothing that
-                          // goes on in the background may be seen in a decision
+  bool lockstep = false;  // one of several memories that must decide alike (sharded.h): nothing
+                          // that goes on in the background may be seen in a decision
   KvShare share = KvShare::off;  // vattention; slots always take over
   KvTierOptions tiers;           // below this pool
   Clock* clock = nullptr;        // of the instance, for its tiers; null: the machine's
@@ -65,8 +65,8 @@ struct KvOptions {
   DeviceQueue* queue = nullptr;  // of the instance, on that device, for its copies; null: the CPU's
 };
 
-// Blocks by state; free + active + cached + in_transfer == capacity, always. Of a pool that processes
-// share (block_ledger.h): what this one holds, and what nobody holds.
+// Blocks by state; free + active + cached + in_transfer == capacity, always. Of a pool that
+// processes share (block_ledger.h): what this one holds, and what nobody holds.
 struct KvStats {
   int capacity = 0;
   int free = 0;         // hold nothing
@@ -107,9 +107,9 @@ struct KvReservation {
 // A sequence on its way between two memories over one pool: block ids and the references that they
 // carry. A plain value that owns references: it must be adopted or discarded exactly once.
 //
-// Between processes (block_ledger.h) it owns the giver's references alone, and travels as a copy: the
-// giver discards its own once it knows that the other one has adopted, or will not. Until then the
-// taker can adopt; later it is refused.
+// Between processes (block_ledger.h) it owns the giver's references alone, and travels as a copy:
+// the giver discards its own once it knows that the other one has adopted, or will not. Until then
+// the taker can adopt; later it is refused.
 struct KvHandover {
   std::vector<int32_t> blocks;
   int tokens = 0;  // written
@@ -200,9 +200,9 @@ class KvMemory {
   // Where the sequence's KV is. Valid until the next append, fork, trim or free of this handle.
   virtual KvView view(KvHandle handle) const = 0;
 
-  // An instance on several ranks has its KV in as many places (sharded.h): one view for each, valid as
-  // long; view() and base() are those of rank 0. shards(): which layers and heads are where; null on
-  // one rank.
+  // An instance on several ranks has its KV in as many places (sharded.h): one view for each, valid
+  // as long; view() and base() are those of rank 0. shards(): which layers and heads are where;
+  // null on one rank.
   virtual int n_ranks() const { return 1; }
   virtual const KvShards* shards() const { return nullptr; }
   virtual std::byte* rank_base(int rank) const {

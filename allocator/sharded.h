@@ -33,8 +33,8 @@ Result<ShardedPlan> plan_sharded(const std::string& scheme, const KvOptions& opt
                                  const KvShards& shards);
 
 // Allocates and touches the pools. On one rank it is the scheme's memory itself. Before:
-// plan_sharded() takes the options. Error `unavailable`: the device has not that much memory. `log`:
-// of what its prefix index finds (the same on all ranks).
+// plan_sharded() takes the options. Error `unavailable`: the device has not that much memory.
+// `log`: of what its prefix index finds (the same on all ranks).
 Result<std::unique_ptr<KvMemory>> make_sharded(const std::string& scheme, const KvOptions& options,
                                                const KvShards& shards,
                                                std::shared_ptr<PrefixLog> log = nullptr);

@@ -174,9 +174,9 @@ void TieredMemory::leave(KvHandle handle) {
   s.tokens.clear();
 }
 
-// copies_ = tokens of a sequence to the host, or from it: their bytes. A tier keeps tokens whole, as the
-// model has them, so what comes from some ranks can go back to others; of ranks that hold the same
-// heads the first one is read, and all are written.
+// copies_ = tokens of a sequence to the host, or from it: their bytes. A tier keeps tokens whole,
+// as the model has them, so what comes from some ranks can go back to others; of ranks that hold
+// the same heads the first one is read, and all are written.
 size_t TieredMemory::plan_copies(KvHandle handle, const KvView& host, int token_begin,
                                  int token_end, bool out) {
   copies_.clear();
@@ -202,7 +202,8 @@ size_t TieredMemory::plan_copies(KvHandle handle, const KvView& host, int token_
               .head_end = from.heads.end,
               .to_layer = to.layers.begin,
               .to_head = to.heads.begin};
-    bytes += out ? add_copies(view, host, region, copies_) : add_copies(host, view, region, copies_);
+    bytes +=
+        out ? add_copies(view, host, region, copies_) : add_copies(host, view, region, copies_);
   }
   return bytes;
 }

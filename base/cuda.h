@@ -112,7 +112,8 @@ class Memory {
   }
   static Result<Memory> device(size_t bytes);  // error `unavailable`: out of device memory
   static Memory pinned(size_t bytes);                // small: what copies go through
-  static Result<Memory> try_pinned(size_t bytes);    // error `unavailable`: the host has not that much
+  static Result<Memory> try_pinned(
+      size_t bytes);  // error `unavailable`: the host has not that much
   size_t size() const { return bytes_; }
   std::byte* data() const { return data_; }
   template <class T>

@@ -94,7 +94,8 @@ int export_dma_buf(int* file, Address address, size_t bytes) {
     return look_up(found, "cuMemGetHandleForAddressRange", 11070) ? found : nullptr;
   }();
   int supported = 0;
-  const CUresult asked = driver().attribute(&supported, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, kCard);
+  const CUresult asked =
+      driver().attribute(&supported, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, kCard);
   if (!call || asked != CUDA_SUCCESS || !supported) return CUDA_ERROR_NOT_SUPPORTED;
   return call(file, address, bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
 }

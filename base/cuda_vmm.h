@@ -37,8 +37,8 @@ int map(Address address, size_t bytes, Handle handle);
 int set_access(Address address, size_t bytes);  // of whole mappings: read and write
 int unmap(Address address, size_t bytes);       // whole mappings, without a gap
 
-// Memory of the card, of either kind, as a dma-buf for network cards; whole pages of 4 KiB. Code 801
-// (not supported) where the driver has no such call.
+// Memory of the card, of either kind, as a dma-buf for network cards; whole pages of 4 KiB. Code
+// 801 (not supported) where the driver has no such call.
 int export_dma_buf(int* file, Address address, size_t bytes);
 
 std::string code_name(int code);

@@ -104,8 +104,8 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
     const uint64_t end = (at + memory.size() + kPage - 1) / kPage * kPage;
     int file = -1;
     if (int code = cuda::vmm::export_dma_buf(&file, begin, end - begin))
-      return Error{ErrorCode::unavailable,
-                   "the driver exports no dma-buf of the card's memory: " + cuda::vmm::code_name(code)};
+      return Error{ErrorCode::unavailable, "the driver exports no dma-buf of the card's memory: " +
+                                               cuda::vmm::code_name(code)};
     return std::optional<DmaBuf>(DmaBuf(file, at - begin));
   }
   void* handle() override { return stream_.handle(); }

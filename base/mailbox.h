@@ -1,5 +1,5 @@
-// Many senders, one receiver. The receiver spins about 100 us before it sleeps, and a sender pays for a
-// wake-up (30 us across cores) only when the receiver says that it sleeps.
+// Many senders, one receiver. The receiver spins about 100 us before it sleeps, and a sender pays
+// for a wake-up (30 us across cores) only when the receiver says that it sleeps.
 //
 // Thread safety: send() and poke() from any thread; take() and wait() from the one receiver.
 #pragma once

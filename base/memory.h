@@ -1,5 +1,5 @@
-// Host memory that does not move: page aligned, transparent huge pages asked for, touched when made so
-// that no page fault happens later.
+// Host memory that does not move: page aligned, transparent huge pages asked for, touched when made
+// so that no page fault happens later.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,5 @@
-// A new folder of this user's alone under $TMPDIR (or /tmp), gone with its owner: for sockets and keys.
+// A new folder of this user's alone under $TMPDIR (or /tmp), gone with its owner: for sockets and
+// keys.
 #pragma once
 
 #include <stdlib.h>

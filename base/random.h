@@ -1,4 +1,5 @@
-// A small seeded generator (SplitMix64): randomness is an argument (DESIGN D6), equal on every machine.
+// A small seeded generator (SplitMix64): randomness is an argument (DESIGN D6), equal on every
+// machine.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// Failures, three kinds (STYLE 16): a bug of ours or a broken device is a CHECK that aborts; a normal
-// outcome or bad input from outside is a Result that the caller must look at.
+// Failures, three kinds (STYLE 16): a bug of ours or a broken device is a CHECK that aborts; a
+// normal outcome or bad input from outside is a Result that the caller must look at.
 #pragma once
 
 #include <cstdio>
@@ -12,7 +12,8 @@
 namespace xpyd {
 
 enum class ErrorCode {
-  invalid_argument,  // the caller's input is wrong; the message names the field and what was expected
+  invalid_argument,  // the caller's input is wrong; the message names the field and what was
+                     // expected
   not_found,
   unavailable,  // no room now; the same call may succeed later
   io,           // a file or socket failed or is corrupt

@@ -1,8 +1,8 @@
 // A fixed team of threads that runs one function at a time on every member.
 //
-// Thread safety: `run` is called by one thread, the owner, which takes part as rank 0. Between calls the
-// other members spin on a cache line for about 100 us and then park: waking a parked thread on another
-// core costs 30 us, a spinning one 0.1 us.
+// Thread safety: `run` is called by one thread, the owner, which takes part as rank 0. Between
+// calls the other members spin on a cache line for about 100 us and then park: waking a parked
+// thread on another core costs 30 us, a spinning one 0.1 us.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,9 @@ namespace xpyd {
 
 class ThreadTeam {
  public:
-  // n_threads >= 1. With n_threads == 1 no thread is created. `cpus` pins rank i to cpus[i] (the caller's
-  // own thread included, from its first run until the team goes); empty leaves placement to the kernel.
+  // n_threads >= 1. With n_threads == 1 no thread is created. `cpus` pins rank i to cpus[i] (the
+  // caller's own thread included, from its first run until the team goes); empty leaves placement
+  // to the kernel.
   explicit ThreadTeam(int n_threads, std::vector<int> cpus = {});
   ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
@@ -22,7 +23,8 @@ class ThreadTeam {
 
   int size() const { return n_threads_; }
 
-  // Calls body(rank) once for each rank in [0, size) and returns when all have finished. Does not allocate.
+  // Calls body(rank) once for each rank in [0, size) and returns when all have finished. Does not
+  // allocate.
   template <class Body>
   void run(Body&& body) {
     using Plain = std::remove_reference_t<Body>;
@@ -47,7 +49,8 @@ struct Range {
 };
 inline Range share(int n, int rank, int size, int grain = 1) {
   int units = (n + grain - 1) / grain;
-  int begin = int(long(units) * rank / size) * grain, end = int(long(units) * (rank + 1) / size) * grain;
+  int begin = int(long(units) * rank / size) * grain,
+      end = int(long(units) * (rank + 1) / size) * grain;
   return {begin < n ? begin : n, end < n ? end : n};
 }
 

@@ -18,7 +18,8 @@ size_t forming_stop(const std::string& text, const std::vector<std::string>& sto
 
 // Backs `end` up to a boundary between UTF-8 sequences of `text`.
 size_t utf8_boundary(const std::string& text, size_t end) {
-  while (end > 0 && end < text.size() && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  while (end > 0 && end < text.size() && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80)
+    --end;
   return end;
 }
 

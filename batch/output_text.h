@@ -1,5 +1,5 @@
-// One choice's tokens -> text that is certain: valid UTF-8, and no part of a stop string that may be forming.
-// A plain value: it moves from the prefill to the decode instance with its sequence.
+// One choice's tokens -> text that is certain: valid UTF-8, and no part of a stop string that may
+// be forming. A plain value: it moves from the prefill to the decode instance with its sequence.
 #pragma once
 
 #include <string>
@@ -13,7 +13,8 @@ namespace xpyd {
 class OutputText {
  public:
   OutputText() = default;
-  // `tokenizer` may be null (a run without text): then all text is empty and stop strings never match.
+  // `tokenizer` may be null (a run without text): then all text is empty and stop strings never
+  // match.
   OutputText(const Tokenizer* tokenizer, const Request& request);
 
   struct Piece {
@@ -22,7 +23,8 @@ class OutputText {
   };
   // `may_stop` false: stop strings pass as text (min_tokens not reached).
   Piece feed(int32_t token, const Request& request, bool may_stop);
-  std::string flush();  // what was held back; call once, at the end, unless a stop string ended the text
+  std::string
+  flush();  // what was held back; call once, at the end, unless a stop string ended the text
 
  private:
   const Tokenizer* tokenizer_ = nullptr;

@@ -11,7 +11,11 @@ namespace {
 class Room {
  public:
   Room(const BatchView& v, BatchPlan& p)
-      : view(v), plan(p), blocks(v.available_blocks), tokens(v.step_tokens), preempted_(v.running.size()) {
+      : view(v),
+        plan(p),
+        blocks(v.available_blocks),
+        tokens(v.step_tokens),
+        preempted_(v.running.size()) {
     for (const SequenceView& s : v.running) sequences += s.choices;
   }
 
@@ -21,8 +25,8 @@ class Room {
   int tokens;
   int sequences = 0;
 
-  // Schedules the next tokens of running[i], preempting from the back while blocks are missing. When that
-  // does not help, running[i] itself is preempted.
+  // Schedules the next tokens of running[i], preempting from the back while blocks are missing.
+  // When that does not help, running[i] itself is preempted.
   void run(int i, int n) {
     int need = new_blocks(view.running[size_t(i)], n, view.block_tokens);
     for (int victim = int(view.running.size()) - 1; need > blocks; --victim) {
@@ -44,12 +48,13 @@ class Room {
     plan.preempts.push_back(i);
     sequences -= s.choices;
     blocks += s.n_blocks;
-    std::erase_if(plan.runs, [&](const ScheduledRun& run) {  // scheduled a moment ago, by a younger claim
-      if (run.index != i) return false;
-      blocks += new_blocks(s, run.n_tokens, view.block_tokens);
-      tokens += run.n_tokens;
-      return true;
-    });
+    std::erase_if(plan.runs,
+                  [&](const ScheduledRun& run) {  // scheduled a moment ago, by a younger claim
+                    if (run.index != i) return false;
+                    blocks += new_blocks(s, run.n_tokens, view.block_tokens);
+                    tokens += run.n_tokens;
+                    return true;
+                  });
   }
 
   std::vector<bool> preempted_;
@@ -57,8 +62,8 @@ class Room {
 
 enum class Prompts { whole, pieces };
 
-// Admits waiting sequences in order while places and tokens of the step are there and the rule finds
-// memory for them. `prompts_alone`: nobody decodes while a prompt is computed.
+// Admits waiting sequences in order while places and tokens of the step are there and the rule
+// finds memory for them. `prompts_alone`: nobody decodes while a prompt is computed.
 void admit(Room& room, const AdmissionRule* own, bool prompts_alone,
            Prompts prompts = Prompts::pieces) {
   const BatchView& view = room.view;
@@ -84,7 +89,8 @@ void admit(Room& room, const AdmissionRule* own, bool prompts_alone,
                                     .block_tokens = view.block_tokens,
                                     .step_tokens = view.step_tokens,
                                     .prompts_alone = prompts_alone});
-  for (int i = 0; i < admitted; ++i) room.plan.admits.push_back({i, candidates[size_t(i)].n_tokens});
+  for (int i = 0; i < admitted; ++i)
+    room.plan.admits.push_back({i, candidates[size_t(i)].n_tokens});
 }
 
 void run_decodes(Room& room) {

@@ -13,7 +13,7 @@ namespace xpyd {
 // One user request. Made by the frontend, never changed afterwards, shared by whoever works on it.
 struct Request {
   uint64_t id = 0;                    // unique in this process
-  std::vector<int32_t> prompt;        // token ids, at least one; prompt + max_tokens fits the context
+  std::vector<int32_t> prompt;  // token ids, at least one; prompt + max_tokens fits the context
   SamplingParams sampling;
   int max_tokens = 16;                // output tokens, at least 1
   int min_tokens = 0;                 // no stop before that many output tokens
@@ -23,19 +23,20 @@ struct Request {
   std::vector<int32_t> stop_token_ids;
   bool include_stop_text = false;     // the stop string is part of the text
   bool skip_special_tokens = true;    // in the text
-  bool prompt_is_text_prefix = true;  // the output continues the prompt's text (no leading space is stripped)
+  bool prompt_is_text_prefix =
+      true;  // the output continues the prompt's text (no leading space is stripped)
   int priority = 0;                   // lower runs earlier
-  uint64_t cache_salt = 0;            // sequences of different salts share no prefix; of a session its own
+  uint64_t cache_salt = 0;  // sequences of different salts share no prefix; of a session its own
   std::string session_id;             // multi-turn: the prompt holds the conversation so far
   double arrival_s = 0;               // Clock seconds, at the frontend
-  double deadline_s = 0;              // Clock seconds; 0 = none. Past it the request ends with `timeout`
+  double deadline_s = 0;  // Clock seconds; 0 = none. Past it the request ends with `timeout`
 };
 
 enum class FinishReason : uint8_t { none, stop, length, abort, timeout, error };
 const char* finish_reason_name(FinishReason reason);
 
-// One output token of one choice. Choice c of a request ends with exactly one event whose finish != none;
-// an end without a token (abort, timeout, error) has token -1.
+// One output token of one choice. Choice c of a request ends with exactly one event whose finish !=
+// none; an end without a token (abort, timeout, error) has token -1.
 struct TokenEvent {
   uint64_t request_id = 0;
   int choice = 0;
@@ -48,8 +49,9 @@ struct TokenEvent {
   bool has_logprobs = false;
   Sampled sampled;             // logprobs when asked for
   int cached_tokens = 0;       // prompt tokens whose KV was reused; in every event of the request
-  uint64_t logits_hash = 0;    // with finish: chained hash of the logits rows sampled for this choice
-  double queued_s = 0, scheduled_s = 0, time_s = 0;  // Clock: arrival at the engine, first step, this token
+  uint64_t logits_hash = 0;  // with finish: chained hash of the logits rows sampled for this choice
+  double queued_s = 0, scheduled_s = 0,
+         time_s = 0;  // Clock: arrival at the engine, first step, this token
 };
 
 // Receives the events of one request, from any engine thread; must not block.

@@ -24,7 +24,7 @@ struct InstanceParts {
   const Tokenizer* tokenizer = nullptr;  // may be null
   int n_layers = 0;
   int max_batch = 0;
-  double lease_s = 0;     // without a word of the peer, KV that is held for it is given up; 0: never
+  double lease_s = 0;  // without a word of the peer, KV that is held for it is given up; 0: never
   bool checksum = false;  // of every block that crosses
   WireRate rate = {};     // of its own posts
   std::unordered_map<InstanceId, InstanceInfo> peers = {};

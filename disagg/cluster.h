@@ -57,13 +57,13 @@ struct ClusterOptions {
   const Tokenizer* tokenizer = nullptr;  // may be null
   uint64_t seed = 0;
   Device* device = &cpu_device();
-  // One model per instance, of its role's shards(); `instance` counts from 0. Its work goes to `queue`,
-  // of `device`.
+  // One model per instance, of its role's shards(); `instance` counts from 0. Its work goes to
+  // `queue`, of `device`.
   std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_model;
 };
 
-// Sequences that hold KV in one memory at once: those of a batch, and as many prompts that are being
-// sent away.
+// Sequences that hold KV in one memory at once: those of a batch, and as many prompts that are
+// being sent away.
 constexpr int max_sequences(int max_batch) { return 2 * max_batch; }
 
 ConductorOptions conductor_options(const ClusterOptions& options);

@@ -395,8 +395,8 @@ void Conductor::forget_choice(uint64_t request, Entry& entry) {
 
 // ---- Attempts end.
 
-// Nothing more can come of the prefill instance: what it put out is here, and what it knew is on the
-// other one.
+// Nothing more can come of the prefill instance: what it put out is here, and what it knew is on
+// the other one.
 bool Conductor::handed_over(const Attempt& attempt) const {
   const Entry& entry = requests_.at(attempt.request);
   for (int c = attempt.first; c < attempt.first + attempt.count; ++c) {
@@ -465,7 +465,8 @@ void Conductor::fail(AttemptId number, const std::string& why, Out& out) {
   }
   if (entry.left == 0) return forget_choice(attempt.request, entry);
   const double now = clock_.now();
-  const double later = now + (entry.tries < 3 ? 0 : 0.01 * double(1 << std::min(entry.tries - 3, 6)));
+  const double later =
+      now + (entry.tries < 3 ? 0 : 0.01 * double(1 << std::min(entry.tries - 3, 6)));
   if (!begun) {
     parked_.push_back({attempt.request, attempt.first, attempt.count, now, later});
   } else {

@@ -2,8 +2,8 @@
 // (disagg/README.md draws it). It knows its peers and the conductor by number alone, and tells them
 // messages; whether they are threads of this process or run elsewhere is the Post's affair.
 //
-// Thread safety: send(), poke() and stats() from any thread; everything else from the instance's own
-// thread (or, under a virtual clock, from the one thread that turns all instances).
+// Thread safety: send(), poke() and stats() from any thread; everything else from the instance's
+// own thread (or, under a virtual clock, from the one thread that turns all instances).
 #pragma once
 
 #include <atomic>
@@ -40,7 +40,9 @@ class Instance final : private EngineHooks {
   ~Instance() override;
 
   InstanceInfo info() const;
-  void send(InstanceId from, Message message) { mailbox_.send({from, options_.id, std::move(message)}); }
+  void send(InstanceId from, Message message) {
+    mailbox_.send({from, options_.id, std::move(message)});
+  }
   void poke() { mailbox_.poke(); }
 
   // One turn of the loop: messages, promises, transfers, one engine step. False: nothing moved.
@@ -62,13 +64,17 @@ class Instance final : private EngineHooks {
   void look_for_answers();
   void handle(InstanceId from, StartRequest message);
   void handle(InstanceId from, ClearPrefixCache) { (void)from, memory_->clear_prefix_cache(); }
-  void handle(InstanceId from, AbortAttempt message) { (void)from, attempts_.abort(message.attempt); }
+  void handle(InstanceId from, AbortAttempt message) {
+    (void)from, attempts_.abort(message.attempt);
+  }
   void handle(InstanceId from, PeerJoined message);
   void handle(InstanceId from, PeerGone message);
   void handle(InstanceId from, PeerBroken message);
   void handle(InstanceId from, PrefillJob message);
   void handle(InstanceId from, ReserveKv message) { receiver_.handle(from, std::move(message)); }
-  void handle(InstanceId from, KvReserved message) { (void)from, sender_.handle(std::move(message)); }
+  void handle(InstanceId from, KvReserved message) {
+    (void)from, sender_.handle(std::move(message));
+  }
   void handle(InstanceId from, KvDelivered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvOffered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvTaken message) { (void)from, sender_.handle(message); }

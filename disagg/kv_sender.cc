@@ -14,9 +14,10 @@ void KvSender::expect(AttemptId attempt, DisaggOrder order, InstanceId decode) {
   if (!parts_.peers.contains(decode)) give_up(attempt, out, "its decode instance is gone");
 }
 
-// P itself asks for room, so that both directions are in order: D hears of a request before it hears
-// of its end, and P knows it before D answers. It asks when the prompt starts, so that D grants room
-// in the order in which P can use it. (decode_first: D has the room, and learns who will write.)
+// P itself asks for room, so that both directions are in order: D hears of a request before it
+// hears of its end, and P knows it before D answers. It asks when the prompt starts, so that D
+// grants room in the order in which P can use it. (decode_first: D has the room, and learns who
+// will write.)
 void KvSender::started(const Sequence& sequence) {
   Outgoing& out = outgoing_.at(sequence.attempt);
   if (out.over || out.order == DisaggOrder::pull) return;
@@ -58,7 +59,8 @@ void KvSender::send_kv(Outgoing& out, KvHandle kv, int layer_begin, int layer_en
     int end = layer + 1;
     while (end < layer_end && out.sent[size_t(end)] == token_begin) ++end;
     if (token_begin < token_end) {
-      parts_.plan_write(kv, out.peer, *out.destination, {token_begin, token_end, layer, end}, plan_);
+      parts_.plan_write(kv, out.peer, *out.destination, {token_begin, token_end, layer, end},
+                        plan_);
       stats_.bytes += int64_t(plan_.bytes);
       stats_.descriptors += int64_t(plan_.copies.size());
       const double post_s = parts_.clock.now();
@@ -196,7 +198,8 @@ bool KvSender::poll() {
 bool KvSender::finish(AttemptId attempt, Outgoing& out) {
   if (!out.over && !out.choices.empty()) end_waiting(out);
   if (!out.over && !out.delivered) deliver(attempt, out);
-  if (out.given) {  // the attempt is the peer's; one that is silent adopts what it finds, or computes
+  if (out.given) {  // the attempt is the peer's; one that is silent adopts what it finds, or
+                    // computes
     if (!out.over && parts_.clock.now() <= out.deadline_s) return false;
     parts_.memory.discard(*std::exchange(out.given, std::nullopt));
     return true;
@@ -217,8 +220,9 @@ bool KvSender::finish(AttemptId attempt, Outgoing& out) {
   return !out.computing;
 }
 
-// As soon as the last post is posted, not when it is done: between the layers of the next prompt this
-// instance looks late, while the peer can count at once. The source rows are pinned until then.
+// As soon as the last post is posted, not when it is done: between the layers of the next prompt
+// this instance looks late, while the peer can count at once. The source rows are pinned until
+// then.
 void KvSender::deliver(AttemptId attempt, Outgoing& out) {
   if (out.choices.empty() || !out.destination) return;
   KvDelivered delivered{.attempt = attempt, .kv_arrived = !out.failed, .posts = out.posts};

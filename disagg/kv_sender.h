@@ -1,5 +1,5 @@
-// The prefill side of an instance: prompts whose KV goes to a decode instance (disagg/README.md draws
-// the state machine).
+// The prefill side of an instance: prompts whose KV goes to a decode instance (disagg/README.md
+// draws the state machine).
 //
 // Thread safety: the instance's thread.
 #pragma once

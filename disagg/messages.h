@@ -1,6 +1,6 @@
-// The control messages: what the conductor and the instances tell each other. Plain values: within a
-// process they move through mailboxes as they are, between processes disagg/control/codec.h writes
-// the same structs as bytes (DESIGN D7).
+// The control messages: what the conductor and the instances tell each other. Plain values: within
+// a process they move through mailboxes as they are, between processes disagg/control/codec.h
+// writes the same structs as bytes (DESIGN D7).
 //
 // An attempt is one try at serving one or all choices of a request, at one placement. Its number is
 // never used again: what belongs to an attempt that was given up names a number that nobody knows
@@ -39,11 +39,12 @@ struct InstanceInfo {
   int capacity_blocks = 0, block_tokens = 0;
   int max_batch = 0;
   std::string address;  // of its transport
-  std::string control;  // where it takes channels of its peers; empty: a thread of the conductor's process
+  std::string
+      control;  // where it takes channels of its peers; empty: a thread of the conductor's process
 };
 
-// Where one sequence's KV is, on the instance that sends this, for a peer that may write or read there:
-// in the same blocks of every rank's memory.
+// Where one sequence's KV is, on the instance that sends this, for a peer that may write or read
+// there: in the same blocks of every rank's memory.
 struct KvPlace {
   WindowKey window;
   std::vector<int32_t> blocks;  // empty: contiguous, in `slot`
@@ -74,14 +75,15 @@ struct PeerBroken {  // from whoever keeps the connections: one to a peer broke,
   InstanceId id = -1;
 };
 struct ClearPrefixCache {};
-// To a process that wants to be an instance, as the answer to its JoinRequest: it sends Joined when it
-// can serve.
+// To a process that wants to be an instance, as the answer to its JoinRequest: it sends Joined when
+// it can serve.
 struct Welcome {
   InstanceId id = -1;
   std::string name;
   Role role = Role::colocated;
   double lease_s = 0;
-  std::string pool;  // where the one pool of all instances is (transport/handoff_pool.h); empty: none
+  std::string
+      pool;  // where the one pool of all instances is (transport/handoff_pool.h); empty: none
   bool report_cache = false;  // CacheReports are wanted
 };
 // Nothing is placed there any more: it ends, or joins anew in another role.
@@ -94,7 +96,8 @@ struct Retire {
 
 struct TokenOf {
   AttemptId attempt = 0;
-  int index = 0;  // of this token among the choice's output; of an end without a token: how many it has
+  int index =
+      0;  // of this token among the choice's output; of an end without a token: how many it has
   TokenEvent event;
 };
 struct AttemptProgress {
@@ -150,7 +153,8 @@ struct KvDelivered {  // P -> D (push, decode_first): all is posted, and may sti
   std::vector<uint64_t> checksums;   // kv_checksums() of what was sent; empty: not computed
   std::optional<KvHandover> handover;  // zero-copy
 };
-// P -> D, or D -> P: nothing (more) will come of this attempt here. Behind KvDelivered: a post failed.
+// P -> D, or D -> P: nothing (more) will come of this attempt here. Behind KvDelivered: a post
+// failed.
 struct ReservationCancelled {
   AttemptId attempt = 0;
 };
@@ -170,8 +174,8 @@ struct KvRenewed {  // either way: these attempts still stand here
 using Message =
     std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress,
                  AttemptFailed, Report, PrefillJob, ReserveKv, KvReserved, KvDelivered,
-                 ReservationCancelled, KvOffered, KvTaken, KvRenewed, PeerBroken, ClearPrefixCache, Welcome, Retire,
-                 JoinRequest, Joined, LeaveRequest, CacheReport>;
+                 ReservationCancelled, KvOffered, KvTaken, KvRenewed, PeerBroken, ClearPrefixCache,
+                 Welcome, Retire, JoinRequest, Joined, LeaveRequest, CacheReport>;
 
 struct Envelope {
   InstanceId from = kConductor, to = kConductor;

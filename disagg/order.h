@@ -13,12 +13,14 @@ enum class DisaggOrder : uint8_t {
   local,         // one instance does both
   push,          // P first; D reserves when P starts, P writes while it computes
   pull,          // P first; D reserves when P is done, and reads
-  decode_first,  // D reserves, any P takes the prompt from the global queue and writes into D's blocks
+  decode_first,  // D reserves, any P takes the prompt from the global queue and writes into D's
+                 // blocks
 };
 
 struct DisaggOptions {
   bool pull = false;                     // prefill_first: D reads
-  int max_local_prefill_tokens = 1000;   // conditional_threshold, decode_first: longer ones are remote
+  int max_local_prefill_tokens =
+      1000;  // conditional_threshold, decode_first: longer ones are remote
   int max_prefill_queue = 2;             // …, where fewer jobs than this wait
   int min_remote_tokens = 2048;          // conditional_threshold, prefill_first: fewer, and
   double min_remote_ratio = 0.7;         // … a smaller uncached share than this, stay local

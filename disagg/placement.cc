@@ -45,7 +45,8 @@ Placement with_decode(const ClusterView& view, int prefill, int decode) {
 }
 
 Placement place_random(const ClusterView& view) {
-  return with_decode(view, any_of(view, prefills, view.random), any_of(view, decodes, view.random >> 32));
+  return with_decode(view, any_of(view, prefills, view.random),
+                     any_of(view, decodes, view.random >> 32));
 }
 
 // A colocated instance's decodes delay its prompts too: one waiting sequence counts as one token.
@@ -55,7 +56,8 @@ Placement place_least_loaded(const ClusterView& view) {
   return with_decode(view, prefill, cheapest(view, decodes, decode_load));
 }
 
-// Tokens that must be computed before this prompt is done: those queued before it and its uncached own.
+// Tokens that must be computed before this prompt is done: those queued before it and its uncached
+// own.
 Placement place_prefix_aware(const ClusterView& view) {
   int prefill = cheapest(view, prefills, [&](const InstanceView& i) {
     return i.queued_tokens + i.sequences + view.prompt_tokens - i.cached_tokens;

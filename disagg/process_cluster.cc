@@ -169,8 +169,8 @@ void ProcessCluster::send(InstanceId from, InstanceId to, Message message) {
   channel->send(frame_type(message), encode(from, to, message, clock_.now()));
 }
 
-// Silent instances are closed by their channel or by the conductor's lease, whichever notices first;
-// then the other one follows.
+// Silent instances are closed by their channel or by the conductor's lease, whichever notices
+// first; then the other one follows.
 void ProcessCluster::keep() {
   const double lease = options_.conductor.lease_s;
   std::unique_lock lock(mutex_);
@@ -225,7 +225,8 @@ Status ProcessCluster::retire(const std::string& name, std::optional<Role> role)
 }
 
 void ProcessCluster::clear_prefix_caches() {
-  for (const InstanceInfo& info : conductor_.members()) send(kConductor, info.id, ClearPrefixCache{});
+  for (const InstanceInfo& info : conductor_.members())
+    send(kConductor, info.id, ClearPrefixCache{});
 }
 
 bool ProcessCluster::wait_members(int n, double seconds) {

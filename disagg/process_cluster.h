@@ -1,5 +1,5 @@
-// A cluster whose instances are processes: the conductor, and the channels to workers (worker.h) that
-// join, drain, change their role, leave and die while requests run.
+// A cluster whose instances are processes: the conductor, and the channels to workers (worker.h)
+// that join, drain, change their role, leave and die while requests run.
 //
 // Thread safety: any thread.
 #pragma once
@@ -27,7 +27,8 @@ struct ProcessClusterOptions {
 
 class ProcessCluster final : public Runtime, public Post {
  public:
-  static Result<std::unique_ptr<ProcessCluster>> create(ProcessClusterOptions options, Clock& clock);
+  static Result<std::unique_ptr<ProcessCluster>> create(ProcessClusterOptions options,
+                                                        Clock& clock);
   ~ProcessCluster() override;
 
   const std::string& address() const { return address_; }  // where workers join

@@ -39,22 +39,26 @@ struct ConductorStats {
 struct ServiceStats {
   ConductorStats conductor;
   std::vector<InstanceStats> instances;
-  bool shared_pool = false;  // all instances draw from one pool: their `kv` blocks are the same blocks
+  bool shared_pool =
+      false;  // all instances draw from one pool: their `kv` blocks are the same blocks
 };
 
 class Service {
  public:
   virtual ~Service() = default;
-  // Takes a request or refuses it: `unavailable` (queue full, draining), `invalid_argument` (can never fit).
-  // Once taken, `sink` sees each of its choices end exactly once.
-  virtual Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) = 0;
-  // Ends the request at the next iteration boundary; its choices end with `abort`. Unknown ids are ignored.
+  // Takes a request or refuses it: `unavailable` (queue full, draining), `invalid_argument` (can
+  // never fit). Once taken, `sink` sees each of its choices end exactly once.
+  virtual Status submit(std::shared_ptr<const Request> request,
+                        std::shared_ptr<EventSink> sink) = 0;
+  // Ends the request at the next iteration boundary; its choices end with `abort`. Unknown ids are
+  // ignored.
   virtual void abort(uint64_t request_id) = 0;
   virtual ServiceStats stats() const = 0;
   virtual bool healthy() const = 0;  // every engine thread turned its loop recently
 };
 
-// A Service with its instances, whether they are threads (cluster.h) or processes (process_cluster.h).
+// A Service with its instances, whether they are threads (cluster.h) or processes
+// (process_cluster.h).
 class Runtime : public Service {
  public:
   virtual Status start() = 0;

@@ -16,7 +16,9 @@ NodeRole node_role(Role role) {
                                 : NodeRole::colocated;
 }
 
-void log_refusal(const std::string& text) { std::fprintf(stderr, "xpyd worker: %s\n", text.c_str()); }
+void log_refusal(const std::string& text) {
+  std::fprintf(stderr, "xpyd worker: %s\n", text.c_str());
+}
 
 std::chrono::duration<double> seconds(double s) { return std::chrono::duration<double>(s); }
 
@@ -245,8 +247,8 @@ void Worker::on_message(InstanceId from, Message message) {
   }
 }
 
-// A channel to a peer is there: by its dial or by ours. What waited for it goes first; the instance is
-// told of the peer again where the channel is not its first.
+// A channel to a peer is there: by its dial or by ours. What waited for it goes first; the instance
+// is told of the peer again where the channel is not its first.
 void Worker::attach(InstanceId id, ChannelPtr channel) {
   std::lock_guard lock(mutex_);
   Peer& peer = peers_[id];  // it may have dialled before the conductor has told of it

@@ -1,5 +1,6 @@
 // An instance in a process of its own: joins the conductor, speaks with its peers over channels of
-// their own, and joins again (as a new instance) when the conductor has given it up or was restarted.
+// their own, and joins again (as a new instance) when the conductor has given it up or was
+// restarted.
 //
 // Threads: run() keeps connections on the caller's thread, the instance has one, the channels one.
 #pragma once

@@ -54,8 +54,8 @@ LengthSet mooncake_like(int n, uint64_t seed) {
   return set;
 }
 
-// arXiv summaries of vAttention's Fig. 9 (427 requests): prompts 63.9K to 192.8K, mean 87.4K; outputs
-// 17 to 5,153, mean 428.
+// arXiv summaries of vAttention's Fig. 9 (427 requests): prompts 63.9K to 192.8K, mean 87.4K;
+// outputs 17 to 5,153, mean 428.
 LengthSet arxiv(int n, uint64_t seed) {
   Random random(seed ^ 0x4158);
   LengthSet set{{}, "generated"};

@@ -20,9 +20,9 @@ struct LengthSet {
 
 // "mooncake": the conversation trace where it is at hand, else lognormal with its medians and
 // means. "sharegpt": lognormal, with the means that PagedAttention gives (161 and 338 tokens,
-// SOSP'23 section 6.1) after the usual filter (4..1024 of prompt, 2048 of both). "alpaca": the same,
-// 19.3 and 58.5. "arxiv": with the
-// bounds and means of vAttention's long summaries (ASPLOS'25 Fig. 9).
+// SOSP'23 section 6.1) after the usual filter (4..1024 of prompt, 2048 of both). "alpaca": the
+// same, 19.3 and 58.5. "arxiv": with the bounds and means of vAttention's long summaries (ASPLOS'25
+// Fig. 9).
 Result<LengthSet> request_lengths(const std::string& dataset, int n, const Setting& setting);
 
 }  // namespace xpyd::experiments

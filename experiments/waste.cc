@@ -180,7 +180,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     request->max_tokens = requests[i].output;
     request->ignore_eos = true;
     expected += requests[i].output;
-    engine.submit(make_sequence(request, {.stands_for = request->n}, sink, std::make_shared<std::atomic<bool>>(false), nullptr));
+    engine.submit(make_sequence(request, {.stands_for = request->n}, sink,
+                                std::make_shared<std::atomic<bool>>(false), nullptr));
   }
   while (!engine.idle())
     if (!engine.step()) return Finding{{}, "the engine stands still"};

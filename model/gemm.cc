@@ -379,7 +379,8 @@ void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size
 
 Work work(const GemmArgs& args) {
   const double m = args.m, n = args.n(), k = args.k_range().end - args.k_range().begin;
-  return {n * k * double(dtype_bytes(args.w->dtype)) + 4 * (m * k + m * n + (args.bias ? n : 0)), 2 * m * n * k};
+  return {n * k * double(dtype_bytes(args.w->dtype)) + 4 * (m * k + m * n + (args.bias ? n : 0)),
+          2 * m * n * k};
 }
 
 GemmScratch::GemmScratch(int max_m_, int max_k_, int n_threads_)

@@ -41,9 +41,9 @@ PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReade
 // The other way: rows [begin, end) of W as they were packed, in w.dtype, row_bytes apart.
 void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size_t row_bytes);
 
-// A whole product, or the slice of it that a tensor-parallel rank computes: columns of y, or K-groups
-// of every sum. A slice reads its part of the packed weights where it is, and has the bits of the
-// whole: a column is a column, and an aligned power-of-two range of groups is a subtree.
+// A whole product, or the slice of it that a tensor-parallel rank computes: columns of y, or
+// K-groups of every sum. A slice reads its part of the packed weights where it is, and has the bits
+// of the whole: a column is a column, and an aligned power-of-two range of groups is a subtree.
 struct GemmArgs {
   const float* x = nullptr;  // [m, K of `groups`], row stride x_stride
   float* y = nullptr;        // [m, columns], row stride y_stride

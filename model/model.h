@@ -17,9 +17,9 @@
 
 namespace xpyd {
 
-// Called on the engine's thread during forward(), layer by layer, after the KV of `layer` (counted in
-// the whole model) has been written for every token of the step, by all ranks: the hook of layer-wise
-// KV streaming. On one stage the next layer starts when it returns.
+// Called on the engine's thread during forward(), layer by layer, after the KV of `layer` (counted
+// in the whole model) has been written for every token of the step, by all ranks: the hook of
+// layer-wise KV streaming. On one stage the next layer starts when it returns.
 class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
@@ -33,8 +33,8 @@ struct StepInput {
   std::span<const int32_t> token_ids;   // [n_tokens]
   std::span<const int32_t> q_offsets;   // [n_seqs + 1]
   std::span<const int32_t> kv_lengths;  // [n_seqs]
-  // [n_seqs]; room for kv_lengths[s] tokens is there. Of a model on several ranks: [n_ranks, n_seqs],
-  // each rank's own KV memory.
+  // [n_seqs]; room for kv_lengths[s] tokens is there. Of a model on several ranks: [n_ranks,
+  // n_seqs], each rank's own KV memory.
   std::span<const KvView> views;
   std::span<const int32_t>
       logit_rows;  // [n_logits]: ascending indices into token_ids whose logits are wanted
@@ -113,8 +113,8 @@ struct Kernels {
 std::unique_ptr<Model> make_llama(std::shared_ptr<const Weights> weights, ThreadTeam& team,
                                   int max_step_tokens, int max_logits, const Kernels& kernels = {});
 
-// The same model on tp x pp ranks, a thread each with a KV memory of its own (StepInput::views), and
-// with the same bits (DESIGN D1). The first rank is the engine's thread.
+// The same model on tp x pp ranks, a thread each with a KV memory of its own (StepInput::views),
+// and with the same bits (DESIGN D1). The first rank is the engine's thread.
 inline constexpr int kMaxRanks = 64;
 struct ShardOptions {
   KvShards shards;

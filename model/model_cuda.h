@@ -3,8 +3,8 @@
 //
 // forward() enqueues a whole step on the stream and waits once, at its end, with or without logits:
 // when it returns the step's KV is in place, and its blocks may be shared, handed over or given up.
-// Work of others that is enqueued on the same stream (KV transfers, hooks of layer_done) is in order
-// with it: layer_done(i) is called when the writing of layer i's KV has been enqueued.
+// Work of others that is enqueued on the same stream (KV transfers, hooks of layer_done) is in
+// order with it: layer_done(i) is called when the writing of layer i's KV has been enqueued.
 //
 // Thread safety: as Model; the stream belongs to the caller's thread.
 #pragma once

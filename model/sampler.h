@@ -22,12 +22,14 @@ struct SamplingParams {
   int top_logprobs = -1;         // -1: no logprobs; 0..20: that many alternatives
 };
 
-// One token's choice where no penalty and no logprob is asked for; a model may make it itself (model.h).
+// One token's choice where no penalty and no logprob is asked for; a model may make it itself
+// (model.h).
 struct Draw {
   float temperature = 0;  // 0 = greedy: the lowest id among the highest logits
   int top_k = 0;          // 0 = off
   float top_p = 1, min_p = 0;
-  float uniform = 0;  // in [0, 1): where in the mass of the kept tokens, by ascending id, the draw falls
+  float uniform =
+      0;  // in [0, 1): where in the mass of the kept tokens, by ascending id, the draw falls
 };
 
 struct TokenLogprob {
@@ -41,8 +43,8 @@ struct Sampled {
   int nan_logits = 0;  // NaN among the logits, read as -infinity: a broken model or corrupt KV
 };
 
-// One sequence's sampling state: its generator and the counts that penalties need. A plain value: it moves
-// from the prefill to the decode instance with the sequence.
+// One sequence's sampling state: its generator and the counts that penalties need. A plain value:
+// it moves from the prefill to the decode instance with the sequence.
 struct SamplerState {
   Random random;
   std::unordered_map<int32_t, int> output_counts;  // kept only when a penalty is on
@@ -62,16 +64,17 @@ Draw next_draw(const SamplingParams& params, SamplerState& state);
 void repeat_draw(const SamplingParams& params, int32_t token, SamplerState& state);
 
 // Scratch that a caller reuses from call to call. Once it has grown to the vocabulary, sampling
-// allocates only what penalties (a new entry of output_counts) and top_logprobs (Sampled::top) need.
+// allocates only what penalties (a new entry of output_counts) and top_logprobs (Sampled::top)
+// need.
 struct SamplerScratch {
   std::vector<float> logits;
   std::vector<int32_t> order;
 };
 
-// Chooses a token from logits [vocab] and records it in `state`. Deterministic in (logits, params, state).
-// Total: any bits of logits give a token. Among equals the lower id wins. +infinity is read as the
-// largest float; where every logit is -infinity or NaN the token is 0, its logprob -infinity.
-// params are taken as valid: the API's edge checks the ranges above.
+// Chooses a token from logits [vocab] and records it in `state`. Deterministic in (logits, params,
+// state). Total: any bits of logits give a token. Among equals the lower id wins. +infinity is read
+// as the largest float; where every logit is -infinity or NaN the token is 0, its logprob
+// -infinity. params are taken as valid: the API's edge checks the ranges above.
 Sampled sample(std::span<const float> logits, const SamplingParams& params, SamplerState& state,
                SamplerScratch& scratch);
 

@@ -1,4 +1,5 @@
-// xpyd generate: one prompt through the whole path, without HTTP. The continuation alone goes to stdout.
+// xpyd generate: one prompt through the whole path, without HTTP. The continuation alone goes to
+// stdout.
 
 #include <condition_variable>
 #include <cstdio>
@@ -54,7 +55,8 @@ int generate_main(const Options& options) {
   request->id = 1;
   const std::string& prompt = options.text("prompt");
   if (options.flag("chat")) {
-    if (!stack.chat_template) return fail(invalid("--chat needs a template, and --chat-template is none"), 2);
+    if (!stack.chat_template)
+      return fail(invalid("--chat needs a template, and --chat-template is none"), 2);
     auto pieces = stack.chat_template->render({{"user", prompt}}, true);
     if (!pieces) return fail(pieces.error(), 2);
     request->prompt = encode_chat(*stack.tokenizer, pieces.value());
@@ -62,7 +64,8 @@ int generate_main(const Options& options) {
   } else {
     request->prompt = stack.tokenizer->encode(prompt);
   }
-  if (request->prompt.empty()) return fail(invalid("--prompt is empty, and this model has no BOS token"), 2);
+  if (request->prompt.empty())
+    return fail(invalid("--prompt is empty, and this model has no BOS token"), 2);
   int room = stack.max_model_len - int(request->prompt.size());
   if (room < 1)
     return fail(invalid("--prompt has " + std::to_string(request->prompt.size()) +
@@ -85,11 +88,12 @@ int generate_main(const Options& options) {
   double ttft = times.empty() ? 0 : times.front() - request->arrival_s;
   double tbt = times.size() < 2 ? 0 : (times.back() - times.front()) / double(times.size() - 1);
   std::fprintf(stderr, "\nprompt %zu tokens, output %zu tokens (%s), TTFT %.1f ms, TBT %.2f ms\n",
-               request->prompt.size(), times.size(), finish_reason_name(printer->end.finish), 1e3 * ttft,
-               1e3 * tbt);
+               request->prompt.size(), times.size(), finish_reason_name(printer->end.finish),
+               1e3 * ttft, 1e3 * tbt);
   std::fprintf(stderr, "logits hash %016llx\n",
                static_cast<unsigned long long>(stack.runtime->logits_hash()));
-  if (printer->end.finish == FinishReason::error) return fail({ErrorCode::io, printer->end.error}, 1);
+  if (printer->end.finish == FinishReason::error)
+    return fail({ErrorCode::io, printer->end.error}, 1);
   return 0;
 }
 

@@ -53,8 +53,8 @@ std::vector<std::string> arguments_of(const Options& options, Role role, size_t 
   for (const OptionRow& row : option_table()) {
     const std::string name = row.name;
     if ((" " + std::string(row.group) + " ").find(" worker ") == std::string::npos ||
-        name == "config" || name == "cluster-key-file" || name == "registry" || !options.values().contains(name) ||
-        !options.given(name))
+        name == "config" || name == "cluster-key-file" || name == "registry" ||
+        !options.values().contains(name) || !options.given(name))
       continue;
     if (row.kind == OptionKind::flag) {
       if (options.flag(name)) arguments.push_back("--" + name);
@@ -229,7 +229,8 @@ class LocalWorkers final : public Runtime {
 Result<std::unique_ptr<Runtime>> make_local_workers(const Stack& stack, const Options& options) {
   auto folder = std::make_unique<PrivateFolder>();
   if (folder->path().empty())
-    return Error{ErrorCode::io, std::string("no temporary folder can be made: ") + std::strerror(errno)};
+    return Error{ErrorCode::io,
+                 std::string("no temporary folder can be made: ") + std::strerror(errno)};
   std::string key_file = options.text("cluster-key-file");
   if (key_file.empty()) {
     key_file = folder->path() + "/key";

@@ -23,7 +23,8 @@ struct Subcommand {
 
 constexpr Subcommand kSubcommands[] = {
     {"serve", serve_main, "[MODEL_DIR]", "serve a model over HTTP"},
-    {"worker", worker_main, "[MODEL_DIR]", "one instance, in a process of its own, of a server elsewhere"},
+    {"worker", worker_main, "[MODEL_DIR]",
+     "one instance, in a process of its own, of a server elsewhere"},
     {"generate", generate_main, "[MODEL_DIR]", "continue one prompt; the text goes to stdout"},
     {"bench", bench_main, "", "put load on a server and measure what its users see"},
     {"peak", peak_main, "", "measure what this machine can do: the 100 % of every share"},

@@ -65,7 +65,8 @@ std::vector<OptionRow> make_rows() {
       {"topology", text, "1C", "", "xPyDzC", 0, 0,
        "instances: 1P1D, 2P3D, 1C (colocated) or a mix such as 2C1P1D", "generate"},
       {"prefill-tp", integer, "1", "ranks", "", 1, 1024,
-       "tensor-parallel ranks of each prefill or colocated instance, a thread each with its own KV memory",
+       "tensor-parallel ranks of each prefill or colocated instance, a thread each with its own KV "
+       "memory",
        kEngine},
       {"prefill-pp", integer, "1", "stages", "", 1, 1024,
        "pipeline stages of each prefill or colocated instance", kEngine},
@@ -93,11 +94,13 @@ std::vector<OptionRow> make_rows() {
        "(workers: of as much each as the conductor's)",
        kShape},
       {"page-group-bytes", bytes, "64KiB", "bytes", "", 4096, 1 << 30,
-       "what one map call backs (vattention): a multiple of the page, on CUDA of 2MiB, which is the "
+       "what one map call backs (vattention): a multiple of the page, on CUDA of 2MiB, which is "
+       "the "
        "default there",
        kShape},
       {"kv-backing", choice, "allocation", "", "allocation|groups", 0, 0,
-       "what KV pools other than vattention's lie in: one allocation, in huge pages where the system "
+       "what KV pools other than vattention's lie in: one allocation, in huge pages where the "
+       "system "
        "grants them, or page groups, the pages that vattention has",
        kEngine},
       {"page-op-us", number, "0", "us", "", 0, 1e6,
@@ -110,11 +113,13 @@ std::vector<OptionRow> make_rows() {
       {"kv-layout", choice, "layer_major", "", "layer_major|token_major", 0, 0,
        "order of KV bytes in the pool", kEngine},
       {"prefix-cache", choice, "on", "", "on|off", 0, 0,
-       "reuse the KV of prompts that begin alike, of what the pool holds (not contiguous); what tiers hold "
+       "reuse the KV of prompts that begin alike, of what the pool holds (not contiguous); what "
+       "tiers hold "
        "is reused in any case",
        kEngine},
       {"kv-share", choice, "alias", "", "off|alias|takeover|copy", 0, 0,
-       "how vattention reuses it: map the page groups a second time, go on in the slot of a sequence "
+       "how vattention reuses it: map the page groups a second time, go on in the slot of a "
+       "sequence "
        "that has ended, or copy",
        kEngine},
       {"host-kv-bytes", bytes, "0", "bytes", "", 0, kMaxBytes,
@@ -126,7 +131,8 @@ std::vector<OptionRow> make_rows() {
       {"tier-block-tokens", integer, "16", "tokens", "", 1, 4096,
        "tokens of one block on the host and the disk", kEngine},
       {"kv-copy-gbps", number, "0", "GB/s", "", 0, 1e6,
-       "--device cpu: copies between KV pool and host take at least that long; 0: no limit", kEngine},
+       "--device cpu: copies between KV pool and host take at least that long; 0: no limit",
+       kEngine},
       {"kv-copy-wait", choice, "off", "", "on|off", 0, 0,
        "the engine waits for every copy between KV pool and host: what is gained by not waiting",
        kEngine},
@@ -244,7 +250,8 @@ std::vector<OptionRow> make_rows() {
        "of all conversations that the server keeps", "serve"},
       {"metrics-prefix", text, "vllm", "", "PREFIX", 0, 0, "of the names in /metrics", "serve"},
       {"dev-endpoints", flag, "off", "", "", 0, 0,
-       "also answer /reset_prefix_cache, /retire_instance and /server_info, to loopback only", "serve"},
+       "also answer /reset_prefix_cache, /retire_instance and /server_info, to loopback only",
+       "serve"},
 
       // generate.
       {"prompt", text, "", "", "TEXT", 0, 0, "what to continue", "generate"},
@@ -321,7 +328,8 @@ std::vector<OptionRow> make_rows() {
        "what to measure; cuda: copies, products and launches of the card", "peak"},
 
       // Everybody.
-      {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random", "serve generate worker bench"},
+      {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random",
+       "serve generate worker bench"},
       {"json", text, "", "", "FILE", 0, 0, "also write the result there",
        "bench peak info prefix-stats"},
       {"config", text, "", "", "FILE", 0, 0,
@@ -353,11 +361,12 @@ Status check_options(const Options& options, std::string_view group) {
       return invalid("--rate: the mooncake trace brings its own times; use --time-scale");
   }
   if (group == "worker" && options.text("join").empty() == options.text("registry").empty())
-    return invalid("--join: expected the conductor's address, or --registry, where it is to be found");
+    return invalid(
+        "--join: expected the conductor's address, or --registry, where it is to be found");
   if (group == "serve" && options.given("registry") && options.text("cluster-bind").empty())
     return invalid("--registry: needs --cluster-bind, an address that workers can reach");
-  if ((group == "serve" || group == "generate" || group == "worker") && !options.text("disk-kv-dir").empty() &&
-      options.integer("host-kv-bytes") == 0)
+  if ((group == "serve" || group == "generate" || group == "worker") &&
+      !options.text("disk-kv-dir").empty() && options.integer("host-kv-bytes") == 0)
     return invalid("--disk-kv-dir: needs --host-kv-bytes, through which KV goes to the disk");
   if (group == "generate" && options.text("prompt").empty())
     return invalid("--prompt: expected a text to continue");

@@ -1,11 +1,12 @@
 // xpyd serve: the page to read first. One request travels like this, one call per arrow:
 //
 //   HTTP bytes        -> HttpRequest     server/http.cc         one I/O thread, every connection
-//   HttpRequest       -> Request         server/api_parse.cc    JSON fields checked, text -> tokens (model/)
-//   Request           -> Placement       disagg/conductor.cc    submit: a snapshot, a placement policy
-//   Placement         -> P (or C)        disagg/instance.cc     StartRequest; ReserveKv to D
-//   waiting sequences -> BatchPlan       batch/policy.cc        what runs in the next step
-//   BatchPlan         -> logits          batch/engine.cc        memory from allocator/, forward of model/,
+//   HttpRequest       -> Request         server/api_parse.cc    JSON fields checked, text -> tokens
+//   (model/) Request           -> Placement       disagg/conductor.cc    submit: a snapshot, a
+//   placement policy Placement         -> P (or C)        disagg/instance.cc     StartRequest;
+//   ReserveKv to D waiting sequences -> BatchPlan       batch/policy.cc        what runs in the
+//   next step BatchPlan         -> logits          batch/engine.cc        memory from allocator/,
+//   forward of model/,
 //                                                               attention/ over KvViews
 //   KV of the prompt  -> D               disagg/kv_sender.cc, transport/, kv_receiver.cc
 //   logits            -> TokenEvent      model/sampler.cc, batch/output_text.cc
@@ -25,8 +26,8 @@
 namespace xpyd {
 namespace {
 
-// SIGTERM and SIGINT: the first drains, the second stops at once. Blocked in every thread and taken here, so
-// that what they cause runs as ordinary code.
+// SIGTERM and SIGINT: the first drains, the second stops at once. Blocked in every thread and taken
+// here, so that what they cause runs as ordinary code.
 class SignalThread {
  public:
   // To be constructed before any other thread.
@@ -69,7 +70,8 @@ int fail(const Error& error) {
 
 int serve_main(const Options& options) {
   SignalThread signals;
-  Result<std::unique_ptr<Stack>> built = build_stack(options);  // model, tokenizer, KV memory, instances
+  Result<std::unique_ptr<Stack>> built =
+      build_stack(options);  // model, tokenizer, KV memory, instances
   if (!built) return fail(built.error());
   Stack& stack = *built.value();
 
@@ -112,7 +114,9 @@ int serve_main(const Options& options) {
   server.run();
 
   stack.runtime->stop();
-  if (stack.backend) std::fputs(stack.backend->describe().c_str(), stderr);  // graphs and kernels chosen since it started
+  if (stack.backend)
+    std::fputs(stack.backend->describe().c_str(),
+               stderr);  // graphs and kernels chosen since it started
   std::fprintf(stderr, "logits hash %016llx\n",
                static_cast<unsigned long long>(stack.runtime->logits_hash()));
   return 0;

@@ -25,8 +25,8 @@ KvShare kv_share(const std::string& name) {
                               : KvShare::off;
 }
 
-// Whether the model can be cut as the options say, for the roles that there are. Colocated instances
-// take the prefill ones.
+// Whether the model can be cut as the options say, for the roles that there are. Colocated
+// instances take the prefill ones.
 Status check_ranks(const Options& options, const ClusterOptions& cluster,
                    const ModelConfig& config) {
   // A worker is told the options of the whole cluster.
@@ -142,7 +142,8 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
     return invalid("--transport " + wire + " stays within one process: expected, with processes, " +
                    "one of those that leave it");
   if (cluster.transport->shared_pool && cluster.disagg_options.pull)
-    return invalid("--kv-transfer pull: --transport " + wire + " hands blocks over, and reads none");
+    return invalid("--kv-transfer pull: --transport " + wire +
+                   " hands blocks over, and reads none");
   std::istringstream nics(options.text("rdma-nics"));
   for (std::string nic; std::getline(nics, nic, ',');) cluster.nics.push_back(nic);
   cluster.kv_checksum = options.text("kv-checksum") == "on";
@@ -222,8 +223,8 @@ Status open_backend(Stack& stack, const Options& options) {
 uint64_t fingerprint(const Stack& stack) {
   const ClusterOptions& o = stack.options;
   std::string text = std::string(version()) + " " + stack.config.name + " " +
-                     std::to_string(stack.config.vocab) + " " + std::to_string(stack.max_model_len) +
-                     " " + o.transport->name;
+                     std::to_string(stack.config.vocab) + " " +
+                     std::to_string(stack.max_model_len) + " " + o.transport->name;
   const KvShape& s = o.kv.shape;
   for (int n : {s.n_layers, s.n_kv_heads, s.head_dim, int(s.dtype)})
     text += " " + std::to_string(n);

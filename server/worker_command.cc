@@ -1,5 +1,6 @@
-// xpyd worker: one instance in a process of its own. It joins a conductor (`xpyd serve --processes`),
-// serves, and joins again when that was restarted. The first SIGTERM drains, the second ends it.
+// xpyd worker: one instance in a process of its own. It joins a conductor (`xpyd serve
+// --processes`), serves, and joins again when that was restarted. The first SIGTERM drains, the
+// second ends it.
 #include <signal.h>
 
 #include <cstdio>
@@ -63,7 +64,8 @@ int worker_main(const Options& options) {
   if (Status opened = open_backend(stack, options); !opened) return fail(opened.error());
   worker_options.cluster = stack.options;
   const std::string& bind = worker_options.listen;
-  if (!bind.starts_with("unix:")) worker_options.cluster.wire_host = bind.substr(0, bind.rfind(':'));
+  if (!bind.starts_with("unix:"))
+    worker_options.cluster.wire_host = bind.substr(0, bind.rfind(':'));
   Worker worker(std::move(worker_options), stack.clock);
   std::thread taker([&] {
     for (int received, count = 0; sigwait(&signals, &received) == 0 && received != SIGUSR1;) {

@@ -1,4 +1,5 @@
-// The one way into Catch2 (v2 on Debian 12, v3 on Ubuntu 24.04), plus counted skips and shared fixtures.
+// The one way into Catch2 (v2 on Debian 12, v3 on Ubuntu 24.04), plus counted skips and shared
+// fixtures.
 #pragma once
 
 #if __has_include(<catch2/catch_all.hpp>)
@@ -23,8 +24,8 @@ std::string shared_path(const std::string& relative);
 std::string data_path(const std::string& relative);
 
 // A device that this program's tests run on, registered by a static object. Where it is missing no
-// test runs, and all count as skipped; with --require-device=NAME, or XPYD_REQUIRE_DEVICE=NAME, that
-// is a failure, and so is a stand-in for the hardware.
+// test runs, and all count as skipped; with --require-device=NAME, or XPYD_REQUIRE_DEVICE=NAME,
+// that is a failure, and so is a stand-in for the hardware.
 struct DeviceFound {
   std::string missing;  // why it is not there, or ""
   bool hardware = true;

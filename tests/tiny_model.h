@@ -69,8 +69,8 @@ class Recorder final : public EventSink {
 
 class TinyCluster {
  public:
-  explicit TinyCluster(const TinySetup& setup,
-                       Result<std::unique_ptr<KvTransport>> (*transport)(const TransportOptions&) = nullptr);
+  explicit TinyCluster(const TinySetup& setup, Result<std::unique_ptr<KvTransport>> (*transport)(
+                                                   const TransportOptions&) = nullptr);
   // Submits greedy requests with ids first_id, first_id + 1, …
   Status submit(std::shared_ptr<const Request> request);
   // Turns all instances on this thread until nothing moves.

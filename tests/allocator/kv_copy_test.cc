@@ -37,7 +37,8 @@ TEST_CASE("add_block_copies: these tokens of this block and no other byte", "[al
 
 // A sequence of `tokens` tokens somewhere in a pool of this shape.
 struct CopySide {
-  CopySide(KvShape shape, KvOrder order, int block_tokens, int tokens, bool contiguous, Random& random) {
+  CopySide(KvShape shape, KvOrder order, int block_tokens, int tokens, bool contiguous,
+           Random& random) {
     const int n_blocks = contiguous ? 1 : (tokens + block_tokens - 1) / block_tokens;
     layout = {shape, order, contiguous ? tokens + 3 : block_tokens, n_blocks + 3};
     pool.resize(layout.pool_bytes());
@@ -55,12 +56,14 @@ struct CopySide {
   bool is_contiguous;
 };
 
-TEST_CASE("add_copies: any box of heads, layers and tokens, against a copy row by row", "[allocator]") {
+TEST_CASE("add_copies: any box of heads, layers and tokens, against a copy row by row",
+          "[allocator]") {
   Random random(3);
   constexpr int kTokens = 23;
   auto below = [&](int n) { return int(random.below(uint64_t(n))); };
   for (int round = 0; round < 3000; ++round) {
-    const Dtype dtype = std::vector{Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4}[random.below(4)];
+    const Dtype dtype =
+        std::vector{Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4}[random.below(4)];
     auto side = [&] {
       return CopySide({1 + below(4), 1 + below(4), 4, dtype},
                       below(2) ? KvOrder::layer_major : KvOrder::token_major,

@@ -1,8 +1,8 @@
-// Deterministic chaos: the real conductor, instances, policies and wires on one thread under a virtual
-// clock. A seed decides the cluster, the load and the faults: messages that are late, instances that
-// crash, stop and come back as zombies, join, drain and leave, partitions, transfers that fail, arrive
-// short or are changed, clients that go away. The model's KV is checksums (checksum_model.h), so a
-// token from foreign or stale KV is a wrong token.
+// Deterministic chaos: the real conductor, instances, policies and wires on one thread under a
+// virtual clock. A seed decides the cluster, the load and the faults: messages that are late,
+// instances that crash, stop and come back as zombies, join, drain and leave, partitions, transfers
+// that fail, arrive short or are changed, clients that go away. The model's KV is checksums
+// (checksum_model.h), so a token from foreign or stale KV is a wrong token.
 //
 //   make chaos SEEDS=2000          seeds 1..2000
 //   make chaos SEED=77             that one alone, telling what happens
@@ -35,8 +35,8 @@ struct WireFaults {
   double fail = 0, drop = 0, change = 0, twice = 0;
 };
 
-// The local wire with such faults. A late transfer is on its way by itself, as bytes in a network are,
-// whatever becomes of its poster: it arrives when advance() says that its time has come.
+// The local wire with such faults. A late transfer is on its way by itself, as bytes in a network
+// are, whatever becomes of its poster: it arrives when advance() says that its time has come.
 class FaultyWire final : public WrappedTransport {
  public:
   FaultyWire(const TransportOptions& options, WireFaults faults, Random& random,
@@ -167,7 +167,8 @@ class Sim final : public SimCluster {
   std::set<FaultyWire*> wires_;
   double lease_s_ = 0.4;
   double late_s_ = 0.002;  // messages at most
-  double crash_rate_ = 0, stop_rate_ = 0, cut_rate_ = 0, break_rate_ = 0, leave_rate_ = 0, abort_rate_ = 0;  // per s
+  double crash_rate_ = 0, stop_rate_ = 0, cut_rate_ = 0, break_rate_ = 0, leave_rate_ = 0,
+         abort_rate_ = 0;  // per s
   int max_batch_ = 4;
   std::vector<Role> wanted_;
   std::map<std::pair<InstanceId, InstanceId>, double> cut_until_s_;
@@ -245,7 +246,9 @@ void Sim::configure() {
   for (int i = 0; i < p; ++i) wanted_.push_back(Role::prefill);
   for (int i = 0; i < d; ++i) wanted_.push_back(Role::decode);
   for (int i = 0; i < c; ++i) wanted_.push_back(Role::colocated);
-  auto sometimes = [&](double p_on, double most) { return chance(p_on) ? most * random_.uniform() : 0; };
+  auto sometimes = [&](double p_on, double most) {
+    return chance(p_on) ? most * random_.uniform() : 0;
+  };
   late_s_ = 0.0005 + sometimes(0.7, 0.02);
   wire_ = {.late = sometimes(0.5, 1),
            .most_s = chance(0.8) ? 0.1 : 3 * lease_s_,
@@ -318,14 +321,15 @@ void Sim::disturb() {
   }
 }
 
-// Who was declared gone finds its connection closed some time after it goes on; until then it writes
-// and talks as before.
+// Who was declared gone finds its connection closed some time after it goes on; until then it
+// writes and talks as before.
 void Sim::notice_gone() {
   std::set<InstanceId> members;
   for (const InstanceInfo& info : conductor().members()) members.insert(info.id);
   std::vector<std::shared_ptr<Node>> over;
   for (auto& [id, node] : nodes) {
-    if (!members.contains(id) && node->zombie_turns < 0) node->zombie_turns = int(random_.below(60));
+    if (!members.contains(id) && node->zombie_turns < 0)
+      node->zombie_turns = int(random_.below(60));
     if (node->zombie_turns == 0) over.push_back(node);
     if (node->leaving && members.contains(id) && conductor().idle(id) && node->instance->idle()) {
       conductor().left(id, "it leaves");

@@ -153,8 +153,9 @@ TEST_CASE("every order of prefill and decode gives the oracle's tokens", "[clust
         }
 }
 
-TEST_CASE("the threshold of decode_first keeps short prompts on D, and D's prefix is not sent again",
-          "[cluster][order]") {
+TEST_CASE(
+    "the threshold of decode_first keeps short prompts on D, and D's prefix is not sent again",
+    "[cluster][order]") {
   TinyCluster tiny(in_order({"conditional_threshold", false, 25}, "1P1D"));
   REQUIRE(tiny.submit(tiny_request(1, prompt_of(25), 4)).ok());
   tiny.run();

@@ -99,7 +99,8 @@ void SimCluster::break_connection(InstanceId a, InstanceId b) {
     if (at == nodes.end()) continue;
     at->second->instance->send(kConductor, PeerBroken{other});
     // And there is a new one at once.
-    if (peer != nodes.end()) at->second->instance->send(kConductor, PeerJoined{peer->second->instance->info()});
+    if (peer != nodes.end())
+      at->second->instance->send(kConductor, PeerJoined{peer->second->instance->info()});
   }
 }
 

@@ -1,6 +1,6 @@
-// A cluster on one thread under a virtual clock: the real conductor and instances, with the checksum
-// model, joined by a network that a test bends. Time passes in ticks of a millisecond; in each, what is
-// due is delivered and every instance that runs takes a turn.
+// A cluster on one thread under a virtual clock: the real conductor and instances, with the
+// checksum model, joined by a network that a test bends. Time passes in ticks of a millisecond; in
+// each, what is due is delivered and every instance that runs takes a turn.
 #pragma once
 
 #include <functional>
@@ -23,7 +23,8 @@ struct SimOptions {
   StreamKv stream_kv = StreamKv::layer;
   int step_tokens = 16, max_batch = 4;
   bool checksum = false;
-  bool far_caches = false;  // the conductor knows the instances' prefix caches by their reports alone
+  bool far_caches =
+      false;  // the conductor knows the instances' prefix caches by their reports alone
   double lease_s = 0.4;
   ConductorOptions conductor;
   std::function<std::unique_ptr<KvTransport>(const TransportOptions&)> wire;  // null: local
@@ -45,8 +46,8 @@ class SimCluster : public Post {
   using NodePtr = std::shared_ptr<Node>;
 
   ~SimCluster() override { close(); }
-  // Ends every instance, while there is a conductor to hear of it (and what a derived class has made
-  // them of).
+  // Ends every instance, while there is a conductor to hear of it (and what a derived class has
+  // made them of).
   void close() {
     due = nullptr;
     for (auto& [id, node] : nodes) node->instance.reset();

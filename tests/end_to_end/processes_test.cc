@@ -1,6 +1,6 @@
-// Real worker processes under a conductor of this process: they join, are killed, stopped, drained and
-// told to change their role while requests run, over every wire that leaves a process. What a client
-// gets is what an undisturbed run gives. XPYD_BIN names the program; `make test` sets it.
+// Real worker processes under a conductor of this process: they join, are killed, stopped, drained
+// and told to change their role while requests run, over every wire that leaves a process. What a
+// client gets is what an undisturbed run gives. XPYD_BIN names the program; `make test` sets it.
 //
 //   make process-chaos SECONDS=120
 
@@ -339,8 +339,9 @@ TEST_CASE("processes: workers leave, come, and change their role while requests 
   bed.check_memory();
 }
 
-TEST_CASE("processes: chaos: workers are killed and stopped under load, and nothing is lost or wrong",
-          "[processes][process-chaos]") {
+TEST_CASE(
+    "processes: chaos: workers are killed and stopped under load, and nothing is lost or wrong",
+    "[processes][process-chaos]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   const char* seconds = std::getenv("SECONDS_OF_CHAOS");
   const double length = seconds ? std::atof(seconds) : 4;
@@ -373,10 +374,11 @@ TEST_CASE("processes: chaos: workers are killed and stopped under load, and noth
     bed.check_answers();
     bed.check_memory();
     const ConductorStats totals = bed.cluster().conductor().totals();
-    std::printf("process chaos over %s: %d requests, %d killed, %d stopped, %d attempts failed, %d choices "
-                "placed anew; 0 lost, 0 wrong\n",
-                wire.c_str(), asked, kills, stops, int(totals.failed_attempts),
-                int(totals.replaced_choices));
+    std::printf(
+        "process chaos over %s: %d requests, %d killed, %d stopped, %d attempts failed, %d choices "
+        "placed anew; 0 lost, 0 wrong\n",
+        wire.c_str(), asked, kills, stops, int(totals.failed_attempts),
+        int(totals.replaced_choices));
   }
 }
 

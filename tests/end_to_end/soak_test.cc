@@ -1,4 +1,5 @@
-// Nothing grows: resident memory and blocks after many requests are what they were after the first ones.
+// Nothing grows: resident memory and blocks after many requests are what they were after the first
+// ones.
 
 #include <unistd.h>
 

@@ -1,5 +1,6 @@
 // Bugs that others had in the field, replayed under their names (reference: the projects' issue
-// trackers). Each is a moment at which the other side's word, or the other side itself, does not come.
+// trackers). Each is a moment at which the other side's word, or the other side itself, does not
+// come.
 
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"
@@ -164,7 +165,8 @@ TEST_CASE("sglang#30233: KV of an aborted prefill is nobody's prefix", "[issues]
 TEST_CASE("sglang#24527: blocks that a peer writes to are not given away", "[issues]") {
   class Wire final : public WrappedTransport {
    public:
-    Wire(const TransportOptions& options, bool& held) : WrappedTransport("local", options), held_(held) {}
+    Wire(const TransportOptions& options, bool& held)
+        : WrappedTransport("local", options), held_(held) {}
     TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
       late_.push_back({transfer, plan});
       return -TransferId(late_.size());

@@ -241,7 +241,8 @@ TEST_CASE("a slice of columns or of groups has the bits of the whole product", "
       const int n = 1 + below(150), k = 1 + below(round % 3 ? 90 : 5000);
       const int m = std::vector{1, 2, 5, 6, 7, 31, 70}[random.below(7)];
       ThreadTeam team(1 + round % 3);
-      Problem whole = make_problem(n, k, 8, round % 2 ? Dtype::f32 : Dtype::bf16, team, random.next());
+      Problem whole =
+          make_problem(n, k, 8, round % 2 ? Dtype::f32 : Dtype::bf16, team, random.next());
       auto x = random_rows(m, k, random.next());
       auto expected = run(*variant, whole, x, m, k, true, team);
       GemmScratch scratch(m, k, team.size());
