@@ -133,7 +133,7 @@ class Bed {
   }
   // Every request has ended whole, with what one instance alone says.
   void check_answers() {
-    REQUIRE(cluster_->wait_idle(60));
+    REQUIRE(cluster_->wait_idle(240));
     Words words = more_;
     for (size_t i = 0; i < words.size(); i += 2)
       if (words[i] == "--transport" || words[i] == "--disagg" || words[i] == "--kv-transfer")
