@@ -200,11 +200,17 @@ void BlockPool::let_go(int32_t block) {
     push_free(block);
 }
 
-void BlockPool::evict(int32_t block) {
+// A cached block is found no more.
+void BlockPool::forget(int32_t block) {
   lru_remove(block);
-  if (log_) log_->removed(index_->key_of(block));
+  const uint64_t key = index_->key_of(block);
   index_->erase(block);
+  if (log_ && index_->slot_block(key) < 0) log_->removed(key);  // else another block has it
   --count_[kCached];
+}
+
+void BlockPool::evict(int32_t block) {
+  forget(block);
   let_go(block);
 }
 
@@ -217,17 +223,27 @@ void BlockPool::shed() {
 bool BlockPool::claim(int n, int64_t& evictions) {
   claimed_.clear();
   ledger_->claim(n, claimed_);
-  while (int(claimed_.size()) < n && oldest_ >= 0) {
-    const int32_t block = oldest_;
-    lru_remove(block);
-    index_->erase(block);
-    --count_[kCached], ++count_[kElsewhere];
-    ++evictions;
-    if (ledger_->recycle(block)) claimed_.push_back(block);
+  // Of what is cached here, that which others hold, too, gives no room: it stays.
+  for (int32_t block = oldest_; int(claimed_.size()) < n && block >= 0; block = at(block).newer)
+    if (ledger_->holders(block) == uint32_t{1} << ledger_->slot()) claimed_.push_back(block);
+  const bool enough = int(claimed_.size()) == n;
+  size_t kept = 0;
+  for (int32_t block : claimed_) {
+    if (index_ && index_->contains(block)) {
+      if (!enough) continue;
+      forget(block);
+      ++count_[kElsewhere];
+      ++evictions;
+      if (!ledger_->recycle(block)) continue;  // a late taker has come in between
+    }
+    claimed_[kept++] = block;
   }
-  if (int(claimed_.size()) == n) return true;
-  for (int32_t block : claimed_) ledger_->release(block);
-  return false;
+  claimed_.resize(kept);
+  if (int(kept) < n) {
+    for (int32_t block : claimed_) ledger_->release(block);
+    return false;
+  }
+  return true;
 }
 
 void BlockPool::poison(int32_t block) {  // all ones is a NaN in every float format
@@ -495,8 +511,8 @@ void BlockPool::index(std::span<const int32_t> tokens, std::span<const int32_t> 
         if (index_->contains(block)) {
           index_->reattach(chain, hashes[i], next, block);
         } else {
+          if (log_ && index_->slot_block(hashes[i]) < 0) log_->stored(hashes[i]);
           index_->insert(chain, hashes[i], next, block);
-          if (log_) log_->stored(hashes[i]);
         }
         indexed = block;
       }

@@ -65,8 +65,8 @@ class BlockPool {
 
   // Appends n blocks of one reference each to `out`: free ones first (last freed first), then
   // cached ones, least recently used first; adds the number of those to `evictions`. False: fewer
-  // than n are available, and nothing has changed (of a ledger: but cached blocks that others hold,
-  // too, are cached here no more).
+  // than n are available, and nothing has changed. (Of a ledger: cached blocks that others hold,
+  // too, are not available.)
   [[nodiscard]] bool allocate(int n, std::vector<int32_t>& out, int64_t& evictions);
 
   // As allocate(), of free blocks only, each one after out.back() where that is free, so that runs
@@ -172,6 +172,7 @@ class BlockPool {
   int32_t run_start() const;
   void lru_append(int32_t block);
   void lru_remove(int32_t block);
+  void forget(int32_t block);
   void evict(int32_t block);
   Block& at(int32_t block) const { return blocks_.as<Block>()[block]; }
   void poison(int32_t block);

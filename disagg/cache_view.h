@@ -5,6 +5,7 @@
 // Thread safety: none; the conductor locks.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <span>
 #include <unordered_set>
@@ -32,13 +33,14 @@ class PromptHashes {
 // Of one instance.
 class CacheView {
  public:
-  // An instance has no more blocks than that, whatever it says.
-  void set_capacity(int blocks) { capacity_ = size_t(blocks); }
+  // An instance has no more blocks than that; nor more than kMost, whatever it says.
+  void set_capacity(int blocks) { capacity_ = std::min(size_t(blocks), kMost); }
   void heard(const CacheReport& report);
   int promise(PromptHashes& prompt, int block_tokens) const;  // tokens
   size_t blocks() const { return known_.size(); }
 
  private:
+  static constexpr size_t kMost = size_t{1} << 22;
   size_t capacity_ = 0;
   std::unordered_set<uint64_t> known_;
 };

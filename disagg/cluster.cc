@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "allocator/block_ledger.h"
 #include "allocator/kv_plan.h"
 #include "allocator/sharded.h"
 #include "allocator/tiered.h"
@@ -77,6 +78,9 @@ Status check_shared_pool(const ClusterOptions& o, bool processes) {
     if (o.shards(role).n_ranks() > 1)
       return invalid(std::string("--transport ") + o.transport->name +
                      ": instances on one pool have one rank each, expected tp 1 and pp 1");
+  if (processes && o.topology.size() > size_t{BlockLedger::kMembers})
+    return invalid(std::string("--transport ") + o.transport->name + ": at most " +
+                   std::to_string(BlockLedger::kMembers) + " processes share a pool");
   if (processes && o.kv_scheme->block_bytes)
     return invalid("--allocator " + std::string(o.kv_scheme->name) +
                    ": its page groups are mapped by one process: expected, with --transport " +

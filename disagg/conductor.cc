@@ -146,11 +146,12 @@ bool Conductor::start(uint64_t id, int first, int count) {
   attempt.decode = view_ids_[size_t(placed.decode)];
   attempt.prefill = view_ids_[size_t(placed.prefill)];
   Member &prefill = members_.at(attempt.prefill), &decode = members_.at(attempt.decode);
+  int cached = p.cached_tokens;  // where the prompt is computed
   if (placed.prefill != placed.decode) {
     const InstanceStats ps = prefill.probe->stats(), ds = decode.probe->stats();
-    const int cached = promised(decode, prompt);
+    const int cached_decode = promised(decode, prompt);
     DisaggView view{.tokens = int(tokens.size()),
-                    .cached_decode = cached,
+                    .cached_decode = cached_decode,
                     .cached_prefill = p.cached_tokens,
                     .prefill_jobs = int(jobs_.size()),
                     .prefill_queued_tokens = p.queued_tokens,
@@ -164,10 +165,11 @@ bool Conductor::start(uint64_t id, int first, int count) {
         poster.wire_s_per_byte * double(prefill.info.layout.shape.token_bytes());
     attempt.order = options_.disagg->decide(view, options_.disagg_options);
     if (attempt.order == DisaggOrder::pull && options_.zero_copy) attempt.order = DisaggOrder::push;
+    if (attempt.order == DisaggOrder::local) cached = cached_decode;
   }
   const AttemptId number = ++last_attempt_;
   ++totals_.attempts;
-  attempt.uncached = int(tokens.size()) - p.cached_tokens;
+  attempt.uncached = int(tokens.size()) - cached;
   if (attempt.order == DisaggOrder::local) attempt.prefill = attempt.decode;
   if (attempt.order == DisaggOrder::decode_first) {
     attempt.prefill = -1;  // until one takes the job
@@ -243,6 +245,8 @@ Status Conductor::submit(std::shared_ptr<const Request> request, std::shared_ptr
 void Conductor::on(InstanceId from, PrefillJob job, Out&) {
   auto found = attempts_.find(job.attempt);
   if (found == attempts_.end() || found->second.decode != from) return;
+  if (found->second.order != DisaggOrder::decode_first || std::exchange(found->second.asked, true))
+    return;
   jobs_.push_back(std::move(job));
   dispatch_jobs();
 }
@@ -332,7 +336,9 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
   const uint64_t request = attempt.request;
   Entry& entry = requests_.at(request);
   Choice& choice = entry.choices[size_t(at)];
-  if (choice.ended || message.index < int(choice.output.size())) return;
+  if (choice.ended || message.index < int(choice.output.size()) ||
+      message.index > entry.request->max_tokens)
+    return;
   if (message.index > int(choice.output.size())) {  // it has overtaken the other instance's
     choice.early.emplace(message.index, std::move(message.event));
     return;
@@ -429,6 +435,7 @@ void Conductor::on(InstanceId from, AttemptFailed message, Out& out) {
   auto found = attempts_.find(message.attempt);
   if (found == attempts_.end()) return;
   const Attempt& attempt = found->second;
+  if (from != attempt.prefill && from != attempt.decode) return;  // not its to say
   if (from == attempt.prefill && from != attempt.decode && handed_over(attempt)) return;
   fail(message.attempt, message.why, out);
 }

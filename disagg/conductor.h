@@ -108,6 +108,7 @@ class Conductor final : public Service {
     InstanceId prefill = -1, decode = -1;
     int uncached = 0;          // prompt tokens charged to `prefill`
     bool queued = false, prompting = false;  // charged: queued_requests, queued_tokens
+    bool asked = false;                       // decode_first: its PrefillJob has come
   };
   struct Choice {
     std::vector<int32_t> output;

@@ -129,12 +129,15 @@ void Instance::handle(InstanceId, PeerJoined message) {
 }
 
 void Instance::meet(InstanceInfo info) {
+  const double start = clock_.now();
   const Status connected =
       wired_.contains(info.id) ? ok() : transport_->connect(info.id, info.address);
   if (!connected) {  // until it can, what is placed on the two of us is placed anew
     std::fprintf(stderr, "xpyd: %s cannot reach %s: %s\n", options_.name.c_str(),
                  info.name.c_str(), connected.error().message.c_str());
-    unreached_.push_back(std::move(info));
+    // Trying stops this thread: it takes a tenth of the time at most.
+    const double now = clock_.now();
+    unreached_.push_back({std::move(info), now + 10 * (now - start)});
     return;
   }
   wired_.insert(info.id);
@@ -146,14 +149,17 @@ void Instance::meet(InstanceInfo info) {
 void Instance::handle(InstanceId, PeerGone message) {
   transport_->disconnect(message.id);
   wired_.erase(message.id);
-  std::erase_if(unreached_, [&](const InstanceInfo& info) { return info.id == message.id; });
+  std::erase_if(unreached_, [&](const Unreached& u) { return u.info.id == message.id; });
   sender_.peer_gone(message.id);
   receiver_.peer_gone(message.id);
   parts_.peers.erase(message.id);
+  parts_.routes.erase(message.id);
 }
 
-// The peer may live, and write: windows that are being closed wait for it.
+// The peer may live, and write: windows that are being closed wait for it. Its wire may have broken,
+// too: when it joins again it is connected again.
 void Instance::handle(InstanceId, PeerBroken message) {
+  wired_.erase(message.id);
   const std::string why = options_.name + " lost its connection to a peer";
   sender_.peer_gone(message.id, why);
   receiver_.peer_gone(message.id, why);
@@ -177,9 +183,14 @@ void Instance::renew() {
   const double now = clock_.now();
   if (options_.lease_s == 0 || now < renewed_s_ + options_.lease_s / 4) return;
   renewed_s_ = now;
-  std::vector<InstanceInfo> again;
+  std::vector<Unreached> again;
   again.swap(unreached_);
-  for (InstanceInfo& info : again) meet(std::move(info));
+  for (Unreached& u : again) {
+    if (now < u.again_s)
+      unreached_.push_back(std::move(u));
+    else
+      meet(std::move(u.info));
+  }
   std::unordered_map<InstanceId, std::vector<AttemptId>> of_peer;
   sender_.renewals(of_peer);
   receiver_.renewals(of_peer);
@@ -188,7 +199,6 @@ void Instance::renew() {
   parts_.tell(kConductor, Report{stats()});
 }
 
-// In pieces, so that words to clients need not wait behind a whole cache.
 void Instance::report_cache() {
   constexpr double kEvery = 0.01;  // seconds
   constexpr size_t kMost = 4096;   // hashes in one report

@@ -112,7 +112,11 @@ class Instance final : private EngineHooks {
   KvReceiver receiver_;
 
   std::set<InstanceId> wired_;          // peers that the transport is connected to
-  std::vector<InstanceInfo> unreached_;  // and those that it could not be
+  struct Unreached {
+    InstanceInfo info;
+    double again_s;  // Clock: not before
+  };
+  std::vector<Unreached> unreached_;     // and those that it could not be
   Mailbox<Envelope> mailbox_;
   std::vector<Envelope> inbox_;  // taken, not handled
   double renewed_s_ = 0, reported_s_ = 0;  // Clock: the last time

@@ -41,7 +41,8 @@ void KvReceiver::handle(InstanceId from, ReserveKv message) {
 }
 
 void KvReceiver::handle(InstanceId from, KvOffered message) {
-  if (!parts_.peers.contains(from) || attempts_.aborted(message.attempt)) {
+  const bool sound = !message.choices.empty() && !message.choices[0].output.empty();
+  if (!sound || !parts_.peers.contains(from) || attempts_.aborted(message.attempt)) {
     parts_.tell(from, ReservationCancelled{message.attempt});
     return;
   }
@@ -65,8 +66,16 @@ void KvReceiver::handle(InstanceId from, KvDelivered message) {
     return;
   }
   Incoming& in = found->second;
-  if (in.order == DisaggOrder::push) in.choices = std::move(message.choices);
+  if (in.order == DisaggOrder::push) {
+    if (message.choices.empty()) {  // it comes from another process
+      give_back(from, message.attempt, message.handover);
+      parts_.tell(kConductor, AttemptFailed{message.attempt, "its delivery is empty"});
+      return drop(message.attempt);
+    }
+    in.choices = std::move(message.choices);
+  }
   in.delivered = true;
+  in.deadline_s = parts_.new_deadline();
   in.arrived = message.kv_arrived;
   in.posts = message.posts;
   in.checksums = std::move(message.checksums);
@@ -177,7 +186,8 @@ void KvReceiver::promise(AttemptId attempt, Incoming& in) {
     const KvView view = parts_.memory.view(in.kv);
     Result<WindowKey> window = parts_.wire.open(
         in.from, KvOp::write, parts_.ranges(in.kv, in.cached_tokens, int(in.tokens.size())));
-    if (!window) {  // a wire to that peer has broken: it finds out by its own deadline
+    if (!window) {  // given up at the next poll
+      in.refusal = window.error().message;
       in.deadline_s = parts_.clock.now();
       return;
     }
@@ -215,7 +225,9 @@ bool KvReceiver::poll() {
       over.push_back(attempt);
     } else if (now > in.deadline_s && !(in.delivered && in.order != DisaggOrder::pull)) {
       ++stats_.expired;
-      parts_.tell(kConductor, AttemptFailed{attempt, "its prefill instance is silent"});
+      parts_.tell(kConductor,
+                  AttemptFailed{attempt, in.refusal.empty() ? "its prefill instance is silent"
+                                                            : "no window for it: " + in.refusal});
       over.push_back(attempt);
     }
   }
@@ -261,15 +273,17 @@ bool KvReceiver::finish(AttemptId attempt, Incoming& in) {
     if (in.arrived) parts_.rate.done(in.read_s, parts_.clock.now(), in.read_bytes);
   }
   if (in.window) {
-    if (in.arrived && parts_.wire.arrived(*in.window) < in.posts) {
-      if (is_coming(attempt, in)) return false;
-      in.arrived = false;
+    if (in.arrived) {
+      const bool whole = parts_.wire.arrived(*in.window) >= in.posts;
+      if (whole) in.posts = 0;  // a window that is being closed need not count any more
+      if (!whole || !parts_.wire.close(*in.window)) {
+        if (is_coming(attempt, in)) return false;
+        in.arrived = false;
+      }
     }
     if (!in.arrived) {  // computed here, in other blocks: these wait for whoever still writes there
       parts_.memory.free(std::exchange(in.kv, kNoKv));
       quarantine_.push_back({in.window, {}, in.lease});
-    } else if (in.posts = 0; !parts_.wire.close(*in.window)) {
-      return false;
     }
     in.window.reset();
   }

@@ -16,7 +16,7 @@ namespace xpyd {
 
 // Cumulative.
 struct ReceiverStats {
-  int64_t refused_kv = 0;  // deliveries whose KV was short or changed: computed again here
+  int64_t refused_kv = 0;  // deliveries whose KV was short, late or changed: computed again here
   int64_t expired = 0;     // promises given up because the peer was silent
 };
 
@@ -69,6 +69,7 @@ class KvReceiver {
     std::vector<uint64_t> checksums;
     std::optional<KvHandover> handover;
     double deadline_s = 0;            // without a word of the peer
+    std::string refusal;              // why the wire gave no window
     int n_choices() const { return request->n; }
   };
   // Blocks whose KV is not wanted any more, until nobody can write there.

@@ -112,6 +112,12 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
   }
   if (auto* joined = std::get_if<Joined>(&message)) {
     InstanceInfo info = std::move(joined->info);
+    if (info.block_tokens < 1 || info.capacity_blocks < 1 || info.max_batch < 1) {
+      std::unique_lock lock(mutex_);
+      const ChannelPtr channel = workers_.at(id).channel;
+      lock.unlock();
+      return channel->close("an instance without room for a sequence");
+    }
     auto probe = std::make_shared<Probe>(info);
     {
       std::lock_guard lock(mutex_);

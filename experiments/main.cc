@@ -3,8 +3,7 @@
 //   machine                provenance and the devices that are here, or why not
 //   peak                   the device's measured limits
 //   points NAME            the points of one experiment
-//   run NAME               reads points from stdin, one JSON object a line as `points` prints them,
-//   and
+//   run NAME               reads points from stdin, one JSON object a line as `points` prints them;
 //                          answers each with a line {"rows": [...]} or {"error": "..."}
 // Options: --device cpu|cuda  --seed N  --traces DIR  --tiny
 // Exit codes: 0 done; 1 it ran and failed, also at one of the points; 2 misuse.

@@ -5,8 +5,7 @@
 //   TTFT       request's arrival at the frontend -> its first token here
 //   ITL        token -> next token of the same choice, as they arrive here
 //   queue      arrival at the engine -> its first step;  prefill: first step -> first token
-//   decode     first -> last token;  inference: first step -> last token;  e2e: arrival -> last
-//   token
+//   decode     first -> last token;  inference: first step -> last token;  e2e: arrival to last
 //
 // Thread safety: none; the I/O thread owns it.
 #pragma once

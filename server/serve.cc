@@ -1,16 +1,15 @@
 // xpyd serve: the page to read first. One request travels like this, one call per arrow:
 //
-//   HTTP bytes        -> HttpRequest     server/http.cc         one I/O thread, every connection
-//   HttpRequest       -> Request         server/api_parse.cc    JSON fields checked, text -> tokens
-//   (model/) Request           -> Placement       disagg/conductor.cc    submit: a snapshot, a
-//   placement policy Placement         -> P (or C)        disagg/instance.cc     StartRequest;
-//   ReserveKv to D waiting sequences -> BatchPlan       batch/policy.cc        what runs in the
-//   next step BatchPlan         -> logits          batch/engine.cc        memory from allocator/,
-//   forward of model/,
-//                                                               attention/ over KvViews
-//   KV of the prompt  -> D               disagg/kv_sender.cc, transport/, kv_receiver.cc
-//   logits            -> TokenEvent      model/sampler.cc, batch/output_text.cc
-//   TokenEvent        -> SSE             server/generation.cc, server/api_format.cc
+//   HTTP bytes        -> HttpRequest  server/http.cc       one I/O thread, every connection
+//   HttpRequest       -> Request      server/api_parse.cc  JSON fields checked, text -> tokens
+//   Request           -> Placement    disagg/conductor.cc  submit: a snapshot, a placement policy
+//   Placement         -> P (or C)     disagg/instance.cc   StartRequest; ReserveKv to D
+//   waiting sequences -> BatchPlan    batch/policy.cc      what runs in the next step
+//   BatchPlan         -> logits       batch/engine.cc      memory from allocator/, forward of model/,
+//                                                          attention/ over KvViews
+//   KV of the prompt  -> D            disagg/kv_sender.cc, transport/, kv_receiver.cc
+//   logits            -> TokenEvent   model/sampler.cc, batch/output_text.cc
+//   TokenEvent        -> SSE          server/generation.cc, server/api_format.cc
 #include <signal.h>
 
 #include <cstdio>

@@ -64,8 +64,11 @@ int worker_main(const Options& options) {
   if (Status opened = open_backend(stack, options); !opened) return fail(opened.error());
   worker_options.cluster = stack.options;
   const std::string& bind = worker_options.listen;
-  if (!bind.starts_with("unix:"))
-    worker_options.cluster.wire_host = bind.substr(0, bind.rfind(':'));
+  if (!bind.starts_with("unix:")) {
+    std::string host = bind.substr(0, bind.rfind(':'));
+    if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+    worker_options.cluster.wire_host = host;
+  }
   Worker worker(std::move(worker_options), stack.clock);
   std::thread taker([&] {
     for (int received, count = 0; sigwait(&signals, &received) == 0 && received != SIGUSR1;) {

@@ -194,7 +194,7 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
         ErrorCode::unavailable,
         "the KV pool of --transport handoff cannot be reached (" + os_text() +
             "): it is shared by processes of one host and one network namespace; elsewhere "
-            "expected --transport shm, tcp or rdma"};
+            "expected --transport tcp, rdma or nccl"};
   const File file(same_user(socket.fd()) ? receive_file(socket.fd()) : -1);
   if (file.fd() < 0)
     return Error{
@@ -236,6 +236,12 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   Result<std::unique_ptr<BlockLedger>> ledger =
       BlockLedger::join(words, h.n_blocks, file.fd(), BlockLedger::As::member);
   if (!ledger) return ledger.error();
+  // A share of the pool for each is what lets everybody's longest sequence fit (BlockPool::shed).
+  if (ledger.value()->slot() >= h.n_instances)
+    return Error{ErrorCode::unavailable,
+                 "the KV pool of --transport handoff is cut for the " +
+                     std::to_string(h.n_instances) +
+                     " instances of the conductor's --topology, and they are all there"};
   const KvLayout layout{options.shape, options.order, h.block_tokens, h.n_blocks};
   return JoinedPool{std::make_shared<BlockPool>(
                         layout, kv, options.prefix_cache && !find_kv_scheme(scheme)->contiguous,

@@ -87,12 +87,8 @@ class RdmaTransport final : public KvTransport {
         return false;
       c->trusted = true;
       *peer = hello->from;
-      const rdma::Hello answer = serving_.join(weak.lock(), *hello);
-      *n_rails = answer.rails.size();
-      c->send(frame(answer));
-      if (answer.rails.empty()) return false;
-      serving_.welcome(*peer);
-      return true;
+      *n_rails = serving_.join(weak.lock(), *hello);
+      return *n_rails > 0;
     };
     channel->left = [this, c, peer] {
       if (*peer >= 0) serving_.left(*peer, c);

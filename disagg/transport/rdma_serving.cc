@@ -91,7 +91,7 @@ Status Serving::make_queues_for(Guest& guest, const std::vector<RailEnd>& theirs
   return ok();
 }
 
-Hello Serving::join(const std::shared_ptr<SideChannel>& channel, const Hello& hello) {
+size_t Serving::join(const std::shared_ptr<SideChannel>& channel, const Hello& hello) {
   std::lock_guard lock(mutex_);
   Hello answer;
   Guest& guest = guests_[hello.from];
@@ -106,12 +106,10 @@ Hello Serving::join(const std::shared_ptr<SideChannel>& channel, const Hello& he
     answer.rails = ends_of(guest.queues);
   else
     answer.refusal = made.error().message;
-  return answer;
-}
-
-void Serving::welcome(PeerId peer) {
-  std::lock_guard lock(mutex_);
-  if (auto it = guests_.find(peer); it != guests_.end()) grant_all(peer, it->second);
+  // Under the lock: the peer expects this answer before the keys of any window.
+  channel->send(frame(answer));
+  if (!answer.rails.empty()) grant_all(hello.from, guest);
+  return answer.rails.size();
 }
 
 bool Serving::take(PeerId peer, const Message& message) {

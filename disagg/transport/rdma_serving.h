@@ -39,8 +39,8 @@ class Serving {
   int64_t refused();
 
   // What the peer's side says on its channel.
-  Hello join(const std::shared_ptr<SideChannel>& channel, const Hello& hello);
-  void welcome(PeerId peer);                       // after join's answer was sent
+  // Answers it: number of rails, 0 where it was refused.
+  size_t join(const std::shared_ptr<SideChannel>& channel, const Hello& hello);
   bool take(PeerId peer, const Message& message);  // false: nonsense
   void left(PeerId peer, const SideChannel* channel);
 

@@ -11,6 +11,8 @@
 #include <mutex>
 #include <string>
 
+#include "base/available_memory.h"
+
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14
 #endif
@@ -87,6 +89,8 @@ class SharedDevice final : public Device {
 
 Result<std::shared_ptr<std::byte>> make_shared_file(const char* name, size_t bytes, int& fd) {
   bytes = round_up(std::max<size_t>(bytes, 1), 4096);
+  fd = -1;
+  if (Status there = check_available_memory(bytes); !there) return there.error();
   fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return Error{ErrorCode::unavailable, "memfd_create: " + os_text()};
   Result<std::shared_ptr<std::byte>> memory = Error{ErrorCode::unavailable, ""};

@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/vendor_queue.h"
 #include "disagg/transport/tcp_owner.h"
 #include "disagg/transport/tcp_poster.h"
 #include "disagg/transport/wires.h"
@@ -180,6 +181,10 @@ class TcpTransport final : public KvTransport {
 
 MadeTransport make_tcp_transport(const TransportOptions& options) {
   XPYD_CHECK(options.clock);
+  if (dynamic_cast<VendorQueue*>(options.queue))
+    return Error{ErrorCode::unavailable,
+                 "tcp: the KV is in a card's memory, which sockets cannot read; expected "
+                 "--transport nccl or rdma, or local or handoff in one process"};
   TcpToken token;
   for (size_t half : {0, 1}) {
     const uint64_t random = random_secret();

@@ -2,8 +2,7 @@
 //
 //   poster -> owner   Hello; then frames: write (table, payload, seal), read (table), abandon
 //   owner -> poster   Welcome with its regions; then: data (payload) for a read, and for every
-//   frame
-//                     a placed, which says what became of it
+//                     frame a placed, which says what became of it
 //
 // A post is cut into frames of at most kFrameBytes, which any connection of a session carries. The
 // owner counts a post as arrived when it has placed all its frames; abandon says that no more than
