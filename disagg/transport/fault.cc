@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/random.h"
+#include "base/vendor_queue.h"
 #include "disagg/transport/forwarding.h"
 
 namespace xpyd {
@@ -265,6 +266,11 @@ const FaultCounts* fault_counts(const KvTransport& transport) {
 }
 
 Result<std::unique_ptr<KvTransport>> TransportChoice::make(const TransportOptions& options) const {
+  if (faults && (faults->corrupt > 0 || faults->duplicate > 0) &&
+      (std::string_view(row->name) == "rdma" || dynamic_cast<VendorQueue*>(options.queue)))
+    return invalid("--transport fault:" + std::string(row->name) +
+                   ": corrupt and duplicate post bytes of the host's, outside of the KV memory; "
+                   "expected neither over rdma, nor where the KV is a device's");
   auto made = row->make(options);
   if (!made.ok() || !faults) return made;
   return make_fault_transport(std::move(made).value(), *faults, options);

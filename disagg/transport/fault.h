@@ -11,7 +11,9 @@
 //   corrupt    one bit of it is another, and it is done
 //
 // All but the last three are within what transport.h allows. Those break its promises: they are for
-// what checksums and counts must catch.
+// what checksums and counts must catch. `duplicate` and `corrupt` read and post bytes of their own,
+// in memory of the host and outside of the regions, so TransportChoice::make refuses them where the
+// wire needs its regions (rdma) or the KV is a device's.
 #pragma once
 
 #include <memory>

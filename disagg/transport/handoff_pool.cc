@@ -25,6 +25,7 @@ namespace {
 constexpr uint64_t kMagic = 0x316c6f6f70647078;  // "xpdpool1"
 constexpr size_t kPage = 4096, kHugePage = size_t(2) << 20;
 constexpr int kPatienceSeconds = 5;
+constexpr int kDeafMilliseconds = 100;  // when there are no descriptors for callers
 
 // The file: this in its first page, the ledger, and the KV from the next huge page on. (The
 // members' locks are of the first bytes; they do not change them.)
@@ -170,7 +171,11 @@ void HandoffPool::serve() {
     if (poll(ready, 2, -1) < 0) continue;
     if (ready[0].revents) return;
     const File peer(accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC));
-    if (peer.fd() < 0) continue;
+    if (peer.fd() < 0) {
+      // The caller stays, and poll would return at once, again and again.
+      if (errno == EMFILE || errno == ENFILE) poll(ready, 1, kDeafMilliseconds);
+      continue;
+    }
     if (!same_user(peer.fd()))
       std::fprintf(stderr, "xpyd: a process of another user asked for the KV pool: refused\n");
     else if (!send_file(peer.fd(), file_))

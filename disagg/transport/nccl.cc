@@ -29,7 +29,6 @@ using nccl::Guest;
 using nccl::Link;
 
 constexpr double kCallSeconds = 5;  // for the peer's process to answer
-constexpr int kJoinSeconds = 30;    // for the communicator to stand
 
 class NcclTransport final : public KvTransport {
  public:
@@ -98,9 +97,9 @@ class NcclTransport final : public KvTransport {
       link->start(id);
     });
     channels_.add(channel);
-    if (joined.wait_for(std::chrono::seconds(kJoinSeconds)) != std::future_status::ready) {
+    if (joined.wait_for(std::chrono::seconds(nccl::kJoinSeconds)) != std::future_status::ready) {
       later([link] { link->end("it did not join the communicator"); });
-      return wrong("it did not join the communicator within " + std::to_string(kJoinSeconds) +
+      return wrong("it did not join the communicator within " + std::to_string(nccl::kJoinSeconds) +
                    " s");
     }
     if (link->dead()) return wrong(link->why());

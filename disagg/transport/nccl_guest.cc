@@ -68,7 +68,7 @@ void Guest::go(uint64_t seq, const Ask& ask) {
 void Guest::ended(uint64_t seq, bool whole) {
   const Ask ask = std::move(held_.at(seq).ask);
   held_.erase(seq);
-  if (ask.group == 0) post_ = ask.post, placed_ = 0;
+  if (whole && ask.group == 0) post_ = ask.post, placed_ = 0;
   const bool next = whole && ask.post == post_ && ask.group == placed_;
   placed_ += next;
   const bool counted = windows_.leave(ask.window, next && placed_ == ask.n_groups);
@@ -90,6 +90,7 @@ bool Guest::turn() {
   bool soon = false;
   for (const auto& pipe : pipes_)
     soon |= pipe->turn([this](uint64_t seq, bool whole) { ended(seq, whole); });
+  if (!ended_ && pipes_.back()->overdue()) end();
   // One that never stood will not get better by another try.
   if (!ended_ && pipes_.back()->state() == Pipe::State::broken && pipes_.back()->by_nccl() &&
       !pipes_.back()->stood())

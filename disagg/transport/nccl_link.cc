@@ -50,6 +50,9 @@ void Link::add(std::shared_ptr<Post> post) {
 }
 
 void Link::ask() {
+  // What is asked for while a renewed communicator is being made might have to be given up before
+  // it stands, and then the making would have to be broken off.
+  if (!stands()) return;
   for (const auto& post : posts_) {
     while (usable(*post) && post->asked < post->groups.size()) {
       if (flights_.size() >= kMaxAhead) return;
@@ -94,9 +97,8 @@ bool Link::take(std::string_view body) {
       if (!at->second.gone || at->second.placed) return false;
       at->second.post->failed = true;
       at->second.placed = true;
-      // Whatever it was there, here it may wait for ever.
-      if (!at->second.run && at->second.pipe == n_pipes_)
-        pipes_.back()->abort("the other end broke it off");
+      // It may have run whole there, into a window that was closed meanwhile: then it soon has
+      // here, too. If it was broken off, turn() does so here after kPatience.
       finish(seq, at->second);
       break;
     default:
@@ -109,7 +111,8 @@ bool Link::take(std::string_view body) {
 
 void Link::accepted(uint64_t seq, Flight& flight) {
   Post& post = *flight.post;
-  if (!usable(post)) {
+  if (!usable(post) || !stands()) {
+    post.failed = true;
     channel_->send(frame(Message{.kind = Message::drop, .seq = seq}));
     flights_.erase(seq);
     return;
@@ -181,16 +184,22 @@ bool Link::turn() {
   bool soon = false;
   for (const auto& pipe : pipes_)
     soon |= pipe->turn([this](uint64_t seq, bool whole) { ended(seq, whole); });
+  if (!pipes_.empty() && pipes_.back()->overdue())
+    end("it did not join the communicator within " + std::to_string(kJoinSeconds) + " s");
   if (!pipes_.empty()) renew();
   while (!pipes_.empty() && pipes_.front()->state() == Pipe::State::broken &&
          pipes_.front()->empty())
     pipes_.pop_front();
-  const bool stands = dead_ || pipes_.back()->state() == Pipe::State::ready;
-  if (stands && !std::exchange(told_, true)) joined_.set_value();
+  if ((dead_ || stands()) && !std::exchange(told_, true)) joined_.set_value();
   for (const auto& post : posts_) {
-    if (post->wanted || post->inside == 0) continue;
+    if (usable(*post) || post->inside == 0) continue;
     if (post->unwanted_s == 0) post->unwanted_s = now();
-    if (now() > post->unwanted_s + kPatience && !pipes_.empty()) {
+    // What is in a pipe that was broken off before runs out by itself.
+    const bool in_use = std::any_of(flights_.begin(), flights_.end(), [&](const auto& flight) {
+      const Flight& f = flight.second;
+      return f.post == post && f.gone && !f.run && f.pipe == n_pipes_;
+    });
+    if (in_use && stands() && now() > post->unwanted_s + kPatience) {
       pipes_.back()->abort("a transfer was given up that the other end did not take");
       post->unwanted_s = now();
     }

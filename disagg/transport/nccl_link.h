@@ -6,9 +6,10 @@
 // refused or given up has touched nothing. Up to kMaxAhead groups are asked for or under way. A
 // post is done when the owner has placed all of its groups and this end has run them.
 //
-// What is under way when a post is given up (cancelled, late) has kPatience to run out; then the
-// communicator is aborted and the link makes another one. So does an error of NCCL's, unless it
-// comes while the communicator is being made: then the link is dead, and says why.
+// What is under way when a post is given up (cancelled, late) or has failed has kPatience to run
+// out; then the communicator is aborted and the link makes another one. So does an error of NCCL's,
+// unless it comes while the communicator is being made: then the link is dead, and says why. It is
+// dead, too, when the other end does not join. Nothing is asked for before a communicator stands.
 //
 // Thread safety: Post: `wanted`, `state` any thread. Link: the channels' thread; dead(), why(), and
 // joined() any thread.
@@ -41,7 +42,7 @@ struct Post {
   size_t asked = 0, placed = 0;  // groups
   int inside = 0;                // groups that NCCL may be in the local memory for
   bool failed = false;
-  double unwanted_s = 0;  // since when
+  double unwanted_s = 0;  // since when it is given up, or has failed
 };
 
 class Link {
@@ -68,6 +69,7 @@ class Link {
     bool gone = false, run = false, placed = false;
   };
   bool usable(const Post& post) const { return post.wanted && !post.failed && !dead_; }
+  bool stands() const { return !pipes_.empty() && pipes_.back()->state() == Pipe::State::ready; }
   void ask();
   void accepted(uint64_t seq, Flight& flight);
   void ended(uint64_t seq, bool whole);

@@ -1,11 +1,12 @@
 #include "disagg/transport/nccl_pipe.h"
 
+#include "base/clock.h"
 #include "base/vendor_queue.h"
 
 namespace xpyd::nccl {
 
 Pipe::Pipe(const NcclApi& api, std::unique_ptr<DeviceQueue> queue, const NcclUniqueId& id, int rank)
-    : api_(api), queue_(std::move(queue)), peer_(1 - rank) {
+    : api_(api), queue_(std::move(queue)), peer_(1 - rank), made_s_(RealClock().now()) {
   XPYD_CHECK(dynamic_cast<VendorQueue*>(queue_.get()) != nullptr);
   NcclConfig config;
   check(api_.comm_init_rank_config(&comm_, 2, id, rank, &config));
@@ -29,6 +30,10 @@ void Pipe::abort(const std::string& why) {
   if (comm_) api_.comm_abort(std::exchange(comm_, nullptr));
   end_mark_ = queue_->mark();
   drained_ = false;
+}
+
+bool Pipe::overdue() const {
+  return state_ == State::joining && RealClock().now() > made_s_ + kJoinSeconds;
 }
 
 bool Pipe::check(int result) {

@@ -21,6 +21,8 @@
 
 namespace xpyd::nccl {
 
+constexpr int kJoinSeconds = 30;  // for a communicator to stand
+
 struct Part {
   std::byte* data = nullptr;
   size_t bytes = 0;
@@ -43,6 +45,7 @@ class Pipe {
 
   State state() const { return state_; }
   bool stood() const { return stood_; }            // has been ready
+  bool overdue() const;                            // the other end does not join
   bool by_nccl() const { return by_nccl_; }        // broken: not by abort()
   const std::string& why() const { return why_; }  // broken
   bool empty() const { return groups_.empty() && state_ != State::joining && drained_; }
@@ -61,6 +64,7 @@ class Pipe {
   const NcclApi& api_;
   const std::unique_ptr<DeviceQueue> queue_;
   const int peer_;  // rank
+  const double made_s_;
   NcclComm comm_ = nullptr;
   State state_ = State::joining;
   bool stood_ = false, by_nccl_ = false, drained_ = true;

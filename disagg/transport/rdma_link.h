@@ -5,7 +5,6 @@
 // Thread safety: functions on one link's queues by one thread at a time.
 #pragma once
 
-#include <algorithm>
 #include <vector>
 
 #include "disagg/transport/rdma_messages.h"

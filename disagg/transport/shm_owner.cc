@@ -1,5 +1,6 @@
 #include "disagg/transport/shm_owner.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 
@@ -8,6 +9,7 @@
 #include <cstring>
 #include <new>
 
+#include "base/clock.h"
 #include "disagg/transport/shared_memory.h"
 
 namespace xpyd::shm {
@@ -15,7 +17,8 @@ namespace {
 
 // Ranges of all open windows together: one for so many bytes of the pool, 0.8 % of it.
 constexpr size_t kRangeBytes = 2048, kMinRanges = 128 << 10;
-constexpr int kMaxStrangers = 64;  // connected, and have not said who they are
+constexpr int kMaxStrangers = 64;     // connected, and have not said who they are
+constexpr double kDeafSeconds = 0.1;  // when there are no descriptors for callers
 
 }  // namespace
 
@@ -53,7 +56,9 @@ Result<std::unique_ptr<Owner>> Owner::make(const TransportOptions& options) {
     auto file = shared_file(options.regions[i]);
     if (!file.ok()) return Error{file.error().code, "shm: " + file.error().message};
     owner->welcome_.regions[i] = {file.value().offset, options.regions[i].size()};
-    owner->fds_.emplace_back(dup(file.value().fd));
+    owner->fds_.emplace_back(fcntl(file.value().fd, F_DUPFD_CLOEXEC, 0));
+    if (owner->fds_.back().get() < 0)
+      return Error{ErrorCode::unavailable, "shm: a file of KV memory: " + os_text()};
   }
   size_t pool_bytes = 0;
   for (const MemoryRange& region : options.regions) pool_bytes += region.size();
@@ -196,8 +201,11 @@ std::vector<SharedRange> Owner::places_of(std::span<const MemoryRange> ranges) c
 void Owner::serve() {
   std::vector<pollfd> polled;
   std::vector<Line> lines;
+  double deaf_until = 0;
   while (!stop_) {
-    polled = {{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+    // A caller that cannot be let in stays: poll would return at once, again and again.
+    const bool deaf = RealClock().now() < deaf_until;
+    polled = {{wake_.get(), POLLIN, 0}, {deaf ? -1 : listener_.get(), POLLIN, 0}};
     for (const Line& line : lines) polled.push_back({line.socket.get(), POLLIN, 0});
     std::vector<std::shared_ptr<Watched>> watched;
     {
@@ -206,7 +214,7 @@ void Owner::serve() {
       watched = watched_;
     }
     for (const auto& remote : watched) polled.push_back({remote->socket.get(), POLLIN, 0});
-    if (poll(polled.data(), polled.size(), 1000) < 0) continue;
+    if (poll(polled.data(), polled.size(), deaf ? int(kDeafSeconds * 1e3) : 1000) < 0) continue;
     eventfd_t ignored;
     eventfd_read(wake_.get(), &ignored);
     for (size_t i = 0; i < watched.size(); ++i)
@@ -214,14 +222,14 @@ void Owner::serve() {
         watched[i]->gone = true;
     for (size_t i = lines.size(); i-- > 0;)
       if (polled[2 + i].revents && !hear(lines[i])) lines.erase(lines.begin() + ptrdiff_t(i));
-    if (polled[1].revents) greet(lines);
+    if (polled[1].revents && !greet(lines)) deaf_until = RealClock().now() + kDeafSeconds;
   }
 }
 
-void Owner::greet(std::vector<Line>& lines) {
+bool Owner::greet(std::vector<Line>& lines) {
   while (true) {
     Fd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (socket.get() < 0) return;
+    if (socket.get() < 0) return errno != EMFILE && errno != ENFILE;
     const auto strangers =
         std::count_if(lines.begin(), lines.end(), [](const Line& line) { return line.number < 0; });
     if (same_user(socket.get()) && strangers < kMaxStrangers)
@@ -252,7 +260,6 @@ bool Owner::hear(Line& line) {
   if (!welcome(line.socket.get(), number)) return false;
   *spare = true;
   line.number = number;
-  if (number >= n_lines_) n_lines_.store(number + 1, std::memory_order_release);
   return true;
 }
 

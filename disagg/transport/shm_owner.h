@@ -72,8 +72,8 @@ class Owner {
   // Sorted, neighbours joined.
   std::vector<SharedRange> places_of(std::span<const MemoryRange> ranges) const;
   void serve();
-  void greet(std::vector<Line>& lines);
-  bool hear(Line& line);  // false: it ended, or is none of ours
+  bool greet(std::vector<Line>& lines);  // false: there are no descriptors left
+  bool hear(Line& line);                 // false: it ended, or is none of ours
   bool welcome(int socket, int number);
 
   std::string address_;

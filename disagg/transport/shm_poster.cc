@@ -98,8 +98,7 @@ Result<std::shared_ptr<Remote>> reach(PeerId self, const std::string& address) {
   if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&name), length) != 0)
     return unreachable(address, os_text());
   if (!same_user(fd)) return unreachable(address, "it belongs to another user");
-  Hello hello;
-  hello.self = self;
+  const Hello hello;
   Welcome welcome;
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * (kMaxRegions + 1))];
   iovec bytes{&welcome, sizeof welcome};

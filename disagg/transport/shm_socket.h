@@ -22,7 +22,6 @@ constexpr uint64_t kHelloMagic = 0x3230'6f6c'6c65'6878;  // "xhello02"
 
 struct Hello {
   uint64_t magic = kHelloMagic;
-  PeerId self = -1;
 };
 // With the descriptors of the table and of the regions.
 struct Welcome {

@@ -24,6 +24,7 @@ constexpr size_t kStrangers = 32;       // connections without a hello
 constexpr size_t kChannels = 4096;
 constexpr double kHelloSeconds = 5;
 constexpr long kSoonNanoseconds = 20000;
+constexpr double kDeafSeconds = 0.1;  // when there are no descriptors for callers
 
 double now() { return RealClock().now(); }
 
@@ -58,6 +59,11 @@ bool wait_for(int fd, short events, double until) {
   return left > 0 && poll(&one, 1, int(left * 1e3) + 1) > 0;
 }
 
+void wake_up(int eventfd) {
+  const uint64_t one = 1;
+  XPYD_CHECK(write(eventfd, &one, sizeof one) == ssize_t(sizeof one));
+}
+
 void set_no_delay(int fd) {
   int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -82,6 +88,8 @@ void SideChannel::send(const std::string& bytes) {
   if (ended_) return;
   unsent_ += bytes;
   if (!flush() || unsent_.size() > kMaxUnsent) end();
+  // The thread waits for room in the socket only if it knows.
+  if (!ended_ && !unsent_.empty() && wake_ >= 0) wake_up(wake_);
 }
 
 void SideChannel::end() {
@@ -154,32 +162,33 @@ void SideChannels::stop() {
 
 void SideChannels::add(std::shared_ptr<SideChannel> channel) {
   {
-    std::lock_guard lock(mutex_);
-    added_.push_back(std::move(channel));
+    std::scoped_lock lock(mutex_, channel->mutex_);
+    channel->wake_ = wake_;
+    added_.push_back(channel);
   }
   wake();
 }
 
-void SideChannels::wake() {
-  const uint64_t one = 1;
-  XPYD_CHECK(write(wake_, &one, sizeof one) == ssize_t(sizeof one));
-}
+void SideChannels::wake() { wake_up(wake_); }
 
-void SideChannels::accept_one() {
+bool SideChannels::accept_one() {
   const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  if (fd < 0) return;
+  if (fd < 0) return errno != EMFILE && errno != ENFILE;
   auto channel = std::make_shared<SideChannel>(fd, limits_);
   const auto strangers =
       std::count_if(channels_.begin(), channels_.end(), [](const auto& c) { return !c->trusted; });
-  if (size_t(strangers) >= kStrangers || channels_.size() >= kChannels) return;
+  if (size_t(strangers) >= kStrangers || channels_.size() >= kChannels) return true;
   set_no_delay(fd);
+  channel->wake_ = wake_;
   accepted_(channel);
   channel->since_ = now();
   channels_.push_back(std::move(channel));
+  return true;
 }
 
 void SideChannels::run() {
   std::vector<pollfd> polled;
+  double deaf_until = 0;
   while (!stopping_) {
     {
       std::lock_guard lock(mutex_);
@@ -187,14 +196,18 @@ void SideChannels::run() {
       added_.clear();
     }
     const bool soon = work_ && work_();
-    const timespec most{soon ? 0 : 1, soon ? kSoonNanoseconds : 0};
-    polled.assign({{wake_, POLLIN, 0}, {listener_, POLLIN, 0}});
+    // A caller that cannot be let in stays: poll would return at once, again and again.
+    const bool deaf = now() < deaf_until;
+    const timespec most = soon   ? timespec{0, kSoonNanoseconds}
+                          : deaf ? timespec{0, long(kDeafSeconds * 1e9)}
+                                 : timespec{1, 0};
+    polled.assign({{wake_, POLLIN, 0}, {deaf ? -1 : listener_, POLLIN, 0}});
     for (const auto& channel : channels_) {
       std::lock_guard lock(channel->mutex_);
       polled.push_back({channel->fd_, short(POLLIN | (channel->unsent_.empty() ? 0 : POLLOUT)), 0});
     }
-    // Sends leave something unsent only when a peer has not read for long: once a second is enough
-    // to see it, and to see strangers that say nothing.
+    // A send that leaves something unsent wakes us; once a second is enough to see strangers that
+    // say nothing.
     if (ppoll(polled.data(), polled.size(), &most, nullptr) < 0 && errno != EINTR) break;
     uint64_t count;
     while (::read(wake_, &count, sizeof count) > 0) {
@@ -216,7 +229,7 @@ void SideChannels::run() {
       }
     }
     std::erase(channels_, nullptr);
-    if (polled[1].revents & POLLIN) accept_one();
+    if ((polled[1].revents & POLLIN) && !accept_one()) deaf_until = now() + kDeafSeconds;
   }
 }
 

@@ -52,6 +52,7 @@ class SideChannel {
   const SideLimits limits_;
   std::mutex mutex_;
   std::string unsent_;
+  int wake_ = -1;         // the thread's eventfd, once it has this one
   std::string received_;  // the thread's
   double since_ = 0;      // the thread's
   std::atomic<bool> ended_ = false;
@@ -75,7 +76,7 @@ class SideChannels {
 
  private:
   void run();
-  void accept_one();
+  bool accept_one();  // false: there are no descriptors left
   const SideLimits limits_;
   const std::function<void(const std::shared_ptr<SideChannel>&)> accepted_;
   const std::function<bool()> work_;

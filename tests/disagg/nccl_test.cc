@@ -7,7 +7,10 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "base/random.h"
@@ -217,6 +220,27 @@ TEST_CASE("nccl: a communicator that breaks is replaced", "[nccl]") {
   CHECK(failed > 0);
 }
 
+// The owner says that such a group is lost, though both ends run it whole.
+TEST_CASE("nccl: a window that is closed while groups run breaks no communicator", "[nccl]") {
+  auto poster = make_side_here(fake_wire(), kPoster), owner = make_side_here(fake_wire(), kOwner);
+  REQUIRE(poster->connect(kOwner, owner->address()) == "");
+  REQUIRE(owner->connect(kPoster, poster->address()) == "");
+  const int made = fake_comms_made();
+  int failed = 0;
+  for (int round = 0; round < 100; ++round) {
+    const KvOp op = KvOp(round % 2);
+    const WindowKey key = owner->open(kPoster, op, {{0, 16 * MiB}});
+    std::vector<TransferId> ids;
+    for (size_t i = 0; i < 4; ++i)
+      ids.push_back(poster->post({kOwner, op, key, 0}, {{i * 4 * MiB, i * 4 * MiB, 4 * MiB}}));
+    while (owner->arrived(key) < 1 + round % 3) sched_yield();
+    close_for_good(*owner, key);
+    for (TransferId id : ids) failed += settle(*poster, id) == TransferState::failed;
+  }
+  CHECK(failed > 0);
+  CHECK(fake_comms_made() == made);
+}
+
 // Both ends have enqueued their halves, and one of them stands still: what was given up is broken
 // off, and the link goes on with another communicator when the peer does.
 TEST_CASE("nccl: an owner that is stopped in the middle of a group", "[nccl]") {
@@ -236,6 +260,10 @@ TEST_CASE("nccl: an owner that is stopped in the middle of a group", "[nccl]") {
   int failed = 0;
   for (TransferId id : ids) failed += settle(*poster, id) == TransferState::failed;
   CHECK(failed > 0);
+  // Given up while the next communicator waits for the owner.
+  const TransferId early = poster->post({kOwner, KvOp::write, key, 0}, {{0, 0, MiB}});
+  poster->cancel(early);
+  CHECK(settle(*poster, early) == TransferState::failed);
   REQUIRE(kill(owner->pid(), SIGCONT) == 0);
   close_for_good(*owner, key);
   owner->fill(0, 16 * MiB, 2);
@@ -244,6 +272,54 @@ TEST_CASE("nccl: an owner that is stopped in the middle of a group", "[nccl]") {
         TransferState::done);
   CHECK(owner->differing(0, MiB, 1) == 0);
   CHECK(owner->differing(MiB, 15 * MiB, 2, MiB) == 0);
+}
+
+// Seconds until a long message has come to one that begins to read it late, over a new channel.
+double seconds_of_long_message() {
+  std::shared_ptr<SideChannel> caller;
+  std::atomic<size_t> got = 0;
+  constexpr SideLimits kLimits{.hello = 64, .frame = 4 * MiB};
+  const auto whole = [](size_t bytes) {
+    std::string text(4 + bytes, 'x');
+    for (int i = 0; i < 4; ++i) text[size_t(i)] = char(bytes >> (8 * i));
+    return text;
+  };
+  SideChannels there(kLimits, [&](const std::shared_ptr<SideChannel>& channel) {
+    channel->frame = [&, weak = std::weak_ptr(channel)](std::string_view text) {
+      auto self = weak.lock();
+      if (!std::exchange(self->trusted, true)) self->send(whole(1));
+      if (text.size() == 2) usleep(100000);  // the socket fills
+      got += text.size();
+      return true;
+    };
+    channel->left = [] {};
+  });
+  SideChannels here(kLimits, {});
+  REQUIRE(there.listen("127.0.0.1").ok());
+  there.start();
+  here.start();
+  REQUIRE(call_side("127.0.0.1", there.port(), whole(1), 10, kLimits, caller).ok());
+  caller->trusted = true;
+  caller->frame = [](std::string_view) { return true; };
+  caller->left = [] {};
+  here.add(caller);
+  usleep(50000);  // the thread sleeps in poll
+  RealClock clock;
+  const double start = clock.now();
+  caller->send(whole(2));
+  usleep(10000);
+  caller->send(whole(4 * MiB - 64));
+  while (got < 4 * MiB - 61 && clock.now() < start + 10) usleep(100);
+  CHECK(got == 4 * MiB - 61);
+  here.stop();
+  there.stop();
+  return clock.now() - start;
+}
+
+TEST_CASE("side channel: a long message from another thread is not held up", "[nccl]") {
+  double fastest = 1e9;  // the machine may be busy
+  for (int i = 0; i < 4; ++i) fastest = std::min(fastest, seconds_of_long_message());
+  CHECK(fastest < 0.5);
 }
 
 // A peer that knows the token and then says anything at all: refused, and no byte moves.
