@@ -588,7 +588,7 @@ CLAIMS = [
         "offload_overhead",
         "What does copying all KV to the host cost the requests that are computed meanwhile?",
         "wde's KV offloading, experiment 3",
-        .8,
+        4.5,
         [
             Expect("requests/s with / without, chunks of 512", lambda t: t("ratio", chunk=512, link_times=0, waits="off"), .96, 1.03, "x",
                    "0.96 (512, sync)"),
@@ -601,8 +601,8 @@ CLAIMS = [
             Expect("processor time, without / with, chunks of 32", lambda t: t("cpu_ratio", chunk=32, link_times=0, waits="off"), .98, 1.01, "x"),
             Expect("KV that went out, of all", lambda t: t("bytes_out_share", chunk=128, link_times=5, waits="off"), .99, 1, "%"),
         ],
-        why="a copying thread shares the two cores that compute: what it takes of them, and what caches lose, is in both ratios; "
-            "where the link is slow it sleeps instead. One step at a time (sync): two at a time (async-2) need a card",
+        why="with chunks of 32 the requests are faster beside the copies, in processor time as well: not explained, so the cost "
+            "is below what this machine resolves. One step at a time (sync): two at a time (async-2) need a card",
         repeats=3,
     ),
     Claim(
