@@ -317,9 +317,11 @@ double seconds_of_long_message() {
 }
 
 TEST_CASE("side channel: a long message from another thread is not held up", "[nccl]") {
-  double fastest = 1e9;  // the machine may be busy
-  for (int i = 0; i < 4; ++i) fastest = std::min(fastest, seconds_of_long_message());
-  CHECK(fastest < 0.5);
+  // Held up, each takes until the next look, a second; otherwise one in twenty is at once even where
+  // the machine is busy.
+  int tries = 0;
+  while (seconds_of_long_message() > 0.5 && tries < 20) ++tries;
+  CHECK(tries < 20);
 }
 
 // A peer that knows the token and then says anything at all: refused, and no byte moves.
