@@ -12,6 +12,7 @@
 #include "attention/attention.h"
 #include "attention/attention_cuda.h"
 #include "attention/attention_reference.h"
+#include "attention/kv_row.h"
 #include "base/cuda_kernel.h"
 #include "base/cuda_vmm.h"
 #include "base/device_cuda.h"
@@ -31,16 +32,36 @@ constexpr float kQueryScale = 16;
 // n_seqs sequences of `length` tokens, the last n_q of which ask.
 struct Problem {
   int n_seqs, length, n_q, n_heads, n_kv_heads;
+  Dtype dtype = Dtype::bf16;  // of KV
 
-  XPYD_HD bf16 cached(int seq, int kv, int token, int head, int d) const {
-    const size_t row =
-        ((size_t(seq) * 2 + size_t(kv)) * size_t(length) + size_t(token)) * size_t(n_kv_heads);
-    return random_element(kCache, (row + size_t(head)) * kDim + size_t(d));
+  XPYD_HD KvShape shape() const { return {1, n_kv_heads, kDim, dtype}; }
+  // Element d of the row [kDim] that counts as `row` of the whole cache, before it is coded.
+  XPYD_HD size_t row(int seq, int kv, int token, int head) const {
+    return ((size_t(seq) * 2 + size_t(kv)) * size_t(length) + size_t(token)) * size_t(n_kv_heads) +
+           size_t(head);
+  }
+  XPYD_HD bf16 element(size_t row, int d) const {
+    return random_element(kCache, row * kDim + size_t(d));
+  }
+  // Codes spread over [zero, 1), so that neighbours differ in scale and zero, too.
+  XPYD_HD KvQuantiser quantiser(size_t row) const {
+    return kv_quantiser(dtype, -1.0f + 0.125f * float(row % 4), 1, 0);
+  }
+  XPYD_HD uint32_t code(const KvQuantiser& q, size_t row, int d) const {
+    const float x = to_f32(element(row, d));
+    return q.code(x < q.offset ? q.offset : x);
+  }
+  // What the cache holds.
+  double cached(int seq, int kv, int token, int head, int d) const {
+    const size_t at = row(seq, kv, token, head);
+    if (dtype == Dtype::bf16) return double(to_f32(element(at, d)));
+    const KvQuantiser q = quantiser(at);
+    return double(KvScale{f16_to_f32(q.scale), f16_to_f32(q.zero)}.value(code(q, at, d)));
   }
   bf16 query(size_t i) const { return to_bf16(kQueryScale * to_f32(random_element(kQueries, i))); }
   size_t n_queries() const { return size_t(n_seqs) * size_t(n_q) * size_t(n_heads) * kDim; }
   Work work() const {
-    const KvLayout layout{{1, n_kv_heads, kDim, Dtype::bf16}, KvOrder::layer_major, length, 1};
+    const KvLayout layout{shape(), KvOrder::layer_major, length, 1};
     const KvView view{nullptr, &layout, nullptr, 0};
     const std::vector<KvView> views(size_t(n_seqs), view);
     std::vector<int32_t> offsets, lengths(size_t(n_seqs), length);
@@ -52,13 +73,26 @@ struct Problem {
   }
 };
 
-__global__ void fill_cache_kernel(bf16* pool, KvRows kv, const int32_t* tables, int stride,
+__global__ void fill_cache_kernel(std::byte* pool, KvRows kv, const int32_t* tables, int stride,
                                   Problem p) {
   const int token = int(blockIdx.x), seq = int(blockIdx.y), half = p.n_kv_heads * kDim;
   for (int i = int(threadIdx.x); i < 2 * half; i += int(blockDim.x)) {
     const int which = i / half, head = i / kDim % p.n_kv_heads, d = i % kDim;
-    const size_t row = kv.row(tables + size_t(seq) * size_t(stride), which, token, head);
-    pool[row * kDim + size_t(d)] = p.cached(seq, which, token, head, d);
+    std::byte* row =
+        pool + p.shape().row_bytes() *
+                   size_t(kv.row(tables + size_t(seq) * size_t(stride), which, token, head));
+    const size_t from = p.row(seq, which, token, head);
+    if (p.dtype == Dtype::bf16) {
+      reinterpret_cast<bf16*>(row)[d] = p.element(from, d);
+      continue;
+    }
+    const KvQuantiser q = p.quantiser(from);
+    if (p.dtype == Dtype::int8)
+      row[d] = std::byte(p.code(q, from, d));
+    else if (d % 2 == 0)
+      row[d / 2] = std::byte(p.code(q, from, d) | p.code(q, from, d + 1) << 4);
+    std::byte* behind = row + p.shape().row_bytes() - 4;  // f16 scale, f16 zero
+    if (d < 4) behind[d] = std::byte((d < 2 ? q.scale : q.zero) >> d % 2 * 8 & 0xff);
   }
 }
 
@@ -141,22 +175,21 @@ class Queries {
   Truth make(size_t token) const {
     const size_t width = size_t(p_.n_heads) * kDim;
     const int seq = int(token) / p_.n_q, length = p_.length - p_.n_q + int(token) % p_.n_q + 1;
-    const KvLayout layout{{1, p_.n_kv_heads, kDim, Dtype::bf16}, KvOrder::layer_major, length, 1};
+    const KvLayout layout{p_.shape(), KvOrder::layer_major, length, 1};
     const KvView view{nullptr, &layout, nullptr, 0};
     std::vector<float> q(width);
     for (size_t i = 0; i < width; ++i) q[i] = to_f32(p_.query(token * width + i));
     Truth truth{token, std::vector<float>(width)};
     const int32_t offsets[] = {0, 1}, lengths[] = {length};
-    attention_reference_over(AttentionArgs{.q = q.data(),
-                                           .out = truth.out.data(),
-                                           .q_offsets = offsets,
-                                           .kv_lengths = lengths,
-                                           .views = {&view, 1},
-                                           .n_heads = p_.n_heads,
-                                           .scale = kScale},
-                             [&](int, int kv, int t, int head, int d) {
-                               return double(to_f32(p_.cached(seq, kv, t, head, d)));
-                             });
+    attention_reference_over(
+        AttentionArgs{.q = q.data(),
+                      .out = truth.out.data(),
+                      .q_offsets = offsets,
+                      .kv_lengths = lengths,
+                      .views = {&view, 1},
+                      .n_heads = p_.n_heads,
+                      .scale = kScale},
+        [&](int, int kv, int t, int head, int d) { return p_.cached(seq, kv, t, head, d); });
     return truth;
   }
 
@@ -176,15 +209,14 @@ class Cache {
   Cache(const Queries& queries, int block_tokens) : queries_(queries), args_(queries.args()) {
     const Problem& p = queries.problem();
     const bool contiguous = block_tokens <= 0;
-    const size_t token = size_t(p.n_kv_heads) * kDim * sizeof(bf16);
+    const size_t token = size_t(p.n_kv_heads) * p.shape().row_bytes();
     int block = contiguous ? p.length : block_tokens;
     if (block_tokens == kPageGroups) {  // a slot is whole groups
       const size_t step = std::lcm(cuda::vmm::granularity(), token);
       block = int((size_t(p.length) * token + step - 1) / step * step / token);
     }
     const int per_seq = (p.length + block - 1) / block;
-    args_.layout = {
-        {1, p.n_kv_heads, kDim, Dtype::bf16}, KvOrder::layer_major, block, p.n_seqs * per_seq};
+    args_.layout = {p.shape(), KvOrder::layer_major, block, p.n_seqs * per_seq};
     Random random(7);
     auto shuffled = [&](size_t n) {
       std::vector<int32_t> order(n);
@@ -215,8 +247,8 @@ class Cache {
     args_.step.contiguous = contiguous;
     cuda::launch(fill_cache_kernel, "fill_cache",
                  cuda::Shape{dim3(unsigned(p.length), unsigned(p.n_seqs)), dim3(256)},
-                 queries.stream(), reinterpret_cast<bf16*>(args_.pool),
-                 args_.layout.rows(0, contiguous), table_.as<const int32_t>(), per_seq, p);
+                 queries.stream(), args_.pool, args_.layout.rows(0, contiguous),
+                 table_.as<const int32_t>(), per_seq, p);
   }
   const CudaAttentionArgs& args() const { return args_; }
 
@@ -278,6 +310,28 @@ std::string shape_name(const Problem& p, const char* phase) {
          std::to_string(p.length);
 }
 
+// The same problem over KV of 8 and 4 bits, beside `plain`, a bf16 cache with the same blocks.
+void coded_attention(Rounds& rounds, const cuda::Card& card, CudaAttentionVariant::Phase phase,
+                     Problem p, const Cache& plain, int block_tokens, const std::string& shape,
+                     Limit limit) {
+  for (const Dtype dtype : {Dtype::int8, Dtype::int4}) {
+    p.dtype = dtype;
+    const Queries queries(p, rounds.stream());
+    const Cache coded(queries, block_tokens);
+    std::vector<Case> cases;
+    for (const CudaAttentionVariant* v :
+         takers(phase, coded.args(), card, shape + " " + dtype_name(dtype))) {
+      if (v->name == std::string("naive") && p.length > 4096) continue;
+      const std::string name = v->name + (" " + shape), on_bf16 = name + " bf16";
+      cases.push_back(plain.make_case(*v, on_bf16, limit));
+      cases.back().reported = false;
+      cases.push_back(coded.make_case(*v, name + " " + dtype_name(dtype), limit));
+      cases.back().versus = on_bf16;
+    }
+    rounds.measure(cases);
+  }
+}
+
 }  // namespace
 
 void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny) {
@@ -304,6 +358,11 @@ void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny) {
       cases.back().versus = on_slots;
     }
     rounds.measure(cases);
+  }
+  {
+    const Cache paged(queries, 16);
+    coded_attention(rounds, card, CudaAttentionVariant::decode, p, paged, 16, shape + " paged 16",
+                    Limit::copy);
   }
   for (int block : tiny ? std::vector{1, 16} : std::vector{1, 2, 4, 8, 16, 32, 64, 128, 256}) {
     const Cache paged(queries, block);
@@ -361,6 +420,8 @@ void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny,
                                .target = 0.75});
       }
   }
+  coded_attention(rounds, card, CudaAttentionVariant::prefill, p, paged, 16, shape + " paged 16",
+                  Limit::gemm);
   rounds.bench().write_files();
 }
 
