@@ -14,7 +14,7 @@ SEEDS   ?= 2000
 PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2 \
             nlohmann-json3-dev libxxhash-dev libboost-context-dev liburing-dev libibverbs-dev nettle-dev
 
-# One addition order everywhere (DESIGN D1): no contraction, no reassociation.
+# One addition order everywhere (README, Decisions): no contraction, no reassociation.
 WARN      := -Wall -Wextra -Wshadow -Wno-missing-field-initializers -Werror
 DETERMINE := -ffp-contract=off -fno-fast-math
 HARDEN    := -D_FORTIFY_SOURCE=2 -fstack-protector-strong

@@ -317,8 +317,8 @@ CLAIMS = [
     ),
     Claim(
         "pd",
-        "P and D on one card, by stream priority and by SM partition (plan G1, G2, G5): TTFT and TBT against load?",
-        "scheduling plan G0-G5; an independent report on an RTX 5090 with Qwen3-4B",
+        "P and D on one card, by stream priority and by SM partition: TTFT and TBT against load?",
+        "stream priority or a partition of the SMs: an independent report on an RTX 5090 with Qwen3-4B",
         8,
         [
             Expect("P99 ITL at load 0.6, 96 SMs for P / 1C with chunks of 2048", lambda t: at(t, "p99_itl_ms", "1P1D", split="96", load=.6) /
@@ -791,7 +791,7 @@ CLAIMS = [
     Claim(
         "sm_curves",
         "How many SMs does each phase need, and what does the other take from it although the SMs are divided?",
-        "scheduling plan G0, G3, G4",
+        "a copy needs fewer SMs than a product (no published figure)",
         2,
         [
             Expect("copy on 64 of its SMs / on 124", lambda t: t("rate", what="copy", beside="nothing", sms=64) /
@@ -811,7 +811,7 @@ CLAIMS = [
     Claim(
         "transfer_exposed",
         "How much of a transfer does the second token wait for, by the grain of the transfer and the rate of the wire?",
-        "Splitwise (ISCA'24) section 4.2; Mooncake (FAST'25) section 5.2; scheduling plan S8",
+        "Splitwise (ISCA'24) section 4.2; Mooncake (FAST'25) section 5.2",
         .2,
         [
             Expect("layer by layer, 50 Gb/s, in layers' worth", lambda t: exposed(t, "exposed_layers", "layer", 50), .8, 1.02),
@@ -835,7 +835,7 @@ CLAIMS = [
     Claim(
         "disagg_orders",
         "Prefill first, by push or by pull, decode first, or as a policy decides: first token, the gap behind it, gaps, memory?",
-        "DistServe, Splitwise, Mooncake; Dynamo 0.1 and 1.x; scheduling plan S11, S12 (no published figure)",
+        "DistServe, Splitwise, Mooncake; Dynamo 0.1 and 1.x (no published figure)",
         2,
         [
             Expect("median TTFT_P at load 0.6, decode_first / push", lambda t: ordered(t, "ttft_p_p50_ms", "decode_first", "push"), .7, 1.3, "x"),
@@ -856,7 +856,7 @@ CLAIMS = [
     Claim(
         "pd_ratio",
         "Six instances as 1P5D to 5P1D, or 6C: up to which rate do 90 % of the requests meet their objectives?",
-        "Mooncake (FAST'25) Fig. 15; TaiChi; scheduling plan S21",
+        "Mooncake (FAST'25) Fig. 15; TaiChi",
         4,
         [
             Expect("long prompts: goodput of 4P2D", lambda t: goodput(t, "prompts", "4P2D"), 22, 33, "/s"),
@@ -874,7 +874,7 @@ CLAIMS = [
     Claim(
         "pd_shapes",
         "What crosses between prefill instances of tp a and decode instances of tp b: pairs of ranks, bytes, messages?",
-        "xPyD notes' mapping; scheduling plan S10 and its table of planned cases",
+        "xPyD notes' mapping; cases counted apart from this code (no published figure)",
         .1,
         [
             Expect("8 heads, 2 to 4: pairs of ranks", lambda t: shaped(t, "edges", 2, 4), 4, 4, "", "4"),

@@ -7,7 +7,7 @@
 //
 // The published comparison of prefills (Fig. 2) set a kernel that splits KV against one that does
 // not, and that of blocks (Fig. 3) let the bytes grow with the block: experiment block_size. Here
-// the kernel splits KV at the same tokens whatever the memory (DESIGN D1), so that no memory can
+// the kernel splits KV at the same tokens whatever the memory, so that no memory can
 // have another number of splits; outputs must have the same bits.
 //
 // Arithmetic: a KV row of 8 heads is 2 KB, read in order inside a block; a block of 16 is 32 KB, so

@@ -42,7 +42,7 @@ Sizes sizes_of(const Setting& setting) {
 struct Shape {
   const char *topology, *transport, *split, *chunk;
 };
-// On a card: scheduling plan G1 (a) to (d) and G5.
+// On a card: chunks of two sizes; streams alone, with priorities, with parts of the SMs; handoff.
 std::vector<Shape> shapes_of(const Setting& setting) {
   if (setting.tiny) return {{"1C", "local", "off", "32"}, {"1P1D", "handoff", "off", "32"}};
   if (setting.device == "cuda")

@@ -6,14 +6,13 @@
     run.py readme             rewrite the table in README.md (--check: only say whether it is up to date)
     run.py list               names, devices, minutes
 
-A point that is in the result file is not measured again: files are stamped with a hash of the sources, the
-machine and the seed, and a file with another stamp is set aside, never overwritten.
+A point that is in the result file is not measured again: files are stamped with hashes of the sources that
+they depend on (sources.py), the machine and the seed, and a file with another stamp is set aside, never overwritten.
 """
 import argparse
 import contextlib
 import fcntl
 import functools
-import hashlib
 import json
 import os
 import statistics
@@ -27,31 +26,22 @@ ROOT = os.path.dirname(HERE)
 sys.path.insert(0, HERE)
 
 from claims import CLAIMS  # noqa: E402
+from sources import Sources, changed  # noqa: E402
 from table import Table, TableError, point_hash  # noqa: E402
 
-ROOMS = ("base", "allocator", "attention", "model", "batch", "disagg", "server", "experiments")
 BEGIN, END = "<!-- made by `experiments/run.py readme`: -->", "<!-- end -->"
 
 
-@functools.lru_cache
-def sources_hash(root, device):
-    """Of everything that is compiled into the program (CUDA sources only where they matter) and the models."""
+sources_below = functools.lru_cache(Sources)
+
+
+def sources_stamp(root, claim):
+    """Of what the experiment's result depends on."""
     kept = os.path.join(root, "experiments", "sources.json")  # a bundle has no sources
     if os.path.exists(kept):
         with open(kept, encoding="utf-8") as file:
-            return json.load(file)[device]
-    suffixes = (".cc", ".h", ".cu") if device == "cuda" else (".cc", ".h")
-    digest = hashlib.sha256()
-    for room in ROOMS:
-        for folder, folders, names in os.walk(os.path.join(root, room)):
-            folders[:] = sorted(f for f in folders if f not in ("bench", "gpu", "results", "demo_model"))
-            for name in sorted(names):
-                if name.endswith(suffixes) or (name.endswith(".json") and room == "experiments"):
-                    path = os.path.join(folder, name)
-                    digest.update(os.path.relpath(path, root).encode() + b"\0")
-                    with open(path, "rb") as file:
-                        digest.update(file.read() + b"\0")
-    return digest.hexdigest()[:12]
+            return json.load(file)[claim.file]
+    return sources_below(root, claim.device).stamp(claim.name)
 
 
 class Progress:
@@ -158,7 +148,7 @@ class Runner:
             "experiment": claim.name,
             "device": claim.device if claim.device == "cpu" else self.machine["cuda"],
             "machine": self.machine["machine"],
-            "sources": sources_hash(ROOT, claim.device),
+            "sources": sources_stamp(ROOT, claim),
             "seed": str(self.options.seed),
             "sizes": "tiny" if self.options.tiny else "full",
         }
@@ -173,7 +163,7 @@ class Runner:
         for key, value in must.items():
             if table.stamp.get(key, "?") != value:
                 if key == "sources":
-                    return f"measured at commit {table.stamp['commit']}, sources have changed since"
+                    return f"measured at commit {table.stamp['commit']}, {changed(table.stamp['sources'], value)}"
                 return f"measured with {key} '{table.stamp.get(key, '?')}', here it is '{value}'"
         return ""
 
@@ -375,7 +365,7 @@ def main():
             print(f"{c.name:20} {c.device:5} {c.minutes:4g} min  {c.question}")
         return 0
     if options.command == "sources":
-        print(json.dumps({device: sources_hash(ROOT, device) for device in ("cpu", "cuda")}))
+        print(json.dumps({c.file: sources_stamp(ROOT, c) for c in CLAIMS}, indent=1))
         return 0
     if options.command == "readme":
         return 0 if readme(runner, options.check) else 1

@@ -1,4 +1,4 @@
-"""Products and copies against the SMs they are given, alone and beside another phase (plan G0, G3)."""
+"""Products and copies against the SMs they are given, alone and beside another phase."""
 import style
 
 table = style.result("sm_curves-cuda")

@@ -1,5 +1,5 @@
-// sm_curves: how much of a card each phase needs (plan G0), what the other takes from it although
-// the SMs are divided (G3), and what dividing costs (G4).
+// sm_curves: how much of a card each phase needs, what the other takes from it although
+// the SMs are divided, and what dividing costs.
 //
 // A part of `sms` SMs runs products as prefill does (gemm) or moves memory as decode does (copy),
 // alone or while the other part runs `beside` without pause.

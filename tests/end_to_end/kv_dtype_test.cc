@@ -1,4 +1,4 @@
-// Parity (DESIGN D1) of KV in bf16, int8 and int4: one logits hash for each, whatever manages
+// Parity of KV in bf16, int8 and int4: one logits hash for each, whatever manages
 // memory, schedules, splits and moves. A sample of the matrix of parity_test.cc.
 #include <cstdio>
 #include <set>

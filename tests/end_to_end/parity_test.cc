@@ -1,4 +1,4 @@
-// The spine of the project (DESIGN D1): one logits hash, whatever manages memory, schedules, splits
+// The spine of the project: one logits hash, whatever manages memory, schedules, splits
 // and moves.
 
 #include <cstdio>

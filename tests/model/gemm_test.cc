@@ -1,5 +1,5 @@
 // The one matrix product: every element against the double reference, and the invariance that the
-// whole project's bitwise parity rests on (DESIGN D1).
+// whole project's bitwise parity rests on.
 #include "model/gemm.h"
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Tensor ranks and pipeline stages: the bits of one rank, for every shape (DESIGN D1).
+// Tensor ranks and pipeline stages: the bits of one rank, for every shape.
 #include <cmath>
 #include <cstring>
 #include <thread>

@@ -102,8 +102,7 @@ TEST_CASE("prefix-stats: the sorted walk is the definition, on random prompts", 
 }
 
 TEST_CASE("prefix-stats: the published figures of the Mooncake traces", "[prefix-stats]") {
-  // scheduling.md section 6 and mooncake.md section 1.6: R_leaf, R_conv, reuse of blocks and
-  // tokens.
+  // Counted apart from this code: R_leaf, R_conv, reuse of blocks and of tokens.
   struct Row {
     const char* file;
     double r_leaf, r_conv, blocks, tokens;
