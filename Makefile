@@ -255,7 +255,7 @@ $(BUILD)/xpyd_bench: $(call object,$(BENCH_SRC)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -o $@
 $(BUILD)/xpyd_experiments: $(call object,$(EXP_SRC)) $(if $(CUDA),$(call cuda_object,$(EXP_CU))) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
-$(BUILD)/xpyd_rdma_speed: $(BUILD)/tests/rdma_vm/speed.o $(LIB)
+$(BUILD)/xpyd_rdma_speed: $(call object,$(wildcard tests/rdma_vm/*.cc)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
 $(BUILD)/xpyd_bench_peers: $(BUILD)/experiments/bench/peers/gemm_peers.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -ldnnl -ldl -o $@
