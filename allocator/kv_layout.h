@@ -1,4 +1,4 @@
-// KvLayout: the one place where the address of a KV element is computed (DESIGN D2).
+// KvLayout: the one place where the address of a KV element is computed.
 //
 // A pool holds `n_blocks` blocks of `block_tokens` tokens. Paged memory has small blocks and a
 // block table per sequence; contiguous memory is the same pool with one block, a slot, of the

@@ -1,4 +1,4 @@
-// KvMemory: who owns which KV bytes of one instance (DESIGN D3). Specification of every memory
+// KvMemory: who owns which KV bytes of one instance. Specification of every memory
 // scheme.
 //
 // Physical memory is a BlockPool of equal blocks. A scheme decides how a sequence's tokens are laid

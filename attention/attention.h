@@ -1,4 +1,4 @@
-// Attention over a KvView, and append, which fills one (DESIGN D4). The contract of both
+// Attention over a KvView, and append, which fills one. The contract of both
 // operations.
 //
 // For query token i of sequence s at position p = kv_lengths[s] - (q tokens of s) +
@@ -6,7 +6,7 @@
 //   out[i, h] = sum_t softmax_t(scale * q[i, h] . K[t, g]) V[t, g],  g = h / (n_heads / n_kv_heads),
 //   t in [max(0, p - sliding_window + 1), p]  (the whole prefix when sliding_window is 0).
 //
-// One addition order (DESIGN D1): the bits of out[i, h] depend on q[i, h] and on the rows K[t],
+// One addition order: the bits of out[i, h] depend on q[i, h] and on the rows K[t],
 // V[t], and on nothing else: not on the number of query tokens in the step, on what else is in the
 // batch, on the block size, on the layout, or on the number of threads. Tiles are fixed from
 // position 0 of the sequence. Rows outside the range above are never read.

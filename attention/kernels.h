@@ -2,8 +2,8 @@
 // one source for all of them, decides which rows of which blocks meet which queries; the kernels
 // only ever see row pointers and small dense panels.
 //
-// Every kernel keeps DESIGN D1: one FMA (or mul+add) chain per output element, ascending in d for
-// scores and ascending in the token for values, whatever the number of rows it is called with.
+// Every kernel keeps one addition order: one FMA (or mul+add) chain per output element, ascending
+// in d for scores and in the token for values, whatever the number of rows it is called with.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Time is an argument (DESIGN D6). Seconds since an arbitrary origin, monotonic.
+// Time is an argument. Seconds since an arbitrary origin, monotonic.
 #pragma once
 
 #include <time.h>

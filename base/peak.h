@@ -1,4 +1,4 @@
-// What this machine can do: the denominators of every printed share (DESIGN D9). Measured, never
+// What this machine can do: the denominators of every printed share. Measured, never
 // looked up: a shared machine moves by 10-25 % between runs, so a bench measures them again beside
 // its contestants.
 //

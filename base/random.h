@@ -1,4 +1,4 @@
-// A small seeded generator (SplitMix64): randomness is an argument (DESIGN D6), equal on every
+// A small seeded generator (SplitMix64): randomness is an argument, equal on every
 // machine.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Failures, three kinds (STYLE 16): a bug of ours or a broken device is a CHECK that aborts; a
+// Failures, three kinds: a bug of ours or a broken device is a CHECK that aborts; a
 // normal outcome or bad input from outside is a Result that the caller must look at.
 #pragma once
 

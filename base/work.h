@@ -1,4 +1,4 @@
-// What an operation must move and compute: the denominator of every printed share (DESIGN D9).
+// What an operation must move and compute: the denominator of every printed share.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Admission rules: the queue says whose turn it is, a rule says whether there is memory for him,
-// now and later. Pure functions over a snapshot (DESIGN D5), for every batching policy and KV
+// now and later. Pure functions over a snapshot, for every batching policy and KV
 // memory.
 #pragma once
 

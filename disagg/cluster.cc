@@ -6,6 +6,7 @@
 #include "allocator/kv_plan.h"
 #include "allocator/sharded.h"
 #include "allocator/tiered.h"
+#include "disagg/local_probe.h"
 
 namespace xpyd {
 
@@ -38,19 +39,6 @@ Result<std::vector<Role>> parse_topology(const std::string& text) {
 }
 
 namespace {
-
-class LocalProbe final : public InstanceProbe {
- public:
-  explicit LocalProbe(const Instance& instance) : instance_(instance) {}
-  InstanceStats stats() const override { return instance_.stats(); }
-  KvStats kv() const override { return instance_.memory().stats(); }
-  std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const override {
-    return instance_.memory().promise(tokens, salt);
-  }
-
- private:
-  const Instance& instance_;
-};
 
 KvOptions kv_options(const ClusterOptions& o) {
   KvOptions kv = o.kv;

@@ -82,8 +82,7 @@ class Conductor final : public Service {
   bool idle(InstanceId id) const;  // nothing is placed there
   void end_all(const std::string& why);
 
-  // Order-independent sum over the choices that ended by stop or length of their logits hash
-  // (DESIGN D1).
+  // Order-independent sum over the choices that ended by stop or length of their logits hash.
   uint64_t logits_hash() const;
   PlacedLoad load(InstanceId id) const;
   size_t known_blocks(InstanceId id) const;  // in its prefix cache, by its reports

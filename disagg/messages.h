@@ -1,6 +1,6 @@
 // The control messages: what the conductor and the instances tell each other. Plain values: within
 // a process they move through mailboxes as they are, between processes disagg/control/codec.h
-// writes the same structs as bytes (DESIGN D7).
+// writes the same structs as bytes.
 //
 // An attempt is one try at serving one or all choices of a request, at one placement. Its number is
 // never used again: what belongs to an attempt that was given up names a number that nobody knows

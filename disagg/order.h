@@ -1,5 +1,5 @@
 // Disaggregation policies: in which order prefill and decode share a request, or whether one
-// instance does both. Pure functions over numbers of the moment (DESIGN D5).
+// instance does both. Pure functions over numbers of the moment.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Placement policies: which instance prefills a request and which one decodes it. Pure functions
-// over a snapshot of the cluster (DESIGN D5); randomness is an argument.
+// over a snapshot of the cluster; randomness is an argument.
 #pragma once
 
 #include <cstdint>

@@ -65,8 +65,7 @@ class Runtime : public Service {
   virtual void drain() = 0;                    // refuses new requests from now on
   virtual bool wait_idle(double seconds) = 0;  // true: nothing in flight any more
   virtual void stop() = 0;                     // ends what is left with `abort`
-  // Order-independent sum over the choices that ended by stop or length of their logits hash
-  // (DESIGN D1).
+  // Order-independent sum over the choices that ended by stop or length of their logits hash.
   virtual uint64_t logits_hash() const = 0;
   virtual void clear_prefix_caches() = 0;
   // An instance gets nothing new; when it is empty it ends, or comes back as another role. Errors:

@@ -10,6 +10,7 @@
 
 #include "disagg/conductor.h"
 #include "disagg/instance.h"
+#include "disagg/local_probe.h"
 #include "disagg/transport/forwarding.h"
 
 namespace xpyd::experiments {
@@ -270,18 +271,6 @@ class TimedCluster final : public Post {
       return kv.capacity - kv.free - kv.cached;
     }
   };
-  class Probe final : public InstanceProbe {
-   public:
-    explicit Probe(const Instance& instance) : instance_(instance) {}
-    InstanceStats stats() const override { return instance_.stats(); }
-    KvStats kv() const override { return instance_.memory().stats(); }
-    std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const override {
-      return instance_.memory().promise(tokens, salt);
-    }
-
-   private:
-    const Instance& instance_;
-  };
   class Client final : public EventSink {
    public:
     explicit Client(TimedCluster& cluster) : cluster_(cluster) {}
@@ -342,7 +331,7 @@ TimedCluster::TimedCluster(const TimedOptions& options) : options_(options) {
   int counts[3] = {0, 0, 0};
   for (Role role : roles) add(role, counts[int(role)]++, roles.size(), shared);
   for (const Node& node : nodes_)
-    conductor_->joined(node.instance->info(), std::make_shared<Probe>(*node.instance));
+    conductor_->joined(node.instance->info(), std::make_shared<LocalProbe>(*node.instance));
 }
 
 TimedCluster::~TimedCluster() {

@@ -1,6 +1,6 @@
 // y = x W^T (+ bias): the one matrix product of the project, on the CPU.
 //
-// One addition order (DESIGN D1): K is cut into `k_groups` groups [g*K/G, (g+1)*K/G). Inside a
+// One addition order: K is cut into `k_groups` groups [g*K/G, (g+1)*K/G). Inside a
 // group each output element is one chain of fused multiply-adds over ascending k that starts from
 // zero; the group sums are added in a fixed binary tree. So the bits of y[m, n] depend on x[m, :]
 // and W[n, :] and on nothing else: not on M, the row's place in the batch, the number of threads or

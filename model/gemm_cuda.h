@@ -2,7 +2,7 @@
 // interpreter stands in for one (tests/simt/gemm_simt.cc). A bias belongs to the operation that
 // follows, which adds it in f32 before anything is rounded.
 //
-// One addition order (DESIGN D1): the bits of y[m, :] depend on x[m, :] and W, not on M or the
+// One addition order: the bits of y[m, :] depend on x[m, :] and W, not on M or the
 // row's place. cuBLASLt promises no such thing, so prepare() makes it so: algorithms that split K
 // are refused, and of the rest only those are used whose rows have the same bits as one another's,
 // on these weights and random x, for every size of M. Which bits is the same choice in every

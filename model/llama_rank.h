@@ -3,8 +3,8 @@
 //
 // Tensor parallelism (Megatron-LM's split): q, k, v, gate and up by columns, o and down by K. Every
 // rank holds the whole residual stream and does the same to it; what ranks exchange is the sums of
-// o_proj and down_proj. These are cut into K-groups whose sums one tree adds (model/gemm.h, DESIGN
-// D1), and a rank makes the sums of whole groups: so the result has the bits of one rank's.
+// o_proj and down_proj. These are cut into K-groups whose sums one tree adds (model/gemm.h),
+// and a rank makes the sums of whole groups: so the result has the bits of one rank's.
 //
 // Thread safety: run() is called by one thread, the rank's; ranks of a stage run at once.
 #pragma once

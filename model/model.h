@@ -114,7 +114,7 @@ std::unique_ptr<Model> make_llama(std::shared_ptr<const Weights> weights, Thread
                                   int max_step_tokens, int max_logits, const Kernels& kernels = {});
 
 // The same model on tp x pp ranks, a thread each with a KV memory of its own (StepInput::views),
-// and with the same bits (DESIGN D1). The first rank is the engine's thread.
+// and with the same bits. The first rank is the engine's thread.
 inline constexpr int kMaxRanks = 64;
 struct ShardOptions {
   KvShards shards;

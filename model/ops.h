@@ -1,6 +1,6 @@
 // The row operations between the matrix products, on f32.
 //
-// One addition order (DESIGN D1): every function works on one row, and its bits depend on that
+// One addition order: every function works on one row, and its bits depend on that
 // row's values alone. Elementwise functions run the same code for every element, the last ones of a
 // row included, so that a row may also be cut anywhere.
 //

@@ -1,4 +1,4 @@
-// What a card can do: the denominators of every printed share on a GPU (DESIGN D9), as base/peak.h
+// What a card can do: the denominators of every printed share on a GPU, as base/peak.h
 // has them for the host. In this room because the product is.
 //
 // Thread safety: one thread, its stream's.

@@ -1,4 +1,4 @@
-// THE options table (DESIGN §5): every option of every subcommand, in one place. Names are a
+// THE options table: every option of every subcommand, in one place. Names are a
 // contract.
 #pragma once
 
