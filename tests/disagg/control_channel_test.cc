@@ -5,15 +5,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <condition_variable>
 #include <cstring>
 #include <future>
-#include <mutex>
 #include <thread>
 
 #include "disagg/control/address.h"
-#include "disagg/control/channel.h"
-#include "tests/catch.h"
+#include "tests/disagg/control_end.h"
 
 namespace xpyd::testing {
 namespace {
@@ -26,52 +23,6 @@ class ManualClock final : public Clock {
 
  private:
   std::atomic<double> seconds_{1000};
-};
-
-// What one end saw. wait() returns when `condition` holds; a test that hangs here fails by its
-// limit.
-struct End {
-  std::mutex mutex;
-  std::condition_variable changed;
-  ChannelPtr channel;
-  std::vector<std::pair<int, std::string>> frames;
-  std::string closed;
-  int opens = 0, closes = 0;
-  std::function<void(End&, std::string_view)> reply;
-
-  OnOpen on_open() {
-    return [this](ChannelPtr opened) {
-      std::lock_guard lock(mutex);
-      channel = opened;
-      ++opens;
-      changed.notify_all();
-      ChannelEvents events;
-      events.on_frame = [this](uint16_t type, std::string_view payload) {
-        std::lock_guard inner(mutex);
-        CHECK_THREAD(closes == 0);
-        frames.emplace_back(type, payload);
-        if (reply) reply(*this, payload);
-        changed.notify_all();
-      };
-      events.on_closed = [this](const std::string& reason) {
-        std::lock_guard inner(mutex);
-        closed = reason;
-        ++closes;
-        changed.notify_all();
-      };
-      return events;
-    };
-  }
-  template <class Condition>
-  void wait(Condition condition) {
-    std::unique_lock lock(mutex);
-    if (!changed.wait_for(lock, std::chrono::seconds(60), condition)) FAIL("waited for a minute");
-  }
-  void wait_closed() {
-    wait([&] { return closes > 0; });
-  }
-  // Catch's assertions belong to the test's thread.
-  static void CHECK_THREAD(bool holds) { XPYD_CHECK(holds); }
 };
 
 struct Rig {

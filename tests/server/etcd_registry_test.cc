@@ -4,7 +4,6 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
-#include "disagg/control/joiner.h"
 #include "server/http_client.h"
 #include "tests/server/etcd_fixture.h"
 #include "tests/two_hosts.h"
@@ -167,43 +166,6 @@ TEST_CASE("etcd: after it lost its memory everybody says again who he is", "[ser
   etcd.start();
   while (a->state().lost_leases == 0 || b->state().lost_leases == 0) std::this_thread::yield();
   names.wait(both);
-}
-
-TEST_CASE("etcd: a conductor starts again elsewhere and its workers find it", "[server][etcd]") {
-  NEED_ETCD();
-  Etcd etcd;
-  const ClusterKey key = ClusterKey::random();
-  RealClock clock;
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::vector<std::string> joined;  // conductors that the worker reached, in order
-
-  ControlLoop worker_loop(clock);
-  auto worker_registry = open(etcd);
-  Joiner joiner(worker_loop, {"", key, {NodeRole::prefill, "P0"}}, [&](ChannelPtr channel) {
-    std::lock_guard lock(mutex);
-    joined.push_back(channel->peer().id);
-    changed.notify_all();
-    return ChannelEvents();
-  });
-  worker_registry->watch(kConductorName, [&](const Entries& entries) {
-    auto found = entries.find(kConductorName);
-    joiner.set_address(found == entries.end() ? "" : found->second);
-  });
-  for (const char* id : {"first", "second"}) {
-    ControlLoop loop(clock);
-    auto registry = open(etcd);
-    auto bound = loop.listen({"127.0.0.1:0", key, {NodeRole::conductor, id}},
-                             [](ChannelPtr) { return ChannelEvents(); });
-    REQUIRE(bound.ok());
-    registry->announce(kConductorName, bound.value());
-    std::unique_lock lock(mutex);
-    bool came = changed.wait_for(lock, std::chrono::seconds(60),
-                                 [&] { return !joined.empty() && joined.back() == id; });
-    REQUIRE(came);
-  }
-  CHECK(joined.size() == 2);
-  worker_registry.reset();  // before the joiner that its callback names
 }
 
 TEST_CASE("etcd: on another host, behind a cable that is pulled", "[server][etcd][netns]") {

@@ -1,0 +1,227 @@
+// Conductor: what comes of an attempt, and what is done with the rest of one that fails.
+#include <algorithm>
+#include <utility>
+
+#include "disagg/conductor.h"
+
+namespace xpyd {
+
+void Conductor::on(InstanceId from, AttemptProgress message, Out&) {
+  auto found = attempts_.find(message.attempt);
+  if (found == attempts_.end() || found->second.prefill != from) return;
+  Attempt& attempt = found->second;
+  PlacedLoad& load = members_.at(from).load;
+  if (message.stage == AttemptProgress::prompt_done) {
+    uncharge_prompt(attempt);
+  } else if (std::exchange(attempt.queued, false)) {
+    --load.queued_requests;
+    dispatch_jobs();
+  }
+}
+
+void Conductor::on(InstanceId from, TokenOf message, Out& out) {
+  auto found = attempts_.find(message.attempt);
+  if (found == attempts_.end()) {
+    ++totals_.late_tokens;
+    return;
+  }
+  Attempt& attempt = found->second;
+  if (from != attempt.prefill && from != attempt.decode) return;  // not its to say
+  const int at = message.event.choice;
+  if (at < attempt.first || at >= attempt.first + attempt.count) return;
+  const uint64_t request = attempt.request;
+  Entry& entry = requests_.at(request);
+  Choice& choice = entry.choices[size_t(at)];
+  if (choice.ended || message.index < int(choice.output.size()) ||
+      message.index > entry.request->max_tokens)
+    return;
+  if (message.index > int(choice.output.size())) {  // it has overtaken the other instance's
+    choice.early.emplace(message.index, std::move(message.event));
+    return;
+  }
+  choice.latest = from;
+  take(entry, choice, std::move(message.event), out);
+  while (!choice.ended && !choice.early.empty() &&
+         choice.early.begin()->first == int(choice.output.size())) {
+    choice.latest = attempt.decode;  // what overtakes comes from the second of the two
+    take(entry, choice, std::move(choice.early.extract(choice.early.begin()).mapped()), out);
+  }
+  if (!choice.ended) return;
+  if (--attempt.left == 0) forget(message.attempt);
+  forget_choice(request, entry);
+}
+
+void Conductor::take(Entry& entry, Choice& choice, TokenEvent event, Out& out) {
+  if (event.token >= 0) {
+    choice.output.push_back(event.token);
+    choice.logits_hash = event.logits_hash;
+  }
+  // A choice that was placed anew tells of its first time.
+  if (choice.cached_tokens < 0) {
+    choice.cached_tokens = event.cached_tokens;
+    choice.scheduled_s = event.scheduled_s;
+  }
+  event.cached_tokens = choice.cached_tokens;
+  event.scheduled_s = choice.scheduled_s;
+  if (event.finish == FinishReason::stop || event.finish == FinishReason::length)
+    logits_hash_ += event.logits_hash;
+  if (event.finish != FinishReason::none) {
+    choice.ended = true;
+    --entry.left;
+  }
+  emit(entry, std::move(event), out);
+}
+
+void Conductor::end_choice(Entry& entry, int at, FinishReason reason, const std::string& error,
+                           Out& out) {
+  Choice& choice = entry.choices[size_t(at)];
+  TokenEvent event;
+  event.request_id = entry.request->id;
+  event.choice = at;
+  event.finish = reason;
+  event.error = error;
+  event.logits_hash = choice.logits_hash;
+  event.cached_tokens = std::max(0, choice.cached_tokens);
+  event.queued_s = entry.request->arrival_s;
+  event.scheduled_s = choice.scheduled_s;
+  event.time_s = clock_.now();
+  choice.ended = true;
+  --entry.left;
+  emit(entry, std::move(event), out);
+}
+
+void Conductor::forget_choice(uint64_t request, Entry& entry) {
+  if (entry.left > 0) return;
+  requests_.erase(request);
+}
+
+// ---- Attempts end.
+
+// Nothing more can come of the prefill instance: what it put out is here, and what it knew is on
+// the other one.
+bool Conductor::handed_over(const Attempt& attempt) const {
+  const Entry& entry = requests_.at(attempt.request);
+  for (int c = attempt.first; c < attempt.first + attempt.count; ++c) {
+    const Choice& choice = entry.choices[size_t(c)];
+    if (!choice.ended && choice.latest != attempt.decode) return false;
+  }
+  return true;
+}
+
+void Conductor::uncharge_prompt(Attempt& attempt) {
+  if (!std::exchange(attempt.prompting, false)) return;
+  if (Member* member = find(attempt.prefill)) member->load.queued_tokens -= attempt.uncached;
+}
+
+void Conductor::forget(AttemptId number) {
+  auto found = attempts_.find(number);
+  Attempt& attempt = found->second;
+  uncharge_prompt(attempt);
+  bool freed = false;
+  if (Member* member = find(attempt.prefill)) {
+    freed = attempt.queued;
+    member->load.queued_requests -= int(attempt.queued);
+  }
+  if (Member* member = find(attempt.decode)) member->load.sequences -= attempt.count;
+  attempts_.erase(found);
+  if (freed) dispatch_jobs();
+}
+
+void Conductor::on(InstanceId from, AttemptFailed message, Out& out) {
+  auto found = attempts_.find(message.attempt);
+  if (found == attempts_.end()) return;
+  const Attempt& attempt = found->second;
+  if (from != attempt.prefill && from != attempt.decode) return;  // not its to say
+  if (from == attempt.prefill && from != attempt.decode && handed_over(attempt)) return;
+  fail(message.attempt, message.why, out);
+}
+
+// What is left of the attempt starts anew: all choices together where they have not begun, else one
+// by one.
+void Conductor::fail(AttemptId number, const std::string& why, Out& out) {
+  const Attempt attempt = attempts_.at(number);
+  forget(number);
+  ++totals_.failed_attempts;
+  for (InstanceId id : {attempt.prefill, attempt.decode})
+    if (find(id)) post_.send(kConductor, id, AbortAttempt{number});
+  std::erase_if(jobs_, [number](const PrefillJob& job) { return job.attempt == number; });
+  Entry& entry = requests_.at(attempt.request);
+  const bool late = entry.request->deadline_s > 0 && clock_.now() > entry.request->deadline_s;
+  const bool hopeless = ++entry.tries > options_.max_tries * int(entry.choices.size());
+  bool begun = false;
+  for (int c = attempt.first; c < attempt.first + attempt.count; ++c) {
+    Choice& choice = entry.choices[size_t(c)];
+    begun |= choice.ended || !choice.output.empty();
+    choice.early.clear();
+    choice.latest = -1;
+    choice.attempt = 0;
+    if (choice.ended) continue;
+    ++totals_.replaced_choices;
+    if (entry.aborted) {
+      end_choice(entry, c, FinishReason::abort, "", out);
+    } else if (late) {
+      end_choice(entry, c, FinishReason::timeout, "", out);
+    } else if (hopeless) {
+      end_choice(entry, c, FinishReason::error, "given up after many attempts: " + why, out);
+    }
+  }
+  if (entry.left == 0) return forget_choice(attempt.request, entry);
+  const double now = clock_.now();
+  const double later =
+      now + (entry.tries < 3 ? 0 : 0.01 * double(1 << std::min(entry.tries - 3, 6)));
+  if (!begun) {
+    parked_.push_back({attempt.request, attempt.first, attempt.count, now, later});
+  } else {
+    for (int c = attempt.first; c < attempt.first + attempt.count; ++c)
+      if (!entry.choices[size_t(c)].ended) parked_.push_back({attempt.request, c, 1, now, later});
+  }
+  retry_parked(out);
+}
+
+void Conductor::retry_parked(Out& out) {
+  const double now = clock_.now();
+  std::vector<Parked> parked;
+  parked.swap(parked_);
+  for (const Parked& p : parked) {
+    Entry& entry = requests_.at(p.request);
+    const double deadline = entry.request->deadline_s;
+    const bool late = deadline > 0 && now > deadline;
+    const bool waited = now > p.since_s + options_.patience_s;
+    if (!entry.aborted && !late && now >= p.not_before_s && start(p.request, p.first, p.count))
+      continue;
+    if (!entry.aborted && !late && !waited) {
+      parked_.push_back(p);
+      continue;
+    }
+    for (int c = p.first; c < p.first + p.count; ++c)
+      end_choice(entry, c,
+                 entry.aborted ? FinishReason::abort
+                 : late        ? FinishReason::timeout
+                               : FinishReason::error,
+                 entry.aborted || late ? "" : "no instance came to take its place", out);
+    forget_choice(p.request, entry);
+  }
+}
+
+void Conductor::abort(uint64_t request_id) {
+  Out out;
+  {
+    std::lock_guard lock(mutex_);
+    auto found = requests_.find(request_id);
+    if (found == requests_.end()) return;
+    found->second.aborted = true;
+    AttemptId last = 0;
+    for (const Choice& choice : found->second.choices) {
+      if (choice.ended || choice.attempt == 0 || choice.attempt == last) continue;
+      last = choice.attempt;
+      const Attempt& attempt = attempts_.at(last);
+      for (InstanceId id : {attempt.prefill, attempt.decode})
+        if (find(id)) post_.send(kConductor, id, AbortAttempt{last});
+      std::erase_if(jobs_, [last](const PrefillJob& job) { return job.attempt == last; });
+    }
+    retry_parked(out);
+  }
+  pass_on(out);
+}
+
+}  // namespace xpyd

@@ -1,0 +1,132 @@
+// What channel.h hides: the state of a channel and of the loop that serves them.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "disagg/control/address.h"
+#include "disagg/control/channel.h"
+
+namespace xpyd {
+
+inline constexpr uint16_t kPing = 0, kGoodbye = 1;
+inline constexpr size_t kReadBytes = 64u << 10;
+inline constexpr uint64_t kWakeId = 0;
+
+std::string printable(std::string_view text);  // of a reason
+
+// One connection, from its first byte to its last.
+struct Channel::Impl {
+  enum class Stage { connecting, handshake, open, lingering, gone };
+
+  ControlLoop::Impl* loop = nullptr;  // valid until the channel is gone
+  uint64_t id = 0;
+  std::string address;
+  NodeIdentity peer;  // set before the channel opens
+
+  // The I/O thread's.
+  Stage stage = Stage::handshake;
+  std::optional<Handshake> handshake;
+  std::optional<FrameReader> reader;
+  OnOpen on_open;
+  ChannelEvents events;
+  std::function<void(Result<ChannelPtr>)> on_connected;  // of a connect(), until it is answered
+  double deadline_s = 0;                                 // of connect and handshake; of lingering
+  std::atomic<double> heard_s{0};
+  double beat_s = 0;
+  bool accepted = false, shut = false;
+
+  std::atomic<bool> open{false};  // written under the mutex
+
+  std::mutex mutex;  // guards what follows
+  int fd = -1;
+  std::optional<FrameWriter> writer;
+  std::string out;
+  size_t out_at = 0;
+  bool blocked = false;   // the kernel is full; EPOLLOUT goes on
+  bool beaten = false;    // something was sent since the last beat
+  bool hopeless = false;  // closed at once, whatever waits
+  std::string reason;     // why it was closed from this side
+
+  size_t queued() const { return out.size() - out_at; }
+
+  // Asked for only while the kernel is full: a Unix socket tells of room after every read.
+  void watch_output(bool wanted);
+
+  // Under the mutex. False: the connection is broken.
+  bool write_some();
+};
+
+struct ControlLoop::Impl {
+  using Stage = Channel::Impl::Stage;
+
+  struct Listening {
+    int fd;
+    ControlEndpoint endpoint;
+    OnOpen on_open;
+    bool tcp;
+    bool retry = false;  // accept() ran out of descriptors
+  };
+
+  Clock& clock;
+  ChannelLimits limits;
+  std::function<void(const std::string&)> log;
+  int epoll = -1, wake = -1;
+  std::thread thread;
+  std::atomic<std::thread::id> io_thread;
+
+  // The I/O thread's.
+  std::unordered_map<uint64_t, ChannelPtr> channels;
+  std::unordered_map<uint64_t, Listening> listeners;
+  std::deque<uint64_t> unknown;  // accepted, in their handshake, oldest first
+  std::vector<uint64_t> unread;  // has more to read than its turn allowed
+  uint64_t next_id = kWakeId + 1;
+  int n_open = 0;
+  double next_check_s = 0, next_log_s = 0;
+  std::string scratch = std::string(kReadBytes, '\0');
+
+  std::mutex mutex;  // guards the next four
+  std::vector<std::function<void()>> inbox;
+  std::vector<uint64_t> woken;  // closed by one of our threads
+  bool signalled = false, stopping = false;
+
+  std::atomic<int64_t> opened{0}, closed{0}, refused{0}, forged{0}, silent{0}, stalled{0};
+
+  Impl(Clock& clock, const ChannelLimits& limits, std::function<void(const std::string&)> log);
+  ~Impl();
+
+  bool on_io_thread() const { return std::this_thread::get_id() == io_thread; }
+  void watch(int fd, uint64_t id, uint32_t what, int operation = EPOLL_CTL_ADD);
+  void signal();  // under the mutex
+  void attend(uint64_t id);
+
+  void run();
+  void run_inbox();
+  void accept_all(uint64_t listener_id);
+  void check(double now);
+  void drop_everything();
+
+  void add(ChannelPtr channel, int fd, double timeout_s);
+  void start_connect(const ControlAddress& address, const ControlEndpoint& endpoint,
+                     double timeout_s, OnOpen on_open,
+                     std::function<void(Result<ChannelPtr>)> done);
+  void on_event(uint64_t id, uint32_t happened);
+  void read_some(const ChannelPtr& channel, bool to_the_end);
+  void take(const ChannelPtr& channel, std::string_view bytes);
+  bool take_handshake(const ChannelPtr& channel, std::string_view& bytes);
+  void take_frames(const ChannelPtr& channel, std::string_view bytes);
+  void become_open(const ChannelPtr& channel);
+  void linger(const ChannelPtr& channel);
+  void shut_when_sent(Channel::Impl& c);
+  void fail(const ChannelPtr& channel, const std::string& reason);
+  void end(const ChannelPtr& channel, const std::string& reason);
+  void tell_closed(Channel::Impl& c, const std::string& reason);
+};
+
+}  // namespace xpyd
