@@ -1,9 +1,13 @@
 #include "allocator/block_ledger.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -14,12 +18,44 @@ static_assert(std::atomic_ref<uint64_t>::is_always_lock_free);
 struct BlockLedger::Header {
   uint64_t changes;
   alignas(64) uint32_t used[kMembers];  // 1: the slot's bits may be set somewhere
+  int64_t pids[kMembers];               // whose it is, or was last
+  int64_t started[kMembers];            // and when that process began: numbers come again
 };
 
 namespace {
 
-constexpr size_t kWords = 256;  // bytes before them
+constexpr size_t kWords = 1024;  // bytes before them
 constexpr uint32_t kHolders = 0xffffffff;
+constexpr int kEndingMs = 1000;  // that a newcomer waits for one that is ending
+constexpr int64_t kGone = -1, kUnknown = -2;
+
+// Clock ticks after the machine's start; kGone: no such process.
+int64_t start_of(int64_t pid) {
+  const std::string path = "/proc/" + std::to_string(pid) + "/stat";
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return errno == ENOENT ? kGone : kUnknown;
+  char text[1024];
+  const ssize_t n = ::read(file, text, sizeof text - 1);
+  ::close(file);
+  if (n <= 0) return n < 0 && errno == ESRCH ? kGone : kUnknown;
+  text[n] = 0;
+  const char* at = std::strrchr(text, ')');  // behind the name, which may be anything: field 3
+  for (int field = 2; at && field < 22; ++field) at = std::strchr(at + 1, ' ');
+  return at ? std::atoll(at + 1) : kUnknown;
+}
+
+// Whether the last thread of the process has ended, and all its files are closed.
+bool has_ended(int64_t pid, int64_t started, int wait_ms) {
+  const int64_t now = start_of(pid);
+  if (now != started) return now != kUnknown;
+  const int process = int(::syscall(SYS_pidfd_open, pid_t(pid), 0));
+  // Gone by now; or this system has no such call (Linux before 5.3): then the lock decides.
+  if (process < 0) return errno != EMFILE && errno != ENFILE && errno != ENOMEM;
+  struct pollfd end = {process, POLLIN, 0};
+  const bool ended = ::poll(&end, 1, wait_ms) == 1;
+  ::close(process);
+  return ended;
+}
 
 }  // namespace
 
@@ -51,8 +87,15 @@ Result<std::unique_ptr<BlockLedger>> BlockLedger::join(std::shared_ptr<std::byte
   if (as == As::observer) return ledger;
   for (int slot = 0; slot < kMembers && ledger->slot_ < 0; ++slot) {
     if (!ledger->lock(slot)) continue;
+    if (!ledger->ended(slot, kEndingMs)) {
+      ledger->unlock(slot);
+      continue;
+    }
     ledger->clear(slot);  // of one that died here
-    std::atomic_ref(ledger->header().used[slot]).store(1, std::memory_order_release);
+    Header& header = ledger->header();
+    std::atomic_ref(header.pids[slot]).store(::getpid(), std::memory_order_relaxed);
+    std::atomic_ref(header.started[slot]).store(start_of(::getpid()), std::memory_order_relaxed);
+    std::atomic_ref(header.used[slot]).store(1, std::memory_order_release);
     ledger->slot_ = slot;
     ledger->next_ = int32_t(int64_t(n_blocks) * slot / kMembers);  // off the others' cache lines
   }
@@ -77,6 +120,14 @@ void BlockLedger::unlock(int slot) {
   struct flock range = {};
   range.l_type = F_UNLCK, range.l_whence = SEEK_SET, range.l_start = slot, range.l_len = 1;
   XPYD_CHECK(::fcntl(lock_file_, F_OFD_SETLK, &range) == 0, std::strerror(errno));
+}
+
+// Before: the slot is locked here. Whether nothing of its member can write any more.
+bool BlockLedger::ended(int slot, int wait_ms) {
+  Header& h = header();
+  return std::atomic_ref(h.used[slot]).load(std::memory_order_acquire) == 0 ||
+         has_ended(std::atomic_ref(h.pids[slot]).load(std::memory_order_relaxed),
+                   std::atomic_ref(h.started[slot]).load(std::memory_order_relaxed), wait_ms);
 }
 
 // Before: the slot is locked here. Last of all it is said to be clean.
@@ -168,7 +219,8 @@ int BlockLedger::reap() {
         std::atomic_ref(header().used[slot]).load(std::memory_order_acquire) == 0 || !lock(slot))
       continue;
     // Another process may have reaped it, or joined and left, since we looked.
-    if (std::atomic_ref(header().used[slot]).load(std::memory_order_acquire) != 0) {
+    if (std::atomic_ref(header().used[slot]).load(std::memory_order_acquire) != 0 &&
+        ended(slot, 0)) {
       clear(slot);
       ++reaped;
     }

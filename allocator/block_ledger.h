@@ -12,10 +12,12 @@
 //
 // A member is alive as long as the kernel holds its lock: byte `slot` of the file, locked through
 // an open file description of the member's own (F_OFD_SETLK), which ends with its process at the
-// latest, after its last thread has stopped writing. Who can lock the byte of a member gives back
-// what it held. A stopped process keeps its blocks: it may go on and write to them.
+// latest, after its last thread has stopped writing. Its card may go on until the driver's files
+// are closed too, in no known order: so who can lock the byte of a member gives back what it held
+// once its process has ended (a pidfd says so). A stopped process keeps its blocks: it may go on
+// and write to them.
 //
-// Nothing here follows a pointer or waits for another process.
+// Nothing here follows a pointer, or waits for another process, but join() for one that is ending.
 //
 // Thread safety: any thread. A child process must not inherit a member (its lock would live on).
 #pragma once
@@ -79,6 +81,7 @@ class BlockLedger {
   int claim_free(int n, std::vector<int32_t>& out);
   bool lock(int slot);
   void unlock(int slot);
+  bool ended(int slot, int wait_ms);
   void clear(int slot);
   void changed();
   Header& header() const;

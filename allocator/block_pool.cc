@@ -43,6 +43,7 @@ BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, 
                      uint64_t hash_mask, std::unique_ptr<BlockLedger> ledger, int share)
     : layout_(layout),
       block_bytes_(layout.block_bytes()),
+      token_bytes_(layout.shape.token_bytes()),
       memory_(std::move(memory)),
       blocks_(size_t(layout.n_blocks) * sizeof(Block)),
       handovers_(size_t(layout.n_blocks), 0),
@@ -68,6 +69,21 @@ BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<PageGroups> page_gr
       layout.order == KvOrder::layer_major ? 2 * size_t(layout.shape.n_layers) : 1;
   block_bytes_ = planes * page_groups_->options().group_bytes;
   poison_ = false;
+}
+
+void BlockPool::put_on_ranks(const KvShards& shards,
+                             std::vector<std::shared_ptr<std::byte>> memories) {
+  XPYD_CHECK(!memory_ && !page_groups_ && ranks_.empty() &&
+             int(memories.size()) == shards.n_ranks());
+  shards_ = shards;
+  block_bytes_ = token_bytes_ = 0;
+  for (int rank = 0; rank < shards.n_ranks(); ++rank) {
+    KvLayout own = layout_;
+    own.shape = rank_shape(layout_.shape, shards, rank);
+    block_bytes_ += own.block_bytes();
+    token_bytes_ += own.shape.token_bytes();
+    ranks_.push_back({own, std::move(memories[size_t(rank)])});
+  }
 }
 
 void BlockPool::push_free(int32_t block) {
@@ -247,11 +263,13 @@ bool BlockPool::claim(int n, int64_t& evictions) {
 }
 
 void BlockPool::poison(int32_t block) {  // all ones is a NaN in every float format
-  const KvLayout& l = layout_;
-  size_t bytes = size_t(l.block_tokens) * l.token_stride();
-  int planes = l.order == KvOrder::layer_major ? 2 * l.shape.n_layers : 1;
-  for (int p = 0; p < planes; ++p)
-    std::memset(data() + l.offset(block, p / 2, p % 2, 0, 0), 0xff, bytes);
+  for (int rank = 0; rank < n_ranks(); ++rank) {
+    const KvLayout& l = rank_layout(rank);
+    size_t bytes = size_t(l.block_tokens) * l.token_stride();
+    int planes = l.order == KvOrder::layer_major ? 2 * l.shape.n_layers : 1;
+    for (int p = 0; p < planes; ++p)
+      std::memset(data(rank) + l.offset(block, p / 2, p % 2, 0, 0), 0xff, bytes);
+  }
 }
 
 bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions) {
@@ -548,8 +566,8 @@ KvStats BlockPool::stats() const {
   stats.in_transfer = count_[kInTransfer];
   stats.active -= n_idle_;
   stats.cached += n_idle_;
-  stats.written_bytes = (written_ + written_outside_.load(std::memory_order_relaxed)) *
-                        int64_t(layout_.shape.token_bytes());
+  stats.written_bytes =
+      (written_ + written_outside_.load(std::memory_order_relaxed)) * int64_t(token_bytes_);
   return stats;
 }
 

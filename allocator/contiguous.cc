@@ -126,7 +126,7 @@ class ContiguousMemory final : public PooledMemory {
   }
 
   KvView view(KvHandle handle) const override {
-    return {pool_->data(), &layout(), nullptr, sequences_[handle].table[0]};
+    return {pool_->data(), &pool_->rank_layout(0), nullptr, sequences_[handle].table[0]};
   }
 
   bool tail_shared(KvHandle) const override { return false; }

@@ -147,15 +147,29 @@ Result<std::shared_ptr<std::byte>> allocate_groups(Device& device, size_t bytes,
   return std::shared_ptr<std::byte>(owner, owner->data());
 }
 
+Device& device_of(const KvOptions& options) {
+  return options.device ? *options.device : cpu_device();
+}
+
 }  // namespace
+
+Result<std::shared_ptr<std::byte>> make_pool_memory(const KvOptions& options) {
+  Device& device = device_of(options);
+  return options.pool_in_groups
+             ? allocate_groups(device, options.pool_bytes, options.page_group_bytes)
+             : device.allocate(options.pool_bytes);
+}
+
+bool pool_has_prefix_cache(const KvScheme& scheme, const KvOptions& options) {
+  return options.prefix_cache && (scheme.make == make_paged || scheme.make == make_token);
+}
 
 Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme,
                                                    const KvOptions& options) {
   Result<KvLayout> layout = plan_pool(scheme, options);
   XPYD_CHECK(layout.ok(), layout.ok() ? "" : layout.error().message);
-  const auto make = find_kv_scheme(scheme)->make;
-  const bool prefix_cache = options.prefix_cache && (make == make_paged || make == make_token);
-  Device& device = options.device ? *options.device : cpu_device();
+  const bool prefix_cache = pool_has_prefix_cache(*find_kv_scheme(scheme), options);
+  Device& device = device_of(options);
   if (find_kv_scheme(scheme)->block_bytes) {
     const int planes = int(vattention_row_bytes(options) / options.page_group_bytes);
     auto groups = device.make_page_groups({.group_bytes = options.page_group_bytes,
@@ -172,9 +186,7 @@ Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme,
                        range.error().message + "; a smaller --max-batch or --max-model-len"};
     return std::make_shared<BlockPool>(layout.value(), groups.value());
   }
-  Result<std::shared_ptr<std::byte>> memory =
-      options.pool_in_groups ? allocate_groups(device, options.pool_bytes, options.page_group_bytes)
-                             : device.allocate(options.pool_bytes);
+  Result<std::shared_ptr<std::byte>> memory = make_pool_memory(options);
   if (!memory) return memory.error();
   auto pool = std::make_shared<BlockPool>(layout.value(), memory.value(), prefix_cache);
   if (&device != &cpu_device()) pool->poison_new_blocks(false);  // only the device can write there

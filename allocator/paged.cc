@@ -103,7 +103,7 @@ class PagedMemory final : public PooledMemory {
   }
 
   KvView view(KvHandle handle) const override {
-    return {pool_->data(), &layout(), sequences_[handle].table.data(), 0};
+    return {pool_->data(), &pool_->rank_layout(0), sequences_[handle].table.data(), 0};
   }
 
   bool tail_shared(KvHandle handle) const override { return tail_is_shared(sequences_[handle]); }

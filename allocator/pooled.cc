@@ -31,7 +31,11 @@ void PooledMemory::Sequence::clear() {
 
 void PooledMemory::copy_tokens(int32_t to_block, int32_t from_block, int n_tokens) {
   copies_.clear();
-  add_block_copies(base(), layout(), to_block, base(), layout(), from_block, 0, n_tokens, copies_);
+  for (int rank = 0; rank < n_ranks(); ++rank) {
+    std::byte* const data = pool_->data(rank);
+    const KvLayout& own = pool_->rank_layout(rank);
+    add_block_copies(data, own, to_block, data, own, from_block, 0, n_tokens, copies_);
+  }
   queue_.copy(copies_, true);
   queue_.wait();
 }
@@ -105,7 +109,7 @@ KvStats PooledMemory::stats() const {
   const int64_t block = int64_t(pool_->block_bytes());
   stats.capacity_bytes = stats.mapped_bytes =
       int64_t(options_.pool_bytes) - stats.elsewhere * block;
-  stats.mappings = 1;
+  stats.mappings = n_ranks();
   stats.idle_bytes = (stats.free + stats.cached) * block;
   stats.external_bytes = stats.capacity_bytes - stats.capacity * block;
   (reserves() ? stats.reserved_bytes : stats.internal_bytes) =

@@ -20,6 +20,14 @@ class PooledMemory : public KvMemory {
 
   const KvLayout& layout() const override { return pool_->layout(); }
   std::byte* base() const override { return pool_->data(); }
+  int n_ranks() const override { return pool_->n_ranks(); }
+  const KvShards* shards() const override { return pool_->shards(); }
+  std::byte* rank_base(int rank) const override { return rank == 0 ? base() : pool_->data(rank); }
+  KvView rank_view(KvHandle handle, int rank) const override {
+    KvView there = view(handle);
+    if (rank > 0) there.pool = pool_->data(rank), there.layout = &pool_->rank_layout(rank);
+    return there;
+  }
   void free(KvHandle handle) override;
   using KvMemory::pin;
   KvLease pin(KvHandle handle, int token_begin, int token_end) override;
@@ -72,6 +80,12 @@ class PooledMemory : public KvMemory {
   // Written by the owner's thread, read by any.
   std::atomic<int64_t> query_tokens_{0}, hit_tokens_{0}, evictions_{0}, cow_copies_{0};
 };
+
+// The bytes of a pool of these options (pool_bytes, device, pool_in_groups). Error `unavailable`:
+// the device has not that much memory.
+Result<std::shared_ptr<std::byte>> make_pool_memory(const KvOptions& options);
+// Whether it finds prefixes of prompts.
+bool pool_has_prefix_cache(const KvScheme& scheme, const KvOptions& options);
 
 std::unique_ptr<KvMemory> make_paged(std::shared_ptr<BlockPool> pool, const KvOptions& options);
 std::unique_ptr<KvMemory> make_token(std::shared_ptr<BlockPool> pool, const KvOptions& options);

@@ -5,6 +5,7 @@
 
 #include "allocator/block_pool.h"
 #include "allocator/kv_plan.h"
+#include "allocator/pooled.h"
 
 namespace xpyd {
 
@@ -57,18 +58,42 @@ Result<ShardedPlan> plan_sharded(const std::string& scheme_name, const KvOptions
 Result<std::unique_ptr<KvMemory>> make_sharded(const std::string& scheme, const KvOptions& options,
                                                const KvShards& shards,
                                                std::shared_ptr<PrefixLog> log) {
+  const auto make = find_kv_scheme(scheme)->make;
+  if (shards.n_ranks() == 1 || !find_kv_scheme(scheme)->block_bytes) {
+    auto pool = make_ranked_pool(scheme, options, shards);
+    if (!pool) return pool.error();
+    pool.value()->log_index(log);
+    return make(std::move(pool).value(), options);
+  }
   Result<ShardedPlan> plan = plan_sharded(scheme, options, shards);
   XPYD_CHECK(plan.ok(), plan ? "" : plan.error().message);
   std::vector<std::unique_ptr<KvMemory>> ranks;
   for (const KvOptions& own : plan.value().of_ranks) {
     auto pool = make_block_pool(scheme, own);
     if (!pool) return pool.error();
-    if (ranks.empty()) pool.value()->log_index(log);
-    ranks.push_back(find_kv_scheme(scheme)->make(pool.value(), own));
+    ranks.push_back(make(std::move(pool).value(), own));
   }
-  if (ranks.size() == 1) return std::move(ranks[0]);
   return std::unique_ptr<KvMemory>(
       std::make_unique<ShardedMemory>(std::move(ranks), shards, options.shape));
+}
+
+Result<std::shared_ptr<BlockPool>> make_ranked_pool(const std::string& scheme_name,
+                                                    const KvOptions& options,
+                                                    const KvShards& shards) {
+  const KvScheme& scheme = *find_kv_scheme(scheme_name);
+  if (shards.n_ranks() == 1) return make_block_pool(scheme_name, options);
+  Result<ShardedPlan> plan = plan_sharded(scheme_name, options, shards);
+  XPYD_CHECK(plan.ok() && !scheme.block_bytes);
+  std::vector<std::shared_ptr<std::byte>> memories;
+  for (const KvOptions& own : plan.value().of_ranks) {
+    Result<std::shared_ptr<std::byte>> memory = make_pool_memory(own);
+    if (!memory) return memory.error();
+    memories.push_back(std::move(memory).value());
+  }
+  auto pool = std::make_shared<BlockPool>(plan.value().whole, std::shared_ptr<std::byte>(),
+                                          pool_has_prefix_cache(scheme, options));
+  pool->put_on_ranks(shards, std::move(memories));
+  return pool;
 }
 
 ShardedMemory::ShardedMemory(std::vector<std::unique_ptr<KvMemory>> ranks, const KvShards& shards,

@@ -1,12 +1,15 @@
-// ShardedMemory: the KV memory of an instance on several ranks. Each rank has a memory of its own,
-// with its own pool of its own shape (kv_shards.h), and all of them do the same at the same time: a
-// sequence has the same blocks, the same slot and the same cached tokens in each, so that there is
-// one block table, and everything above sees one memory.
+// The KV memory of an instance on several ranks (kv_shards.h): a sequence has the same blocks, the
+// same slot and the same cached tokens on each, so that there is one block table, and everything
+// above sees one memory.
 //
-// Nothing is agreed upon: the schemes decide by what was asked of them and by nothing else, so
-// equal memories that are asked alike decide alike, which is checked at every step. Where the
-// system takes part (vattention: addresses refused by the kernel) and does so for one rank only,
-// that aborts.
+// Where blocks lie in memory that is there, one pool has one set of block ids, and each block its
+// bytes on every rank (BlockPool::put_on_ranks); several memories may draw from it.
+//
+// Where a block is page groups (vattention), each rank has a memory of its own, with its own pool
+// of its own shape, and all of them do the same at the same time: ShardedMemory. Nothing is agreed
+// upon: the scheme decides by what was asked of it and by nothing else, so equal memories that are
+// asked alike decide alike, which is checked at every step. Where the system takes part (addresses
+// refused by the kernel) and does so for one rank only, that aborts.
 //
 // Thread safety: as KvMemory: one owner, the engine's thread. Ranks read and write bytes at views.
 #pragma once
@@ -32,12 +35,18 @@ struct ShardedPlan {
 Result<ShardedPlan> plan_sharded(const std::string& scheme, const KvOptions& options,
                                  const KvShards& shards);
 
-// Allocates and touches the pools. On one rank it is the scheme's memory itself. Before:
+// Allocates and touches the pools. Without page groups it is the scheme's memory itself. Before:
 // plan_sharded() takes the options. Error `unavailable`: the device has not that much memory.
-// `log`: of what its prefix index finds (the same on all ranks).
+// `log`: of what its prefix index finds.
 Result<std::unique_ptr<KvMemory>> make_sharded(const std::string& scheme, const KvOptions& options,
                                                const KvShards& shards,
                                                std::shared_ptr<PrefixLog> log = nullptr);
+
+// The one pool of such ranks: make_block_pool() on one. Errors as make_sharded()'s. Before:
+// plan_sharded() takes the options, and the scheme has no page groups, or one rank.
+Result<std::shared_ptr<BlockPool>> make_ranked_pool(const std::string& scheme,
+                                                    const KvOptions& options,
+                                                    const KvShards& shards);
 
 class ShardedMemory final : public KvMemory {
  public:

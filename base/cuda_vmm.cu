@@ -1,5 +1,8 @@
 #include <cuda.h>
 
+#include <cstdint>
+#include <cstdio>
+
 #include "base/cuda_driver.h"
 #include "base/cuda_vmm.h"
 
@@ -22,6 +25,10 @@ struct Driver {
   CUresult (*set_access)(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) = nullptr;
   CUresult (*unmap)(CUdeviceptr, size_t) = nullptr;
   CUresult (*error_name)(CUresult, const char**) = nullptr;
+  CUresult (*export_handle)(void*, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
+                            unsigned long long) = nullptr;
+  CUresult (*import_handle)(CUmemGenericAllocationHandle*, void*,
+                            CUmemAllocationHandleType) = nullptr;
   const char* missing = nullptr;
 
   Driver() {
@@ -39,6 +46,8 @@ struct Driver {
     need(set_access, "cuMemSetAccess");
     need(unmap, "cuMemUnmap");
     need(error_name, "cuGetErrorName");
+    need(export_handle, "cuMemExportToShareableHandle");
+    need(import_handle, "cuMemImportFromShareableHandle");
   }
 };
 
@@ -50,8 +59,10 @@ const Driver& driver() {
   return found;
 }
 
-CUmemAllocationProp on_card() {
+CUmemAllocationProp on_card(Export to = Export::none) {
   CUmemAllocationProp properties{};
+  if (to == Export::file)
+    properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = kCard;
@@ -108,8 +119,8 @@ int address_reserve(Address* address, size_t bytes) {
 }
 int address_free(Address address, size_t bytes) { return int(driver().free(address, bytes)); }
 
-int create(Handle* handle, size_t bytes) {
-  const CUmemAllocationProp properties = on_card();
+int create(Handle* handle, size_t bytes, Export to) {
+  const CUmemAllocationProp properties = on_card(to);
   CUmemGenericAllocationHandle made = 0;
   const CUresult r = driver().create(&made, bytes, &properties, 0);
   *handle = made;
@@ -127,6 +138,46 @@ int set_access(Address address, size_t bytes) {
   return int(driver().set_access(address, bytes, &access, 1));
 }
 int unmap(Address address, size_t bytes) { return int(driver().unmap(address, bytes)); }
+
+Status exports_files() {
+  if (Status there = available(); !there) return there;
+  int supported = 0;
+  const CUresult r = driver().attribute(
+      &supported, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, kCard);
+  if (r != CUDA_SUCCESS || !supported)
+    return Error{ErrorCode::unavailable,
+                 "this card's memory cannot be shared by file descriptor (the driver's "
+                 "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED says so)"};
+  return ok();
+}
+
+int export_file(int* file, Handle handle) {
+  return int(driver().export_handle(file, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+}
+
+int import_file(Handle* handle, int file) {
+  CUmemGenericAllocationHandle found = 0;
+  // The descriptor itself goes where an address is expected.
+  const CUresult r = driver().import_handle(&found, reinterpret_cast<void*>(intptr_t(file)),
+                                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  *handle = found;
+  return int(r);
+}
+
+std::string card_identity() {
+  (void)driver();
+  cudaDeviceProp properties{};
+  const cudaError_t r = cudaGetDeviceProperties(&properties, kCard);
+  XPYD_CHECK(r == cudaSuccess, std::string("cudaGetDeviceProperties: ") + cudaGetErrorString(r));
+  std::string text = "GPU-";
+  for (int i = 0; i < 16; ++i) {
+    char hex[4];
+    std::snprintf(hex, sizeof hex, "%02x", unsigned(uint8_t(properties.uuid.bytes[i])));
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += hex;
+  }
+  return text;
+}
 
 std::string code_name(int code) {
   const char* name = nullptr;

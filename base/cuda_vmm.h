@@ -1,6 +1,7 @@
 // The driver's calls for virtual memory (CUDA driver API, "Virtual Memory Management"), one
 // function each, of card 0: addresses, physical memory, and mappings between them.
-// base/page_groups_cuda.cu makes page groups of them; experiments/gpu/vmm.cu times them.
+// base/page_groups_cuda.cu makes page groups of them, base/exported_memory_cuda.cu memory for other
+// processes; experiments/gpu/vmm.cu times them.
 // base/cuda_vmm.cu asks the driver, tests/simt/vmm_simt.cc keeps the same rules on the CPU.
 //
 // All sizes, and the addresses of maps, are multiples of granularity(). Every call returns the
@@ -29,13 +30,21 @@ size_t granularity();  // bytes; 2 MiB on every card so far. Before: available()
 int address_reserve(Address* address, size_t bytes);
 int address_free(Address address,
                  size_t bytes);  // exactly what was reserved; nothing is mapped there
-int create(Handle* handle, size_t bytes);
-int release(Handle handle);  // the memory is freed when it is not mapped any more either
+// file: export_file() can give it to other processes. Before: exports_files()
+enum class Export { none, file };
+int create(Handle* handle, size_t bytes, Export to = Export::none);
+// The memory is freed when it is not mapped any more either, and no file stands for it.
+int release(Handle handle);
 // All of it, where nothing is. Not to be touched before set_access(). It may be mapped elsewhere,
 // too.
 int map(Address address, size_t bytes, Handle handle);
 int set_access(Address address, size_t bytes);  // of whole mappings: read and write
 int unmap(Address address, size_t bytes);       // whole mappings, without a gap
+
+Status exports_files();  // error: this card's memory cannot be exported by file descriptor
+int export_file(int* file, Handle handle);  // a new descriptor, the caller's to close
+int import_file(Handle* handle, int file);  // of the same physical memory, all of it
+std::string card_identity();                // "GPU-…", as nvidia-smi -L says it
 
 // Memory of the card, of either kind, as a dma-buf for network cards; whole pages of 4 KiB. Code
 // 801 (not supported) where the driver has no such call.

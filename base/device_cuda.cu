@@ -10,6 +10,7 @@
 
 #include "base/cuda_vmm.h"
 #include "base/device_cuda.h"
+#include "base/memory_exporter.h"
 #include "base/vendor_queue.h"
 
 namespace xpyd {
@@ -142,7 +143,7 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
   int64_t last_mark_ = 0;
 };
 
-class CudaDevice final : public Device {
+class CudaDevice final : public Device, public MemoryExporter {
  public:
   explicit CudaDevice(CudaSharing sharing) : sharing_(std::move(sharing)) {}
   const char* name() const override { return "cuda"; }
@@ -162,6 +163,13 @@ class CudaDevice final : public Device {
     auto owner = std::make_shared<cuda::Memory>(std::move(memory).value());
     std::memset(owner->data(), 0, bytes);
     return std::shared_ptr<std::byte>(owner, owner->data());
+  }
+  std::string identity() override { return cuda::vmm::card_identity(); }
+  Result<std::shared_ptr<std::byte>> allocate_exported(size_t bytes, int& file) override {
+    return make_cuda_exported(bytes, file);
+  }
+  Result<std::shared_ptr<std::byte>> import(int file, size_t bytes) override {
+    return import_cuda_memory(file, bytes);
   }
   std::unique_ptr<DeviceQueue> make_copy_queue(double) override {
     return std::make_unique<CudaQueue>(false, true);

@@ -22,6 +22,10 @@ std::unique_ptr<Device> make_cuda_device(CudaSharing sharing = {});
 // group_bytes is no multiple of what the card maps; `unavailable`: not that much, or no such calls.
 Result<std::shared_ptr<PageGroups>> make_cuda_page_groups(const PageGroupOptions& options);
 
+// Memory of the card that other processes can map: MemoryExporter's calls, of this device.
+Result<std::shared_ptr<std::byte>> make_cuda_exported(size_t bytes, int& file);
+Result<std::shared_ptr<std::byte>> import_cuda_memory(int file, size_t bytes);
+
 // The stream behind a queue of that device: models enqueue their kernels there.
 cuda::Stream& stream_of(DeviceQueue& queue);
 

@@ -62,10 +62,20 @@ ConductorOptions conductor_options(const ClusterOptions& o) {
 
 Status check_shared_pool(const ClusterOptions& o, bool processes) {
   if (!o.transport->shared_pool || (!processes && o.topology.size() < 2)) return ok();
+  const KvShards shards = o.shards(o.topology[0]);
+  const auto ranks = [](const KvShards& s) {
+    return "tp " + std::to_string(s.tp) + ", pp " + std::to_string(s.pp);
+  };
   for (Role role : o.topology)
-    if (o.shards(role).n_ranks() > 1)
-      return invalid(std::string("--transport ") + o.transport->name +
-                     ": instances on one pool have one rank each, expected tp 1 and pp 1");
+    if (const KvShards others = o.shards(role); others != shards)
+      return invalid(std::string("--transport ") + o.transport->name + ": one instance has " +
+                     ranks(shards) + ", another one " + ranks(others) +
+                     ", which cut the bytes of a block otherwise: expected equal ranks on one "
+                     "pool, or a wire that copies");
+  if (shards.n_ranks() > 1 && o.kv_scheme->block_bytes)
+    return invalid("--allocator " + std::string(o.kv_scheme->name) + ", " + ranks(shards) +
+                   ": a group has one rank's bytes: expected, with --transport " +
+                   o.transport->name + ", paged, token, contiguous or slots");
   if (processes && o.topology.size() > size_t{BlockLedger::kMembers})
     return invalid(std::string("--transport ") + o.transport->name + ": at most " +
                    std::to_string(BlockLedger::kMembers) + " processes share a pool");
@@ -79,7 +89,8 @@ Status check_shared_pool(const ClusterOptions& o, bool processes) {
 Result<std::shared_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& o) {
   if (!o.transport->shared_pool) return std::shared_ptr<HandoffPool>();
   if (Status can = check_shared_pool(o, true); !can) return can.error();
-  auto made = HandoffPool::create(o.kv_scheme->name, kv_options(o), int(o.topology.size()));
+  auto made = HandoffPool::create(o.kv_scheme->name, kv_options(o), int(o.topology.size()),
+                                  o.shards(o.topology[0]));
   if (!made) return made.error();
   return std::shared_ptr<HandoffPool>(std::move(made).value());
 }
@@ -87,7 +98,7 @@ Result<std::shared_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& o) 
 Result<JoinedPool> join_pool(const ClusterOptions& o, const Welcome& as) {
   if (!o.transport->shared_pool) return JoinedPool{};
   if (Status can = check_shared_pool(o, true); !can) return can.error();
-  return join_handoff_pool(as.pool, o.kv_scheme->name, kv_options(o));
+  return join_handoff_pool(as.pool, o.kv_scheme->name, kv_options(o), o.shards(as.role));
 }
 
 std::string instance_name(Role role, int index) {
@@ -147,8 +158,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                                       .nics = o.nics};
   Result<std::unique_ptr<KvTransport>> wire = o.transport->make(wire_options);
   if (!wire) return Error{wire.error().code, "--transport: " + wire.error().message};
-  if (o.faults)
-    wire = make_fault_transport(std::move(wire).value(), *o.faults, wire_options);
+  if (o.faults) wire = make_fault_transport(std::move(wire).value(), *o.faults, wire_options);
   InstanceOptions options{.id = as.id,
                           .name = as.name,
                           .role = as.role,
@@ -183,9 +193,10 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
   if (shared) {
     KvOptions pool_options = kv_options(o);
     pool_options.pool_bytes *= n;
-    Result<KvLayout> layout = plan_pool(o.kv_scheme->name, pool_options);
-    if (!layout) return layout.error();
-    auto pool = make_block_pool(o.kv_scheme->name, pool_options);
+    const KvShards shards = o.shards(o.topology[0]);
+    Result<ShardedPlan> plan = plan_sharded(o.kv_scheme->name, pool_options, shards);
+    if (!plan) return plan.error();
+    auto pool = make_ranked_pool(o.kv_scheme->name, pool_options, shards);
     if (!pool) return Error{pool.error().code, "--kv-bytes: " + pool.error().message};
     shared_pool = pool.value();
   }
@@ -236,8 +247,7 @@ void Cluster::stop() {
   for (auto& instance : instances_) instance->poke();
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
-  for (auto& instance : instances_)
-    instance->shut_down(FinishReason::abort, "the server stopped");
+  for (auto& instance : instances_) instance->shut_down(FinishReason::abort, "the server stopped");
   conductor_.end_all("the server stopped");
 }
 

@@ -41,8 +41,7 @@ ProcessCluster::ProcessCluster(ProcessClusterOptions options, Clock& clock)
 
 Result<std::unique_ptr<ProcessCluster>> ProcessCluster::create(ProcessClusterOptions options,
                                                                Clock& clock) {
-  auto cluster =
-      std::unique_ptr<ProcessCluster>(new ProcessCluster(std::move(options), clock));
+  auto cluster = std::unique_ptr<ProcessCluster>(new ProcessCluster(std::move(options), clock));
   ProcessCluster& c = *cluster;
   c.loop_ = std::make_unique<ControlLoop>(clock, ChannelLimits{}, [](const std::string& text) {
     std::fprintf(stderr, "xpyd: a peer was refused: %s\n", text.c_str());
@@ -228,6 +227,16 @@ Status ProcessCluster::retire(const std::string& name, std::optional<Role> role)
   }
   conductor_.drain(id, true);
   return ok();
+}
+
+ServiceStats ProcessCluster::stats() const {
+  ServiceStats all = conductor_.stats();
+  if (const HandoffPool* pool = options_.pool.get())
+    all.process_pool = {.blocks = pool->ledger().n_blocks(),
+                        .free = pool->ledger().count_free(),
+                        .bytes = int64_t(pool->bytes()),
+                        .block_bytes = int64_t(pool->block_bytes())};
+  return all;
 }
 
 void ProcessCluster::clear_prefix_caches() {

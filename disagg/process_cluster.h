@@ -44,7 +44,7 @@ class ProcessCluster final : public Runtime, public Post {
     return conductor_.submit(std::move(request), std::move(sink));
   }
   void abort(uint64_t request_id) override { conductor_.abort(request_id); }
-  ServiceStats stats() const override { return conductor_.stats(); }
+  ServiceStats stats() const override;
   bool healthy() const override { return conductor_.healthy(); }
   uint64_t logits_hash() const override { return conductor_.logits_hash(); }
   const Conductor& conductor() const { return conductor_; }

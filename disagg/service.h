@@ -36,11 +36,19 @@ struct ConductorStats {
   int64_t joined = 0, left = 0;
 };
 
+// One pool that processes share, counted where it was made.
+struct SharedPoolStats {
+  int blocks = 0, free = 0;
+  int64_t bytes = 0, block_bytes = 0;
+};
+
 struct ServiceStats {
   ConductorStats conductor;
   std::vector<InstanceStats> instances;
   bool shared_pool =
       false;  // all instances draw from one pool: their `kv` blocks are the same blocks
+  // All instances are processes on one pool: `kv` is what each holds, and `kv.free` the pool's.
+  std::optional<SharedPoolStats> process_pool;
 };
 
 class Service {

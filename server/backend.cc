@@ -14,14 +14,15 @@ Error no_cuda() {
 }
 Result<std::unique_ptr<Backend>> open_no_cuda(const BackendOptions&) { return no_cuda(); }
 Result<DevicePeak> peak_of_no_cuda() { return no_cuda(); }
+Result<std::unique_ptr<Device>> no_cuda_alone() { return no_cuda(); }
 #endif
 
 constexpr DeviceRow kDevices[] = {
-    {"cpu", open_cpu_backend, nullptr, 64 << 10},
+    {"cpu", open_cpu_backend, nullptr, 64 << 10, nullptr},
 #ifdef XPYD_CUDA
-    {"cuda", open_cuda_backend, cuda_device_peak, 2 << 20},
+    {"cuda", open_cuda_backend, cuda_device_peak, 2 << 20, open_cuda_alone},
 #else
-    {"cuda", open_no_cuda, peak_of_no_cuda, 2 << 20},
+    {"cuda", open_no_cuda, peak_of_no_cuda, 2 << 20, no_cuda_alone},
 #endif
 };
 

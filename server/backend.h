@@ -20,7 +20,7 @@ struct BackendOptions {
   const std::string& model_dir;
   const ModelConfig& config;
   int n_instances = 1;
-  std::vector<KvShards> shards = {};  // [n_instances]: how each is cut; empty: one rank each
+  std::vector<KvShards> shards = {};       // [n_instances]: how each is cut; empty: one rank each
   int max_step_tokens = 0, max_batch = 0;  // of one instance's step
   int max_model_len = 0;                   // tokens of one sequence
 };
@@ -57,6 +57,9 @@ struct DeviceRow {
   // What it can do, measured now; errors as of open(). Null: the host, which base/peak.h measures.
   Result<DevicePeak> (*peak)();
   size_t page_group_bytes;  // of --page-group-bytes where it is not given: what it maps well
+  // The device without weights: where the pool is that processes share. Errors as of open(). Null:
+  // the host.
+  Result<std::unique_ptr<Device>> (*alone)();
 };
 std::span<const DeviceRow> devices();
 const DeviceRow* find_device(const std::string& name);  // null: no such row
@@ -66,6 +69,7 @@ size_t page_group_bytes(const Options& options);
 Result<std::unique_ptr<Backend>> open_cpu_backend(const BackendOptions& options);
 Result<std::unique_ptr<Backend>> open_cuda_backend(const BackendOptions& options);
 Result<DevicePeak> cuda_device_peak();
+Result<std::unique_ptr<Device>> open_cuda_alone();
 
 // The host's weights as the options ask for them, read with every core.
 Result<std::shared_ptr<const Weights>> load_host_weights(const BackendOptions& options);

@@ -99,6 +99,12 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(const BackendOptions& o) {
       std::make_unique<CudaBackend>(card, weights.value(), std::move(model), sharing.value()));
 }
 
+Result<std::unique_ptr<Device>> open_cuda_alone() {
+  Result<cuda::Card> card = cuda::open();
+  if (!card) return card.error();
+  return make_cuda_device();
+}
+
 Result<DevicePeak> cuda_device_peak() {
   Result<cuda::Card> card = cuda::open();
   if (!card) return card.error();

@@ -59,6 +59,41 @@ double resident_bytes() {
   return static_cast<double>(pages) * static_cast<double>(sysconf(_SC_PAGESIZE));
 }
 
+// Who is told of which blocks: instances over one pool see the same ones, which are told once.
+struct PoolRows {
+  std::vector<InstanceStats> holders;  // of kv_blocks and kv_bytes
+  std::vector<InstanceStats> users;    // of the share in use; capacity: of their pool
+  std::vector<InstanceStats> pools;    // of capacities
+};
+
+PoolRows pool_rows(const ServiceStats& service) {
+  std::vector<InstanceStats> all = service.instances;
+  if (service.shared_pool && !all.empty()) {
+    all.resize(1);
+    all[0].name = "pool";
+  }
+  if (!service.process_pool) return {all, all, all};
+  // Each tells what it holds; what nobody holds is told of the pool.
+  const SharedPoolStats& shared = *service.process_pool;
+  InstanceStats pool;
+  pool.name = "pool";
+  pool.kv.block_tokens = all.empty() ? 0 : all[0].kv.block_tokens;
+  pool.kv.free = shared.free;
+  pool.kv.capacity = shared.blocks;
+  pool.kv.idle_bytes = shared.free * shared.block_bytes;
+  pool.kv.capacity_bytes = pool.kv.mapped_bytes = shared.bytes;
+  pool.kv.external_bytes = shared.bytes - shared.blocks * shared.block_bytes;
+  for (InstanceStats& i : all) {
+    i.kv.idle_bytes -= i.kv.free * shared.block_bytes;
+    i.kv.free = 0;
+    i.kv.capacity = shared.blocks;
+    i.kv.external_bytes = 0;
+  }
+  PoolRows rows{all, all, {pool}};
+  rows.holders.push_back(pool);
+  return rows;
+}
+
 }  // namespace
 
 void Histogram::observe(double value) {
@@ -182,11 +217,7 @@ std::string Metrics::render(const ServiceStats& service) const {
   MetricsText text(prefix_, model_name_);
   using I = const InstanceStats&;
   std::span<const InstanceStats> all = service.instances;
-  // Instances over one shared pool see the same blocks: they are told once.
-  std::vector<InstanceStats> pools(
-      all.begin(),
-      all.begin() + (service.shared_pool && !all.empty() ? 1 : static_cast<long>(all.size())));
-  if (service.shared_pool && !pools.empty()) pools[0].name = "pool";
+  const auto [holders, users, pools] = pool_rows(service);
 
   text.instances("num_requests_running", "gauge", "Sequences in the running batch.", all,
                  [](I i) { return i.running; });
@@ -200,23 +231,29 @@ std::string Metrics::render(const ServiceStats& service) const {
   auto usage = [](I i) {
     return i.kv.capacity == 0 ? 0.0 : double(i.kv.active + i.kv.in_transfer) / i.kv.capacity;
   };
-  text.instances("kv_cache_usage_perc", "gauge", "KV blocks in use, 0 to 1.", pools, usage);
-  text.instances("gpu_cache_usage_perc", "gauge", "Old name of kv_cache_usage_perc.", pools, usage);
+  text.instances("kv_cache_usage_perc", "gauge", "KV blocks in use, 0 to 1.", users, usage);
+  text.instances("gpu_cache_usage_perc", "gauge", "Old name of kv_cache_usage_perc.", users, usage);
 
-  text.family("kv_blocks", "gauge", "KV blocks by state; the states sum to the capacity.");
-  for (I i : pools) {
+  text.family(
+      "kv_blocks", "gauge",
+      "KV blocks by state; the states sum to the capacity. Where processes share a pool (engine "
+      "pool) each tells what it holds, and what only others hold is elsewhere; what nobody holds "
+      "is the pool's free, which belongs to every engine's sum.");
+  for (I i : holders) {
     text.sample(text.engine(i.name, "state=\"free\""), i.kv.free);
     text.sample(text.engine(i.name, "state=\"active\""), i.kv.active);
     text.sample(text.engine(i.name, "state=\"cached\""), i.kv.cached);
     text.sample(text.engine(i.name, "state=\"in_transfer\""), i.kv.in_transfer);
+    text.sample(text.engine(i.name, "state=\"elsewhere\""), i.kv.elsewhere);
   }
   text.instances("kv_blocks_capacity", "gauge", "KV blocks in all.", pools,
                  [](I i) { return i.kv.capacity; });
   text.family(
       "kv_bytes", "gauge",
       "KV pool by use: written holds KV, reserved is kept for tokens to come (slots), internal is "
-      "the rest of blocks in use, idle anybody can have, external is in no block.");
-  for (I i : pools) {
+      "the rest of blocks in use, idle anybody can have, external is in no block. Of a pool that "
+      "processes share, a block that two hold counts for both.");
+  for (I i : holders) {
     text.sample(text.engine(i.name, "state=\"written\""), double(i.kv.written_bytes));
     text.sample(text.engine(i.name, "state=\"reserved\""), double(i.kv.reserved_bytes));
     text.sample(text.engine(i.name, "state=\"internal\""), double(i.kv.internal_bytes));

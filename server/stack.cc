@@ -124,11 +124,10 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   if (!worker) {
     cluster.placement = find_placement_policy(options.text("placement"));
     cluster.disagg = find_disagg_policy(options.text("disagg"));
-    cluster.disagg_options = {
-        .pull = options.text("kv-transfer") == "pull",
-        .max_local_prefill_tokens = int(options.integer("max-local-prefill")),
-        .max_prefill_queue = int(options.integer("max-prefill-queue")),
-        .first_generation = options.text("disagg-generation") == "0.1"};
+    cluster.disagg_options = {.pull = options.text("kv-transfer") == "pull",
+                              .max_local_prefill_tokens = int(options.integer("max-local-prefill")),
+                              .max_prefill_queue = int(options.integer("max-prefill-queue")),
+                              .first_generation = options.text("disagg-generation") == "0.1"};
   }
   // Processes share no memory unless the wire makes it so.
   const bool processes = worker || options.flag("processes");
@@ -149,8 +148,8 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   cluster.kv_checksum = options.text("kv-checksum") == "on";
   cluster.stream_kv = stream_kv(options.text("stream-kv"));
   cluster.max_batch = int(options.integer("max-batch"));
-  cluster.step_tokens = int(
-      options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
+  cluster.step_tokens =
+      int(options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
   cluster.max_model_len = stack->max_model_len;
   cluster.max_queue = int(options.integer("max-queue"));
   cluster.ahead = options.text("async-scheduling") == "on";
@@ -164,10 +163,6 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   cluster.decode_pp = int(options.integer("decode-pp"));
   if (Status status = check_ranks(options, cluster, stack->config); !status) return status.error();
   if (Status status = check_shared_pool(cluster, processes); !status) return status.error();
-  if (processes && cluster.transport->shared_pool && options.text("device") != "cpu")
-    return invalid("--device " + options.text("device") + ": --transport " + wire +
-                   " has one pool for processes in memory of the host: expected --device cpu, or "
-                   "instances in one process");
   if (worker) {  // it keeps its ranks when it is given another role
     const KvShards own = cluster.shards(cluster.topology[0]);
     cluster.prefill_tp = cluster.decode_tp = own.tp;
@@ -238,13 +233,19 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
   if (!prepared) return prepared.error();
   Stack& stack = *prepared.value();
   if (options.flag("processes")) {
+    const auto open = find_device(options.text("device"))->alone;
+    if (open && stack.options.transport->shared_pool) {
+      Result<std::unique_ptr<Device>> device = open();
+      if (!device) return device.error();
+      stack.pool_device = std::move(device).value();
+      stack.options.device = stack.pool_device.get();
+    }
     Result<std::unique_ptr<Runtime>> cluster = make_local_workers(stack, options);
     if (!cluster) return cluster.error();
     stack.runtime = std::move(cluster).value();
     return prepared;
   }
-  if (Status opened = open_backend(stack, options); !opened)
-    return opened.error();
+  if (Status opened = open_backend(stack, options); !opened) return opened.error();
   Result<std::unique_ptr<Cluster>> built = Cluster::create(stack.options, stack.clock);
   if (!built) return built.error();
   stack.cluster = built.value().get();

@@ -9,48 +9,93 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <tuple>
 #include <utility>
+#include <vector>
 
-#include "allocator/kv_plan.h"
+#include "allocator/sharded.h"
+#include "base/memory_exporter.h"
 #include "disagg/transport/shared_memory.h"
 
 namespace xpyd {
 namespace {
 
-constexpr uint64_t kMagic = 0x316c6f6f70647078;  // "xpdpool1"
+constexpr uint64_t kMagic = 0x326c6f6f70647078;  // "xpdpool2"
 constexpr size_t kPage = 4096, kHugePage = size_t(2) << 20;
 constexpr int kPatienceSeconds = 5;
 constexpr int kDeafMilliseconds = 100;  // when there are no descriptors for callers
 
-// The file: this in its first page, the ledger, and the KV from the next huge page on. (The
-// members' locks are of the first bytes; they do not change them.)
+// The file: this in its first page, the ledger, and, without a card, the KV from the next huge page
+// on. (The members' locks are of the first bytes; they do not change them.)
 struct Header {
   uint64_t magic;
   int32_t n_layers, n_kv_heads, head_dim, dtype, order, block_tokens, n_blocks, n_instances;
+  int32_t tp, pp;
   uint64_t pool_bytes;
+  char card[64];  // MemoryExporter::identity(); empty: the KV is in the file
 };
 
-size_t kv_offset(int n_blocks) {
-  return (kPage + BlockLedger::bytes(n_blocks) + kHugePage - 1) / kHugePage * kHugePage;
-}
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 std::string os_text() { return std::strerror(errno); }
 
-Result<Header> plan(const std::string& scheme_name, KvOptions options, int n_instances) {
+// All that follows from the options.
+struct Plan {
+  Header header = {};
+  KvLayout whole;               // of the blocks as one rank would have them
+  std::vector<size_t> offsets;  // [n_ranks] where each rank's KV begins, from the first one's on
+  size_t kv_bytes = 0;          // of all of them
+  size_t block_bytes = 0;       // on all of them
+
+  size_t kv_offset() const {
+    return round_up(kPage + BlockLedger::bytes(whole.n_blocks), kHugePage);
+  }
+};
+
+Result<Plan> make_plan(const std::string& scheme_name, KvOptions options, int n_instances,
+                       const KvShards& shards) {
   XPYD_CHECK(!find_kv_scheme(scheme_name)->block_bytes);  // refused before
   if (__builtin_mul_overflow(options.pool_bytes, size_t(n_instances), &options.pool_bytes))
     return invalid("--kv-bytes: more than there are addresses for, for all instances together");
-  Result<KvLayout> planned = plan_pool(scheme_name, options);
+  Result<ShardedPlan> planned = plan_sharded(scheme_name, options, shards);
   if (!planned) return planned.error();
-  const KvLayout& l = planned.value();
-  return Header{
-      kMagic,       l.shape.n_layers, l.shape.n_kv_heads, l.shape.head_dim, int(l.shape.dtype),
-      int(l.order), l.block_tokens,   l.n_blocks,         n_instances,      options.pool_bytes};
+  const KvLayout& l = planned.value().whole;
+  Plan plan;
+  plan.whole = l;
+  plan.header = {.magic = kMagic,
+                 .n_layers = l.shape.n_layers,
+                 .n_kv_heads = l.shape.n_kv_heads,
+                 .head_dim = l.shape.head_dim,
+                 .dtype = int(l.shape.dtype),
+                 .order = int(l.order),
+                 .block_tokens = l.block_tokens,
+                 .n_blocks = l.n_blocks,
+                 .n_instances = n_instances,
+                 .tp = shards.tp,
+                 .pp = shards.pp,
+                 .pool_bytes = options.pool_bytes};
+  for (const KvOptions& rank : planned.value().of_ranks) {
+    plan.offsets.push_back(round_up(plan.kv_bytes, kHugePage));
+    plan.kv_bytes = plan.offsets.back() + rank.pool_bytes;
+    plan.block_bytes += size_t(l.block_tokens) * rank.shape.token_bytes();
+  }
+  return plan;
+}
+
+// Null: the KV is in memory of the host.
+Result<MemoryExporter*> exporter_of(const KvOptions& options) {
+  MemoryExporter* found = nullptr;
+  if (!options.device || options.device == &cpu_device()) return found;
+  found = dynamic_cast<MemoryExporter*>(options.device);
+  if (!found)
+    return Error{ErrorCode::unavailable, std::string("--device ") + options.device->name() +
+                                             ": its memory is not shared between processes"};
+  return found;
 }
 
 // Whether both ends are processes of one user.
@@ -71,35 +116,42 @@ struct SocketName {
   socklen_t size = 0;
 };
 
-bool send_file(int socket, int file) {
+constexpr size_t kFiles = 2;  // the ledger's, and a card's
+using Files = std::array<int, kFiles>;
+
+bool send_files(int socket, const Files& files) {
+  const size_t bytes = (files[1] < 0 ? 1 : kFiles) * sizeof(int);
   char byte = 0;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof file)] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof files)] = {};
   struct iovec piece = {&byte, 1};
   struct msghdr message = {};
   message.msg_iov = &piece, message.msg_iovlen = 1;
-  message.msg_control = control, message.msg_controllen = sizeof control;
+  message.msg_control = control, message.msg_controllen = CMSG_SPACE(bytes);
   struct cmsghdr* head = CMSG_FIRSTHDR(&message);
   head->cmsg_level = SOL_SOCKET, head->cmsg_type = SCM_RIGHTS;
-  head->cmsg_len = CMSG_LEN(sizeof file);
-  std::memcpy(CMSG_DATA(head), &file, sizeof file);
+  head->cmsg_len = CMSG_LEN(bytes);
+  std::memcpy(CMSG_DATA(head), files.data(), bytes);
   return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
 }
 
-int receive_file(int socket) {  // -1: none came
+Files receive_files(int socket) {  // -1: none came
+  Files files = {-1, -1};
   char byte;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof files)];
   struct iovec piece = {&byte, 1};
   struct msghdr message = {};
   message.msg_iov = &piece, message.msg_iovlen = 1;
   message.msg_control = control, message.msg_controllen = sizeof control;
-  if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != 1) return -1;
+  if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != 1) return files;
   struct cmsghdr* head = CMSG_FIRSTHDR(&message);
-  int file = -1;
-  if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS &&
-      head->cmsg_len == CMSG_LEN(sizeof file))
-    std::memcpy(&file, CMSG_DATA(head), sizeof file);
-  return file;
+  if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS)
+    for (size_t n : {size_t{1}, kFiles})
+      if (head->cmsg_len == CMSG_LEN(n * sizeof(int)))
+        std::memcpy(files.data(), CMSG_DATA(head), n * sizeof(int));
+  return files;
 }
+
+std::string where(const std::string& card) { return card.empty() ? "the host" : card; }
 
 class File {
  public:
@@ -117,19 +169,31 @@ class File {
 }  // namespace
 
 Result<std::unique_ptr<HandoffPool>> HandoffPool::create(const std::string& scheme,
-                                                         const KvOptions& options,
-                                                         int n_instances) {
-  Result<Header> header = plan(scheme, options, n_instances);
-  if (!header) return header.error();
-  const int n_blocks = header.value().n_blocks;
+                                                         const KvOptions& options, int n_instances,
+                                                         const KvShards& shards) {
+  Result<Plan> planned = make_plan(scheme, options, n_instances, shards);
+  if (!planned) return planned.error();
+  Plan& plan = planned.value();
+  Result<MemoryExporter*> card = exporter_of(options);
+  if (!card) return card.error();
   auto pool = std::unique_ptr<HandoffPool>(new HandoffPool);
+  pool->bytes_ = plan.header.pool_bytes;
+  pool->block_bytes_ = plan.block_bytes;
+  if (card.value()) {
+    Result<std::shared_ptr<std::byte>> kv =
+        card.value()->allocate_exported(plan.kv_bytes, pool->card_file_);
+    if (!kv) return Error{kv.error().code, "--kv-bytes: " + kv.error().message};
+    pool->card_memory_ = std::move(kv).value();
+    std::snprintf(plan.header.card, sizeof plan.header.card, "%s",
+                  card.value()->identity().c_str());
+  }
   Result<std::shared_ptr<std::byte>> memory = make_shared_file(
-      "xpyd-handoff", kv_offset(n_blocks) + header.value().pool_bytes, pool->file_);
+      "xpyd-handoff", plan.kv_offset() + (card.value() ? 0 : plan.kv_bytes), pool->file_);
   if (!memory) return Error{memory.error().code, "--kv-bytes: " + memory.error().message};
-  std::memcpy(memory.value().get(), &header.value(), sizeof(Header));
+  std::memcpy(memory.value().get(), &plan.header, sizeof(Header));
   std::shared_ptr<std::byte> words(memory.value(), memory.value().get() + kPage);
   Result<std::unique_ptr<BlockLedger>> ledger =
-      BlockLedger::join(words, n_blocks, pool->file_, BlockLedger::As::observer);
+      BlockLedger::join(words, plan.whole.n_blocks, pool->file_, BlockLedger::As::observer);
   if (!ledger) return ledger.error();
   pool->ledger_ = std::move(ledger).value();
   if (Status listening = pool->listen(); !listening) return listening.error();
@@ -161,7 +225,7 @@ HandoffPool::~HandoffPool() {
     XPYD_CHECK(::write(stop_, &one, sizeof one) == ssize_t(sizeof one));
     thread_.join();
   }
-  for (int fd : {listener_, stop_, file_})
+  for (int fd : {listener_, stop_, file_, card_file_})
     if (fd >= 0) ::close(fd);
 }
 
@@ -178,13 +242,13 @@ void HandoffPool::serve() {
     }
     if (!same_user(peer.fd()))
       std::fprintf(stderr, "xpyd: a process of another user asked for the KV pool: refused\n");
-    else if (!send_file(peer.fd(), file_))
+    else if (!send_files(peer.fd(), {file_, card_file_}))
       std::fprintf(stderr, "xpyd: the KV pool could not be passed on: %s\n", os_text().c_str());
   }
 }
 
 Result<JoinedPool> join_handoff_pool(const std::string& address, const std::string& scheme,
-                                     const KvOptions& options) {
+                                     const KvOptions& options, const KvShards& shards) {
   if (address.size() < 2 || address.size() >= sizeof(sockaddr_un::sun_path) || address[0] != '@')
     return invalid(
         "the conductor names no KV pool: expected that it runs with --transport handoff");
@@ -200,7 +264,8 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
         "the KV pool of --transport handoff cannot be reached (" + os_text() +
             "): it is shared by processes of one host and one network namespace; elsewhere "
             "expected --transport tcp, rdma or nccl"};
-  const File file(same_user(socket.fd()) ? receive_file(socket.fd()) : -1);
+  const Files files = same_user(socket.fd()) ? receive_files(socket.fd()) : Files{-1, -1};
+  const File file(files[0]), of_card(files[1]);
   if (file.fd() < 0)
     return Error{
         ErrorCode::unavailable,
@@ -217,9 +282,18 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   std::memcpy(&there, memory.value().get(), sizeof there);
   if (there.magic != kMagic || there.n_instances < 1)
     return Error{ErrorCode::io, "the file of the KV pool is none, or of another version"};
-  Result<Header> here = plan(scheme, options, there.n_instances);
-  if (!here) return here.error();
-  const Header& h = here.value();
+  Result<MemoryExporter*> card = exporter_of(options);
+  if (!card) return card.error();
+  const std::string own_card = card.value() ? card.value()->identity() : "";
+  const std::string its_card(there.card, strnlen(there.card, sizeof there.card));
+  if (own_card != its_card)
+    return invalid("the KV pool of --transport handoff is in memory of " + where(its_card) +
+                   ", and --device here is " + where(own_card) +
+                   ": expected the same for all instances (of cards, in CUDA_VISIBLE_DEVICES)");
+  Result<Plan> planned = make_plan(scheme, options, there.n_instances, shards);
+  if (!planned) return planned.error();
+  const Plan& plan = planned.value();
+  const Header& h = plan.header;
   for (auto [field, own, conductor] :
        {std::tuple{"--kv-bytes", long(h.pool_bytes / size_t(h.n_instances)),
                    long(there.pool_bytes / size_t(h.n_instances))},
@@ -228,16 +302,25 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
         {"head_dim", h.head_dim, there.head_dim},
         {"--kv-dtype", h.dtype, there.dtype},
         {"--kv-layout", h.order, there.order},
+        {"tensor-parallel ranks", h.tp, there.tp},
+        {"pipeline stages", h.pp, there.pp},
         {"tokens of a block", h.block_tokens, there.block_tokens},
         {"blocks", h.n_blocks, there.n_blocks}})
     if (own != conductor)
       return invalid(std::string("the KV pool of --transport handoff is another one: ") + field +
                      " is " + std::to_string(own) + " here, " + std::to_string(conductor) +
                      " at the conductor");
-  if (bytes < kv_offset(h.n_blocks) + h.pool_bytes)
-    return Error{ErrorCode::io, "the file of the KV pool is too short"};
+  std::shared_ptr<std::byte> kv;  // of all ranks
+  if (card.value()) {
+    Result<std::shared_ptr<std::byte>> there_kv = card.value()->import(of_card.fd(), plan.kv_bytes);
+    if (!there_kv) return there_kv.error();
+    kv = std::move(there_kv).value();
+  } else {
+    if (bytes < plan.kv_offset() + plan.kv_bytes)
+      return Error{ErrorCode::io, "the file of the KV pool is too short"};
+    kv = std::shared_ptr<std::byte>(memory.value(), memory.value().get() + plan.kv_offset());
+  }
   std::shared_ptr<std::byte> words(memory.value(), memory.value().get() + kPage);
-  std::shared_ptr<std::byte> kv(memory.value(), memory.value().get() + kv_offset(h.n_blocks));
   Result<std::unique_ptr<BlockLedger>> ledger =
       BlockLedger::join(words, h.n_blocks, file.fd(), BlockLedger::As::member);
   if (!ledger) return ledger.error();
@@ -247,11 +330,17 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
                  "the KV pool of --transport handoff is cut for the " +
                      std::to_string(h.n_instances) +
                      " instances of the conductor's --topology, and they are all there"};
-  const KvLayout layout{options.shape, options.order, h.block_tokens, h.n_blocks};
-  return JoinedPool{std::make_shared<BlockPool>(
-                        layout, kv, options.prefix_cache && !find_kv_scheme(scheme)->contiguous,
-                        std::move(ledger).value(), std::max(1, h.n_blocks / h.n_instances)),
-                    h.n_instances};
+  const bool ranks = shards.n_ranks() > 1;
+  auto pool = std::make_shared<BlockPool>(
+      plan.whole, ranks ? nullptr : kv, options.prefix_cache && !find_kv_scheme(scheme)->contiguous,
+      std::move(ledger).value(), std::max(1, h.n_blocks / h.n_instances));
+  if (ranks) {
+    std::vector<std::shared_ptr<std::byte>> memories;
+    for (size_t offset : plan.offsets) memories.emplace_back(kv, kv.get() + offset);
+    pool->put_on_ranks(shards, std::move(memories));
+  }
+  if (card.value()) pool->poison_new_blocks(false);  // only the card can write there
+  return JoinedPool{std::move(pool), h.n_instances};
 }
 
 }  // namespace xpyd

@@ -69,6 +69,38 @@ TEST_CASE("BlockLedger: as many members as it has bits, and a place again when o
   CHECK(blocks.try_join().ok());
 }
 
+// Of a process that ends the kernel closes one file after another, and the lock's may be closed
+// long before those of a card, whose kernels may still write.
+TEST_CASE("BlockLedger: who has lost its lock, and has not ended yet, keeps its blocks",
+          "[allocator][ledger]") {
+  SharedBlocks blocks(16, sizeof(std::atomic<int>));
+  auto& closed = *reinterpret_cast<std::atomic<int>*>(blocks.data());
+  auto watch = blocks.join(As::observer);
+  const pid_t pid = fork();
+  REQUIRE(pid >= 0);
+  if (pid == 0) {
+    auto member = blocks.join();
+    std::vector<int32_t> got;
+    member->claim(5, got);
+    if (close_range(3, ~0u, 0) != 0) _exit(1);
+    closed = 1;
+    for (;;) pause();
+  }
+  while (closed == 0) sched_yield();
+  CHECK(watch->reap() == 0);
+  CHECK(watch->count_free() == 11);
+  kill(pid, SIGSTOP);
+  auto other = blocks.join();  // at another place
+  CHECK(other->slot() == 1);
+  CHECK(watch->count_free() == 11);
+  kill(pid, SIGKILL);
+  siginfo_t info;
+  REQUIRE(waitid(P_PID, id_t(pid), &info, WEXITED | WNOWAIT) == 0);  // ended, but not collected
+  CHECK(watch->reap() == 1);
+  CHECK(watch->count_free() == 16);
+  CHECK(waitpid(pid, nullptr, 0) == pid);
+}
+
 // What the processes of one test share beside the ledger.
 struct Arena {
   static constexpr int kBlocks = 64, kOffers = 16;

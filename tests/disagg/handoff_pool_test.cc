@@ -3,6 +3,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstring>
+
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
@@ -35,6 +37,83 @@ TEST_CASE("handoff pool: members of one file hand a sequence over, and outlive w
   CHECK(late.error().code == ErrorCode::unavailable);
 }
 
+// Rows of each rank say which rank they are.
+int rows_of_ranks(const KvMemory& kv, KvHandle handle, std::span<const int32_t> tokens, int begin,
+                  bool write) {
+  int wrong = 0;
+  for (int rank = 0; rank < kv.n_ranks(); ++rank) {
+    const KvView view = kv.rank_view(handle, rank);
+    const KvShape& own = view.layout->shape;
+    for (int t = begin; t < int(tokens.size()); ++t)
+      for (int i = 0; i < own.n_layers * 2 * own.n_kv_heads; ++i) {
+        std::byte* row =
+            view.row(i / 2 / own.n_kv_heads, i / own.n_kv_heads % 2, t, i % own.n_kv_heads);
+        const uint64_t pattern =
+            mix(uint64_t(tokens[size_t(t)]) * 64 + uint64_t(t), uint64_t(rank * 64 + i));
+        if (write)
+          std::memcpy(row, &pattern, sizeof pattern);
+        else
+          wrong += std::memcmp(row, &pattern, sizeof pattern) != 0;
+      }
+  }
+  return wrong;
+}
+
+TEST_CASE("handoff pool: instances of equal ranks hand over every rank's bytes",
+          "[transport][handoff][shards]") {
+  for (auto [tp, pp] : {std::pair(2, 1), {1, 2}, {4, 2}})
+    for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major}) {
+      INFO("tp " << tp << " pp " << pp << " order " << int(order));
+      KvOptions options = tiny_options(4, 8, true, order);
+      const KvShards shards{.n_layers = 2, .n_kv_heads = 2, .tp = tp, .pp = pp};
+      options.pool_bytes *= size_t(shards.replicas());
+      auto made = HandoffPool::create("paged", options, 2, shards).value();
+      JoinedPool p = join_handoff_pool(made->address(), "paged", options, shards).value();
+      JoinedPool d = join_handoff_pool(made->address(), "paged", options, shards).value();
+      REQUIRE(p.pool->layout().n_blocks == 16);
+      options.pool_bytes *= 2;
+      auto p_kv = find_kv_scheme("paged")->make(p.pool, options);
+      auto d_kv = find_kv_scheme("paged")->make(d.pool, options);
+      REQUIRE(p_kv->n_ranks() == tp * pp);
+      std::vector<int32_t> prompt(11);
+      for (int i = 0; i < 11; ++i) prompt[size_t(i)] = i;
+      const KvHandle source = p_kv->reserve(prompt, 0).value().handle;
+      REQUIRE(p_kv->append(source, 11));
+      rows_of_ranks(*p_kv, source, prompt, 0, true);
+      p_kv->written(source, prompt);
+      // A neighbour's bytes, on every rank, stay.
+      const std::vector<int32_t> other(9, 70);
+      const KvHandle neighbour = p_kv->reserve(other, 0).value().handle;
+      REQUIRE(p_kv->append(neighbour, 9));
+      rows_of_ranks(*p_kv, neighbour, other, 0, true);
+      p_kv->written(neighbour, other);
+      const KvHandover handover = p_kv->hand_over(source);
+      const KvHandle here = d_kv->adopt(handover, prompt, 0);
+      REQUIRE(here != kNoKv);
+      CHECK(d_kv->written_tokens(here) == 11);
+      p_kv->discard(handover);
+      CHECK(rows_of_ranks(*d_kv, here, prompt, 0, false) == 0);
+      // A fork's tail is copied on every rank.
+      const KvHandle fork = d_kv->fork(here).value();
+      REQUIRE(d_kv->append(fork, 1));
+      std::vector<int32_t> more = prompt;
+      more.push_back(50);
+      rows_of_ranks(*d_kv, fork, more, 11, true);
+      d_kv->written(fork, std::span(more).last(1));
+      CHECK(rows_of_ranks(*d_kv, fork, more, 0, false) == 0);
+      CHECK(rows_of_ranks(*d_kv, here, prompt, 0, false) == 0);
+      CHECK(rows_of_ranks(*p_kv, neighbour, other, 0, false) == 0);
+      const KvStats stats = d_kv->stats();
+      CHECK(stats.written_bytes ==
+            int64_t(12 + 3) * int64_t(shards.replicas()) * int64_t(kTinyShape.token_bytes()));
+      d_kv->check_invariants(true);
+      p_kv->check_invariants(true);
+      const auto unequal = join_handoff_pool(made->address(), "paged", options);
+      REQUIRE_FALSE(unequal.ok());
+      CHECK(unequal.error().code == ErrorCode::invalid_argument);
+    }
+}
+
 TEST_CASE("handoff pool: who means another pool is told what differs", "[transport][handoff]") {
   const KvOptions options = tiny_options(4, 8);
   auto made = HandoffPool::create("paged", options, 2).value();
@@ -54,6 +133,11 @@ TEST_CASE("handoff pool: who means another pool is told what differs", "[transpo
   CHECK(error([](KvOptions& o) { o.order = KvOrder::token_major; }).find("--kv-layout") !=
         std::string::npos);
   CHECK(error([](KvOptions& o) { o.block_tokens = 2; }).find("tokens of a block is 2 here, 4 at") !=
+        std::string::npos);
+  const auto ranks = join_handoff_pool(made->address(), "paged", options,
+                                       {.n_layers = 2, .n_kv_heads = 2, .tp = 1, .pp = 2});
+  REQUIRE_FALSE(ranks.ok());
+  CHECK(ranks.error().message.find("pipeline stages is 2 here, 1 at the conductor") !=
         std::string::npos);
   for (const std::string& address :
        {std::string(), std::string("@"), std::string("x"), std::string(200, '@')}) {

@@ -144,6 +144,26 @@ TEST_CASE("parity: 1C on tensor ranks and pipeline stages", "[parity][shards]") 
 }
 TEST_CASE("parity: 1P1D of unequal shapes", "[parity][shards]") { check_shards_of("1P1D", true); }
 
+TEST_CASE("parity: equal ranks on one pool", "[parity][shards][handoff]") {
+  const uint64_t expected = reference_hash();
+  int turn = 0;
+  for (const char* scheme : {"paged", "token", "contiguous", "slots"})
+    for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
+      for (auto [tp, pp] : {std::pair(2, 1), {4, 1}, {1, 2}, {2, 2}, {4, 2}})
+        for (const char* topology : {"1P1D", "2P2D"}) {
+          if (turn++ % kStride != 0) continue;
+          TinySetup setup{.topology = topology, .scheme = scheme, .transport = "handoff"};
+          setup.order = order;
+          setup.disagg = turn % 2 ? "decode_first" : "prefill_first";
+          setup.step_tokens = std::vector{7, 64, 512}[size_t(turn % 3)];
+          setup.prefill_tp = setup.decode_tp = tp;
+          setup.prefill_pp = setup.decode_pp = pp;
+          setup.pool_bytes = 4 << 20;
+          INFO(setup.describe());
+          REQUIRE(run_ragged(setup).hash == expected);
+        }
+}
+
 TEST_CASE("parity: 1C with 1 thread", "[parity]") { check_all("1C", 1); }
 TEST_CASE("parity: 1C with 2 threads", "[parity]") { check_all("1C", 2); }
 TEST_CASE("parity: 1P1D with 1 thread", "[parity]") { check_all("1P1D", 1); }

@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "disagg/process_cluster.h"
+#include "server/metrics.h"
 #include "server/options.h"
 #include "server/stack.h"
 #include "tests/catch.h"
@@ -136,7 +137,8 @@ class Bed {
     REQUIRE(cluster_->wait_idle(240));
     Words words = more_;
     for (size_t i = 0; i < words.size(); i += 2)
-      if (words[i] == "--transport" || words[i] == "--disagg" || words[i] == "--kv-transfer")
+      if (words[i] == "--transport" || words[i] == "--disagg" || words[i] == "--kv-transfer" ||
+          words[i].starts_with("--decode-"))
         words[i] = "";
     Words plain;
     for (size_t i = 0; i < words.size(); i += 2)
@@ -233,7 +235,8 @@ TEST_CASE("processes: one pool for all of them, under schemes with and without a
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   for (const Words& memory :
        {Words{"--allocator", "token"}, Words{"--allocator", "contiguous", "--kv-bytes", "8MiB"},
-        Words{"--kv-layout", "token_major"}}) {
+        Words{"--kv-layout", "token_major"},
+        Words{"--prefill-tp", "2", "--prefill-pp", "2", "--decode-tp", "2", "--decode-pp", "2"}}) {
     INFO(memory[1]);
     Words words = {"--transport", "handoff"};
     words.insert(words.end(), memory.begin(), memory.end());
@@ -245,6 +248,13 @@ TEST_CASE("processes: one pool for all of them, under schemes with and without a
     for (int i = 0; i < 30; ++i) bed.ask(1 + 37 * (i % 7), i % 3, 30, 1 + i % 2);
     bed.check_answers();
     bed.check_memory();
+    const ServiceStats stats = bed.cluster().stats();
+    REQUIRE(stats.process_pool);
+    CHECK(stats.process_pool->blocks == stats.process_pool->free);
+    const std::string text = Metrics("x", "tiny", 400).render(stats);
+    const std::string blocks = std::to_string(stats.process_pool->blocks);
+    CHECK(text.find("engine=\"pool\",state=\"free\"} " + blocks + "\n") != text.npos);
+    CHECK(text.find("engine=\"P0\",state=\"free\"} 0\n") != text.npos);
     int64_t refused = 0, bytes = 0;
     for (const InstanceStats& s : bed.cluster().stats().instances)
       refused += s.kv_refused, bytes += s.transfer_bytes;

@@ -154,13 +154,14 @@ TEST_CASE("command line: ranks that cannot be are exit code 2; those that can gi
       {{"--decode-tp", "2"}, "--topology 1C has no decode instance"},
       {{"--topology", "1P1D", "--decode-pp", "9"}, "--decode-pp 9: more stages than the 4 layers"},
       {{"--topology", "1P1D", "--transport", "handoff", "--decode-tp", "2"},
-       "instances on one pool have one rank each"},
+       "one instance has tp 1, pp 1, another one tp 2, pp 1"},
       {{"--processes", "--topology", "1P1D", "--transport", "handoff", "--prefill-pp", "2"},
-       "instances on one pool have one rank each"},
+       "expected equal ranks on one pool"},
+      {{"--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "2", "--decode-tp", "2",
+        "--allocator", "vattention"},
+       "a group has one rank's bytes"},
       {{"--processes", "--topology", "1P1D", "--transport", "handoff", "--allocator", "vattention"},
        "its page groups are mapped by one process"},
-      {{"--processes", "--topology", "1P1D", "--transport", "handoff", "--device", "cuda"},
-       "one pool for processes in memory of the host"},
       {{"--processes", "--topology", "1P1D", "--transport", "local"}, "stays within one process"},
       {{"--prefill-tp", "4", "--kv-bytes", "4KiB"}, "too small for"},
       {{"--prefill-pp", "3", "--allocator", "vattention", "--kv-layout", "token_major"},
@@ -185,7 +186,13 @@ TEST_CASE("command line: ranks that cannot be are exit code 2; those that can gi
            {"--topology", "1P1D", "--prefill-tp", "4", "--decode-pp", "2"},
            {"--topology", "1P1D", "--prefill-pp", "3", "--decode-tp", "2", "--kv-checksum", "on"},
            {"--processes", "--topology", "1P1D", "--prefill-tp", "2", "--decode-pp", "2"},
-           {"--processes", "--topology", "1P1D", "--transport", "handoff"}}) {
+           {"--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "2", "--prefill-pp",
+            "2", "--decode-tp", "2", "--decode-pp", "2"},
+           {"--processes", "--topology", "1P1D", "--transport", "handoff"},
+           {"--processes", "--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "2",
+            "--prefill-pp", "3", "--decode-tp", "2", "--decode-pp", "3"},
+           {"--processes", "--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "4",
+            "--decode-tp", "4", "--allocator", "contiguous", "--kv-layout", "token_major"}}) {
     const Ran ran = with(words);
     INFO(words[0] << " " << words[1] << ": " << ran.err);
     CHECK(ran.code == 0);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "simt.h"
 
@@ -21,6 +22,8 @@ void set_page_granularity(size_t bytes);
 // The n-th of these calls from now on answers with `code` and does nothing.
 enum class VmmCall { create, map, set_access };
 void fail_vmm_call(VmmCall call, int n, int code);
+// Which card vmm::card_identity() says; "GPU-simt" at first.
+void set_card_identity(const std::string& text);
 // What is live: addresses reserved, physical bytes, mappings.
 struct VmmUse {
   size_t reservations = 0, handles = 0, mappings = 0, physical_bytes = 0;

@@ -1,10 +1,12 @@
-// base/cuda_vmm.h on the CPU: physical memory is a memfd, addresses are PROT_NONE until memory is
-// mapped there and made accessible, and every rule of the driver is kept. So a touch of addresses
+// base/cuda_vmm.h on the CPU: physical memory is a memfd (one for all of it; what can be exported
+// has its own, which is what other processes get), addresses are PROT_NONE until memory is mapped
+// there and made accessible, and every rule of the driver is kept. So a touch of addresses
 // without memory, or of memory that was unmapped too early, is a segmentation fault here as it is
 // an illegal access on a card; copies and cp.async report it before (cuda_simt.cc).
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,6 +31,8 @@ constexpr size_t kDefaultGranularity = 64
 
 struct Physical {
   size_t bytes = 0, file_offset = 0;
+  int own_file = -1;      // of what can be exported
+  bool imported = false;  // counted where it was created
   int mapped = 0;
   bool released = false;
 };
@@ -48,6 +52,7 @@ struct Vmm {
   std::map<Handle, Physical> physical;
   std::map<Address, size_t> reserved;
   std::map<Address, Mapping> mappings;
+  std::string card = "GPU-simt";
   struct Planned {
     int calls = 0, code = 0;
   } planned[3];
@@ -89,11 +94,15 @@ struct Vmm {
     auto i = physical.find(handle);
     if (!i->second.released || i->second.mapped > 0) return;
     const Physical p = i->second;
+    physical.erase(i);
+    if (!p.imported) simt::give_device_memory(p.bytes);
+    if (p.own_file >= 0) {
+      ::close(p.own_file);
+      return;
+    }
     XPYD_CHECK(::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(p.file_offset),
                            off_t(p.bytes)) == 0);
     holes.emplace(p.bytes, p.file_offset);
-    simt::give_device_memory(p.bytes);
-    physical.erase(i);
   }
 };
 Vmm& state() {
@@ -147,6 +156,10 @@ void fail_vmm_call(VmmCall call, int n, int code) {
   std::lock_guard lock(state().mutex);
   state().planned[int(call)] = {n, code};
 }
+void set_card_identity(const std::string& text) {
+  std::lock_guard lock(state().mutex);
+  state().card = text;
+}
 VmmUse vmm_use() {
   Vmm& v = state();
   std::lock_guard lock(v.mutex);
@@ -195,14 +208,25 @@ int address_free(Address address, size_t bytes) {
   return 0;
 }
 
-int create(Handle* handle, size_t bytes) {
+Status exports_files() { return ok(); }
+std::string card_identity() {
+  std::lock_guard lock(state().mutex);
+  return state().card;
+}
+
+int create(Handle* handle, size_t bytes, Export to) {
   Vmm& v = state();
   std::lock_guard lock(v.mutex);
   if (!v.whole(0, bytes)) return kInvalidValue;
   if (const int code = v.planned_failure(simt::VmmCall::create)) return code;
   if (!simt::take_device_memory(bytes)) return kOutOfMemory;
   size_t offset = v.file_bytes;
-  if (auto hole = v.holes.find(bytes); hole != v.holes.end()) {
+  int file = v.fd, own_file = -1;
+  if (to == Export::file) {
+    file = own_file = ::memfd_create("xpyd-simt-exported", MFD_CLOEXEC);
+    offset = 0;
+    XPYD_CHECK(own_file >= 0 && ::ftruncate(own_file, off_t(bytes)) == 0);
+  } else if (auto hole = v.holes.find(bytes); hole != v.holes.end()) {
     offset = hole->second;
     v.holes.erase(hole);
   } else {
@@ -213,11 +237,33 @@ int create(Handle* handle, size_t bytes) {
   static const std::vector<unsigned char> ones(64 << 10, 0xff);
   for (size_t done = 0; done < bytes;) {
     const ssize_t n =
-        ::pwrite(v.fd, ones.data(), std::min(ones.size(), bytes - done), off_t(offset + done));
+        ::pwrite(file, ones.data(), std::min(ones.size(), bytes - done), off_t(offset + done));
     XPYD_CHECK(n > 0);
     done += size_t(n);
   }
-  v.physical[++v.last_handle] = {bytes, offset};
+  v.physical[++v.last_handle] = {bytes, offset, own_file};
+  *handle = v.last_handle;
+  return 0;
+}
+
+int export_file(int* file, Handle handle) {
+  Vmm& v = state();
+  std::lock_guard lock(v.mutex);
+  auto i = v.physical.find(handle);
+  if (i == v.physical.end() || i->second.released || i->second.own_file < 0) return kInvalidValue;
+  *file = ::fcntl(i->second.own_file, F_DUPFD_CLOEXEC, 0);
+  XPYD_CHECK(*file >= 0);
+  return 0;
+}
+
+int import_file(Handle* handle, int file) {
+  Vmm& v = state();
+  std::lock_guard lock(v.mutex);
+  struct stat there;
+  if (::fstat(file, &there) != 0 || !v.whole(0, size_t(there.st_size))) return kInvalidValue;
+  const int own = ::fcntl(file, F_DUPFD_CLOEXEC, 0);
+  XPYD_CHECK(own >= 0);
+  v.physical[++v.last_handle] = {size_t(there.st_size), 0, own, true};
   *handle = v.last_handle;
   return 0;
 }
@@ -255,8 +301,9 @@ int set_access(Address address, size_t bytes) {
   for (Address part : parts) {
     Mapping& mapping = v.mappings[part];
     if (std::exchange(mapping.accessible, true)) continue;
+    const Physical& p = v.physical[mapping.handle];
     void* at = ::mmap(pointer(part), mapping.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-                      v.fd, off_t(v.physical[mapping.handle].file_offset));
+                      p.own_file >= 0 ? p.own_file : v.fd, off_t(p.file_offset));
     XPYD_CHECK(at != MAP_FAILED, "the interpreter is out of mappings");
     simt::add_device_range(pointer(part), mapping.bytes);
   }

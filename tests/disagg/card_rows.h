@@ -1,0 +1,35 @@
+// kv_fixture.h's rows in memory of a card: written and compared by its copies.
+#pragma once
+
+#include <cstring>
+
+#include "base/cuda.h"
+#include "tests/allocator/kv_fixture.h"
+#include "tests/catch.h"
+
+namespace xpyd::testing {
+
+// Writes or compares rows by the card's copies; 0: all are right.
+inline int rows_on_card(const KvMemory& kv, KvHandle handle, std::span<const int32_t> tokens,
+                        int begin, bool write) {
+  cuda::Stream stream;
+  cuda::Memory host = cuda::Memory::pinned(kTinyShape.row_bytes());
+  int wrong = 0;
+  each_row(kv.view(handle), tokens, 0, begin, [&](std::byte* row, uint64_t pattern) {
+    if (write) std::memcpy(host.data(), &pattern, sizeof pattern);
+    cuda::copy(write ? row : host.data(), write ? host.data() : row, sizeof pattern, stream);
+    stream.wait();
+    wrong += std::memcmp(host.data(), &pattern, sizeof pattern) != 0;
+  });
+  return wrong;
+}
+
+inline KvHandle fill_on_card(KvMemory& kv, std::span<const int32_t> tokens) {
+  const KvHandle handle = kv.reserve(tokens, 0).value().handle;
+  REQUIRE(kv.append(handle, int(tokens.size())));
+  rows_on_card(kv, handle, tokens, 0, true);
+  kv.written(handle, tokens);
+  return handle;
+}
+
+}  // namespace xpyd::testing
