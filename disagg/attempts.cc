@@ -1,5 +1,6 @@
 #include "disagg/attempts.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -62,6 +63,26 @@ Status InstanceParts::add_peer(InstanceInfo info) {
   }
   routes[info.id] = std::move(route);
   peers[info.id] = std::move(info);
+  return ok();
+}
+
+Status InstanceParts::check_place(InstanceId peer, const KvPlace& place, int n_tokens) const {
+  if (wire.zero_copy()) return ok();
+  const KvLayout& layout = peers.at(peer).layout;
+  const auto error = [](const std::string& text) { return invalid("its place for KV: " + text); };
+  if (place.cached_tokens < 0 || place.cached_tokens > n_tokens)
+    return error("cached_tokens " + std::to_string(place.cached_tokens) + ", expected 0 to " +
+                 std::to_string(n_tokens));
+  const bool contiguous = place.blocks.empty();
+  const auto is_block = [&](int32_t block) { return block >= 0 && block < layout.n_blocks; };
+  if (contiguous ? !is_block(place.slot)
+                 : !std::all_of(place.blocks.begin(), place.blocks.end(), is_block))
+    return error("a block or slot beyond its " + std::to_string(layout.n_blocks));
+  const int64_t room =
+      contiguous ? layout.block_tokens : int64_t(place.blocks.size()) * layout.block_tokens;
+  if (n_tokens > room)
+    return error("room for " + std::to_string(room) + " tokens, expected " +
+                 std::to_string(n_tokens));
   return ok();
 }
 

@@ -49,6 +49,10 @@ struct InstanceParts {
   void plan_read(InstanceId peer, const KvPlace& place, KvHandle kv, const KvRegion& region,
                  TransferPlan& plan) const;
 
+  // Whether n_tokens of a sequence have a place at a peer (which is known) where it says: it comes
+  // from another process. The error: what is amiss.
+  Status check_place(InstanceId peer, const KvPlace& place, int n_tokens) const;
+
   std::vector<uint64_t> checksums(KvHandle kv, int token_begin, int token_end) const;
   // Whether these are those of the KV here, of every copy of a head.
   bool checksums_are(KvHandle kv, int token_begin, int token_end,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 namespace xpyd {
 
@@ -47,11 +48,18 @@ InstanceInfo Instance::info() const {
 }
 
 bool Instance::turn() {
+  bool moved = meet();
   mailbox_.take(inbox_);
-  bool moved = !inbox_.empty();
-  for (Envelope& envelope : inbox_)
+  std::vector<Envelope> waiting;
+  for (Envelope& envelope : inbox_) {
+    if (waits_for_wire(envelope)) {
+      waiting.push_back(std::move(envelope));
+      continue;
+    }
     std::visit([&](auto& m) { handle(envelope.from, std::move(m)); }, envelope.message);
-  inbox_.clear();
+    moved = true;
+  }
+  inbox_ = std::move(waiting);
   moved |= sender_.poll();
   moved |= receiver_.poll();
   moved |= engine_.step();
@@ -66,6 +74,7 @@ void Instance::run(const std::atomic<bool>& stop) {
     if (turn()) continue;
     double nap = idle() ? 0.1 : receiver_.counts() ? 0.0001 : 0.0005;
     if (options_.lease_s > 0) nap = std::min(nap, options_.lease_s / 8);
+    if (!meeting_.empty()) nap = std::min(nap, 0.001);
     mailbox_.wait(nap);
   }
 }
@@ -79,10 +88,9 @@ void Instance::look_for_answers() {
     if (auto* reserved = std::get_if<KvReserved>(&inbox_[i].message))
       sender_.handle(std::move(*reserved));
   }
-  inbox_.erase(std::remove_if(inbox_.begin() + long(known), inbox_.end(),
-                              [](const Envelope& e) {
-                                return std::holds_alternative<KvReserved>(e.message);
-                              }),
+  inbox_.erase(std::remove_if(
+                   inbox_.begin() + long(known), inbox_.end(),
+                   [](const Envelope& e) { return std::holds_alternative<KvReserved>(e.message); }),
                inbox_.end());
 }
 
@@ -125,41 +133,66 @@ void Instance::handle(InstanceId, PrefillJob message) {
 }
 
 void Instance::handle(InstanceId, PeerJoined message) {
-  if (message.info.id != options_.id) meet(std::move(message.info));
+  if (message.info.id == options_.id) return;
+  const InstanceId id = message.info.id;
+  meeting_[id] = {.info = std::move(message.info), .since_s = clock_.now()};
+  meet();
 }
 
-void Instance::meet(InstanceInfo info) {
-  const double start = clock_.now();
-  const Status connected =
-      wired_.contains(info.id) ? ok() : transport_->connect(info.id, info.address);
-  if (!connected) {  // until it can, what is placed on the two of us is placed anew
-    std::fprintf(stderr, "xpyd: %s cannot reach %s: %s\n", options_.name.c_str(),
-                 info.name.c_str(), connected.error().message.c_str());
-    // Trying stops this thread: it takes a tenth of the time at most.
-    const double now = clock_.now();
-    unreached_.push_back({std::move(info), now + 10 * (now - start)});
-    return;
+// Goes on connecting, without waiting for anybody.
+bool Instance::meet() {
+  constexpr double kAgainSeconds = 0.25;
+  const double now = clock_.now();
+  bool moved = false;
+  for (auto at = meeting_.begin(); at != meeting_.end();) {
+    Meeting& meeting = at->second;
+    const InstanceInfo& info = meeting.info;
+    const auto next = std::next(at);
+    if (now >= meeting.again_s) {
+      if (!std::exchange(meeting.calling, true)) meeting.since_s = now;
+      const Result<bool> connected = transport_->connect(info.id, info.address);
+      if (!connected) {  // until it can, what is placed on the two of us is placed anew
+        std::fprintf(stderr, "xpyd: %s cannot reach %s: %s\n", options_.name.c_str(),
+                     info.name.c_str(), connected.error().message.c_str());
+        // As long as this try has held others up, nothing waits for the next one.
+        meeting.again_s = now + std::max(kAgainSeconds, now - meeting.since_s);
+        meeting.calling = false;
+        moved = true;
+      } else if (connected.value()) {
+        if (Status known = parts_.add_peer(info); !known)  // it comes from another process
+          std::fprintf(stderr, "xpyd: %s and %s cannot exchange KV: %s\n", options_.name.c_str(),
+                       info.name.c_str(), known.error().message.c_str());
+        meeting_.erase(at);
+        moved = true;
+      }
+    }
+    at = next;
   }
-  wired_.insert(info.id);
-  if (Status known = parts_.add_peer(info); !known)  // it comes from another process
-    std::fprintf(stderr, "xpyd: %s and %s cannot exchange KV: %s\n", options_.name.c_str(),
-                 info.name.c_str(), known.error().message.c_str());
+  return moved;
+}
+
+// What a peer that is being called says, and what is placed on it, is of use when it can be
+// reached, and is given up when it cannot.
+bool Instance::waits_for_wire(const Envelope& envelope) const {
+  InstanceId peer = envelope.from;
+  if (const auto* start = std::get_if<StartRequest>(&envelope.message)) peer = start->decode;
+  if (const auto* job = std::get_if<PrefillJob>(&envelope.message)) peer = job->decode;
+  const auto found = meeting_.find(peer);
+  return found != meeting_.end() && found->second.calling;
 }
 
 void Instance::handle(InstanceId, PeerGone message) {
   transport_->disconnect(message.id);
-  wired_.erase(message.id);
-  std::erase_if(unreached_, [&](const Unreached& u) { return u.info.id == message.id; });
+  meeting_.erase(message.id);
   sender_.peer_gone(message.id);
   receiver_.peer_gone(message.id);
   parts_.peers.erase(message.id);
   parts_.routes.erase(message.id);
 }
 
-// The peer may live, and write: windows that are being closed wait for it. Its wire may have broken,
-// too: when it joins again it is connected again.
+// The peer may live, and write: windows that are being closed wait for it. Its wire may have
+// broken, too: when it joins again it is connected again.
 void Instance::handle(InstanceId, PeerBroken message) {
-  wired_.erase(message.id);
   const std::string why = options_.name + " lost its connection to a peer";
   sender_.peer_gone(message.id, why);
   receiver_.peer_gone(message.id, why);
@@ -183,14 +216,6 @@ void Instance::renew() {
   const double now = clock_.now();
   if (options_.lease_s == 0 || now < renewed_s_ + options_.lease_s / 4) return;
   renewed_s_ = now;
-  std::vector<Unreached> again;
-  again.swap(unreached_);
-  for (Unreached& u : again) {
-    if (now < u.again_s)
-      unreached_.push_back(std::move(u));
-    else
-      meet(std::move(u.info));
-  }
   std::unordered_map<InstanceId, std::vector<AttemptId>> of_peer;
   sender_.renewals(of_peer);
   receiver_.renewals(of_peer);

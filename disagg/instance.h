@@ -7,9 +7,9 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -83,7 +83,8 @@ class Instance final : private EngineHooks {
   // The conductor's alone.
   template <class M>
   void handle(InstanceId, M) {}
-  void meet(InstanceInfo info);
+  bool meet();  // true: a wire is connected, or cannot be
+  bool waits_for_wire(const Envelope& envelope) const;
   void renew();
   void report_cache();
   void publish();
@@ -111,14 +112,16 @@ class Instance final : private EngineHooks {
   KvSender sender_;
   KvReceiver receiver_;
 
-  std::set<InstanceId> wired_;          // peers that the transport is connected to
-  struct Unreached {
+  // A peer that the wire is not connected to yet.
+  struct Meeting {
     InstanceInfo info;
-    double again_s;  // Clock: not before
+    bool calling = true;  // false: it could not be reached
+    double since_s = 0;   // Clock: this state
+    double again_s = 0;   // Clock: not asked before
   };
-  std::vector<Unreached> unreached_;     // and those that it could not be
+  std::map<InstanceId, Meeting> meeting_;
   Mailbox<Envelope> mailbox_;
-  std::vector<Envelope> inbox_;  // taken, not handled
+  std::vector<Envelope> inbox_;  // taken, not handled; those that wait for a wire in front
   double renewed_s_ = 0, reported_s_ = 0;  // Clock: the last time
 
   mutable std::mutex stats_mutex_;

@@ -50,6 +50,11 @@ void KvReceiver::handle(InstanceId from, KvOffered message) {
   in.tokens = in.request->prompt;  // each choice's last token was sampled there, and has no KV yet
   const std::vector<int32_t>& output = message.choices[0].output;
   in.tokens.insert(in.tokens.end(), output.begin(), output.end() - 1);
+  if (Status fits = parts_.check_place(from, message.source, int(in.tokens.size())); !fits) {
+    parts_.tell(kConductor, AttemptFailed{message.attempt, fits.error().message});
+    parts_.tell(from, ReservationCancelled{message.attempt});
+    return;
+  }
   in.choices = std::move(message.choices);
   in.source = std::move(message.source);
   in.deadline_s = parts_.new_deadline();

@@ -22,6 +22,7 @@ void KvSender::started(const Sequence& sequence) {
   Outgoing& out = outgoing_.at(sequence.attempt);
   if (out.over || out.order == DisaggOrder::pull) return;
   out.told = true;
+  out.n_tokens = sequence.given;
   out.deadline_s = parts_.new_deadline();
   parts_.tell(out.peer, ReserveKv{sequence.attempt, sequence.request, state_of(sequence)});
 }
@@ -30,7 +31,9 @@ void KvSender::handle(KvReserved message) {
   auto found = outgoing_.find(message.attempt);
   if (found == outgoing_.end()) return;  // over, and the other side has been told
   Outgoing& out = found->second;
-  if (out.over || out.destination) return;
+  if (out.over || out.destination || !parts_.peers.contains(out.peer)) return;
+  if (Status fits = parts_.check_place(out.peer, message.destination, out.n_tokens); !fits)
+    return give_up(message.attempt, out, fits.error().message);
   out.destination = std::move(message.destination);
   out.deadline_s = parts_.new_deadline();
   std::fill(out.sent.begin(), out.sent.end(), out.destination->cached_tokens);
@@ -64,9 +67,9 @@ void KvSender::send_kv(Outgoing& out, KvHandle kv, int layer_begin, int layer_en
       stats_.bytes += int64_t(plan_.bytes);
       stats_.descriptors += int64_t(plan_.copies.size());
       const double post_s = parts_.clock.now();
+      const uint32_t number = uint32_t(++out.posts);
       const TransferId id = parts_.wire.post(
-          {out.peer, KvOp::write, out.destination->window, out.deadline_s}, plan_);
-      ++out.posts;
+          {out.peer, KvOp::write, out.destination->window, out.deadline_s, number}, plan_);
       const TransferState state = parts_.wire.poll(id);
       if (state == TransferState::in_flight)
         out.in_flight.push_back({id, parts_.memory.pin(kv), post_s, plan_.bytes});

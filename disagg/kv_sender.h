@@ -61,6 +61,7 @@ class KvSender {
     InstanceId peer = -1;
     bool computing = true;              // the engine has its sequence
     bool told = false;                  // the peer knows of it
+    int n_tokens = 0;                   // told: for which it was asked for room
     std::optional<KvPlace> destination;
     std::vector<int> sent;              // [n_layers]: tokens already posted
     struct Flight {

@@ -6,7 +6,7 @@
 //   delay      it begins later, by a time exponentially distributed around this mean
 //   reorder    it begins behind the next post, or after a millisecond
 //   duplicate  when it is done, the same bytes come once more (a write's only), maybe into a window
-//              that is closed by then; where it is still open, arrived() counts both
+//              that is closed by then; where it is still open, arrived() counts one, by its number
 //   truncate   its last bytes do not come, and it is done
 //   corrupt    one bit of it is another, and it is done
 //

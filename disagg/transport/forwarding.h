@@ -13,7 +13,7 @@ class ForwardingTransport : public KvTransport {
   explicit ForwardingTransport(std::unique_ptr<KvTransport> inner) : inner_(std::move(inner)) {}
   bool zero_copy() const override { return inner_->zero_copy(); }
   std::string address() const override { return inner_->address(); }
-  Status connect(PeerId peer, const std::string& address) override {
+  Result<bool> connect(PeerId peer, const std::string& address) override {
     return inner_->connect(peer, address);
   }
   void disconnect(PeerId peer) override { inner_->disconnect(peer); }

@@ -9,7 +9,7 @@ namespace {
 class HandoffTransport final : public KvTransport {
  public:
   bool zero_copy() const override { return true; }
-  Status connect(PeerId, const std::string&) override { return ok(); }
+  Result<bool> connect(PeerId, const std::string&) override { return true; }
   void disconnect(PeerId) override {}
   std::byte* remote(PeerId, int) const override { return nullptr; }
   Result<WindowKey> open(PeerId, KvOp, std::span<const MemoryRange>) override {

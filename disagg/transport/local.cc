@@ -64,12 +64,13 @@ class LocalTransport final : public KvTransport {
     registry().remove(*node_);
     node_->windows.shut();
     if (!in_flight_.empty()) options_.queue->wait();
-    for (auto& [id, transfer] : in_flight_) transfer.peer->windows.leave(transfer.window, false);
+    for (auto& [id, transfer] : in_flight_)
+      transfer.peer->windows.leave(transfer.what.window, false);
   }
 
   std::string address() const override { return node_->address; }
 
-  Status connect(PeerId peer, const std::string& address) override {
+  Result<bool> connect(PeerId peer, const std::string& address) override {
     auto node = registry().find(address);
     if (!node)
       return Error{ErrorCode::unavailable,
@@ -78,7 +79,7 @@ class LocalTransport final : public KvTransport {
     if (!added && at->second != node)
       return invalid("local: instance " + std::to_string(peer) + " has another address already");
     node_->windows.connect(peer);
-    return ok();
+    return true;
   }
   void disconnect(PeerId peer) override {
     peers_.erase(peer);
@@ -107,9 +108,9 @@ class LocalTransport final : public KvTransport {
       return id;
     }
     options_.queue->copy(plan.copies, false);
-    auto [at, added] = in_flight_.emplace(
-        id, InFlight{peer->second, transfer.peer, transfer.window, options_.queue->mark(),
-                     transfer.deadline_s, int64_t(plan.bytes), int64_t(plan.copies.size())});
+    auto [at, added] =
+        in_flight_.emplace(id, InFlight{peer->second, transfer, options_.queue->mark(),
+                                        int64_t(plan.bytes), int64_t(plan.copies.size())});
     progress(at);
     return id;
   }
@@ -137,10 +138,8 @@ class LocalTransport final : public KvTransport {
  private:
   struct InFlight {
     std::shared_ptr<Node> peer;
-    PeerId peer_id;
-    WindowKey window;
+    KvTransfer what;
     int64_t mark;
-    double deadline_s;
     int64_t bytes, descriptors;
     bool cancelled = false;
   };
@@ -148,11 +147,11 @@ class LocalTransport final : public KvTransport {
   // True: the queue has got past it, and it is settled.
   bool progress(std::unordered_map<TransferId, InFlight>::iterator at) {
     InFlight& transfer = at->second;
-    if (transfer.deadline_s > 0 && options_.clock->now() >= transfer.deadline_s)
-      transfer.cancelled = true;
+    const KvTransfer& what = transfer.what;
+    if (what.deadline_s > 0 && options_.clock->now() >= what.deadline_s) transfer.cancelled = true;
     if (!options_.queue->reached(transfer.mark)) return false;
-    const bool wanted = !transfer.cancelled && peers_.count(transfer.peer_id) > 0;
-    const bool arrived = transfer.peer->windows.leave(transfer.window, wanted) && wanted;
+    const bool wanted = !transfer.cancelled && peers_.count(what.peer) > 0;
+    const bool arrived = transfer.peer->windows.leave(what.window, wanted, what.number) && wanted;
     if (arrived) stats_.bytes += transfer.bytes, stats_.descriptors += transfer.descriptors;
     settle(at->first, arrived ? TransferState::done : TransferState::failed);
     in_flight_.erase(at);

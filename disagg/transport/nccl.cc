@@ -15,7 +15,6 @@
 
 #include "disagg/transport/nccl.h"
 
-#include <chrono>
 #include <unordered_map>
 
 #include "base/vendor_queue.h"
@@ -27,8 +26,6 @@ namespace {
 
 using nccl::Guest;
 using nccl::Link;
-
-constexpr double kCallSeconds = 5;  // for the peer's process to answer
 
 class NcclTransport final : public KvTransport {
  public:
@@ -53,6 +50,7 @@ class NcclTransport final : public KvTransport {
   Status start() {
     if (auto listening = channels_.listen(address_.host); !listening)
       return Error{listening.error().code, "nccl: " + listening.error().message};
+    address_.host = channels_.host();
     address_.port = channels_.port();
     channels_.start();
     return ok();
@@ -60,55 +58,57 @@ class NcclTransport final : public KvTransport {
 
   std::string address() const override { return to_text(kKind, address_); }
 
-  Status connect(PeerId peer, const std::string& text) override {
+  // Two answers are waited for: of the peer's process, and then of NCCL, in both processes.
+  Result<bool> connect(PeerId peer, const std::string& text) override {
     if (auto known = peers_.find(peer); known != peers_.end() && !known->second.link->dead()) {
-      if (known->second.text == text) return ok();
+      if (known->second.text == text) return true;
       return invalid("nccl: instance " + std::to_string(peer) + " has another address already");
     }
-    auto address = parse_side_address(kKind, text);
-    if (!address) return address.error();
     const auto wrong = [&](const std::string& why) {
+      calling_.erase(peer);
       return Error{ErrorCode::unavailable,
                    "instance " + std::to_string(peer) + " over nccl: " + why};
     };
-    nccl::Hello hello{.from = options_.self, .token = address.value().token};
-    if (const int result = api_.get_unique_id(&hello.id); result != kNcclSuccess)
-      return wrong(nccl_error(api_, result, nullptr));
-    std::shared_ptr<SideChannel> channel;
-    auto answered = call_side(address.value().host, address.value().port, frame(hello),
-                              kCallSeconds, nccl::kSideLimits, channel);
-    if (!answered) return wrong(answered.error().message);
-    const auto answer = nccl::parse_hello(answered.value());
-    if (!answer) return wrong("its answer is none");
-    if (!answer->refusal.empty()) return wrong("it refuses: " + answer->refusal);
-
-    auto link = std::make_shared<Link>(api_, make_pipe(), channel);
-    auto joined = link->joined();
-    channel->trusted = true;
-    channel->frame = [weak = std::weak_ptr(link)](std::string_view body) {
-      auto held = weak.lock();
-      return held && held->take(body);
-    };
-    channel->left = [weak = std::weak_ptr(link)] {
-      if (auto held = weak.lock()) held->end("it has hung up");
-    };
-    later([this, link, id = hello.id, channel] {
-      links_.push_back(link);
-      link->start(id);
-    });
-    channels_.add(channel);
-    if (joined.wait_for(std::chrono::seconds(nccl::kJoinSeconds)) != std::future_status::ready) {
-      later([link] { link->end("it did not join the communicator"); });
-      return wrong("it did not join the communicator within " + std::to_string(nccl::kJoinSeconds) +
-                   " s");
+    auto at = calling_.find(peer);
+    if (at == calling_.end() || at->second.text != text) {
+      auto address = parse_side_address(kKind, text);
+      if (!address) return address.error();
+      nccl::Hello hello{.from = options_.self, .token = address.value().token};
+      if (const int result = api_.get_unique_id(&hello.id); result != kNcclSuccess)
+        return wrong(nccl_error(api_, result, nullptr));
+      auto call = SideCall::begin(address.value().host, address.value().port, frame(hello),
+                                  nccl::kSideLimits);
+      if (!call) return wrong(call.error().message);
+      give_up_call(peer);
+      at = calling_
+               .emplace(peer,
+                        Calling{text, address.value().regions, hello.id, std::move(call).value(),
+                                options_.clock->now() + options_.connect_s, nullptr})
+               .first;
     }
-    if (link->dead()) return wrong(link->why());
-    peers_[peer] = {link, text, address.value().regions};
+    Calling& calling = at->second;
+    if (!calling.link) {
+      auto body = calling.call.answer();
+      if (!body) return wrong(body.error().message);
+      if (!body.value()) {
+        if (options_.clock->now() < calling.until_s) return false;
+        return wrong("it does not answer");
+      }
+      const auto answer = nccl::parse_hello(*body.value());
+      if (!answer) return wrong("its answer is none");
+      if (!answer->refusal.empty()) return wrong("it refuses: " + answer->refusal);
+      calling.link = start_link(calling.call.channel(), calling.id);
+    }
+    if (!calling.link->settled()) return false;  // the link gives up after kJoinSeconds
+    if (calling.link->dead()) return wrong(calling.link->why());
+    peers_[peer] = {calling.link, text, std::move(calling.regions)};
+    calling_.erase(at);
     windows_.connect(peer);
-    return ok();
+    return true;
   }
 
   void disconnect(PeerId peer) override {
+    give_up_call(peer);
     windows_.disconnect(peer);
     std::shared_ptr<Link> link;
     if (auto at = peers_.find(peer); at != peers_.end()) {
@@ -189,6 +189,14 @@ class NcclTransport final : public KvTransport {
     std::string text;
     std::vector<SideAddress::Region> regions;
   };
+  struct Calling {
+    std::string text;
+    std::vector<SideAddress::Region> regions;
+    NcclUniqueId id;
+    SideCall call;
+    double until_s;              // Clock: for the call's answer
+    std::shared_ptr<Link> link;  // since it came
+  };
   struct Transfer {
     std::shared_ptr<nccl::Post> post;  // null: it has failed already
     std::shared_ptr<Link> link;
@@ -204,6 +212,30 @@ class NcclTransport final : public KvTransport {
     if (transfer.submitted || (transfer.mark && !options_.queue->reached(*transfer.mark))) return;
     transfer.submitted = true;
     later([link = transfer.link, post = transfer.post] { link->add(post); });
+  }
+  void give_up_call(PeerId peer) {
+    auto at = calling_.find(peer);
+    if (at == calling_.end()) return;
+    if (at->second.link) later([link = at->second.link] { link->end("it was disconnected"); });
+    calling_.erase(at);
+  }
+  std::shared_ptr<Link> start_link(const std::shared_ptr<SideChannel>& channel,
+                                   const NcclUniqueId& id) {
+    auto link = std::make_shared<Link>(api_, make_pipe(), channel);
+    channel->trusted = true;
+    channel->frame = [weak = std::weak_ptr(link)](std::string_view body) {
+      auto held = weak.lock();
+      return held && held->take(body);
+    };
+    channel->left = [weak = std::weak_ptr(link)] {
+      if (auto held = weak.lock()) held->end("it has hung up");
+    };
+    later([this, link, id] {
+      links_.push_back(link);
+      link->start(id);
+    });
+    channels_.add(channel);
+    return link;
   }
   Link::MakePipe make_pipe() {
     return [this](const NcclUniqueId& id, int rank) {
@@ -261,6 +293,7 @@ class NcclTransport final : public KvTransport {
   const NcclApi& api_;
   SideAddress address_;
   mutable WindowTable windows_;
+  std::unordered_map<PeerId, Calling> calling_;
   std::unordered_map<PeerId, Peer> peers_;
   std::unordered_map<TransferId, Transfer> transfers_;
   TransferId last_id_ = 0;

@@ -57,8 +57,12 @@ void Link::ask() {
     while (usable(*post) && post->asked < post->groups.size()) {
       if (flights_.size() >= kMaxAhead) return;
       Message message{.kind = Message::ask, .seq = ++last_seq_};
-      message.asked = {post->id,          uint32_t(post->asked), uint32_t(post->groups.size()),
-                       post->what.window, post->what.op,         {}};
+      message.asked = {.post = post->id,
+                       .group = uint32_t(post->asked),
+                       .n_groups = uint32_t(post->groups.size()),
+                       .number = post->what.number,
+                       .window = post->what.window,
+                       .op = post->what.op};
       for (const Copy& copy : post->groups[post->asked]) {
         const std::byte* there = post->what.op == KvOp::write ? copy.destination : copy.source;
         message.asked.ranges.push_back({reinterpret_cast<uint64_t>(there), copy.bytes});
@@ -190,7 +194,7 @@ bool Link::turn() {
   while (!pipes_.empty() && pipes_.front()->state() == Pipe::State::broken &&
          pipes_.front()->empty())
     pipes_.pop_front();
-  if ((dead_ || stands()) && !std::exchange(told_, true)) joined_.set_value();
+  if (dead_ || stands()) settled_ = true;
   for (const auto& post : posts_) {
     if (usable(*post) || post->inside == 0) continue;
     if (post->unwanted_s == 0) post->unwanted_s = now();

@@ -11,14 +11,13 @@
 // unless it comes while the communicator is being made: then the link is dead, and says why. It is
 // dead, too, when the other end does not join. Nothing is asked for before a communicator stands.
 //
-// Thread safety: Post: `wanted`, `state` any thread. Link: the channels' thread; dead(), why(), and
-// joined() any thread.
+// Thread safety: Post: `wanted`, `state` any thread. Link: the channels' thread; dead(), why() and
+// settled() any thread.
 #pragma once
 
 #include <atomic>
 #include <deque>
 #include <functional>
-#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -58,8 +57,8 @@ class Link {
 
   bool dead() const { return dead_; }
   bool gone() const { return dead_ && posts_.empty() && pipes_.empty(); }
-  std::string why() const;                                     // dead
-  std::future<void> joined() { return joined_.get_future(); }  // the communicator stands, or dead()
+  std::string why() const;                   // dead
+  bool settled() const { return settled_; }  // its first communicator stands, or dead()
 
  private:
   struct Flight {  // a group from ask to its end
@@ -85,9 +84,7 @@ class Link {
   std::deque<std::shared_ptr<Post>> posts_;  // not settled, in their order
   std::map<uint64_t, Flight> flights_;
   uint64_t last_seq_ = 0;
-  std::promise<void> joined_;
-  bool told_ = false;  // joined_
-  std::atomic<bool> dead_{false};
+  std::atomic<bool> dead_{false}, settled_{false};
   mutable std::mutex mutex_;
   std::string why_;
 };

@@ -6,7 +6,7 @@ namespace xpyd::nccl {
 namespace {
 
 constexpr uint8_t kHello = 1;
-constexpr uint32_t kVersion = 0x786e6301;
+constexpr uint32_t kVersion = 0x786e6302;
 constexpr size_t kMaxRefusal = 256;
 
 void put(ByteWriter& to, const NcclUniqueId& id) {
@@ -25,6 +25,7 @@ bool get_ask(ByteReader& from, Ask& ask) {
   ask.post = from.get<uint64_t>();
   ask.group = from.get<uint32_t>();
   ask.n_groups = from.get<uint32_t>();
+  ask.number = from.get<uint32_t>();
   ask.window.index = from.get<uint32_t>();
   ask.window.generation = from.get<uint32_t>();
   ask.window.secret = from.get<uint64_t>();
@@ -79,6 +80,7 @@ std::string frame(const Message& message) {
     to.put(ask.post);
     to.put(ask.group);
     to.put(ask.n_groups);
+    to.put(ask.number);
     to.put(ask.window.index);
     to.put(ask.window.generation);
     to.put(ask.window.secret);

@@ -46,6 +46,7 @@ struct Range {
 struct Ask {
   uint64_t post = 0;
   uint32_t group = 0, n_groups = 0;
+  uint32_t number = 0;  // KvTransfer's
   WindowKey window;
   KvOp op = KvOp::write;
   std::vector<Range> ranges;  // in the order of the calls

@@ -13,6 +13,8 @@ class RdmaTransport final : public KvTransport {
  public:
   RdmaTransport(const TransportOptions& options, std::vector<rdma::Rail> rails)
       : self_(options.self),
+        clock_(*options.clock),
+        connect_s_(options.connect_s),
         rails_(std::move(rails)),
         serving_(rails_, options.regions),
         posting_(rails_, options.regions, *options.clock,
@@ -31,19 +33,20 @@ class RdmaTransport final : public KvTransport {
   Status start() {
     if (auto listening = channels_.listen(address_.host); !listening)
       return Error{listening.error().code, "rdma: " + listening.error().message};
+    address_.host = channels_.host();
     address_.port = channels_.port();
     channels_.start();
     return ok();
   }
 
   std::string address() const override { return rdma::to_text(address_); }
-  Status connect(PeerId peer, const std::string& text) override {
+  Result<bool> connect(PeerId peer, const std::string& text) override {
     auto address = rdma::parse_address(text);
     if (!address) return address.error();
-    if (auto called = posting_.connect(self_, peer, address.value(), channels_); !called)
-      return called;
-    serving_.connect(peer);
-    return ok();
+    const double until = clock_.now() + connect_s_;
+    const Result<bool> connected = posting_.connect(self_, peer, address.value(), until, channels_);
+    if (connected && connected.value()) serving_.connect(peer);
+    return connected;
   }
   void disconnect(PeerId peer) override {
     posting_.disconnect(peer);
@@ -96,6 +99,8 @@ class RdmaTransport final : public KvTransport {
   }
 
   const PeerId self_;
+  Clock& clock_;
+  const double connect_s_;
   std::vector<rdma::Rail> rails_;
   rdma::Address address_;
   mutable rdma::Serving serving_;

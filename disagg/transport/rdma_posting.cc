@@ -5,7 +5,6 @@
 namespace xpyd::rdma {
 namespace {
 
-constexpr double kConnectSeconds = 5;
 // How long a cancelled transfer waits for what is under way before it takes the link down with it.
 constexpr double kCancelSeconds = 2;
 constexpr size_t kRequestBytes = 1 << 20;
@@ -95,35 +94,69 @@ Posting::Transfer& Posting::new_transfer() {
   return t;
 }
 
-Status Posting::connect(PeerId self, PeerId peer, const Address& address, SideChannels& channels) {
-  disconnect(peer);
+Result<bool> Posting::connect(PeerId self, PeerId peer, const Address& address, double until_s,
+                              SideChannels& channels) {
+  if (Link* link = find(peer)) {
+    read_mail(*link);
+    if (link->state != Link::dead) {
+      if (link->address == address) return true;
+      return invalid("rdma: instance " + std::to_string(peer) + " has another address already");
+    }
+  }
   auto wrong = [&](const std::string& why) {
+    calling_.erase(peer);
     return Error{ErrorCode::unavailable, "instance " + std::to_string(peer) + " over rdma: " + why};
   };
+  auto calling = calling_.find(peer);
+  if (calling == calling_.end() || !(calling->second.address == address)) {
+    auto called = call(self, address, until_s);
+    if (!called) return wrong(called.error().message);
+    calling = calling_.insert_or_assign(peer, std::move(called).value()).first;
+  }
+  auto answer = calling->second.call.answer();
+  if (!answer) return wrong(answer.error().message);
+  if (!answer.value()) {
+    if (clock_.now() < calling->second.until_s) return false;
+    return wrong("it does not answer");
+  }
+  if (auto up = answered(peer, calling->second, *answer.value(), channels); !up)
+    return wrong(up.error().message);
+  calling_.erase(peer);
+  return true;
+}
+
+Result<Posting::Calling> Posting::call(PeerId self, const Address& address, double until_s) {
   auto made = make_queues(rails_, std::min(rails_.size(), kMaxRails), Role::post);
-  if (!made) return wrong(made.error().message);
-  std::vector<Queue>& queues = made.value();
-  std::shared_ptr<SideChannel> channel;
-  auto answered =
-      call_side(address.host, address.port, frame(Hello{self, address.token, ends_of(queues), ""}),
-                kConnectSeconds, kSideLimits, channel);
-  if (!answered) return wrong(answered.error().message);
-  auto hello = parse_hello(answered.value());
+  if (!made) return made.error();
+  auto called =
+      SideCall::begin(address.host, address.port,
+                      frame(Hello{self, address.token, ends_of(made.value()), ""}), kSideLimits);
+  if (!called) return called.error();
+  return Calling{address, std::move(called).value(), std::move(made).value(), until_s};
+}
+
+Status Posting::answered(PeerId peer, Calling& calling, const std::string& body,
+                         SideChannels& channels) {
+  const auto wrong = [](const std::string& why) { return Error{ErrorCode::unavailable, why}; };
+  std::vector<Queue>& queues = calling.queues;
+  const std::shared_ptr<SideChannel>& channel = calling.call.channel();
+  auto hello = parse_hello(body);
   if (!hello) return wrong("its answer is none");
   if (hello->rails.empty()) return wrong("it refuses: " + hello->refusal);
   if (hello->rails.size() > queues.size()) return wrong("its answer has too many rails");
   queues.resize(hello->rails.size());
   if (auto connected = connect_queues(rails_, queues, hello->rails); !connected)
-    return wrong(connected.error().message);
+    return connected.error();
 
+  if (find(peer)) links_.erase(peer);  // a dead one
   Link& link = links_[peer];
   link.peer = peer;
-  link.address = address;
+  link.address = calling.address;
   link.channel = channel;
   link.mail = std::make_shared<Mail>();
   channel->trusted = true;
-  channel->frame = [mail = link.mail, n = queues.size()](std::string_view body) {
-    auto message = parse_message(body, n);
+  channel->frame = [mail = link.mail, n = queues.size()](std::string_view bytes) {
+    auto message = parse_message(bytes, n);
     return message && mail->take(*message);
   };
   channel->left = [mail = link.mail] {
@@ -137,6 +170,7 @@ Status Posting::connect(PeerId self, PeerId peer, const Address& address, SideCh
 }
 
 void Posting::disconnect(PeerId peer) {
+  calling_.erase(peer);
   Link* link = find(peer);
   if (!link) return;
   die(*link);

@@ -28,6 +28,7 @@
 #include "disagg/transport/rdma_link.h"
 #include "disagg/transport/rdma_plan.h"
 #include "disagg/transport/side_channel.h"
+#include "disagg/transport/window_table.h"
 
 namespace xpyd::rdma {
 
@@ -38,7 +39,9 @@ class Posting {
           DeviceQueue* device_queue);
   ~Posting();
 
-  Status connect(PeerId self, PeerId peer, const Address& address, SideChannels& channels);
+  // As KvTransport says it; `until_s` is that of a call that begins now.
+  Result<bool> connect(PeerId self, PeerId peer, const Address& address, double until_s,
+                       SideChannels& channels);
   void disconnect(PeerId peer);
   std::byte* remote(PeerId peer, int region) const;
   TransferId post(const KvTransfer& transfer, const TransferPlan& plan);
@@ -95,9 +98,18 @@ class Posting {
     enum { ready, renewing, dead } state = ready;
     std::deque<Transfer*> waiting;  // those with something left to post or to hear
     uint64_t last_sync = 0;
+    WindowNumbers counted;
+  };
+  struct Calling {  // a peer that has not answered yet
+    Address address;
+    SideCall call;
+    std::vector<Queue> queues;
+    double until_s;
   };
 
   // rdma_posting.cc: what becomes of transfers.
+  Result<Calling> call(PeerId self, const Address& address, double until_s);
+  Status answered(PeerId peer, Calling& calling, const std::string& body, SideChannels& channels);
   Link* find(PeerId peer);
   Transfer* find_transfer(TransferId id);
   Transfer& new_transfer();
@@ -121,6 +133,7 @@ class Posting {
   const RequestLimits limits_;
   Clock& clock_;
   DeviceQueue* const device_queue_;
+  std::map<PeerId, Calling> calling_;
   std::map<PeerId, Link> links_;
   std::vector<std::unique_ptr<Transfer>> transfers_;  // used again: a post allocates nothing
   std::vector<uint32_t> free_places_;                 // in transfers_

@@ -74,8 +74,10 @@ bool Posting::send_batch(Link& link, Transfer& t, size_t rail) {
   last.wr_id |= 1;
   last.send_flags |= IBV_SEND_SIGNALED;
   if (size.last) {
-    last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-    last.imm_data = htonl(t.keys->generation);
+    if (link.counted.count(t.what)) {  // not one that comes again
+      last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+      last.imm_data = htonl(t.keys->generation);
+    }
     if (size.notice && !write) last.send_flags |= IBV_SEND_FENCE;  // behind the reads
     t.stage = Transfer::sent;
   }

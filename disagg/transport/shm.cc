@@ -27,20 +27,28 @@ class ShmTransport final : public KvTransport {
       : options_(options), owner_(std::move(owner)) {}
 
   std::string address() const override { return owner_->address(); }
-  Status connect(PeerId peer, const std::string& address) override {
+  Result<bool> connect(PeerId peer, const std::string& address) override {
     if (auto known = peers_.find(peer); known != peers_.end() && !known->second->gone) {
-      if (known->second->address == address) return ok();
+      if (known->second->address == address) return true;
       return invalid("shm: instance " + std::to_string(peer) + " has another address already");
     }
-    auto remote = shm::reach(options_.self, address);
+    const double now = options_.clock->now();
+    if (auto at = calls_.find(peer); at != calls_.end() && at->second.address() != address)
+      calls_.erase(at);
+    const auto call =
+        calls_.try_emplace(peer, options_.self, address, now + options_.connect_s).first;
+    auto remote = call->second.go_on(now);
+    if (remote.ok() && !remote.value()) return false;
+    calls_.erase(call);
     if (!remote.ok()) return remote.error();
     remote.value()->id = peer;
     peers_[peer] = remote.value();
     owner_->connect(peer);
     owner_->watch(remote.value());
-    return ok();
+    return true;
   }
   void disconnect(PeerId peer) override {
+    calls_.erase(peer);
     if (auto at = peers_.find(peer); at != peers_.end()) {
       at->second->gone = true;
       peers_.erase(at);
@@ -115,6 +123,7 @@ class ShmTransport final : public KvTransport {
     return t.what.deadline_s > 0 && options_.clock->now() >= t.what.deadline_s;
   }
   const TransportOptions options_;
+  std::unordered_map<PeerId, shm::Call> calls_;  // peers that have not answered yet
   std::unordered_map<PeerId, std::shared_ptr<Remote>> peers_;
   std::unordered_map<TransferId, std::shared_ptr<Transfer>> transfers_;
   TransferId last_id_ = 0;

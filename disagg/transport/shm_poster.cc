@@ -1,6 +1,7 @@
 #include "disagg/transport/shm_poster.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "disagg/transport/shared_memory.h"
@@ -26,6 +27,11 @@ bool Remote::covered(const KvTransfer& what, const Copy& copy) {
       return windows.covers(what, shared_place(i, size_t(at - base)), copy.bytes);
   }
   return false;
+}
+
+void Remote::count_arrived(const KvTransfer& what) {
+  std::lock_guard lock(mutex_);
+  if (counted_.count(what)) windows.count_arrived(what);
 }
 
 bool run(Transfer& t, const std::span<const Copy> all, int thread) {
@@ -59,7 +65,7 @@ bool run(Transfer& t, const std::span<const Copy> all, int thread) {
     } else {
       for (const Copy& c : piece) std::memcpy(c.destination, c.source, c.bytes);
     }
-    if (copies.empty()) windows.count_arrived(t.what);
+    if (copies.empty()) t.peer->count_arrived(t.what);
     windows.leave(thread);
   } while (!copies.empty());
   return true;
@@ -86,33 +92,53 @@ void Copier::work() {
   }
 }
 
-Result<std::shared_ptr<Remote>> reach(PeerId self, const std::string& address) {
+Result<std::shared_ptr<Remote>> Call::go_on(double now_s) {
+  if (!said_) {
+    const Result<bool> said = say_hello();
+    if (!said) return said.error();
+    said_ = said.value();
+  }
+  if (said_) {
+    auto remote = hear_welcome();
+    if (!remote || remote.value()) return remote;
+  }
+  if (now_s >= until_s_) return unreachable(address_, "it does not answer");
+  return std::shared_ptr<Remote>();
+}
+
+// False: there is no room for us at its door yet.
+Result<bool> Call::say_hello() {
   sockaddr_un name;
   const std::string prefix = "shm:@";
-  if (!address.starts_with(prefix) || address.size() == prefix.size() ||
-      address.size() - prefix.size() >= sizeof name.sun_path)
-    return unreachable(address, "not an address of an shm transport (shm:@NAME)");
-  const socklen_t length = abstract_address(address.substr(prefix.size()), name);
-  auto remote = std::make_shared<Remote>();
-  remote->address = address;
-  remote->socket = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  const int fd = remote->socket.get();
-  const timeval patience{kConnectSeconds, 0};
-  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-  if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&name), length) != 0)
-    return unreachable(address, os_text());
-  if (!same_user(fd)) return unreachable(address, "it belongs to another user");
+  if (!address_.starts_with(prefix) || address_.size() == prefix.size() ||
+      address_.size() - prefix.size() >= sizeof name.sun_path)
+    return unreachable(address_, "not an address of an shm transport (shm:@NAME)");
+  const socklen_t length = abstract_address(address_.substr(prefix.size()), name);
+  if (socket_.get() < 0)
+    socket_ = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int fd = socket_.get();
+  if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&name), length) != 0) {
+    if (fd >= 0 && (errno == EAGAIN || errno == EINTR)) return false;
+    return unreachable(address_, os_text());
+  }
+  if (!same_user(fd)) return unreachable(address_, "it belongs to another user");
   const Hello hello;
+  if (send(fd, &hello, sizeof hello, MSG_NOSIGNAL) != ssize_t(sizeof hello))
+    return unreachable(address_, os_text());  // the first packet: a socket has room for it
+  return true;
+}
+
+// Null: it has said nothing yet.
+Result<std::shared_ptr<Remote>> Call::hear_welcome() {
+  const std::string& address = address_;
   Welcome welcome;
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * (kMaxRegions + 1))];
   iovec bytes{&welcome, sizeof welcome};
   msghdr message{};
   message.msg_iov = &bytes, message.msg_iovlen = 1;
   message.msg_control = control, message.msg_controllen = sizeof control;
-  if (send(fd, &hello, sizeof hello, MSG_NOSIGNAL) != ssize_t(sizeof hello))
-    return unreachable(address, os_text());
-  const ssize_t n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+  const ssize_t n = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return std::shared_ptr<Remote>();
   std::vector<Fd> fds;
   if (n > 0)
     for (cmsghdr* c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
@@ -128,6 +154,9 @@ Result<std::shared_ptr<Remote>> reach(PeerId self, const std::string& address) {
       welcome.n_regions > int(kMaxRegions) || fds.size() != size_t(welcome.n_regions) + 1 ||
       welcome.line < 0 || welcome.line >= kSharedLines)
     return unreachable(address, "it did not answer as this version of the wire does");
+  auto remote = std::make_shared<Remote>();
+  remote->address = address;
+  remote->socket = std::move(socket_);
   if (welcome.n_ranges > kMaxRanges) return unreachable(address, "its table is too large");
   auto table = map_shared_file(fds[0].get(), SharedTable::bytes(welcome.n_ranges));
   if (!table.ok()) return unreachable(address, table.error().message);
@@ -135,7 +164,7 @@ Result<std::shared_ptr<Remote>> reach(PeerId self, const std::string& address) {
   auto* windows = reinterpret_cast<SharedTable*>(remote->table.get());
   if (windows->magic != SharedTable::kMagic)
     return unreachable(address, "its windows are of another version");
-  remote->windows = SharedWindows(windows, welcome.line, self);
+  remote->windows = SharedWindows(windows, welcome.line, self_);
   for (int i = 0; i < welcome.n_regions; ++i) {
     const auto& region = welcome.regions[i];
     auto mapped = map_shared_file(fds[size_t(i) + 1].get(), region.offset + region.bytes);

@@ -1,8 +1,8 @@
 // The poster's half of the shm wire: the memory of a peer as this process has it mapped, and the
 // copies into it.
 //
-// Thread safety: reach(): any thread. run(): one at a time for each `thread` number. Copier: its
-// owner's thread; run() on one of its own.
+// Thread safety: Call: its owner's thread. run(): one at a time for each `thread` number. Copier:
+// its owner's thread; run() on one of its own.
 #pragma once
 
 #include <atomic>
@@ -18,6 +18,7 @@
 #include "base/copy.h"
 #include "disagg/transport/shm_owner.h"
 #include "disagg/transport/shm_table.h"
+#include "disagg/transport/window_table.h"
 
 namespace xpyd::shm {
 
@@ -35,6 +36,11 @@ struct Remote : Watched {
 
   // Inside a window that was entered.
   bool covered(const KvTransfer& what, const Copy& copy);
+  void count_arrived(const KvTransfer& what);
+
+ private:
+  std::mutex mutex_;
+  WindowNumbers counted_;  // guarded by mutex_
 };
 
 struct Transfer {
@@ -48,8 +54,25 @@ struct Transfer {
   std::atomic<State> state{queued};
 };
 
-// Error `unavailable`: why there is no such peer.
-Result<std::shared_ptr<Remote>> reach(PeerId self, const std::string& address);
+// A peer that is being called.
+class Call {
+ public:
+  Call(PeerId self, std::string address, double until_s)
+      : self_(self), address_(std::move(address)), until_s_(until_s) {}
+  const std::string& address() const { return address_; }
+  // Goes on as far as it can without waiting for the peer. Null: it has not answered yet. Error
+  // `unavailable`: why there is no such peer.
+  Result<std::shared_ptr<Remote>> go_on(double now_s);
+
+ private:
+  Result<bool> say_hello();
+  Result<std::shared_ptr<Remote>> hear_welcome();
+  const PeerId self_;
+  const std::string address_;
+  const double until_s_;
+  Fd socket_;
+  bool said_ = false;
+};
 
 // Copies piece by piece, inside the window each time. True: all of it, and counted as arrived.
 bool run(Transfer& transfer, std::span<const Copy> copies, int thread);

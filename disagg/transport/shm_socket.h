@@ -17,7 +17,6 @@
 namespace xpyd::shm {
 
 constexpr size_t kMaxRegions = 64;
-constexpr int kConnectSeconds = 5;
 constexpr uint64_t kHelloMagic = 0x3230'6f6c'6c65'6878;  // "xhello02"
 
 struct Hello {

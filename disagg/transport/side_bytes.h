@@ -66,7 +66,9 @@ class ByteReader {
 struct SideAddress {
   struct Region {
     uint64_t base = 0, bytes = 0;
+    bool operator==(const Region&) const = default;
   };
+  bool operator==(const SideAddress&) const = default;
   std::string host;  // without commas
   uint16_t port = 0;
   uint64_t token = 0;

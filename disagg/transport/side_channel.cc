@@ -53,10 +53,9 @@ struct Lookup {
   }
 };
 
-bool wait_for(int fd, short events, double until) {
+bool ready(int fd, short events) {
   pollfd one{fd, events, 0};
-  const double left = until - now();
-  return left > 0 && poll(&one, 1, int(left * 1e3) + 1) > 0;
+  return poll(&one, 1, 0) > 0;
 }
 
 void wake_up(int eventfd) {
@@ -138,10 +137,14 @@ Status SideChannels::listen(const std::string& host) {
   listener_ = socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   sockaddr_storage bound{};
   socklen_t length = sizeof bound;
+  char numeric[128];
   if (listener_ < 0 || bind(listener_, at.ai_addr, at.ai_addrlen) != 0 ||
       ::listen(listener_, 64) != 0 ||
-      getsockname(listener_, reinterpret_cast<sockaddr*>(&bound), &length) != 0)
+      getsockname(listener_, reinterpret_cast<sockaddr*>(&bound), &length) != 0 ||
+      getnameinfo(reinterpret_cast<sockaddr*>(&bound), length, numeric, sizeof numeric, nullptr, 0,
+                  NI_NUMERICHOST) != 0)
     return io("cannot listen on " + host);
+  host_ = numeric;
   port_ = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
                                             : reinterpret_cast<sockaddr_in&>(bound).sin_port);
   return ok();
@@ -233,41 +236,47 @@ void SideChannels::run() {
   }
 }
 
-Result<std::string> call_side(const std::string& host, uint16_t port, const std::string& frame,
-                              double seconds, SideLimits limits,
-                              std::shared_ptr<SideChannel>& channel) {
-  const double until = now() + seconds;
-  const std::string where = host + ":" + std::to_string(port);
-  Lookup lookup(host, port, 0);
-  if (!lookup.found) return Error{ErrorCode::unavailable, where + ": no such host"};
+Result<SideCall> SideCall::begin(const std::string& host, uint16_t port, std::string frame,
+                                 SideLimits limits) {
+  SideCall call;
+  call.where_ = host + ":" + std::to_string(port);
+  call.limits_ = limits;
+  call.unsent_ = std::move(frame);
+  Lookup lookup(host, port, AI_NUMERICHOST);
+  if (!lookup.found) return Error{ErrorCode::unavailable, call.where_ + ": not an IP address"};
   const int fd = socket(lookup.found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return io(where);
-  channel = std::make_shared<SideChannel>(fd, limits);
+  if (fd < 0) return io(call.where_);
+  call.channel_ = std::make_shared<SideChannel>(fd, limits);
   set_no_delay(fd);
   if (connect(fd, lookup.found->ai_addr, lookup.found->ai_addrlen) != 0 && errno != EINPROGRESS)
-    return io(where);
-  int error = 0;
-  socklen_t length = sizeof error;
-  if (!wait_for(fd, POLLOUT, until))
-    return Error{ErrorCode::unavailable, where + " does not answer"};
-  getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
-  errno = error;
-  if (error != 0) return io(where);
-  channel->send(frame);
-  std::string received;
+    return io(call.where_);
+  return call;
+}
+
+Result<std::optional<std::string>> SideCall::answer() {
+  const int fd = channel_->fd_;
+  if (!unsent_.empty()) {
+    int error = 0;
+    socklen_t length = sizeof error;
+    if (!ready(fd, POLLOUT)) return std::optional<std::string>();
+    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+    errno = error;
+    if (error != 0) return io(where_);
+    channel_->send(std::exchange(unsent_, {}));
+  }
   for (;;) {
     // Not a byte more than the answer: what follows it is the thread's to read.
-    const size_t wanted = received.size() < 4 ? 4 : 4 + size_t(frame_bytes(received));
-    if (received.size() == wanted) return received.substr(4);
-    if (wanted > 4 + limits.hello)
-      return Error{ErrorCode::unavailable, where + " answers nonsense"};
-    if (!wait_for(fd, POLLIN, until))
-      return Error{ErrorCode::unavailable, where + " does not answer"};
+    const size_t wanted = received_.size() < 4 ? 4 : 4 + size_t(frame_bytes(received_));
+    if (received_.size() == wanted) return std::optional(received_.substr(4));
+    if (wanted > 4 + limits_.hello)
+      return Error{ErrorCode::unavailable, where_ + " answers nonsense"};
     char bytes[4096];
-    const ssize_t n = recv(fd, bytes, std::min(sizeof bytes, wanted - received.size()), 0);
-    if (n == 0) return Error{ErrorCode::unavailable, where + " hung up"};
-    if (n < 0 && errno != EAGAIN && errno != EINTR) return io(where);
-    if (n > 0) received.append(bytes, size_t(n));
+    const ssize_t n =
+        recv(fd, bytes, std::min(sizeof bytes, wanted - received_.size()), MSG_DONTWAIT);
+    if (n == 0) return Error{ErrorCode::unavailable, where_ + " hung up"};
+    if (n < 0 && errno == EAGAIN) return std::optional<std::string>();
+    if (n < 0 && errno != EINTR) return io(where_);
+    if (n > 0) received_.append(bytes, size_t(n));
   }
 }
 

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -46,6 +47,7 @@ class SideChannel {
 
  private:
   friend class SideChannels;
+  friend class SideCall;
   bool flush();  // false: the connection is broken; mutex_ is held
   bool read();   // false: at its end
   const int fd_;
@@ -67,7 +69,8 @@ class SideChannels {
                         std::function<void(const std::shared_ptr<SideChannel>&)> accepted,
                         std::function<bool()> work = {});
   ~SideChannels();
-  Status listen(const std::string& host);  // before start()
+  Status listen(const std::string& host);            // before start()
+  const std::string& host() const { return host_; }  // as numbers, once it listens
   uint16_t port() const { return port_; }
   void start();
   void stop();  // no handler runs afterwards; channels are ended
@@ -81,6 +84,7 @@ class SideChannels {
   const std::function<void(const std::shared_ptr<SideChannel>&)> accepted_;
   const std::function<bool()> work_;
   int listener_ = -1, wake_ = -1;
+  std::string host_;
   uint16_t port_ = 0;
   std::mutex mutex_;
   std::vector<std::shared_ptr<SideChannel>> added_;
@@ -89,10 +93,23 @@ class SideChannels {
   std::thread thread_;
 };
 
-// Calls host:port, sends `frame` and waits for one frame back, all within `seconds`. The answer's
-// body; the channel goes to a thread next.
-Result<std::string> call_side(const std::string& host, uint16_t port, const std::string& frame,
-                              double seconds, SideLimits limits,
-                              std::shared_ptr<SideChannel>& channel);
+// A call to host:port (numeric): sends `frame` and takes one frame back, without waiting for
+// either.
+//
+// Thread safety: its owner's thread.
+class SideCall {
+ public:
+  static Result<SideCall> begin(const std::string& host, uint16_t port, std::string frame,
+                                SideLimits limits);
+  // Goes on. The answer's body, once it is there; the channel goes to a thread next.
+  Result<std::optional<std::string>> answer();
+  const std::shared_ptr<SideChannel>& channel() const { return channel_; }
+
+ private:
+  SideCall() = default;
+  std::string where_, unsent_, received_;
+  SideLimits limits_;
+  std::shared_ptr<SideChannel> channel_;
+};
 
 }  // namespace xpyd

@@ -69,27 +69,37 @@ class TcpTransport final : public KvTransport {
 
   std::string address() const override { return address_; }
 
-  Status connect(PeerId peer, const std::string& address) override {
+  Result<bool> connect(PeerId peer, const std::string& address) override {
     if (auto known = peers_.find(peer); known != peers_.end() && !known->second->dead) {
-      if (known->second->address == address) return ok();
+      if (known->second->address == address) return true;
       return invalid("tcp: instance " + std::to_string(peer) + " has another address already");
     }
-    auto parsed = parse_address(address);
-    if (!parsed.ok()) return parsed.error();
-    auto session = std::make_shared<PosterSession>(peer, address);
-    std::vector<std::unique_ptr<Link>> links;
-    for (int i = 0; i < std::max(1, options_.connections); ++i) {
-      std::string why;
-      const int fd = reach(parsed.value(), options_.self, *session, why);
-      if (fd < 0) return unreachable(address, why);
-      links.push_back(tcp::make_poster_link(fd, session));
+    auto call = calls_.find(peer);
+    if (call == calls_.end() || call->second.session->address != address) {
+      auto parsed = parse_address(address);
+      if (!parsed.ok()) return parsed.error();
+      Call fresh{std::make_shared<PosterSession>(peer, address),
+                 {},
+                 options_.clock->now() + options_.connect_s};
+      const TcpHello hello{kTcpMagic, fresh.session->id, parsed.value().token, options_.self};
+      for (int i = 0; i < std::max(1, options_.connections); ++i)
+        fresh.dials.emplace_back(parsed.value(), hello);
+      call = calls_.insert_or_assign(peer, std::move(fresh)).first;
     }
-    for (size_t i = 0; i < links.size(); ++i) loops_[i % loops_.size()]->add(std::move(links[i]));
-    peers_[peer] = session;
+    const Result<bool> let_in = go_on(call->second);
+    if (let_in && !let_in.value()) return false;
+    Call done = std::move(call->second);
+    calls_.erase(call);
+    if (!let_in) return unreachable(address, let_in.error().message);
+    done.session->regions = done.dials[0].regions();
+    for (size_t i = 0; i < done.dials.size(); ++i)
+      loops_[i % loops_.size()]->add(tcp::make_poster_link(done.dials[i].release(), done.session));
+    peers_[peer] = done.session;
     host_.windows.connect(peer);
-    return ok();
+    return true;
   }
   void disconnect(PeerId peer) override {
+    calls_.erase(peer);
     if (auto at = peers_.find(peer); at != peers_.end()) {
       at->second->dead = true;
       peers_.erase(at);
@@ -153,6 +163,24 @@ class TcpTransport final : public KvTransport {
   }
 
  private:
+  // A peer that has not let all connections in yet.
+  struct Call {
+    std::shared_ptr<PosterSession> session;
+    std::vector<Dial> dials;
+    double until_s;  // Clock
+  };
+  Result<bool> go_on(Call& call) {
+    bool all = true;
+    for (Dial& dial : call.dials) {
+      const Result<bool> let_in = dial.go_on();
+      if (!let_in) return let_in;
+      all &= let_in.value();
+    }
+    if (!all && options_.clock->now() >= call.until_s)
+      return Error{ErrorCode::unavailable, "it does not answer"};
+    return all;
+  }
+
   struct InFlight {
     std::shared_ptr<PosterSession> session;
     std::shared_ptr<Post> post;  // null: it has failed already
@@ -169,6 +197,7 @@ class TcpTransport final : public KvTransport {
   const TransportOptions options_;
   Host host_;
   std::string address_;
+  std::unordered_map<PeerId, Call> calls_;
   std::unordered_map<PeerId, std::shared_ptr<PosterSession>> peers_;
   std::unordered_map<TransferId, InFlight> transfers_;
   TransferId last_id_ = 0;

@@ -87,7 +87,7 @@ bool InboundSession::frame_done(const FrameHead& head, KvOp op, bool placed, Fra
   }
   if (!whole) return true;
   const bool counted = windows_.enter(head.window, peer_, op, std::span<const Copy>()) &&
-                       windows_.leave(head.window, true);
+                       windows_.leave(head.window, true, head.number);
   status = counted ? FrameStatus::arrived : FrameStatus::refused;
   return true;
 }
@@ -186,7 +186,7 @@ void InboundReader::on_table(std::span<const std::byte> bytes) {
                  .post = head_.post,
                  .frame = head_.frame,
                  .n_frames = head_.n_frames,
-                 .bytes = total};
+                 .bytes = uint32_t(total)};
   append(data.bytes, head);
   data.asked = head_;
   data.ranges = std::move(where);

@@ -31,7 +31,7 @@
 
 namespace xpyd {
 
-constexpr uint64_t kTcpMagic = 0x3130'7063'7464'7978;  // "xydtcp01": version and byte order
+constexpr uint64_t kTcpMagic = 0x3230'7063'7464'7978;  // "xydtcp02": version and byte order
 constexpr size_t kFrameBytes = 1 << 20;                // payload
 constexpr int kFrameRanges = 1024;                     // IOV_MAX
 
@@ -65,8 +65,9 @@ struct FrameHead {
   uint64_t post = 0;  // of the session
   uint32_t frame = 0, n_frames = 0;
   WindowKey window;
-  uint64_t bytes = 0;                              // payload; read: that it asks for
-  static constexpr uint32_t kMagic = 0x3176'6b78;  // "xkv1"
+  uint32_t bytes = 0;                              // payload; read: that it asks for
+  uint32_t number = 0;                             // KvTransfer's
+  static constexpr uint32_t kMagic = 0x3276'6b78;  // "xkv2"
 };
 static_assert(sizeof(FrameHead) == 48 && sizeof(TcpHello) == 40 && sizeof(TcpRange) == 16);
 

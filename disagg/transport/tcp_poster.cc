@@ -1,15 +1,15 @@
 #include "disagg/transport/tcp_poster.h"
 
-#include <sys/ioctl.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 namespace xpyd::tcp {
 namespace {
 
-constexpr int kConnectSeconds = 5;
 constexpr size_t kSendRanges = kFrameRanges - 2;
 
 class AnswerReader final : public FrameReader {
@@ -103,7 +103,8 @@ class PosterLink final : public Link {
               .frame = number,
               .n_frames = uint32_t(post_->frames.size()),
               .window = post_->what.window,
-              .bytes = frame.bytes};
+              .bytes = uint32_t(frame.bytes),
+              .number = post_->what.number};
       std::vector<iovec> rows;
       ranges_.clear();
       for (const Copy& copy : std::span(post_->copies).subspan(frame.first, frame.n)) {
@@ -136,13 +137,6 @@ class PosterLink final : public Link {
   bool zeros_ = false;  // its post was given up in the middle of this frame
 };
 
-bool send_all(int fd, const void* bytes, size_t n) {
-  return send(fd, bytes, n, MSG_NOSIGNAL) == ssize_t(n);
-}
-bool receive_all(int fd, void* bytes, size_t n) {
-  return n == 0 || recv(fd, bytes, n, MSG_WAITALL) == ssize_t(n);
-}
-
 }  // namespace
 
 void cut(const TransferPlan& plan, Post& post) {
@@ -161,38 +155,73 @@ void cut(const TransferPlan& plan, Post& post) {
   }
 }
 
-int reach(const Address& address, PeerId self, PosterSession& session, std::string& why) {
+Dial::~Dial() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Dial::Dial(Dial&& other) noexcept
+    : address_(std::move(other.address_)),
+      hello_(other.hello_),
+      fd_(other.release()),
+      stage_(other.stage_),
+      received_(std::move(other.received_)),
+      regions_(std::move(other.regions_)) {}
+
+Result<bool> Dial::go_on() {
   constexpr uint64_t kMaxRegions = 4096;
-  AddressInfo at = look_up(address.host, address.port, 0);
-  why = at ? "it cannot be connected to" : "no such host or port";
-  if (!at) return -1;
-  const int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const timeval patience{kConnectSeconds, 0}, forever{0, 0};
-  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-  const TcpHello hello{kTcpMagic, session.id, address.token, self};
-  TcpWelcome welcome;
-  std::vector<TcpRange> regions;
-  if (fd < 0 || connect(fd, at->ai_addr, at->ai_addrlen) != 0) {
-    why = os_text();
-  } else if (prepare(fd);
-             !send_all(fd, &hello, sizeof hello) || !receive_all(fd, &welcome, sizeof welcome)) {
-    why = "it does not let us in";
-  } else if (welcome.magic != kTcpMagic || welcome.n_regions > kMaxRegions) {
-    why = "it is not this wire, or another version of it";
-  } else if (regions.resize(welcome.n_regions);
-             !receive_all(fd, regions.data(), regions.size() * sizeof(TcpRange))) {
-    why = "its answer broke off";
-  } else {
-    session.regions = std::move(regions);
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &forever, sizeof forever);
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &forever, sizeof forever);
-    const int blocking = 1;
-    if (ioctl(fd, FIONBIO, &blocking) == 0) return fd;
-    why = os_text();
+  const auto error = [](const std::string& why) { return Error{ErrorCode::unavailable, why}; };
+  if (stage_ == fresh) {
+    const AddressInfo at = look_up(address_.host, address_.port, AI_NUMERICHOST);
+    if (!at) return error("no such IP address or port");
+    fd_ = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd_ < 0 || (::connect(fd_, at->ai_addr, at->ai_addrlen) != 0 && errno != EINPROGRESS))
+      return error(os_text());
+    stage_ = calling;
   }
-  if (fd >= 0) ::close(fd);
-  return -1;
+  if (stage_ == calling) {
+    pollfd connected{fd_, POLLOUT, 0};
+    if (::poll(&connected, 1, 0) <= 0) return false;
+    int failed = 0;
+    socklen_t length = sizeof failed;
+    getsockopt(fd_, SOL_SOCKET, SO_ERROR, &failed, &length);
+    if (failed != 0) return error(std::strerror(failed));
+    prepare(fd_);
+    // The first bytes: a socket has room for them.
+    if (send(fd_, &hello_, sizeof hello_, MSG_NOSIGNAL) != ssize_t(sizeof hello_))
+      return error("it does not let us in");
+    stage_ = greeted;
+  }
+  if (stage_ == greeted) {
+    const Result<bool> got = receive(sizeof(TcpWelcome));
+    if (!got || !got.value()) return got;
+    TcpWelcome welcome;
+    std::memcpy(&welcome, received_.data(), sizeof welcome);
+    if (welcome.magic != kTcpMagic || welcome.n_regions > kMaxRegions)
+      return error("it is not this wire, or another version of it");
+    regions_.resize(welcome.n_regions);
+    received_.clear();
+    stage_ = welcomed;
+  }
+  if (stage_ == welcomed) {
+    const Result<bool> got = receive(regions_.size() * sizeof(TcpRange));
+    if (!got || !got.value()) return got;
+    if (!regions_.empty()) std::memcpy(regions_.data(), received_.data(), received_.size());
+    stage_ = let_in;
+  }
+  return true;
+}
+
+// Not a byte more: what follows is the link's.
+Result<bool> Dial::receive(size_t bytes) {
+  while (received_.size() < bytes) {
+    std::byte more[1024];
+    iovec where{more, std::min(sizeof more, bytes - received_.size())};
+    const ssize_t n = read_now(fd_, &where, 1);
+    if (n == 0) return false;
+    if (n < 0) return Error{ErrorCode::unavailable, "it does not let us in"};
+    received_.insert(received_.end(), more, more + n);
+  }
+  return true;
 }
 
 std::unique_ptr<Link> make_poster_link(int fd, std::shared_ptr<PosterSession> session) {

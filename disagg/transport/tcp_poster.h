@@ -116,8 +116,26 @@ class PosterSession {
   std::deque<FrameHead> control_;
 };
 
-// One connection, as far as the Welcome; -1: `why`.
-int reach(const Address& address, PeerId self, PosterSession& session, std::string& why);
+// One connection, as far as the Welcome.
+class Dial {
+ public:
+  Dial(const Address& address, const TcpHello& hello) : address_(address), hello_(hello) {}
+  ~Dial();
+  Dial(Dial&& other) noexcept;
+  // Goes on as far as it can without waiting. True: it has been let in. The error: why not.
+  Result<bool> go_on();
+  const std::vector<TcpRange>& regions() const { return regions_; }
+  int release() { return std::exchange(fd_, -1); }  // after a true go_on()
+
+ private:
+  Result<bool> receive(size_t bytes);  // false: not all of them are there
+  Address address_;
+  TcpHello hello_;
+  int fd_ = -1;
+  enum { fresh, calling, greeted, welcomed, let_in } stage_ = fresh;
+  std::vector<std::byte> received_;
+  std::vector<TcpRange> regions_;
+};
 std::unique_ptr<Link> make_poster_link(int fd, std::shared_ptr<PosterSession> session);
 
 }  // namespace xpyd::tcp

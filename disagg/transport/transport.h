@@ -15,10 +15,15 @@
 // address that remote() of the peer is the base of. From post until poll says done or failed, the
 // source rows are final and stay where they are, and the destination rows belong to this transfer
 // alone. Transfers may finish in any order. `done`: every byte is in place on the other side, and
-// arrived() of the window there has counted this post. `failed`: an unknown part is, and more may
-// land until the window is closed (what arrived() counts is whole even so); the local side is left
-// alone. poll() does not block. An id is forgotten once poll has said done or failed. cancel() asks
-// to end it early; it still has to be polled. A transfer that is not done by its deadline fails.
+// arrived() of the window there has counted this post, once, by its number. `failed`: an unknown
+// part is, and more may land until the window is closed (what arrived() counts is whole even so);
+// the local side is left alone. poll() does not block. An id is forgotten once poll has said done
+// or failed. cancel() asks to end it early; it still has to be polled. A transfer that is not done
+// by its deadline fails.
+//
+// connect() never waits for a peer: it begins, or goes on, and says whether it is done. Its caller
+// asks again, in a loop that has other work, too. What a wire needs of names and of the peer's
+// memory (addresses are numeric; shm maps the peer's pool) it does within one call.
 //
 // A wire that cannot work here says why when it is made (make), or when a peer cannot be reached
 // (connect). None stands in for another.
@@ -64,7 +69,11 @@ struct KvTransfer {
   KvOp op = KvOp::write;
   WindowKey window;       // the peer's
   double deadline_s = 0;  // Clock; 0: none
+  // A write's among those of its window, from 1: one that comes again is counted once. 0: it has
+  // none, and is counted whenever it comes.
+  uint32_t number = 0;
 };
+constexpr uint32_t kMaxPostNumber = 1 << 20;  // larger ones are not counted
 
 // Cumulative, by this side.
 struct TransportStats {
@@ -78,8 +87,10 @@ class KvTransport {
   virtual bool zero_copy() const { return false; }
 
   virtual std::string address() const { return ""; }
-  // Before any post to the peer and any window for it. Error `unavailable`: cannot be reached.
-  virtual Status connect(PeerId peer, const std::string& address) = 0;
+  // Before any post to the peer and any window for it. True: connected, now or already. False: not
+  // yet; ask again. Error `unavailable`: it cannot be reached, or has not answered for
+  // TransportOptions::connect_s; asking again begins anew. disconnect() gives an attempt up.
+  virtual Result<bool> connect(PeerId peer, const std::string& address) = 0;
   // The peer is gone, and will never write again: its transfers fail, its windows can be closed.
   virtual void disconnect(PeerId peer) = 0;
   // Where the peer's region begins, as plans for it say it. Not to be dereferenced.
@@ -88,7 +99,7 @@ class KvTransport {
   // `ranges`: inside this side's regions, what the peer may touch.
   virtual Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) = 0;
   virtual bool close(const WindowKey& window) = 0;
-  // Posts that have arrived whole through an open window.
+  // Posts that have arrived whole through an open window; those with one number are one.
   virtual int arrived(const WindowKey& window) const = 0;
 
   virtual TransferId post(const KvTransfer& transfer, const TransferPlan& plan) = 0;
@@ -97,6 +108,9 @@ class KvTransport {
   virtual TransportStats stats() const = 0;
 };
 
+// Asks until it is connected or cannot be: for callers that may wait, while their Clock goes on.
+Status connect_and_wait(KvTransport& wire, PeerId peer, const std::string& address);
+
 struct TransportOptions {
   std::vector<MemoryRange> regions;  // this instance's KV memory, one per rank
   DeviceQueue* queue = nullptr;      // the instance's, on the device where the regions are
@@ -104,6 +118,7 @@ struct TransportOptions {
   PeerId self = -1;
   std::string host = "127.0.0.1";  // where to listen, for wires that do
   int connections = 4;             // tcp: to each peer
+  double connect_s = 5;            // Clock seconds for a peer to answer connect()
   std::vector<std::string> nics;   // rdma: devices, "mlx5_0:1"; empty: all that are up
 };
 

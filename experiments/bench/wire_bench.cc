@@ -71,8 +71,8 @@ struct Wire {
       poster = make(options).value();
       options.self = kOwner, options.regions = {{destination.get(), kPoolBytes}};
       owner = make(options).value();
-      XPYD_CHECK(poster->connect(kOwner, owner->address()).ok());
-      XPYD_CHECK(owner->connect(kPoster, poster->address()).ok());
+      XPYD_CHECK(connect_and_wait(*poster, kOwner, owner->address()).ok());
+      XPYD_CHECK(connect_and_wait(*owner, kPoster, poster->address()).ok());
     }).join();
     const MemoryRange all(destination.get(), kPoolBytes);
     key = owner->open(kPoster, KvOp::write, {&all, 1}).value();
@@ -395,7 +395,7 @@ struct BounceEnd {
     char address[100] = {}, key[sizeof(WindowKey)];
     transport->address().copy(address, sizeof address - 1);
     exchange(address, sizeof address);
-    XPYD_CHECK(transport->connect(other, address).ok());
+    XPYD_CHECK(connect_and_wait(*transport, other, address).ok());
     const MemoryRange all(memory.get(), 1 << 20);
     mine = transport->open(other, KvOp::write, {&all, 1}).value();
     std::memcpy(key, &mine, sizeof key);

@@ -29,10 +29,11 @@ bool telling() {
 }
 
 // How often a transfer is late, fails, is dropped though it says that it is done, is changed on its
-// way, or comes a second time, after it was done.
+// way, or comes a second time, after it was done; and how long it takes to reach a peer.
 struct WireFaults {
   double late = 0, most_s = 0;  // late: by at most that
   double fail = 0, drop = 0, change = 0, twice = 0;
+  double reach_s = 0;  // at most
 };
 
 // The local wire with such faults. A late transfer is on its way by itself, as bytes in a network
@@ -50,6 +51,15 @@ class FaultyWire final : public WrappedTransport {
   }
   ~FaultyWire() override { all_.erase(this); }
 
+  Result<bool> connect(PeerId peer, const std::string& address) override {
+    const double reached_s = clock_.now() + faults_.reach_s * random_.uniform();
+    if (clock_.now() < reached_s_.try_emplace(peer, reached_s).first->second) return false;
+    return WrappedTransport::connect(peer, address);
+  }
+  void disconnect(PeerId peer) override {
+    reached_s_.erase(peer);
+    WrappedTransport::disconnect(peer);
+  }
   TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
     Flight flight{.transfer = transfer, .plan = plan};
     flight.at_s = clock_.now() +
@@ -120,6 +130,7 @@ class FaultyWire final : public WrappedTransport {
   const WireFaults faults_;
   Random& random_;
   std::set<FaultyWire*>& all_;
+  std::map<PeerId, double> reached_s_;
   std::map<TransferId, Flight> flights_;
   std::vector<std::pair<Flight, double>> again_;  // that come twice, and when
   TransferId last_ = 0;
@@ -253,7 +264,8 @@ void Sim::configure() {
   wire_ = {.late = sometimes(0.5, 1),
            .most_s = chance(0.8) ? 0.1 : 3 * lease_s_,
            .fail = sometimes(0.3, 0.3),
-           .twice = sometimes(0.3, 0.5)};
+           .twice = sometimes(0.3, 0.5),
+           .reach_s = sometimes(0.4, 0.3)};
   sim.checksum = chance(0.5);
   sim.far_caches = chance(0.5);
   if (sim.checksum) wire_.drop = sometimes(0.5, 0.3), wire_.change = sometimes(0.5, 0.3);
@@ -265,8 +277,6 @@ void Sim::configure() {
   leave_rate_ = sometimes(0.4, 4);
   abort_rate_ = sometimes(0.5, 20);
   to_submit_ = 8 + int(random_.below(25));
-  // One that is lost, or late, and one that came twice make the right number: only checksums tell.
-  if (!sim.checksum) wire_.twice = 0;
   tell("%dP%dD%dC %s block %d %s, placement %s, disagg %s%s, stream %d, batch %d, step %d", p, d, c,
        sim.scheme.c_str(), kv.block_tokens, kv.prefix_cache ? "cache" : "no cache",
        options.placement->name, options.disagg->name, options.disagg_options.pull ? " pull" : "",

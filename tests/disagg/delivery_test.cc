@@ -1,6 +1,7 @@
 // KV that is delivered while its last posts are on their way; what the wire costs; and what the
 // conductor knows of caches that are far away.
 
+#include <functional>
 #include <set>
 
 #include "disagg/wire_rate.h"
@@ -201,6 +202,61 @@ TEST_CASE("delivery: a P that dies behind it costs a recompute, and no token",
       }
     scene.hand.holds = false;
     scene.settle();
+  }
+}
+
+// What the two say to each other comes from another process: a place that cannot be is a failed
+// attempt, placed anew, and nobody reads beyond a list.
+class Misled final : public Scene {
+ public:
+  using Scene::Scene;
+  void send(InstanceId from, InstanceId to, Message message) override {
+    if (auto* reserved = std::get_if<KvReserved>(&message); reserved && wrong)
+      std::exchange(wrong, nullptr)(reserved->destination);
+    if (auto* offered = std::get_if<KvOffered>(&message); offered && wrong)
+      std::exchange(wrong, nullptr)(offered->source);
+    if (auto* failed = std::get_if<AttemptFailed>(&message))
+      refused += failed->why.starts_with("its place for KV");
+    Scene::send(from, to, std::move(message));
+  }
+  std::function<void(KvPlace&)> wrong;  // changes the next place that is told
+  int refused = 0;
+};
+
+const std::pair<const char*, void (*)(KvPlace&)> kWrongPlaces[] = {
+    {"too few blocks", [](KvPlace& place) { place.blocks.pop_back(); }},
+    {"one block", [](KvPlace& place) { place.blocks.resize(1); }},
+    {"a block below 0", [](KvPlace& place) { place.blocks[1] = -1; }},
+    {"a block that is none", [](KvPlace& place) { place.blocks.back() = 1 << 30; }},
+    {"a slot that is none", [](KvPlace& place) { place.blocks.clear(), place.slot = 1 << 30; }},
+    {"a slot below 0", [](KvPlace& place) { place.blocks.clear(), place.slot = -1; }},
+    {"a slot where there are blocks", [](KvPlace& place) { place.blocks.clear(); }},
+    {"more cached than there is", [](KvPlace& place) { place.cached_tokens = 61; }},
+    {"cached below 0", [](KvPlace& place) { place.cached_tokens = -1; }},
+};
+
+TEST_CASE("delivery: a promise of room that is none is a failed attempt", "[disagg][delivery]") {
+  for (const char* disagg : {"prefill_first", "decode_first"})
+    for (const auto& [what, wrong] : kWrongPlaces) {
+      INFO(disagg << ", " << what);
+      Misled scene("1P1D", in(disagg));
+      scene.wrong = wrong;
+      scene.ask(1, 60, 12, 1);
+      scene.settle();
+      CHECK(scene.refused == 1);
+    }
+}
+
+TEST_CASE("delivery: an offer of KV that is none is a failed attempt", "[disagg][delivery]") {
+  for (const auto& [what, wrong] : kWrongPlaces) {
+    INFO(what);
+    SimOptions options = in("prefill_first");
+    options.conductor.disagg_options.pull = true;
+    Misled scene("1P1D", options);
+    scene.wrong = wrong;
+    scene.ask(1, 60, 12, 1);
+    scene.settle();
+    CHECK(scene.refused == 1);
   }
 }
 

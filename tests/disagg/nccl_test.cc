@@ -36,6 +36,19 @@ const Wire& fake_wire() {
 
 std::string body(const std::string& frame) { return frame.substr(4); }
 
+// A SideCall to its end: there is somebody who answers, or hangs up.
+Result<std::string> call_side(const std::string& host, uint16_t port, const std::string& frame,
+                              SideLimits limits, std::shared_ptr<SideChannel>& channel) {
+  auto call = SideCall::begin(host, port, frame, limits);
+  if (!call) return call.error();
+  channel = call.value().channel();
+  for (;; sched_yield()) {
+    auto answer = call.value().answer();
+    if (!answer) return answer.error();
+    if (answer.value()) return *std::move(answer).value();
+  }
+}
+
 TEST_CASE("nccl: over memory of the host it is refused, with what it takes", "[nccl]") {
   RealClock clock;
   const TransportOptions options{.queue = &cpu_queue(), .clock = &clock};
@@ -65,7 +78,7 @@ TEST_CASE("nccl: a library that is not there, or is none, is named", "[nccl]") {
 
 Message some_ask() {
   Message message{.kind = Message::ask, .seq = 77};
-  message.asked = {5, 1, 3, {7, 9, 0x1234567890abcdefu}, KvOp::read, {{4096, 100}, {8192, 1}}};
+  message.asked = {5, 1, 3, 6, {7, 9, 0x1234567890abcdefu}, KvOp::read, {{4096, 100}, {8192, 1}}};
   return message;
 }
 
@@ -298,7 +311,7 @@ double seconds_of_long_message() {
   REQUIRE(there.listen("127.0.0.1").ok());
   there.start();
   here.start();
-  REQUIRE(call_side("127.0.0.1", there.port(), whole(1), 10, kLimits, caller).ok());
+  REQUIRE(call_side(there.host(), there.port(), whole(1), kLimits, caller).ok());
   caller->trusted = true;
   caller->frame = [](std::string_view) { return true; };
   caller->left = [] {};
@@ -333,7 +346,7 @@ TEST_CASE("nccl: a peer that talks nonsense is hung up on", "[nccl]") {
   const WindowKey key = owner->open(kPoster, KvOp::write, {{0, MiB}});
   const auto address = parse_side_address("nccl1", owner->address()).value();
   const auto call = [&](const Hello& hello, std::shared_ptr<SideChannel>& channel) {
-    return call_side(address.host, address.port, frame(hello), 10, kSideLimits, channel);
+    return call_side(address.host, address.port, frame(hello), kSideLimits, channel);
   };
   std::shared_ptr<SideChannel> stranger;
   CHECK(!call({.from = 7, .token = address.token + 1}, stranger));

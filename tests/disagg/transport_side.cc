@@ -61,7 +61,7 @@ class SideHere final : public Side {
 
   std::string address() override { return transport_->address(); }
   std::string connect(PeerId peer, const std::string& address) override {
-    Status status = transport_->connect(peer, address);
+    Status status = connect_and_wait(*transport_, peer, address);
     return status.ok() ? "" : status.error().message.empty() ? "?" : status.error().message;
   }
   void disconnect(PeerId peer) override { transport_->disconnect(peer); }
@@ -159,13 +159,13 @@ std::istream& operator>>(std::istream& in, WindowKey& key) {
 void write_post(std::ostream& out, const KvTransfer& t, const std::vector<Piece>& pieces) {
   out.precision(17);
   out << t.peer << ' ' << int(t.op) << ' ' << t.window << ' ' << t.deadline_s << ' '
-      << pieces.size();
+      << t.number << ' ' << pieces.size();
   for (const Piece& p : pieces) out << ' ' << p.local << ' ' << p.remote << ' ' << p.bytes;
 }
 void read_post(std::istream& in, KvTransfer& t, std::vector<Piece>& pieces) {
   int op = 0;
   size_t n = 0;
-  in >> t.peer >> op >> t.window >> t.deadline_s >> n;
+  in >> t.peer >> op >> t.window >> t.deadline_s >> t.number >> n;
   t.op = KvOp(op);
   pieces.resize(n);
   for (Piece& p : pieces) in >> p.local >> p.remote >> p.bytes;

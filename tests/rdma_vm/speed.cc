@@ -49,7 +49,7 @@ class Side {
     Note mine{};
     std::snprintf(mine.address, sizeof mine.address, "%s", wire->address().c_str());
     theirs = exchange(mine);
-    if (auto connected = wire->connect(peer, theirs.address); !connected)
+    if (auto connected = connect_and_wait(*wire, peer, theirs.address); !connected)
       stop(connected.error().message);
     mine.write = wire->open(peer, KvOp::write, {&all, 1}).value();
     mine.read = wire->open(peer, KvOp::read, {&all, 1}).value();
