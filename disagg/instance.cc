@@ -49,10 +49,15 @@ InstanceInfo Instance::info() const {
 
 bool Instance::turn() {
   bool moved = meet();
+  const size_t known = inbox_.size();  // they waited before, too
   mailbox_.take(inbox_);
   std::vector<Envelope> waiting;
-  for (Envelope& envelope : inbox_) {
+  for (size_t i = 0; i < inbox_.size(); ++i) {
+    Envelope& envelope = inbox_[i];
     if (waits_for_wire(envelope)) {
+      // Or the conductor's queue would stand still for other decode instances as well.
+      if (const auto* job = std::get_if<PrefillJob>(&envelope.message); job && i >= known)
+        parts_.tell(kConductor, AttemptProgress{job->attempt, AttemptProgress::started});
       waiting.push_back(std::move(envelope));
       continue;
     }
@@ -74,7 +79,8 @@ void Instance::run(const std::atomic<bool>& stop) {
     if (turn()) continue;
     double nap = idle() ? 0.1 : receiver_.counts() ? 0.0001 : 0.0005;
     if (options_.lease_s > 0) nap = std::min(nap, options_.lease_s / 8);
-    if (!meeting_.empty()) nap = std::min(nap, 0.001);
+    for (const auto& [id, meeting] : meeting_)
+      nap = std::min(nap, std::max(0.001, meeting.again_s - clock_.now()));
     mailbox_.wait(nap);
   }
 }
@@ -86,7 +92,7 @@ void Instance::look_for_answers() {
   mailbox_.take(inbox_);
   for (size_t i = known; i < inbox_.size(); ++i) {
     if (auto* reserved = std::get_if<KvReserved>(&inbox_[i].message))
-      sender_.handle(std::move(*reserved));
+      sender_.handle(inbox_[i].from, std::move(*reserved));
   }
   inbox_.erase(std::remove_if(
                    inbox_.begin() + long(known), inbox_.end(),
@@ -136,10 +142,10 @@ void Instance::handle(InstanceId, PeerJoined message) {
   if (message.info.id == options_.id) return;
   const InstanceId id = message.info.id;
   meeting_[id] = {.info = std::move(message.info), .since_s = clock_.now()};
-  meet();
 }
 
-// Goes on connecting, without waiting for anybody.
+// Goes on connecting, without waiting for anybody. What a peer says and what is placed on it waits
+// for the first call alone: a turn looks at all of it with the same eyes, so nothing is overtaken.
 bool Instance::meet() {
   constexpr double kAgainSeconds = 0.25;
   const double now = clock_.now();
@@ -149,14 +155,13 @@ bool Instance::meet() {
     const InstanceInfo& info = meeting.info;
     const auto next = std::next(at);
     if (now >= meeting.again_s) {
-      if (!std::exchange(meeting.calling, true)) meeting.since_s = now;
       const Result<bool> connected = transport_->connect(info.id, info.address);
       if (!connected) {  // until it can, what is placed on the two of us is placed anew
-        std::fprintf(stderr, "xpyd: %s cannot reach %s: %s\n", options_.name.c_str(),
-                     info.name.c_str(), connected.error().message.c_str());
-        // As long as this try has held others up, nothing waits for the next one.
+        if (std::exchange(meeting.calling, false))
+          std::fprintf(stderr, "xpyd: %s cannot reach %s: %s\n", options_.name.c_str(),
+                       info.name.c_str(), connected.error().message.c_str());
         meeting.again_s = now + std::max(kAgainSeconds, now - meeting.since_s);
-        meeting.calling = false;
+        meeting.since_s = meeting.again_s;
         moved = true;
       } else if (connected.value()) {
         if (Status known = parts_.add_peer(info); !known)  // it comes from another process
@@ -171,12 +176,19 @@ bool Instance::meet() {
   return moved;
 }
 
-// What a peer that is being called says, and what is placed on it, is of use when it can be
-// reached, and is given up when it cannot.
+// What a peer that is being called for the first time says, and what is placed on it, is of use
+// when it can be reached, and is given up when it cannot. A client that has left or has no more
+// time does not wait for that.
 bool Instance::waits_for_wire(const Envelope& envelope) const {
   InstanceId peer = envelope.from;
-  if (const auto* start = std::get_if<StartRequest>(&envelope.message)) peer = start->decode;
-  if (const auto* job = std::get_if<PrefillJob>(&envelope.message)) peer = job->decode;
+  const auto placed = [&](const auto* work) {
+    if (!work) return;
+    const double until = work->request->deadline_s;
+    const bool over = attempts_.aborted(work->attempt) || (until > 0 && clock_.now() > until);
+    peer = over ? kConductor : work->decode;
+  };
+  placed(std::get_if<StartRequest>(&envelope.message));
+  placed(std::get_if<PrefillJob>(&envelope.message));
   const auto found = meeting_.find(peer);
   return found != meeting_.end() && found->second.calling;
 }

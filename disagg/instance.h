@@ -72,9 +72,7 @@ class Instance final : private EngineHooks {
   void handle(InstanceId from, PeerBroken message);
   void handle(InstanceId from, PrefillJob message);
   void handle(InstanceId from, ReserveKv message) { receiver_.handle(from, std::move(message)); }
-  void handle(InstanceId from, KvReserved message) {
-    (void)from, sender_.handle(std::move(message));
-  }
+  void handle(InstanceId from, KvReserved message) { sender_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvDelivered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvOffered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvTaken message) { (void)from, sender_.handle(message); }
@@ -115,8 +113,8 @@ class Instance final : private EngineHooks {
   // A peer that the wire is not connected to yet.
   struct Meeting {
     InstanceInfo info;
-    bool calling = true;  // false: it could not be reached
-    double since_s = 0;   // Clock: this state
+    bool calling = true;  // for the first time; false: it could not be reached
+    double since_s = 0;   // Clock: this try
     double again_s = 0;   // Clock: not asked before
   };
   std::map<InstanceId, Meeting> meeting_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-
 namespace xpyd {
 
 void KvSender::expect(AttemptId attempt, DisaggOrder order, InstanceId decode) {
@@ -27,18 +26,18 @@ void KvSender::started(const Sequence& sequence) {
   parts_.tell(out.peer, ReserveKv{sequence.attempt, sequence.request, state_of(sequence)});
 }
 
-void KvSender::handle(KvReserved message) {
+void KvSender::handle(InstanceId from, KvReserved message) {
   auto found = outgoing_.find(message.attempt);
   if (found == outgoing_.end()) return;  // over, and the other side has been told
   Outgoing& out = found->second;
   if (out.over || out.destination || !parts_.peers.contains(out.peer)) return;
+  if (from != out.peer || !out.told || out.order == DisaggOrder::pull) return;  // not asked for
   if (Status fits = parts_.check_place(out.peer, message.destination, out.n_tokens); !fits)
     return give_up(message.attempt, out, fits.error().message);
   out.destination = std::move(message.destination);
   out.deadline_s = parts_.new_deadline();
   std::fill(out.sent.begin(), out.sent.end(), out.destination->cached_tokens);
-  if (!out.choices.empty())
-    send_kv(out, out.kv, 0, parts_.n_layers, out.choices[0]->given);
+  if (!out.choices.empty()) send_kv(out, out.kv, 0, parts_.n_layers, out.choices[0]->given);
 }
 
 // What was computed before the destination was known goes with the first call after it is.
@@ -73,8 +72,7 @@ void KvSender::send_kv(Outgoing& out, KvHandle kv, int layer_begin, int layer_en
       const TransferState state = parts_.wire.poll(id);
       if (state == TransferState::in_flight)
         out.in_flight.push_back({id, parts_.memory.pin(kv), post_s, plan_.bytes});
-      if (state == TransferState::done)
-        parts_.rate.done(post_s, parts_.clock.now(), plan_.bytes);
+      if (state == TransferState::done) parts_.rate.done(post_s, parts_.clock.now(), plan_.bytes);
       if (state == TransferState::failed) out.failed = true;
       std::fill(out.sent.begin() + layer, out.sent.begin() + end, token_end);
     }
@@ -258,17 +256,15 @@ void KvSender::clear(FinishReason reason, const std::string& error) {
   }
 }
 
-void KvSender::renewals(
-    std::unordered_map<InstanceId, std::vector<AttemptId>>& of_peer) const {
+void KvSender::renewals(std::unordered_map<InstanceId, std::vector<AttemptId>>& of_peer) const {
   for (const auto& [attempt, out] : outgoing_)
     if (out.told && !out.over) of_peer[out.peer].push_back(attempt);
 }
 
 int KvSender::sending() const {
-  return int(std::count_if(outgoing_.begin(), outgoing_.end(),
-                           [](const auto& entry) {
-                             return !entry.second.over && entry.second.kv != kNoKv;
-                           }));
+  return int(std::count_if(outgoing_.begin(), outgoing_.end(), [](const auto& entry) {
+    return !entry.second.over && entry.second.kv != kNoKv;
+  }));
 }
 
 }  // namespace xpyd

@@ -38,7 +38,7 @@ class KvSender {
   void done(std::vector<SequencePtr> choices);
   void cancelled(const Sequence& sequence);
 
-  void handle(KvReserved message);
+  void handle(InstanceId from, KvReserved message);
   void handle(const KvTaken& message);
   void handle(const ReservationCancelled& message);
   void renewed(AttemptId attempt);
@@ -59,11 +59,11 @@ class KvSender {
   struct Outgoing {
     DisaggOrder order = DisaggOrder::push;
     InstanceId peer = -1;
-    bool computing = true;              // the engine has its sequence
-    bool told = false;                  // the peer knows of it
-    int n_tokens = 0;                   // told: for which it was asked for room
+    bool computing = true;  // the engine has its sequence
+    bool told = false;      // the peer knows of it
+    int n_tokens = 0;       // told: for which it was asked for room
     std::optional<KvPlace> destination;
-    std::vector<int> sent;              // [n_layers]: tokens already posted
+    std::vector<int> sent;  // [n_layers]: tokens already posted
     struct Flight {
       TransferId id;
       KvLease lease;  // the source blocks stay while they are read
@@ -72,14 +72,14 @@ class KvSender {
     };
     std::vector<Flight> in_flight;
     int posts = 0;
-    bool failed = false;                // a transfer has
-    bool delivered = false;             // the last post has been posted, and the peer told
-    bool over = false;                  // nothing (more) will be delivered
-    KvHandle kv = kNoKv;                // set with `choices`
-    std::vector<SequencePtr> choices;   // the prompt is done: prefill_sending
-    std::optional<WindowKey> offered;   // pull: the peer may read
-    std::optional<KvHandover> given;    // between processes: until the peer has taken it, or not
-    double deadline_s = 0;              // without a word of the peer
+    bool failed = false;               // a transfer has
+    bool delivered = false;            // the last post has been posted, and the peer told
+    bool over = false;                 // nothing (more) will be delivered
+    KvHandle kv = kNoKv;               // set with `choices`
+    std::vector<SequencePtr> choices;  // the prompt is done: prefill_sending
+    std::optional<WindowKey> offered;  // pull: the peer may read
+    std::optional<KvHandover> given;   // between processes: until the peer has taken it, or not
+    double deadline_s = 0;             // without a word of the peer
   };
 
   void send_kv(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, int token_end);

@@ -65,7 +65,7 @@ class NcclTransport final : public KvTransport {
       return invalid("nccl: instance " + std::to_string(peer) + " has another address already");
     }
     const auto wrong = [&](const std::string& why) {
-      calling_.erase(peer);
+      give_up_call(peer);
       return Error{ErrorCode::unavailable,
                    "instance " + std::to_string(peer) + " over nccl: " + why};
     };
@@ -88,9 +88,13 @@ class NcclTransport final : public KvTransport {
     }
     Calling& calling = at->second;
     if (!calling.link) {
+      const bool said = calling.call.said();
       auto body = calling.call.answer();
       if (!body) return wrong(body.error().message);
       if (!body.value()) {
+        // The last call may have been a long step of the engine ago.
+        if (!said && calling.call.said())
+          calling.until_s = options_.clock->now() + options_.connect_s;
         if (options_.clock->now() < calling.until_s) return false;
         return wrong("it does not answer");
       }

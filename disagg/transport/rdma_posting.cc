@@ -113,9 +113,12 @@ Result<bool> Posting::connect(PeerId self, PeerId peer, const Address& address, 
     if (!called) return wrong(called.error().message);
     calling = calling_.insert_or_assign(peer, std::move(called).value()).first;
   }
+  const bool said = calling->second.call.said();
   auto answer = calling->second.call.answer();
   if (!answer) return wrong(answer.error().message);
   if (!answer.value()) {
+    // The last call may have been a long step of the engine ago.
+    if (!said && calling->second.call.said()) calling->second.until_s = until_s;
     if (clock_.now() < calling->second.until_s) return false;
     return wrong("it does not answer");
   }

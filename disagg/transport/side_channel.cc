@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kMaxUnsent = 4 << 20;  // a peer that is stopped does not read
 constexpr size_t kStrangers = 32;       // connections without a hello
 constexpr size_t kChannels = 4096;
-constexpr double kHelloSeconds = 5;
+constexpr double kHelloSeconds = 10;
 constexpr long kSoonNanoseconds = 20000;
 constexpr double kDeafSeconds = 0.1;  // when there are no descriptors for callers
 

@@ -103,6 +103,7 @@ class SideCall {
                                 SideLimits limits);
   // Goes on. The answer's body, once it is there; the channel goes to a thread next.
   Result<std::optional<std::string>> answer();
+  bool said() const { return unsent_.empty(); }
   const std::shared_ptr<SideChannel>& channel() const { return channel_; }
 
  private:

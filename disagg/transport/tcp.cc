@@ -172,9 +172,12 @@ class TcpTransport final : public KvTransport {
   Result<bool> go_on(Call& call) {
     bool all = true;
     for (Dial& dial : call.dials) {
+      const int before = dial.stage();
       const Result<bool> let_in = dial.go_on();
       if (!let_in) return let_in;
       all &= let_in.value();
+      // The last call may have been a long step of the engine ago.
+      if (dial.stage() != before) call.until_s = options_.clock->now() + options_.connect_s;
     }
     if (!all && options_.clock->now() >= call.until_s)
       return Error{ErrorCode::unavailable, "it does not answer"};

@@ -124,6 +124,7 @@ class Dial {
   Dial(Dial&& other) noexcept;
   // Goes on as far as it can without waiting. True: it has been let in. The error: why not.
   Result<bool> go_on();
+  int stage() const { return stage_; }  // grows as the peer answers
   const std::vector<TcpRange>& regions() const { return regions_; }
   int release() { return std::exchange(fd_, -1); }  // after a true go_on()
 

@@ -217,9 +217,21 @@ class Misled final : public Scene {
       std::exchange(wrong, nullptr)(offered->source);
     if (auto* failed = std::get_if<AttemptFailed>(&message))
       refused += failed->why.starts_with("its place for KV");
+    const auto* start = std::get_if<StartRequest>(&message);
+    const auto* offered = std::get_if<KvOffered>(&message);
+    std::optional<Envelope> early;
+    const auto promise = [](AttemptId attempt) {
+      KvReserved reserved{.attempt = attempt};
+      reserved.destination.blocks = {0};
+      return reserved;
+    };
+    if (unasked && start) early = {start->decode, to, promise(start->attempt)};
+    if (unasked && offered) early = {to, from, promise(offered->attempt)};
     Scene::send(from, to, std::move(message));
+    if (early) Scene::send(early->from, early->to, std::move(early->message));
   }
   std::function<void(KvPlace&)> wrong;  // changes the next place that is told
+  bool unasked = false;                 // room is promised before it is asked for
   int refused = 0;
 };
 
@@ -245,6 +257,19 @@ TEST_CASE("delivery: a promise of room that is none is a failed attempt", "[disa
       scene.settle();
       CHECK(scene.refused == 1);
     }
+}
+
+TEST_CASE("delivery: a promise of room that nobody asked for is not heard", "[disagg][delivery]") {
+  for (const bool pull : {false, true}) {
+    INFO("pull " << pull);
+    SimOptions options = in("prefill_first");
+    options.conductor.disagg_options.pull = pull;
+    Misled scene("1P1D", options);
+    scene.unasked = true;
+    scene.ask(1, 60, 12, 1);
+    scene.settle();
+    CHECK(scene.conductor().totals().failed_attempts == 0);
+  }
 }
 
 TEST_CASE("delivery: an offer of KV that is none is a failed attempt", "[disagg][delivery]") {

@@ -59,10 +59,12 @@ Machine::Machine() {
 }
 
 Machine::~Machine() {
-  for (auto& fibre : fibres) munmap(fibre->stack, stack_bytes + guard_bytes);
 #if defined(__SANITIZE_ADDRESS__)
+  // What is mapped at these addresses next is not the stack of anybody.
+  for (auto& fibre : fibres) ASAN_UNPOISON_MEMORY_REGION(fibre->stack_bottom, stack_bytes);
   ASAN_UNPOISON_MEMORY_REGION(shared, max_shared_bytes);
 #endif
+  for (auto& fibre : fibres) munmap(fibre->stack, stack_bytes + guard_bytes);
   std::free(shared);
 }
 
