@@ -89,7 +89,7 @@ struct KvStats {
   int64_t idle_bytes = 0;      // free, or cached and evictable
   int64_t external_bytes = 0;  // in no block: cannot be given to anybody
   int64_t mapped_bytes = 0;    // behind addresses (vattention; else capacity_bytes)
-  int64_t mappings = 0;  // of these bytes, as the system counts them (VMAs); 1 without vattention
+  int64_t mappings = 0;        // of these bytes, as the system counts them (VMAs); else one a rank
   KvTierStats tiers;
   int available() const { return free + cached; }  // blocks that an append can get
 };

@@ -1,7 +1,7 @@
 // KvShards: how the KV of one instance, layers x kv heads, lies on the ranks that compute it.
 // Pipeline stages hold layers, the tensor-parallel ranks of a stage hold heads; each rank has its
-// rectangle in a KV memory of its own. Whoever needs to know who holds what (memory, model,
-// transfers) asks here.
+// rectangle, in its part of one pool or (vattention) in a KV memory of its own. Whoever needs to
+// know who holds what (memory, model, transfers) asks here.
 #pragma once
 
 #include <string>

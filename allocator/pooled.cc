@@ -107,9 +107,11 @@ void PooledMemory::check_length(int tokens) const {
 KvStats PooledMemory::stats() const {
   KvStats stats = pool_->stats();
   const int64_t block = int64_t(pool_->block_bytes());
+  // On ranks the pool is its blocks, and not what of the options was too little for another one.
   stats.capacity_bytes = stats.mapped_bytes =
-      int64_t(options_.pool_bytes) - stats.elsewhere * block;
-  stats.mappings = n_ranks();
+      n_ranks() > 1 ? stats.capacity * block
+                    : int64_t(options_.pool_bytes) - stats.elsewhere * block;
+  stats.mappings = pool_->ledger() ? 1 : n_ranks();  // what processes share is in one piece
   stats.idle_bytes = (stats.free + stats.cached) * block;
   stats.external_bytes = stats.capacity_bytes - stats.capacity * block;
   (reserves() ? stats.reserved_bytes : stats.internal_bytes) =

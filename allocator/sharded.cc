@@ -93,6 +93,8 @@ Result<std::shared_ptr<BlockPool>> make_ranked_pool(const std::string& scheme_na
   auto pool = std::make_shared<BlockPool>(plan.value().whole, std::shared_ptr<std::byte>(),
                                           pool_has_prefix_cache(scheme, options));
   pool->put_on_ranks(shards, std::move(memories));
+  if (options.device && options.device != &cpu_device())
+    pool->poison_new_blocks(false);  // only the device can write there
   return pool;
 }
 
@@ -185,29 +187,6 @@ KvLease ShardedMemory::pin(KvHandle handle, int token_begin, int token_end) {
 
 void ShardedMemory::unpin(KvLease lease) {
   for (auto& m : ranks_) m->unpin(lease);
-}
-
-// Every rank's pool has its references under the same block ids.
-KvHandover ShardedMemory::hand_over(KvHandle handle) {
-  KvHandover first = ranks_[0]->hand_over(handle);
-  for (size_t rank = 1; rank < ranks_.size(); ++rank) {
-    const KvHandover other = ranks_[rank]->hand_over(handle);
-    XPYD_CHECK(other.blocks == first.blocks && other.tokens == first.tokens);
-  }
-  live_[size_t(handle)] = false;
-  return first;
-}
-
-KvHandle ShardedMemory::adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) {
-  const KvHandle handle = each([&](KvMemory& m) { return m.adopt(handover, tokens, salt); });
-  if (handle == kNoKv) return handle;
-  if (size_t(handle) >= live_.size()) live_.resize(size_t(handle) + 1);
-  live_[size_t(handle)] = true;
-  return handle;
-}
-
-void ShardedMemory::discard(KvHandover handover) {
-  for (auto& m : ranks_) m->discard(handover);
 }
 
 KvStats ShardedMemory::stats() const {

@@ -78,9 +78,10 @@ class ShardedMemory final : public KvMemory {
   using KvMemory::pin;
   KvLease pin(KvHandle handle, int token_begin, int token_end) override;
   void unpin(KvLease lease) override;
-  KvHandover hand_over(KvHandle handle) override;
-  KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override;
-  void discard(KvHandover handover) override;
+  // Nobody shares these pools (disagg/cluster.h, check_shared_pool).
+  KvHandover hand_over(KvHandle) override { no_handover(); }
+  KvHandle adopt(KvHandover, std::span<const int32_t>, uint64_t) override { no_handover(); }
+  void discard(KvHandover) override { no_handover(); }
   KvView view(KvHandle handle) const override { return rank_view(handle, 0); }
   int written_tokens(KvHandle handle) const override { return ranks_[0]->written_tokens(handle); }
   std::span<const int32_t> blocks(KvHandle handle) const override {
@@ -97,6 +98,9 @@ class ShardedMemory final : public KvMemory {
   template <class F>
   auto each(F&& f);
   void check_alike(KvHandle handle) const;
+  [[noreturn]] static void no_handover() {
+    check_failed("memories of page groups on several ranks share no pool", __FILE__, __LINE__, "");
+  }
 
   std::vector<std::unique_ptr<KvMemory>> ranks_;
   const KvShards shards_;

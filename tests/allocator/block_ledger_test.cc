@@ -86,7 +86,9 @@ TEST_CASE("BlockLedger: who has lost its lock, and has not ended yet, keeps its 
     closed = 1;
     for (;;) pause();
   }
-  while (closed == 0) sched_yield();
+  int status = 0;
+  while (closed == 0 && waitpid(pid, &status, WNOHANG) != pid) sched_yield();
+  REQUIRE(closed == 1);
   CHECK(watch->reap() == 0);
   CHECK(watch->count_free() == 11);
   kill(pid, SIGSTOP);

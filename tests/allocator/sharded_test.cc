@@ -234,22 +234,33 @@ TEST_CASE("sharded memory: decides as one memory with as many blocks", "[shards]
 }
 
 TEST_CASE("sharded memory: hand-over and adoption go through every rank", "[shards][allocator]") {
-  for (const char* scheme : {"paged", "vattention"}) {
-    const auto kv = make({scheme, KvOrder::layer_major}, shards(2, 3));
-    std::vector<int32_t> tokens(17, 5);
-    const KvHandle handle = kv->reserve(tokens, 0).value().handle;
-    REQUIRE(kv->append(handle, 17));
-    compute(*kv, handle, tokens, 0, 0);
-    kv->written(handle, tokens);
-    KvHandover travels = kv->hand_over(handle);
-    const KvHandle arrived = kv->adopt(std::move(travels), tokens, 0);
-    REQUIRE(arrived != kNoKv);
-    CHECK(wrong(*kv, arrived, tokens, 0) == 0);
-    kv->check_invariants(true);
-    kv->discard(kv->hand_over(arrived));
-    kv->check_invariants(true);
-    CHECK(kv->stats().active + kv->stats().in_transfer == 0);
-  }
+  const auto kv = make({"paged", KvOrder::layer_major}, shards(2, 3));
+  std::vector<int32_t> tokens(17, 5);
+  const KvHandle handle = kv->reserve(tokens, 0).value().handle;
+  REQUIRE(kv->append(handle, 17));
+  compute(*kv, handle, tokens, 0, 0);
+  kv->written(handle, tokens);
+  KvHandover travels = kv->hand_over(handle);
+  const KvHandle arrived = kv->adopt(std::move(travels), tokens, 0);
+  REQUIRE(arrived != kNoKv);
+  CHECK(wrong(*kv, arrived, tokens, 0) == 0);
+  kv->check_invariants(true);
+  kv->discard(kv->hand_over(arrived));
+  kv->check_invariants(true);
+  CHECK(kv->stats().active + kv->stats().in_transfer == 0);
+}
+
+TEST_CASE("sharded memory: a pool on ranks has the bytes of its blocks, and no more",
+          "[shards][allocator]") {
+  const KvShards s = shards(2, 3);
+  KvOptions o = options_of("paged", KvOrder::layer_major, s.n_ranks());
+  o.pool_bytes += 7;
+  const KvStats stats = make_sharded("paged", o, s).value()->stats();
+  const int64_t bytes = stats.capacity * 4 * int64_t(kWhole.token_bytes());
+  CHECK(bytes == int64_t(o.pool_bytes) - 7);
+  CHECK(stats.capacity_bytes == bytes);
+  CHECK(stats.mapped_bytes == bytes);
+  CHECK(stats.external_bytes == 0);
 }
 
 TEST_CASE("sharded memory: what cannot be is refused before anything is allocated",
