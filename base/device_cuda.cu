@@ -164,6 +164,7 @@ class CudaDevice final : public Device, public MemoryExporter {
     std::memset(owner->data(), 0, bytes);
     return std::shared_ptr<std::byte>(owner, owner->data());
   }
+  Status exports() override { return cuda::vmm::exports_files(); }
   std::string identity() override { return cuda::vmm::card_identity(); }
   Result<std::shared_ptr<std::byte>> allocate_exported(size_t bytes, int& file) override {
     return make_cuda_exported(bytes, file);

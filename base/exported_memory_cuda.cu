@@ -4,9 +4,12 @@
 // processes too (cudaIpcGetMemHandle), but as bytes that any process which learns them can open,
 // and it is freed with the process that made it; a descriptor goes to whom it is sent, and keeps
 // the memory.
+#include <fcntl.h>
+
 #include <memory>
 #include <string>
 
+#include "base/clock.h"
 #include "base/cuda_vmm.h"
 #include "base/device_cuda.h"
 
@@ -15,12 +18,15 @@ namespace {
 
 using namespace cuda;
 
+constexpr double kBusySeconds = 5;
+
 void must(int code, const char* call) {
   XPYD_CHECK(code == 0, std::string(call) + ": " + vmm::code_name(code));
 }
 Error refused(int code, const char* call, size_t bytes) {
-  return {ErrorCode::unavailable, std::to_string(bytes) + " bytes of the card for processes: " +
-                                      call + ": " + vmm::code_name(code)};
+  return {code == vmm::kOutOfMemory ? ErrorCode::unavailable : ErrorCode::io,
+          std::to_string(bytes) + " bytes of the card for processes: " + call + ": " +
+              vmm::code_name(code)};
 }
 
 // Physical memory behind addresses. Gives back what it came to have.
@@ -41,13 +47,21 @@ class Mapping {
       return refused(code, "cuMemAddressReserve", bytes_);
     if (const int code = vmm::map(at_, bytes_, handle_)) return refused(code, "cuMemMap", bytes_);
     mapped_ = true;
-    if (const int code = vmm::set_access(at_, bytes_))
-      return refused(code, "cuMemSetAccess", bytes_);
+    if (const int code = set_access()) return refused(code, "cuMemSetAccess", bytes_);
     return ok();
   }
   std::byte* data() const { return reinterpret_cast<std::byte*>(at_); }
 
  private:
+  // A card at work may not be ready at once, and nobody would ask again.
+  int set_access() {
+    RealClock clock;
+    for (const double end = clock.now() + kBusySeconds;; clock.sleep(1e-3)) {
+      const int code = vmm::set_access(at_, bytes_);
+      if (code != vmm::kNotReady || clock.now() >= end) return code;
+    }
+  }
+
   const vmm::Handle handle_;
   const size_t bytes_;
   vmm::Address at_ = 0;
@@ -63,7 +77,6 @@ size_t round_up(size_t bytes) {
 
 Result<std::shared_ptr<std::byte>> make_cuda_exported(size_t bytes, int& file) {
   file = -1;
-  if (Status can = vmm::exports_files(); !can) return can.error();
   const size_t whole = round_up(bytes);
   vmm::Handle handle = 0;
   if (const int code = vmm::create(&handle, whole, vmm::Export::file))
@@ -75,11 +88,11 @@ Result<std::shared_ptr<std::byte>> make_cuda_exported(size_t bytes, int& file) {
   stream.wait();
   if (const int code = vmm::export_file(&file, handle))
     return refused(code, "cuMemExportToShareableHandle", whole);
+  XPYD_CHECK(::fcntl(file, F_SETFD, FD_CLOEXEC) == 0);  // the driver says nothing of it
   return std::shared_ptr<std::byte>(mapping, mapping->data());
 }
 
 Result<std::shared_ptr<std::byte>> import_cuda_memory(int file, size_t bytes) {
-  if (Status can = vmm::exports_files(); !can) return can.error();
   const size_t whole = round_up(bytes);
   vmm::Handle handle = 0;
   if (const int code = vmm::import_file(&handle, file))

@@ -217,8 +217,14 @@ std::string stats_body(const ServedModel& model, const ServiceStats& stats) {
   json.open('{').key("model").text(model.name);
   json.key("max_model_len").integer(model.max_model_len);
   json.key("has_chat").boolean(model.chat_template != nullptr && model.tokenizer != nullptr);
-  json.key("shared_pool").boolean(stats.shared_pool).key("instances").open('[');
-  for (const auto& i : stats.instances) {
+  json.key("shared_pool").boolean(stats.shared_pool);
+  if (stats.process_pool) {  // what nobody holds is the pool's, and not of each instance
+    json.key("pool").open('{').key("blocks").integer(stats.process_pool->blocks);
+    json.key("free").integer(stats.process_pool->free).close('}');
+  }
+  json.key("instances").open('[');
+  for (InstanceStats i : stats.instances) {
+    if (stats.process_pool) i.kv.free = 0, i.kv.capacity = stats.process_pool->blocks;
     json.open('{').key("name").text(i.name).key("running").integer(i.running);
     json.key("waiting").integer(i.waiting);
     json.key("remote_prefilling").integer(i.queue_remote_prefilling);

@@ -237,8 +237,9 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.family(
       "kv_blocks", "gauge",
       "KV blocks by state; the states sum to the capacity. Where processes share a pool (engine "
-      "pool) each tells what it holds, and what only others hold is elsewhere; what nobody holds "
-      "is the pool's free, which belongs to every engine's sum.");
+      "pool) each tells what it holds, and what only others hold is elsewhere, as of its last "
+      "report; what nobody holds is the pool's free, as of now, which belongs to every engine's "
+      "sum: that is the capacity when nothing has changed since the reports.");
   for (I i : holders) {
     text.sample(text.engine(i.name, "state=\"free\""), i.kv.free);
     text.sample(text.engine(i.name, "state=\"active\""), i.kv.active);
@@ -265,8 +266,8 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.instances("kv_mapped_bytes", "gauge", "Of them, behind addresses (vattention; else all).",
                  pools, [](I i) { return i.kv.mapped_bytes; });
   text.instances("kv_mappings", "gauge",
-                 "Mappings of the system that this takes (vattention; else 1); its limit is "
-                 "vm.max_map_count.",
+                 "Mappings of the system that this takes (vattention; else one for each rank, or 1 "
+                 "of a pool that processes share); its limit is vm.max_map_count.",
                  all, [](I i) { return i.kv.mappings; });
   text.family("cache_config_info", "gauge", "Shape of the KV memory.");
   for (I i : pools)

@@ -18,7 +18,9 @@
 #include <utility>
 #include <vector>
 
+#include "allocator/pooled.h"
 #include "allocator/sharded.h"
+#include "base/clock.h"
 #include "base/memory_exporter.h"
 #include "disagg/transport/shared_memory.h"
 
@@ -50,6 +52,7 @@ struct Plan {
   KvLayout whole;               // of the blocks as one rank would have them
   std::vector<size_t> offsets;  // [n_ranks] where each rank's KV begins, from the first one's on
   size_t kv_bytes = 0;          // of all of them
+  size_t rank_bytes = 0;        // of them, not between two
   size_t block_bytes = 0;       // on all of them
 
   size_t kv_offset() const {
@@ -82,6 +85,7 @@ Result<Plan> make_plan(const std::string& scheme_name, KvOptions options, int n_
   for (const KvOptions& rank : planned.value().of_ranks) {
     plan.offsets.push_back(round_up(plan.kv_bytes, kHugePage));
     plan.kv_bytes = plan.offsets.back() + rank.pool_bytes;
+    plan.rank_bytes += rank.pool_bytes;
     plan.block_bytes += size_t(l.block_tokens) * rank.shape.token_bytes();
   }
   return plan;
@@ -92,10 +96,34 @@ Result<MemoryExporter*> exporter_of(const KvOptions& options) {
   MemoryExporter* found = nullptr;
   if (!options.device || options.device == &cpu_device()) return found;
   found = dynamic_cast<MemoryExporter*>(options.device);
-  if (!found)
-    return Error{ErrorCode::unavailable, std::string("--device ") + options.device->name() +
-                                             ": its memory is not shared between processes"};
-  return found;
+  const Status can =
+      found ? found->exports() : Error{ErrorCode::unavailable, "its memory cannot be shared"};
+  if (can) return found;
+  return Error{can.error().code,
+               std::string("--device ") + options.device->name() + ": " + can.error().message +
+                   "; expected instances in one process (without --processes), or --device cpu"};
+}
+
+Error too_large(const Error& error) { return {error.code, "--kv-bytes: " + error.message}; }
+
+// A member among the first n_instances. The place of one that is ending is there soon; and who
+// looks whether one has ended keeps others from its place for that moment.
+Result<std::unique_ptr<BlockLedger>> join_ledger(std::shared_ptr<std::byte> words, int n_blocks,
+                                                 int n_instances, int file) {
+  RealClock clock;
+  for (const double end = clock.now() + kPatienceSeconds;; clock.sleep(1e-2)) {
+    auto ledger = BlockLedger::join(words, n_blocks, file, BlockLedger::As::member);
+    if (ledger ? ledger.value()->slot() < n_instances
+               : ledger.error().code != ErrorCode::unavailable)
+      return ledger;
+    // A share of the pool for each is what lets everybody's longest sequence fit (BlockPool::shed).
+    if (clock.now() >= end)
+      return Error{ErrorCode::unavailable,
+                   "the KV pool of --transport handoff is cut for the " +
+                       std::to_string(n_instances) +
+                       " instances of the conductor's --topology, and they are all there, or one "
+                       "of them is still ending"};
+  }
 }
 
 // Whether both ends are processes of one user.
@@ -177,19 +205,20 @@ Result<std::unique_ptr<HandoffPool>> HandoffPool::create(const std::string& sche
   Result<MemoryExporter*> card = exporter_of(options);
   if (!card) return card.error();
   auto pool = std::unique_ptr<HandoffPool>(new HandoffPool);
-  pool->bytes_ = plan.header.pool_bytes;
+  pool->bytes_ = plan.rank_bytes;
   pool->block_bytes_ = plan.block_bytes;
   if (card.value()) {
     Result<std::shared_ptr<std::byte>> kv =
         card.value()->allocate_exported(plan.kv_bytes, pool->card_file_);
-    if (!kv) return Error{kv.error().code, "--kv-bytes: " + kv.error().message};
+    if (!kv && kv.error().code == ErrorCode::unavailable) return too_large(kv.error());
+    if (!kv) return kv.error();
     pool->card_memory_ = std::move(kv).value();
     std::snprintf(plan.header.card, sizeof plan.header.card, "%s",
                   card.value()->identity().c_str());
   }
   Result<std::shared_ptr<std::byte>> memory = make_shared_file(
       "xpyd-handoff", plan.kv_offset() + (card.value() ? 0 : plan.kv_bytes), pool->file_);
-  if (!memory) return Error{memory.error().code, "--kv-bytes: " + memory.error().message};
+  if (!memory) return too_large(memory.error());
   std::memcpy(memory.value().get(), &plan.header, sizeof(Header));
   std::shared_ptr<std::byte> words(memory.value(), memory.value().get() + kPage);
   Result<std::unique_ptr<BlockLedger>> ledger =
@@ -322,17 +351,11 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   }
   std::shared_ptr<std::byte> words(memory.value(), memory.value().get() + kPage);
   Result<std::unique_ptr<BlockLedger>> ledger =
-      BlockLedger::join(words, h.n_blocks, file.fd(), BlockLedger::As::member);
+      join_ledger(words, h.n_blocks, h.n_instances, file.fd());
   if (!ledger) return ledger.error();
-  // A share of the pool for each is what lets everybody's longest sequence fit (BlockPool::shed).
-  if (ledger.value()->slot() >= h.n_instances)
-    return Error{ErrorCode::unavailable,
-                 "the KV pool of --transport handoff is cut for the " +
-                     std::to_string(h.n_instances) +
-                     " instances of the conductor's --topology, and they are all there"};
   const bool ranks = shards.n_ranks() > 1;
   auto pool = std::make_shared<BlockPool>(
-      plan.whole, ranks ? nullptr : kv, options.prefix_cache && !find_kv_scheme(scheme)->contiguous,
+      plan.whole, ranks ? nullptr : kv, pool_has_prefix_cache(*find_kv_scheme(scheme), options),
       std::move(ledger).value(), std::max(1, h.n_blocks / h.n_instances));
   if (ranks) {
     std::vector<std::shared_ptr<std::byte>> memories;

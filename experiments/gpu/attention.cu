@@ -43,9 +43,10 @@ struct Problem {
   XPYD_HD bf16 element(size_t row, int d) const {
     return random_element(kCache, row * kDim + size_t(d));
   }
-  // Codes spread over [zero, 1), so that neighbours differ in scale and zero, too.
+  // Codes spread over [zero, 1), and neighbours differ in scale and zero, too, whether head, token
+  // or K and V: no number of heads or tokens here is a multiple of 7.
   XPYD_HD KvQuantiser quantiser(size_t row) const {
-    return kv_quantiser(dtype, -1.0f + 0.125f * float(row % 4), 1, 0);
+    return kv_quantiser(dtype, -1.0f + 0.125f * float(row % 7), 1, 0);
   }
   XPYD_HD uint32_t code(const KvQuantiser& q, size_t row, int d) const {
     const float x = to_f32(element(row, d));

@@ -1,11 +1,15 @@
 #include "disagg/transport/handoff_pool.h"
 
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
+#include <thread>
 
 #include "tests/allocator/kv_fixture.h"
+#include "tests/allocator/shared_blocks.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing {
@@ -149,6 +153,58 @@ TEST_CASE("handoff pool: who means another pool is told what differs", "[transpo
   REQUIRE_FALSE(nobody.ok());
   CHECK(nobody.error().code == ErrorCode::unavailable);
   CHECK(nobody.error().message.find("processes of one host") != std::string::npos);
+}
+
+// One that ends slowly has lost its lock and has its blocks: the next one is not told that all are
+// there, but waits for its place.
+TEST_CASE("handoff pool: the successor of one that ends slowly gets its place",
+          "[transport][handoff]") {
+  const KvOptions options = tiny_options(4, 8);
+  auto made = HandoffPool::create("paged", options, 1).value();
+  SharedBlocks shared(1, sizeof(std::atomic<int>));
+  auto& closed = *reinterpret_cast<std::atomic<int>*>(shared.data());
+  const pid_t pid = fork();
+  REQUIRE(pid >= 0);
+  if (pid == 0) {
+    const auto joined = join_handoff_pool(made->address(), "paged", options);
+    if (!joined || close_range(3, ~0u, 0) != 0) _exit(1);
+    closed = 1;
+    for (;;) pause();
+  }
+  while (closed == 0 && waitpid(pid, nullptr, WNOHANG) != pid) std::this_thread::yield();
+  REQUIRE(closed == 1);
+  // It ends when somebody has come to a place that is too many, and has left it.
+  std::atomic<bool> over = false;
+  std::thread end([&, before = made->ledger().changes()] {
+    while (made->ledger().changes() == before && !over) std::this_thread::yield();
+    kill(pid, SIGKILL);
+  });
+  const auto next = join_handoff_pool(made->address(), "paged", options);
+  over = true;
+  end.join();
+  INFO((next ? "" : next.error().message));
+  CHECK(next.ok());
+  CHECK(waitpid(pid, nullptr, 0) == pid);
+}
+
+TEST_CASE("handoff pool: its bytes are those of its blocks", "[transport][handoff]") {
+  KvOptions options = tiny_options(4, 8);
+  options.pool_bytes += 7;
+  for (int tp : {1, 2}) {
+    const KvShards shards{.n_layers = 2, .n_kv_heads = 2, .tp = tp, .pp = 1};
+    const auto made = HandoffPool::create("paged", options, 2, shards).value();
+    const size_t blocks = size_t(made->ledger().n_blocks()) * made->block_bytes();
+    CHECK(blocks == 2 * (options.pool_bytes - 7));
+    CHECK(made->bytes() == blocks + (tp == 1 ? 14 : 0));
+    const auto joined = join_handoff_pool(made->address(), "paged", options, shards).value();
+    KvOptions all = options;
+    all.pool_bytes *= 2;
+    const KvStats stats = find_kv_scheme("paged")->make(joined.pool, all)->stats();
+    CHECK(stats.capacity_bytes == int64_t(made->bytes()));
+    CHECK(stats.mapped_bytes == stats.capacity_bytes);
+    CHECK(stats.external_bytes == (tp == 1 ? 14 : 0));
+    CHECK(stats.mappings == 1);
+  }
 }
 
 TEST_CASE("handoff pool: another user gets nothing", "[transport][handoff]") {

@@ -2,6 +2,7 @@
 #include <set>
 
 #include "server/api.h"
+#include "server/api_format.h"
 #include "tests/server/api_fixture.h"
 
 using namespace xpyd;
@@ -90,6 +91,23 @@ TEST_CASE("api: models, version, health, ready, stats, page", "[server][api]") {
   server.service.alive = false;
   CHECK(server.get("/health").status == 503);
   CHECK(server.get("/ready").status == 503);
+}
+
+TEST_CASE("api: what nobody holds of a pool that processes share is told once in /stats",
+          "[server][api]") {
+  ServiceStats stats = FakeService().stats();
+  const ServedModel model{.name = "tiny"};
+  CHECK_FALSE(parsed(stats_body(model, stats)).contains("pool"));
+  stats.process_pool = {.blocks = 100, .free = 50, .bytes = 6400, .block_bytes = 64};
+  stats.instances[0].kv = {};
+  stats.instances[0].kv.capacity = 80, stats.instances[0].kv.free = 50;
+  stats.instances[0].kv.active = 30;
+  const json body = parsed(stats_body(model, stats));
+  CHECK_SAME(body["pool"], parsed(R"({"blocks":100,"free":50})"));
+  const json blocks = body["instances"][0]["blocks"];
+  CHECK_SAME(blocks["capacity"], 100);
+  CHECK_SAME(blocks["free"], 0);
+  CHECK_SAME(blocks["active"], 30);
 }
 
 TEST_CASE("api: tokenize and detokenize", "[server][api]") {

@@ -24,6 +24,8 @@ enum class VmmCall { create, map, set_access };
 void fail_vmm_call(VmmCall call, int n, int code);
 // Which card vmm::card_identity() says; "GPU-simt" at first.
 void set_card_identity(const std::string& text);
+// Whether vmm::exports_files() says yes; it does at first.
+void set_card_exports(bool on);
 // What is live: addresses reserved, physical bytes, mappings.
 struct VmmUse {
   size_t reservations = 0, handles = 0, mappings = 0, physical_bytes = 0;

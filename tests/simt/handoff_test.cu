@@ -108,6 +108,14 @@ TEST_CASE("simt handoff: another card, or none, is refused with both names", "[s
   REQUIRE_FALSE(large.ok());
   CHECK(large.error().code == ErrorCode::unavailable);
   CHECK(large.error().message.find("--kv-bytes: ") == 0);
+  // It shares none.
+  cuda::simt::set_card_exports(false);
+  const auto none = HandoffPool::create("paged", options, 2);
+  cuda::simt::set_card_exports(true);
+  REQUIRE_FALSE(none.ok());
+  CHECK(none.error().message ==
+        "--device cuda: this card's memory cannot be shared by file descriptor; expected instances "
+        "in one process (without --processes), or --device cpu");
   for (auto call : {cuda::simt::VmmCall::map, cuda::simt::VmmCall::set_access}) {
     const VmmUse before = vmm_use();
     cuda::simt::fail_vmm_call(call, 1, cuda::vmm::kOutOfMemory);
@@ -115,6 +123,21 @@ TEST_CASE("simt handoff: another card, or none, is refused with both names", "[s
     CHECK_FALSE(HandoffPool::create("paged", options, 2).ok());
     CHECK(vmm_use() == before);
   }
+}
+
+TEST_CASE("simt handoff: a card that is not ready at once is asked again", "[simt][handoff]") {
+  SmallPages pages;
+  auto device = make_cuda_device();
+  KvOptions options = tiny_options(4, 8);
+  options.device = device.get();
+  {
+    cuda::simt::fail_vmm_call(cuda::simt::VmmCall::set_access, 1, cuda::vmm::kNotReady);
+    const auto made = HandoffPool::create("paged", options, 2);
+    REQUIRE(made.ok());
+    cuda::simt::fail_vmm_call(cuda::simt::VmmCall::set_access, 1, cuda::vmm::kNotReady);
+    CHECK(join_handoff_pool(made.value()->address(), "paged", options).ok());
+  }
+  CHECK(vmm_use() == VmmUse{});
 }
 
 // Conductor and workers as processes have them, but for the processes.

@@ -53,6 +53,7 @@ struct Vmm {
   std::map<Address, size_t> reserved;
   std::map<Address, Mapping> mappings;
   std::string card = "GPU-simt";
+  bool exports = true;
   struct Planned {
     int calls = 0, code = 0;
   } planned[3];
@@ -160,6 +161,10 @@ void set_card_identity(const std::string& text) {
   std::lock_guard lock(state().mutex);
   state().card = text;
 }
+void set_card_exports(bool on) {
+  std::lock_guard lock(state().mutex);
+  state().exports = on;
+}
 VmmUse vmm_use() {
   Vmm& v = state();
   std::lock_guard lock(v.mutex);
@@ -208,7 +213,11 @@ int address_free(Address address, size_t bytes) {
   return 0;
 }
 
-Status exports_files() { return ok(); }
+Status exports_files() {
+  std::lock_guard lock(state().mutex);
+  if (state().exports) return ok();
+  return Error{ErrorCode::unavailable, "this card's memory cannot be shared by file descriptor"};
+}
 std::string card_identity() {
   std::lock_guard lock(state().mutex);
   return state().card;
