@@ -11,6 +11,12 @@
 #include <filesystem>
 #include <map>
 
+#if defined(__SANITIZE_ADDRESS__)
+// Tests ask for more memory than there is: null, as without the sanitizer.
+extern "C" const char* __asan_default_options();
+extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
+#endif
+
 namespace xpyd::testing {
 namespace {
 

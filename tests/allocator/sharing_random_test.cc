@@ -14,11 +14,7 @@ using namespace xpyd::testing;
 
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int kOperations = 1500;
-#else
 constexpr int kOperations = 10'000;
-#endif
 
 struct Config {
   const char* scheme = "vattention";
