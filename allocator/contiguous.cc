@@ -100,14 +100,16 @@ class ContiguousMemory final : public PooledMemory {
     if (slots_[size_t(slot)].pins == 0) contents_.end(slot);
   }
 
-  // What a lease reads stays as it is: its slot is taken by nobody.
+  // What a lease reads stays as it is: its slot is taken by nobody. A lease of what begins behind
+  // the slot's last token has none.
   KvLease pin(KvHandle handle, int token_begin, int token_end) override {
-    ++slots_[size_t(sequences_[handle].table[0])].pins;
-    return PooledMemory::pin(handle, token_begin, token_end);
+    const KvLease lease = PooledMemory::pin(handle, token_begin, token_end);
+    for (int32_t slot : leases_[lease]) ++slots_[size_t(slot)].pins;
+    return lease;
   }
   void unpin(KvLease lease) override {
-    const int32_t slot = leases_[lease][0];
-    if (--slots_[size_t(slot)].pins == 0 && slots_[size_t(slot)].idle) contents_.end(slot);
+    for (int32_t slot : leases_[lease])
+      if (--slots_[size_t(slot)].pins == 0 && slots_[size_t(slot)].idle) contents_.end(slot);
     PooledMemory::unpin(lease);
   }
 
