@@ -16,6 +16,11 @@
 #include "tests/catch.h"
 #include "tests/disagg/transport_side.h"
 
+#if defined(__SANITIZE_THREAD__)
+extern "C" void AnnotateIgnoreReadsBegin(const char* file, int line);
+extern "C" void AnnotateIgnoreReadsEnd(const char* file, int line);
+#endif
+
 namespace xpyd::testing {
 namespace {
 
@@ -464,10 +469,16 @@ TEST_CASE("transports: windows of what is not one's own memory, or of strangers,
       {Mode::here});
 }
 
-// Returns while a storm is writing somewhere behind `at`.
+// Returns while a storm is writing somewhere behind `at`: these reads are meant to race.
 void wait_for_a_write(Side& owner, size_t at) {
   owner.fill(at, 64, 9);
+#if defined(__SANITIZE_THREAD__)
+  AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+#endif
   while (owner.differing(at, 64, 9) == 0) sched_yield();
+#if defined(__SANITIZE_THREAD__)
+  AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+#endif
 }
 
 TEST_CASE("transports: the poster is killed in the middle of a write", "[transport]") {
