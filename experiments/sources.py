@@ -22,6 +22,7 @@ IMPLEMENTED = {
                                           "attention/decode_split.cu", "attention/prefill_mma.cu",
                                           "attention/prefill_wgmma_sm90.cu"],
     "attention/kernels.h": ["attention/walk.cc"],
+    "base/device_cuda.h": ["base/exported_memory_cuda.cu"],
     "disagg/transport/wires.h": ["disagg/transport/" + wire + ".cc"
                                  for wire in ("local", "handoff", "shm", "nccl", "rdma", "tcp")],
     "experiments/failure_timeline.cc": ["server/main.cc"],  # it starts `xpyd worker` processes
