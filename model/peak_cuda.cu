@@ -141,7 +141,10 @@ CudaPeak measure_cuda_peak(CudaPeakProbe& probe, const std::string& card, int ro
                              &peak.launch_us,        &peak.graph_launch_us};
   std::vector<double> values[std::size(kMeasure)];
   for (int round = 0; round < rounds; ++round)
-    for (size_t i = 0; i < std::size(kMeasure); ++i) values[i].push_back((probe.*kMeasure[i])());
+    for (size_t i = 0; i < std::size(kMeasure); ++i) {
+      const auto measure = kMeasure[i];  // g++ 12's -fsanitize=bounds misreads an index inside .*
+      values[i].push_back((probe.*measure)());
+    }
   for (size_t i = 0; i < std::size(kMeasure); ++i) {
     std::sort(values[i].begin(), values[i].end());
     *results[i] = values[i][values[i].size() / 2];
