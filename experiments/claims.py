@@ -189,7 +189,7 @@ CLAIMS = [
         "How much of a full KV pool holds KV, in slots of the maximum length and in blocks of 1 to 256 tokens; and "
         "how many sequences fit?",
         "PagedAttention (SOSP'23) Fig. 2, Fig. 13a, section 6.2",
-        0.5,
+        1.8,
         [
             Expect("useful, slots", lambda t: t("useful_share", dataset="sharegpt", allocator="contiguous"),
                    .15, .382, "%", "20.4 % Orca (Max) to 38.2 % Orca (Oracle)"),
@@ -404,7 +404,7 @@ CLAIMS = [
         "multi_turn",
         "What is it worth to keep a conversation's KV until its next turn: in slots, in blocks, or by recompute?",
         "TurboMind's LlamaCacheManager (slots, LRU over sequences, eviction to token ids)",
-        3,
+        7,
         [
             Expect("TTFT of later turns after 1,024 tokens, slots, kept / contiguous", lambda t:
                    t("ttft_ms", allocator="slots", conversations=3, history=1024) /
