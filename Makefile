@@ -72,9 +72,9 @@ build: deps  ## build build/release/xpyd
 serve: build  ## serve a model as 1P1D on http://127.0.0.1:8000 (MODEL=dir, PORT=, ARGS=)
 	exec $(BIN) serve $(MODEL) --topology 1P1D --port $(PORT) $(ARGS)
 
-test: build  ## run every test (TESTS='[tag]' narrows)
+test: deps  ## run every test (TESTS='[tag]' narrows)
 	@$(MAKE) --no-print-directory layers
-	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests
+	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests $(BIN)
 	@XPYD_BIN=$(BIN) $(BUILD)/xpyd_tests $(TESTS)
 
 chaos: build  ## the cluster under seeded faults and a virtual clock (SEEDS=2000, or SEED=77 alone)
@@ -153,7 +153,7 @@ test-rdma: build  ## the rdma wire in a small virtual machine with Soft-RoCE: re
 cuda: deps  ## compile everything for sm_80 and sm_90a into build/cuda (needs nvcc, no GPU); registers and spills
 	@test -n "$(NVCC)" || { echo "make cuda: nvcc was not found; install the CUDA toolkit (12.4 to 13) or give NVCC=path"; exit 1; }
 	@$(MAKE) --no-print-directory -j$$(nproc) CUDA=1 BUILD=build/cuda $(addprefix build/cuda/,xpyd xpyd_gpu_tests xpyd_gpu_report xpyd_experiments)
-	@ldd build/cuda/xpyd | awk '/libibverbs|libnl-/ { print $$3 }' | xargs -r cp -Lt build/cuda
+	@ldd build/cuda/xpyd | awk '/libibverbs|libnl-/ && $$3 !~ /build.cuda/ { print $$3 }' | xargs -r cp -Lt build/cuda
 	@tools/kernel-registers build/cuda/cuda >experiments/results/kernel-registers.csv && echo "experiments/results/kernel-registers.csv"
 
 gpu-report: cuda  ## on a machine with a card: check and time everything CUDA; writes experiments/results (MODEL=dir compares text)
@@ -162,7 +162,6 @@ gpu-report: cuda  ## on a machine with a card: check and time everything CUDA; w
 gpu-bundle: cuda  ## build/xpyd-gpu.tar.gz: gpu-report for a machine with a card but no compiler or network
 	@rm -rf build/xpyd-gpu && mkdir -p build/xpyd-gpu/bin build/xpyd-gpu/tools build/xpyd-gpu/experiments/gpu build/xpyd-gpu/tests
 	@for b in xpyd xpyd_gpu_tests xpyd_gpu_report xpyd_experiments; do strip -o build/xpyd-gpu/bin/$$b build/cuda/$$b || exit 1; done
-	@cp -L $$(ldd build/cuda/xpyd | grep -oE '/[^ ]*lib(ibverbs|nl-3|nl-route-3)\.so[^ ]*') build/xpyd-gpu/bin/
 	@cp build/cuda/*.so.* build/xpyd-gpu/bin/
 	@cp tools/gpu-report build/xpyd-gpu/tools/ && cp experiments/gpu/sdpa.py build/xpyd-gpu/experiments/gpu/ && cp -r experiments/models experiments/*.py build/xpyd-gpu/experiments/ && $(PYTHON) experiments/run.py sources >build/xpyd-gpu/experiments/sources.json && cp -r tests/data build/xpyd-gpu/tests/ && cp LICENSE build/xpyd-gpu/
 	@tar -C build -czf build/xpyd-gpu.tar.gz xpyd-gpu

@@ -33,6 +33,10 @@ struct Plan {
   // 64 Ki registers: 65,536 / kThreads each at first, then these.
   static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 40,
                        kComputeRegisters = kGroups == 3 ? 160 : 232;
+  // Else a warpgroup waits for registers that nobody gives back. The kernel begins with a multiple
+  // of 8 each.
+  static_assert((kCopyRegisters + kGroups * kComputeRegisters) * kGroupThreads <=
+                65536 / kThreads / 8 * 8 * kThreads);
   static constexpr size_t kSharedBytes = shared_bytes<bf16>(kRows * kDim) +
                                          2 * kStages * shared_bytes<bf16>(kTile * kDim) +
                                          shared_bytes<uint64_t>(4 * kStages + 1);

@@ -13,6 +13,7 @@
 #include <set>
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/stats.h"
 #include "base/version.h"
 
@@ -266,7 +267,7 @@ void Bench::write_files() const {
                              {"share_p90", r.share_p90},
                              {"target", r.target},
                              {"met", r.met}});
-    std::ofstream(options_.json) << out.dump(1) << "\n";
+    std::ofstream(options_.json) << json_text(out, 1) << "\n";
   }
   if (!options_.csv.empty()) {
     std::ofstream out(options_.csv);

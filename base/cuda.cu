@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "base/cuda.h"
+#include "base/cuda_capture.h"
 
 namespace xpyd::cuda {
 namespace {
@@ -99,17 +100,27 @@ Graph::~Graph() {
   if (handle_) cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(handle_));
 }
 void Graph::begin_capture(Stream& stream) {
+  capturing().lock();
   // Thread-local: another instance's thread may allocate or wait meanwhile.
   CUDA_DO(cudaStreamBeginCapture(stream.handle(), cudaStreamCaptureModeThreadLocal));
 }
 Graph Graph::end_capture(Stream& stream) {
   cudaGraph_t captured = nullptr;
   CUDA_DO(cudaStreamEndCapture(stream.handle(), &captured));
+  capturing().unlock();
   cudaGraphExec_t executable = nullptr;
-  CUDA_DO(cudaGraphInstantiate(&executable, captured, 0));
+  cudaError_t made = cudaGraphInstantiate(&executable, captured, 0);
   CUDA_DO(cudaGraphDestroy(captured));
   Graph graph;
-  graph.handle_ = executable;
+  if (made == cudaSuccess) {
+    graph.handle_ = executable;
+    made = cudaGraphUpload(executable, stream.handle());  // so that launching allocates nothing
+  }
+  if (made == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    return Graph();
+  }
+  check(made, "cudaGraphInstantiate, cudaGraphUpload");
   return graph;
 }
 void Graph::launch(Stream& stream) const {

@@ -81,7 +81,8 @@ class Graph {
     std::swap(handle_, other.handle_);
     return *this;
   }
-  // body() enqueues on `stream`; nothing runs yet. Inside, no waiting and no allocation.
+  // body() enqueues on `stream`; nothing runs yet. Inside, no waiting and no allocation. Empty where
+  // the card has no memory left for it.
   template <class F>
   static Graph capture(Stream& stream, F&& body) {
     begin_capture(stream);

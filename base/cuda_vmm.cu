@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdio>
 
+#include "base/cuda_capture.h"
 #include "base/cuda_driver.h"
 #include "base/cuda_vmm.h"
 
@@ -60,7 +61,16 @@ const Driver& driver() {
 }
 
 CUmemAllocationProp on_card(Export to = Export::none) {
+  // A network card reaches such memory (export_dma_buf) only where it was made for that.
+  static const bool rdma = [] {
+    int supported = 0;
+    return driver().attribute(&supported,
+                              CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+                              kCard) == CUDA_SUCCESS &&
+           supported;
+  }();
   CUmemAllocationProp properties{};
+  properties.allocFlags.gpuDirectRDMACapable = rdma;
   if (to == Export::file)
     properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -187,6 +197,7 @@ std::string code_name(int code) {
 }
 
 void wait_for_card() {
+  const std::lock_guard no_capture(capturing());
   const cudaError_t r = cudaDeviceSynchronize();
   XPYD_CHECK(r == cudaSuccess, std::string("cudaDeviceSynchronize: ") + cudaGetErrorString(r));
 }

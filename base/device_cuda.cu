@@ -115,19 +115,25 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
 
  private:
   struct List {
+    List() {
+      if (auto made = cuda::Memory::device(kListCopies * sizeof(Copy)))
+        device = std::move(made).value();
+    }
     cuda::Memory host = cuda::Memory::pinned(kListCopies * sizeof(Copy));
-    cuda::Memory device = cuda::Memory::device(kListCopies * sizeof(Copy)).value();
-    cuda::Event free;  // the launch that read it is done
+    cuda::Memory device;  // none where a queue is made on a full card: `host` is read over the bus
+    cuda::Event free;     // the launch that read it is done
   };
   void send() {
     List& list = lists_[turn_];
-    cuda::copy(list.device.data(), list.host.data(), n_ * sizeof(Copy), stream_);
+    const cuda::Memory& read = list.device.size() > 0 ? list.device : list.host;
+    if (&read == &list.device)
+      cuda::copy(list.device.data(), list.host.data(), n_ * sizeof(Copy), stream_);
     const size_t together = bus_ ? 32 : kCopyThreads, teams = kCopyThreads / together;
     const size_t blocks = (n_ + teams - 1) / teams;
     cuda::launch(copy_list, "copy_list",
                  {.grid = unsigned(bus_ ? std::min(blocks, kBusBlocks) : blocks),
                   .block = unsigned(kCopyThreads)},
-                 stream_, list.device.as<const Copy>(), n_, unsigned(together));
+                 stream_, read.as<const Copy>(), n_, unsigned(together));
     list.free.record(stream_);
     turn_ = (turn_ + 1) % kLists;
     n_ = 0;

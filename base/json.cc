@@ -200,6 +200,10 @@ Result<std::string> read_small_file(const std::string& path, size_t max_bytes) {
   return text;
 }
 
+std::string json_text(const json& value, int indent) {
+  return value.dump(indent, ' ', false, json::error_handler_t::replace);
+}
+
 Result<json> parse_json_file(const std::string& path, const JsonLimits& limits) {
   auto text = read_small_file(path, limits.max_bytes);
   if (!text.ok()) return text.error();

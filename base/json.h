@@ -31,6 +31,9 @@ Result<nlohmann::json> parse_json(std::string_view text, const std::string& what
 Result<nlohmann::json> parse_json_file(const std::string& path, const JsonLimits& limits = {});
 Result<std::string> read_small_file(const std::string& path, size_t max_bytes);
 
+// As text: on one line, or each level `indent` spaces deeper. Invalid UTF-8 becomes U+FFFD.
+std::string json_text(const nlohmann::json& value, int indent = -1);
+
 // Field `name` of `object`. Missing, of another type, or out of range is an error that names the
 // field and what was expected; `what` (a file or "request") stands before it when given. 1.0 and
 // "1" are not integers; get_double takes any finite number.

@@ -4,7 +4,7 @@
 // Thread safety: send() and poke() from any thread; take() and wait() from the one receiver.
 #pragma once
 
-#include <immintrin.h>
+#include <xmmintrin.h>
 
 #include <atomic>
 #include <chrono>

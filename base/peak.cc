@@ -236,7 +236,7 @@ std::string to_json(const Peak& peak) {
       {"machine", peak.machine},           {"isa", peak.isa},
       {"one", row_json(peak.one)},         {"all", row_json(peak.all)},
       {"wake_spin_us", peak.wake_spin_us}, {"wake_parked_us", peak.wake_parked_us}};
-  return json.dump();
+  return json_text(json);
 }
 
 Result<Peak> peak_from_json(const std::string& text) {

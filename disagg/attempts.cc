@@ -5,6 +5,7 @@
 #include <string>
 
 #include "disagg/checksum.h"
+#include "disagg/envelope.h"
 
 namespace xpyd {
 namespace {
@@ -34,6 +35,8 @@ class SilentSink final : public EventSink {
 };
 
 }  // namespace
+
+void InstanceParts::tell(InstanceId to, Message message) { post.send(self, to, std::move(message)); }
 
 double InstanceParts::new_deadline() {
   return lease_s > 0 ? clock.now() + lease_s : std::numeric_limits<double>::infinity();

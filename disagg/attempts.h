@@ -36,7 +36,7 @@ struct InstanceParts {
   };
   std::unordered_map<InstanceId, Route> routes = {};
 
-  void tell(InstanceId to, Message message) { post.send(self, to, std::move(message)); }
+  void tell(InstanceId to, Message message);
   double new_deadline();  // Clock seconds
   Status add_peer(InstanceInfo info);  // the error: it has another model, or an impossible shape
   // Rows of tokens [token_begin, token_end), all layers, of every rank, as few pieces as the layout

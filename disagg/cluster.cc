@@ -6,6 +6,7 @@
 #include "allocator/kv_plan.h"
 #include "allocator/sharded.h"
 #include "allocator/tiered.h"
+#include "disagg/envelope.h"
 #include "disagg/local_probe.h"
 
 namespace xpyd {

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <utility>
 
+#include "disagg/envelope.h"
+
 namespace xpyd {
 
 Conductor::Conductor(ConductorOptions options, Clock& clock, Post& post)
@@ -43,13 +45,13 @@ void Conductor::left(InstanceId id, const std::string& why) {
   Out out;
   {
     std::lock_guard lock(mutex_);
-    remove(id, why, out);
+    remove(id, AttemptFailure::instance_gone, why, out);
   }
   pass_on(out);
 }
 
 // Its attempts are placed anew, but for those that it has handed over.
-void Conductor::remove(InstanceId id, const std::string& why, Out& out) {
+void Conductor::remove(InstanceId id, AttemptFailure reason, const std::string& why, Out& out) {
   if (members_.erase(id) == 0) return;
   ++totals_.left;
   for (auto& [other, member] : members_) post_.send(kConductor, other, PeerGone{id});
@@ -57,7 +59,7 @@ void Conductor::remove(InstanceId id, const std::string& why, Out& out) {
   for (const auto& [attempt, a] : attempts_)
     if (a.decode == id || (a.prefill == id && !handed_over(a))) hit.push_back(attempt);
   std::sort(hit.begin(), hit.end());  // the same order on every machine
-  for (AttemptId attempt : hit) fail(attempt, why, out);
+  for (AttemptId attempt : hit) fail(attempt, reason, why, out);
   retry_parked(out);
 }
 
@@ -83,11 +85,16 @@ void Conductor::tick() {
   {
     std::lock_guard lock(mutex_);
     const double now = clock_.now();
+    // If it was this process that slept, what was said meanwhile is still to be read.
+    const double slept = now - std::exchange(ticked_s_, now) - options_.lease_s / 4;
+    if (slept > 0)
+      for (auto& [id, member] : members_) member.heard_s = std::min(now, member.heard_s + slept);
     std::vector<InstanceId> silent;
     if (options_.lease_s > 0)
       for (const auto& [id, member] : members_)
         if (now > member.heard_s + options_.lease_s) silent.push_back(id);
-    for (InstanceId id : silent) remove(id, "an instance fell silent", out);
+    for (InstanceId id : silent)
+      remove(id, AttemptFailure::instance_silent, "an instance fell silent", out);
     retry_parked(out);
   }
   pass_on(out);
@@ -139,15 +146,12 @@ ServiceStats Conductor::stats() const {
   return all;
 }
 
-// A turn is as long as its step; a very long prompt on a slow machine stays well below this.
 bool Conductor::healthy() const {
-  constexpr double kSilence = 60;  // seconds
   std::lock_guard lock(mutex_);
   const double now = clock_.now();
-  return !members_.empty() &&
-         std::all_of(members_.begin(), members_.end(), [&](const auto& entry) {
-           return now - entry.second.probe->stats().heartbeat_s < kSilence;
-         });
+  return !members_.empty() && std::all_of(members_.begin(), members_.end(), [&](const auto& entry) {
+    return now - entry.second.probe->stats().heartbeat_s < kLongestTurnSeconds;
+  });
 }
 
 void Conductor::drain() {

@@ -152,8 +152,8 @@ class Conductor final : public Service {
   static int promised(const Member& member, PromptHashes& prompt);
   Placement place(PromptHashes& prompt);
   bool start(uint64_t id, int first, int count);
-  void fail(AttemptId attempt, const std::string& why, Out& out);
-  void remove(InstanceId id, const std::string& why, Out& out);
+  void fail(AttemptId attempt, AttemptFailure reason, const std::string& why, Out& out);
+  void remove(InstanceId id, AttemptFailure reason, const std::string& why, Out& out);
   bool handed_over(const Attempt& attempt) const;
   void uncharge_prompt(Attempt& attempt);
   void forget(AttemptId attempt);
@@ -173,6 +173,7 @@ class Conductor final : public Service {
   bool draining_ = false;
   Random random_;
   std::map<InstanceId, Member> members_;
+  double ticked_s_ = 0;  // Clock: the last tick; 0: none yet
   InstanceId last_id_ = -1;
   AttemptId last_attempt_ = 0;
   std::unordered_map<uint64_t, Entry> requests_;

@@ -1,8 +1,10 @@
 // Conductor: what comes of an attempt, and what is done with the rest of one that fails.
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "disagg/conductor.h"
+#include "disagg/envelope.h"
 
 namespace xpyd {
 
@@ -97,6 +99,14 @@ void Conductor::forget_choice(uint64_t request, Entry& entry) {
 
 // ---- Attempts end.
 
+const char* failure_name(AttemptFailure why) {
+  static constexpr const char* kNames[] = {"instance_gone", "instance_silent", "peer_silent",
+                                           "peer_unknown",  "connection_lost", "given_up",
+                                           "refused"};
+  static_assert(std::size(kNames) == kAttemptFailures);
+  return kNames[size_t(why)];
+}
+
 // Nothing more can come of the prefill instance: what it put out is here, and what it knew is on
 // the other one.
 bool Conductor::handed_over(const Attempt& attempt) const {
@@ -133,15 +143,16 @@ void Conductor::on(InstanceId from, AttemptFailed message, Out& out) {
   const Attempt& attempt = found->second;
   if (from != attempt.prefill && from != attempt.decode) return;  // not its to say
   if (from == attempt.prefill && from != attempt.decode && handed_over(attempt)) return;
-  fail(message.attempt, message.why, out);
+  fail(message.attempt, message.reason, message.why, out);
 }
 
 // What is left of the attempt starts anew: all choices together where they have not begun, else one
 // by one.
-void Conductor::fail(AttemptId number, const std::string& why, Out& out) {
+void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string& why, Out& out) {
   const Attempt attempt = attempts_.at(number);
   forget(number);
   ++totals_.failed_attempts;
+  ++totals_.failed_by[size_t(reason)];
   for (InstanceId id : {attempt.prefill, attempt.decode})
     if (find(id)) post_.send(kConductor, id, AbortAttempt{number});
   std::erase_if(jobs_, [number](const PrefillJob& job) { return job.attempt == number; });

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "disagg/conductor.h"
+#include "disagg/envelope.h"
 
 namespace xpyd {
 namespace {

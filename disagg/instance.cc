@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "disagg/envelope.h"
+
 namespace xpyd {
 
 Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model,
@@ -50,7 +52,11 @@ InstanceInfo Instance::info() const {
 bool Instance::turn() {
   bool moved = meet();
   const size_t known = inbox_.size();  // they waited before, too
-  mailbox_.take(inbox_);
+  {
+    std::lock_guard lock(standing_mutex_);
+    mailbox_.take(inbox_);
+    unread_.clear();
+  }
   std::vector<Envelope> waiting;
   for (size_t i = 0; i < inbox_.size(); ++i) {
     Envelope& envelope = inbox_[i];
@@ -67,8 +73,9 @@ bool Instance::turn() {
   inbox_ = std::move(waiting);
   moved |= sender_.poll();
   moved |= receiver_.poll();
+  stand();
+  beat();
   moved |= engine_.step();
-  renew();
   report_cache();
   publish();
   return moved;
@@ -224,15 +231,52 @@ void Instance::handle(InstanceId, KvRenewed message) {
   }
 }
 
-void Instance::renew() {
-  const double now = clock_.now();
-  if (options_.lease_s == 0 || now < renewed_s_ + options_.lease_s / 4) return;
-  renewed_s_ = now;
+namespace {
+
+// A peer that has sent it waits, with a lease, for an answer.
+std::optional<AttemptId> asked(const Message& message) {
+  if (const auto* reserve = std::get_if<ReserveKv>(&message)) return reserve->attempt;
+  if (const auto* offered = std::get_if<KvOffered>(&message)) return offered->attempt;
+  return {};
+}
+
+}  // namespace
+
+void Instance::send(InstanceId from, Message message) {
+  if (options_.lease_s == 0) return mailbox_.send({from, options_.id, std::move(message)});
+  std::lock_guard lock(standing_mutex_);
+  if (const std::optional<AttemptId> attempt = asked(message)) unread_.emplace_back(from, *attempt);
+  mailbox_.send({from, options_.id, std::move(message)});
+}
+
+// What is true now, and will be while a step takes its time.
+void Instance::stand() {
+  if (options_.lease_s == 0) return;
   std::unordered_map<InstanceId, std::vector<AttemptId>> of_peer;
   sender_.renewals(of_peer);
   receiver_.renewals(of_peer);
+  for (const Envelope& envelope : inbox_)
+    if (const std::optional<AttemptId> attempt = asked(envelope.message))
+      of_peer[envelope.from].push_back(*attempt);
+  std::lock_guard lock(standing_mutex_);
+  standing_ = std::move(of_peer);
+  stood_s_ = clock_.now();
+}
+
+void Instance::beat() {
+  std::unordered_map<InstanceId, std::vector<AttemptId>> of_peer;
+  {
+    std::lock_guard lock(standing_mutex_);
+    const double now = clock_.now();
+    if (options_.lease_s == 0 || now < beat_s_ + options_.lease_s / 4 ||
+        now > stood_s_ + kLongestTurnSeconds)
+      return;
+    beat_s_ = now;
+    of_peer = standing_;
+    for (const auto& [peer, attempt] : unread_) of_peer[peer].push_back(attempt);
+  }
+  // An attempt that has ended since is one that nobody knows.
   for (auto& [peer, attempts] : of_peer) parts_.tell(peer, KvRenewed{std::move(attempts)});
-  publish();
   parts_.tell(kConductor, Report{stats()});
 }
 

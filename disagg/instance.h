@@ -11,6 +11,8 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "allocator/prefix_log.h"
@@ -21,6 +23,8 @@
 #include "disagg/kv_sender.h"
 
 namespace xpyd {
+
+struct Envelope;
 
 struct InstanceOptions {
   InstanceId id = 0;
@@ -40,10 +44,11 @@ class Instance final : private EngineHooks {
   ~Instance() override;
 
   InstanceInfo info() const;
-  void send(InstanceId from, Message message) {
-    mailbox_.send({from, options_.id, std::move(message)});
-  }
+  void send(InstanceId from, Message message);
   void poke() { mailbox_.poke(); }
+  // Any thread, every so often: says in this instance's place what it says between its steps, which
+  // may take longer than a lease. Not for one whose step has taken kLongestTurnSeconds.
+  void beat();
 
   // One turn of the loop: messages, promises, transfers, one engine step. False: nothing moved.
   bool turn();
@@ -83,11 +88,11 @@ class Instance final : private EngineHooks {
   void handle(InstanceId, M) {}
   bool meet();  // true: a wire is connected, or cannot be
   bool waits_for_wire(const Envelope& envelope) const;
-  void renew();
+  void stand();
   void report_cache();
   void publish();
 
-  void prefill_started(const Sequence& sequence) override { sender_.started(sequence); }
+  void prefill_started(const Sequence& sequence) override { sender_.started(sequence), stand(); }
   bool layerwise() const override { return options_.stream_kv == StreamKv::layer; }
   void kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_begin,
                   int token_end) override {
@@ -120,7 +125,12 @@ class Instance final : private EngineHooks {
   std::map<InstanceId, Meeting> meeting_;
   Mailbox<Envelope> mailbox_;
   std::vector<Envelope> inbox_;  // taken, not handled; those that wait for a wire in front
-  double renewed_s_ = 0, reported_s_ = 0;  // Clock: the last time
+  double reported_s_ = 0;  // Clock: the last CacheReport
+
+  std::mutex standing_mutex_;  // guards what follows: attempts that stand here and at peers
+  std::unordered_map<InstanceId, std::vector<AttemptId>> standing_;
+  std::vector<std::pair<InstanceId, AttemptId>> unread_;  // peers ask for, in the mailbox
+  double stood_s_ = 0, beat_s_ = 0;                       // Clock: the last time
 
   mutable std::mutex stats_mutex_;
   InstanceStats published_;

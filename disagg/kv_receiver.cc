@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "disagg/envelope.h"
+
 
 namespace xpyd {
 
@@ -51,7 +53,8 @@ void KvReceiver::handle(InstanceId from, KvOffered message) {
   const std::vector<int32_t>& output = message.choices[0].output;
   in.tokens.insert(in.tokens.end(), output.begin(), output.end() - 1);
   if (Status fits = parts_.check_place(from, message.source, int(in.tokens.size())); !fits) {
-    parts_.tell(kConductor, AttemptFailed{message.attempt, fits.error().message});
+    parts_.tell(kConductor,
+                AttemptFailed{message.attempt, AttemptFailure::refused, fits.error().message});
     parts_.tell(from, ReservationCancelled{message.attempt});
     return;
   }
@@ -74,7 +77,8 @@ void KvReceiver::handle(InstanceId from, KvDelivered message) {
   if (in.order == DisaggOrder::push) {
     if (message.choices.empty()) {  // it comes from another process
       give_back(from, message.attempt, message.handover);
-      parts_.tell(kConductor, AttemptFailed{message.attempt, "its delivery is empty"});
+      parts_.tell(kConductor,
+                  AttemptFailed{message.attempt, AttemptFailure::refused, "its delivery is empty"});
       return drop(message.attempt);
     }
     in.choices = std::move(message.choices);
@@ -99,7 +103,8 @@ void KvReceiver::handle(const ReservationCancelled& message) {
   if (in.order == DisaggOrder::decode_first) {
     // The prefill instance could not: the conductor knows, unless it was this instance's abort.
     if (!drop_ended(message.attempt, in))
-      parts_.tell(kConductor, AttemptFailed{message.attempt, "its prefill was given up"});
+      parts_.tell(kConductor, AttemptFailed{message.attempt, AttemptFailure::given_up,
+                                            "its prefill was given up"});
   }
   drop(message.attempt);
 }
@@ -121,7 +126,8 @@ void KvReceiver::peer_gone(InstanceId peer, const std::string& why) {
       in.arrived = false;
   }
   for (AttemptId attempt : gone) {
-    if (!why.empty()) parts_.tell(kConductor, AttemptFailed{attempt, why});
+    if (!why.empty())
+      parts_.tell(kConductor, AttemptFailed{attempt, AttemptFailure::connection_lost, why});
     drop(attempt);
   }
 }
@@ -230,9 +236,11 @@ bool KvReceiver::poll() {
       over.push_back(attempt);
     } else if (now > in.deadline_s && !(in.delivered && in.order != DisaggOrder::pull)) {
       ++stats_.expired;
-      parts_.tell(kConductor,
-                  AttemptFailed{attempt, in.refusal.empty() ? "its prefill instance is silent"
-                                                            : "no window for it: " + in.refusal});
+      parts_.tell(kConductor, in.refusal.empty()
+                                  ? AttemptFailed{attempt, AttemptFailure::peer_silent,
+                                                  "its prefill instance is silent"}
+                                  : AttemptFailed{attempt, AttemptFailure::refused,
+                                                  "no window for it: " + in.refusal});
       over.push_back(attempt);
     }
   }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "disagg/envelope.h"
+
 namespace xpyd {
 
 void KvSender::expect(AttemptId attempt, DisaggOrder order, InstanceId decode) {
@@ -10,7 +12,8 @@ void KvSender::expect(AttemptId attempt, DisaggOrder order, InstanceId decode) {
   out.peer = decode;
   out.sent.assign(size_t(parts_.n_layers), 0);
   out.deadline_s = parts_.new_deadline();
-  if (!parts_.peers.contains(decode)) give_up(attempt, out, "its decode instance is gone");
+  if (!parts_.peers.contains(decode))
+    give_up(attempt, out, AttemptFailure::peer_unknown, "its decode instance is gone");
 }
 
 // P itself asks for room, so that both directions are in order: D hears of a request before it
@@ -33,7 +36,7 @@ void KvSender::handle(InstanceId from, KvReserved message) {
   if (out.over || out.destination || !parts_.peers.contains(out.peer)) return;
   if (from != out.peer || !out.told || out.order == DisaggOrder::pull) return;  // not asked for
   if (Status fits = parts_.check_place(out.peer, message.destination, out.n_tokens); !fits)
-    return give_up(message.attempt, out, fits.error().message);
+    return give_up(message.attempt, out, AttemptFailure::refused, fits.error().message);
   out.destination = std::move(message.destination);
   out.deadline_s = parts_.new_deadline();
   std::fill(out.sent.begin(), out.sent.end(), out.destination->cached_tokens);
@@ -100,7 +103,7 @@ void KvSender::offer(AttemptId attempt, Outgoing& out) {
   const KvView view = parts_.memory.view(out.kv);
   Result<WindowKey> window =
       parts_.wire.open(out.peer, KvOp::read, parts_.ranges(out.kv, 0, first.given));
-  if (!window) return give_up(attempt, out, window.error().message);
+  if (!window) return give_up(attempt, out, AttemptFailure::refused, window.error().message);
   out.offered = window.value();
   KvPlace source{.window = window.value(), .slot = view.slot};
   if (parts_.checksum) source.checksums = parts_.checksums(out.kv, 0, first.given);
@@ -132,7 +135,8 @@ void KvSender::handle(const ReservationCancelled& message) {
   auto found = outgoing_.find(message.attempt);
   if (found == outgoing_.end()) return;
   found->second.told = false;
-  give_up(message.attempt, found->second, "its decode instance has given it up");
+  give_up(message.attempt, found->second, AttemptFailure::given_up,
+          "its decode instance has given it up");
 }
 
 void KvSender::renewed(AttemptId attempt) {
@@ -144,18 +148,19 @@ void KvSender::peer_gone(InstanceId peer, const std::string& why) {
   for (auto& [attempt, out] : outgoing_) {
     if (out.peer != peer) continue;
     out.told = false;
-    if (!why.empty()) give_up(attempt, out, why);
+    if (!why.empty()) give_up(attempt, out, AttemptFailure::connection_lost, why);
     out.over = true;
   }
 }
 
 // Who is still being computed goes on in the engine until the conductor's abort comes.
-void KvSender::give_up(AttemptId attempt, Outgoing& out, const std::string& why) {
+void KvSender::give_up(AttemptId attempt, Outgoing& out, AttemptFailure reason,
+                       const std::string& why) {
   if (out.over) return;
   if (!out.choices.empty()) end_waiting(out);
   if (out.over) return;
   // What was delivered is the peer's to finish, or to fail.
-  if (!out.delivered) parts_.tell(kConductor, AttemptFailed{attempt, why});
+  if (!out.delivered) parts_.tell(kConductor, AttemptFailed{attempt, reason, why});
   out.over = true;
 }
 
@@ -177,7 +182,7 @@ bool KvSender::poll() {
   for (auto i = outgoing_.begin(); i != outgoing_.end();) {
     Outgoing& out = i->second;
     if (!out.over && out.told && now > out.deadline_s)
-      give_up(i->first, out, "its decode instance is silent");
+      give_up(i->first, out, AttemptFailure::peer_silent, "its decode instance is silent");
     if (out.over)
       for (const Outgoing::Flight& flight : out.in_flight) parts_.wire.cancel(flight.id);
     moved |= std::erase_if(out.in_flight, [&](const Outgoing::Flight& flight) {

@@ -85,7 +85,7 @@ class KvSender {
   void send_kv(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, int token_end);
   void offer(AttemptId attempt, Outgoing& out);
   void end_waiting(Outgoing& out);
-  void give_up(AttemptId attempt, Outgoing& out, const std::string& why);
+  void give_up(AttemptId attempt, Outgoing& out, AttemptFailure reason, const std::string& why);
   bool finish(AttemptId attempt, Outgoing& out);
   void deliver(AttemptId attempt, Outgoing& out);
 

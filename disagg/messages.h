@@ -12,7 +12,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "allocator/kv_memory.h"
@@ -105,8 +104,9 @@ struct AttemptProgress {
   AttemptId attempt = 0;
   Stage stage = started;
 };
-struct AttemptFailed {  // this instance has given it up: a peer is gone or silent
+struct AttemptFailed {  // this instance has given it up
   AttemptId attempt = 0;
+  AttemptFailure reason = AttemptFailure::given_up;
   std::string why;
 };
 struct Report {  // every so often
@@ -171,16 +171,7 @@ struct KvRenewed {  // either way: these attempts still stand here
   std::vector<AttemptId> attempts;
 };
 
-using Message =
-    std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress,
-                 AttemptFailed, Report, PrefillJob, ReserveKv, KvReserved, KvDelivered,
-                 ReservationCancelled, KvOffered, KvTaken, KvRenewed, PeerBroken, ClearPrefixCache,
-                 Welcome, Retire, JoinRequest, Joined, LeaveRequest, CacheReport>;
-
-struct Envelope {
-  InstanceId from = kConductor, to = kConductor;
-  Message message;
-};
+struct Message;  // one of them (envelope.h)
 
 // How messages leave: mailboxes, channels between processes, or a simulated network.
 //

@@ -7,21 +7,22 @@
 
 #include "disagg/cluster.h"
 #include "disagg/control/codec.h"
+#include "disagg/envelope.h"
 
 namespace xpyd {
 
 // What a worker last reported.
 class ProcessCluster::Probe final : public InstanceProbe {
  public:
-  explicit Probe(const InstanceInfo& info) {
+  Probe(const InstanceInfo& info, double now) {
+    stats_.heartbeat_s = now;
     stats_.name = info.name;
     stats_.kv.capacity = stats_.kv.free = info.capacity_blocks;
     stats_.kv.block_tokens = info.block_tokens;
   }
-  void heard(InstanceStats stats, double now) {
+  void heard(InstanceStats stats) {
     std::lock_guard lock(mutex_);
     stats_ = std::move(stats);
-    stats_.heartbeat_s = now;
   }
   InstanceStats stats() const override {
     std::lock_guard lock(mutex_);
@@ -117,7 +118,7 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
       lock.unlock();
       return channel->close("an instance without room for a sequence");
     }
-    auto probe = std::make_shared<Probe>(info);
+    auto probe = std::make_shared<Probe>(info, clock_.now());
     {
       std::lock_guard lock(mutex_);
       Worker& worker = workers_.at(id);
@@ -128,7 +129,6 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
       info.role = worker.role;
       worker.probe = probe;
     }
-    probe->heard(probe->stats(), clock_.now());
     conductor_.joined(std::move(info), std::move(probe));
     std::lock_guard lock(mutex_);
     changed_.notify_all();
@@ -143,7 +143,7 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
   if (auto* report = std::get_if<Report>(&message)) {
     std::lock_guard lock(mutex_);
     Worker& worker = workers_.at(id);
-    if (worker.probe) worker.probe->heard(report->stats, clock_.now());
+    if (worker.probe) worker.probe->heard(report->stats);
   }
   conductor_.receive(id, std::move(message));
 }

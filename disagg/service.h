@@ -1,6 +1,7 @@
 // What a frontend needs from the cluster behind it. Any thread may call any of these.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,10 @@
 #include "disagg/placement.h"
 
 namespace xpyd {
+
+// A turn of an instance's loop is as long as its step; a very long prompt on a slow machine stays
+// well below this.
+inline constexpr double kLongestTurnSeconds = 60;
 
 // One instance, as /metrics and the demo page show it. Counters are cumulative.
 struct InstanceStats {
@@ -29,9 +34,23 @@ struct InstanceStats {
   double heartbeat_s = 0;  // Clock seconds of the last loop turn
 };
 
+// Why a try at serving a request's choices failed.
+enum class AttemptFailure : uint8_t {
+  instance_gone,    // its connection to the conductor ended
+  instance_silent,  // the conductor heard nothing of it for a lease
+  peer_silent,      // one instance heard nothing of the other, or of the attempt, for a lease
+  peer_unknown,     // one is not (or not any more) connected to the other
+  connection_lost,  // between the two
+  given_up,         // by the other one, which no longer has it
+  refused,          // what one said or wanted the other could not take
+};
+inline constexpr int kAttemptFailures = int(AttemptFailure::refused) + 1;
+const char* failure_name(AttemptFailure why);
+
 // Of the conductor; cumulative.
 struct ConductorStats {
   int64_t attempts = 0, failed_attempts = 0, replaced_choices = 0;
+  std::array<int64_t, kAttemptFailures> failed_by = {};  // of failed_attempts
   int64_t late_tokens = 0;  // of attempts that were given up
   int64_t joined = 0, left = 0;
 };

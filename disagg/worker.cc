@@ -1,11 +1,13 @@
 #include "disagg/worker.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
 
 #include "disagg/control/codec.h"
+#include "disagg/envelope.h"
 
 namespace xpyd {
 namespace {
@@ -155,8 +157,10 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
       }
       lock.unlock();
       dial_missing(loop);
+      instance.beat();
       lock.lock();
-      changed_.wait_for(lock, seconds(options_.retry_s));
+      changed_.wait_for(lock, seconds(as.lease_s > 0 ? std::min(options_.retry_s, as.lease_s / 8)
+                                                     : options_.retry_s));
     }
   }
   stop = true;
@@ -261,27 +265,39 @@ void Worker::attach(InstanceId id, ChannelPtr channel) {
     instance_->send(kConductor, PeerJoined{peer.info});
 }
 
-// Of two instances the later one dials.
+// Of two instances the later one dials, and waits for nobody: a peer that is stopped holds up
+// neither the channels to others nor this instance's signs of life.
 void Worker::dial_missing(ControlLoop& loop) {
+  constexpr double kPatience = 5;  // seconds, as the other side has for a handshake
   std::vector<std::pair<InstanceId, std::string>> missing;
   InstanceId self;
   {
     std::lock_guard lock(mutex_);
     self = welcome_->id;
     for (auto& [id, peer] : peers_)
-      if (!peer.channel && id < self && !peer.info.control.empty())
+      if (!peer.channel && !peer.dialling && id < self && !peer.info.control.empty() &&
+          clock_.now() >= peer.again_s) {
+        peer.dialling = true;
         missing.push_back({id, peer.info.control});
+      }
   }
-  for (auto& [id, address] : missing) {
-    Result<ChannelPtr> channel =
-        loop.connect({address, options_.key, identity(self)}, 1, [this, id = id](ChannelPtr c) {
+  for (auto& [id, address] : missing)
+    loop.dial(
+        {address, options_.key, identity(self)}, kPatience,
+        [this, id = id](ChannelPtr c) {
           attach(id, c);
           return on_peer(id, std::move(c));
+        },
+        [this, id = id, address = address](const Result<ChannelPtr>& channel) {
+          std::lock_guard lock(mutex_);
+          auto found = peers_.find(id);
+          if (found == peers_.end() || !instance_) return;  // of no interest any more
+          found->second.dialling = false;
+          found->second.again_s = clock_.now() + options_.retry_s;
+          if (!channel)
+            std::fprintf(stderr, "xpyd worker: instance %d at %s: %s\n", id, address.c_str(),
+                         channel.error().message.c_str());
         });
-    if (!channel)
-      std::fprintf(stderr, "xpyd worker: instance %d at %s: %s\n", id, address.c_str(),
-                   channel.error().message.c_str());
-  }
 }
 
 // From any thread. To a peer without a channel it waits: one may be on its way.

@@ -20,6 +20,8 @@
 
 namespace xpyd {
 
+struct Envelope;
+
 struct WorkerOptions {
   ClusterOptions cluster;  // topology is not looked at
   Role role = Role::colocated;
@@ -51,6 +53,8 @@ class Worker final : public Post {
     ChannelPtr channel;                // null: none yet
     std::vector<std::string> waiting;  // frames, type first, until it is there
     bool broken = false;               // it was there, and words were lost with it
+    bool dialling = false;
+    double again_s = 0;                // Clock: not dialled before
   };
   enum class Outcome { again, done };
 

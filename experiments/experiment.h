@@ -8,15 +8,13 @@
 
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
+#include "experiments/values.h"
 
 namespace xpyd::experiments {
-
-using Values = nlohmann::ordered_json;  // an object of named numbers and strings, in column order
 
 struct Setting {
   std::string device = "cpu";  // cpu | cuda

@@ -27,7 +27,7 @@ int fail(int code, const std::string& message) {
   return code;
 }
 
-void print(const Values& values) { std::printf("%s\n", values.dump().c_str()); }
+void print(const std::string& json) { std::printf("%s\n", json.c_str()); }
 
 const Experiment* find(const std::string& name, const std::string& device) {
   for (const Experiment& e : experiments())
@@ -44,29 +44,27 @@ Values machine_values() {
   return out;
 }
 
-Values cpu_peaks() {
+std::string cpu_peaks() {
   cpu_set_t set;
   int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
   ThreadTeam team(cores);
-  return Values::parse(to_json(measure_peak(team)));
+  return to_json(measure_peak(team));
 }
 
 int answer(const std::vector<Values>& points, const Measure& measure) {
   int code = 0;
   for (std::string line; std::getline(std::cin, line);) {
-    const Values point = Values::parse(line, nullptr, false);
+    const Values point = Values::parse(line);
     // Only the experiment's own: whatever runs was planned.
     const bool known = std::find(points.begin(), points.end(), point) != points.end();
     Result<Finding> found = known ? measure(point) : invalid(line + " is none of the points");
-    Values reply;
-    if (!found)
-      reply["error"] = found.error().message;
-    else if (!found.value().wrong.empty())
-      reply["error"] = "wrong result, not timed: " + found.value().wrong;
-    else
-      reply["rows"] = found.value().rows;
-    if (reply.contains("error")) code = 1;
-    print(reply);
+    const std::string error = !found ? found.error().message
+                              : found.value().wrong.empty()
+                                  ? ""
+                                  : "wrong result, not timed: " + found.value().wrong;
+    if (!error.empty()) code = 1;
+    print(error.empty() ? "{\"rows\":" + dump(found.value().rows) + "}"
+                        : Values{{"error", error}}.dump());
     std::fflush(stdout);
   }
   return code;
@@ -102,17 +100,17 @@ int run(const std::vector<std::string>& words) {
   const std::string command = plain.empty() ? "" : plain[0];
   const size_t n = plain.size();
   if (command == "list" && n == 1) {
-    Values out = Values::array();
+    std::vector<Values> out;
     for (const Experiment& e : experiments())
       out.push_back({{"name", e.name}, {"device", e.device}});
-    print(out);
+    print(dump(out));
     return 0;
   }
-  if (command == "machine" && n == 1) return print(machine_values()), 0;
+  if (command == "machine" && n == 1) return print(machine_values().dump()), 0;
   if (setting.device == "cuda")
     if (Result<std::string> card = cuda_card(); !card) return fail(1, card.error().message);
   if (command == "peak" && n == 1)
-    return print(setting.device == "cuda" ? cuda_peaks() : cpu_peaks()), 0;
+    return print(setting.device == "cuda" ? cuda_peaks().dump() : cpu_peaks()), 0;
   if (!((command == "points" || command == "run") && n == 2))
     return fail(2, "expected list, machine, peak, points NAME or run NAME");
   const Experiment* experiment = find(plain[1], setting.device);
@@ -120,7 +118,7 @@ int run(const std::vector<std::string>& words) {
     return fail(2,
                 "no experiment '" + plain[1] + "' for device " + setting.device + "; see `list`");
   const std::vector<Values> points = experiment->points(setting);
-  if (command == "points") return print(points), 0;
+  if (command == "points") return print(dump(points)), 0;
   return answer(points, experiment->open(setting));
 }
 

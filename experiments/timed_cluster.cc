@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "disagg/conductor.h"
+#include "disagg/envelope.h"
 #include "disagg/instance.h"
 #include "disagg/local_probe.h"
 #include "disagg/transport/forwarding.h"

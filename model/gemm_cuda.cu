@@ -10,6 +10,7 @@
 #include <bit>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -145,6 +146,31 @@ struct Layouts {
   cublasLtMatrixLayoutOpaque_t w, x, y;
 };
 
+// What was chosen for one order in this process. Which order that is depends on the card and the
+// library alone, so that instances need not try again what one of them has tried. An algorithm
+// belongs to no handle.
+class Choices {
+ public:
+  std::optional<Product> find(const CudaGemmArgs& like, int max_m) {
+    std::lock_guard lock(mutex_);
+    for (const Product& made : made_)
+      if (made.is_like(like) && bucket_of(max_m) < int(made.chosen.size())) return made;
+    return std::nullopt;
+  }
+  void add(const Product& product) {
+    std::lock_guard lock(mutex_);
+    made_.push_back(product);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Product> made_;
+};
+Choices& choices() {
+  static Choices all;
+  return all;
+}
+
 // Rows for one product's trials, on the card.
 class Trial {
  public:
@@ -230,8 +256,14 @@ struct CudaGemm::Impl {
                           workspace.size(), stream.handle());
   }
 
-  // Eligible algorithms for M, best first by cuBLASLt's estimate.
+  // Eligible algorithms for M, best first by cuBLASLt's estimate. The heuristics are asked for
+  // those that do not split K; should they know none by that name, for all, and splits_k() decides.
   std::vector<Algo> candidates(Product& p, int m) {
+    std::vector<Algo> eligible = offered(p, m, one_order);
+    if (eligible.empty() && one_order) eligible = offered(p, m, false);
+    return eligible;
+  }
+  std::vector<Algo> offered(Product& p, int m, bool unsplit) {
     Layouts layouts(p.like, m);
     cublasLtMatmulPreferenceOpaque_t preference;
     XPYD_CUBLAS(cublasLtMatmulPreferenceInit(&preference));
@@ -239,7 +271,7 @@ struct CudaGemm::Impl {
       XPYD_CUBLAS(cublasLtMatmulPreferenceSetAttribute(&preference, what, &value, sizeof value));
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(workspace.size()));
-    if (one_order)
+    if (unsplit)
       prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE));
     for (auto what :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -385,6 +417,11 @@ Status CudaGemm::prepare(const CudaGemmArgs& like, int max_m) {
   for (const Product& p : impl_->products)
     if (p.is_like(like) && bucket_of(max_m) < int(p.chosen.size())) return ok();
   if (Status status = impl_->open(); !status) return status;
+  if (impl_->one_order)
+    if (auto made = choices().find(like, max_m)) {
+      impl_->products.push_back(std::move(*made));
+      return ok();
+    }
   Product p{like, {}, {}, {}};
   // Pedantic: f32 stays f32, no TF32 and no emulation.
   XPYD_CUBLAS(cublasLtMatmulDescInit(
@@ -394,6 +431,7 @@ Status CudaGemm::prepare(const CudaGemmArgs& like, int max_m) {
   XPYD_CUBLAS(cublasLtMatmulDescSetAttribute(&p.operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
                                              sizeof transposed));
   if (Status status = impl_->choose(p, max_m); !status) return status;
+  if (impl_->one_order) choices().add(p);
   impl_->products.push_back(std::move(p));
   return ok();
 }

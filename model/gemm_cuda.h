@@ -5,8 +5,8 @@
 // One addition order: the bits of y[m, :] depend on x[m, :] and W, not on M or the
 // row's place. cuBLASLt promises no such thing, so prepare() makes it so: algorithms that split K
 // are refused, and of the rest only those are used whose rows have the same bits as one another's,
-// on these weights and random x, for every size of M. Which bits is the same choice in every
-// process with this card and library.
+// on the weights that come first and random x, for every size of M. Which bits is the same choice
+// in every process with this card and library.
 //
 // Thread safety: one thread, its stream's.
 #pragma once
@@ -39,7 +39,8 @@ class CudaGemm {
   explicit CudaGemm(cuda::Stream& stream, bool one_order = true);
   ~CudaGemm();
   // Chooses for products like this one (matrix shape, strides, dtypes) with m up to max_m, and
-  // checks; waits, and uses device memory that it gives back. x, y and m of `like` are not read.
+  // checks, unless this process has done so before (one_order); waits, and uses device memory that
+  // it gives back. x, y and m of `like` are not read.
   // Error `unavailable`: no memory for the check, or no algorithm passes it.
   Status prepare(const CudaGemmArgs& like, int max_m);
   // Before: prepare() of its like. Allocates nothing and may be captured. m may be 0.

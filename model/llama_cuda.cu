@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <string>
@@ -361,6 +362,11 @@ void CudaLlama::run_graph(const Plan& plan) {
   if (fresh) return enqueue(plan, nullptr);
   if (!graph) {
     graph = cuda::Graph::capture(stream_, [&] { enqueue(plan, nullptr); });
+    if (!graph) {
+      std::fprintf(stderr, "xpyd: no device memory for a CUDA graph: steps run without from now\n");
+      options_.graphs = false;
+      return enqueue(plan, nullptr);
+    }
     ++counts_.captures;
   }
   graph.launch(stream_);

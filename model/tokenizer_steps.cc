@@ -13,7 +13,7 @@ using nlohmann::json;
 std::string in_quotes(std::string_view text) {
   constexpr size_t kLongest = 40;
   std::string cut = replace_invalid_utf8(text.substr(0, kLongest));
-  std::string out = json(cut).dump();
+  std::string out = json_text(cut);
   return text.size() > kLongest ? out + "..." : out;
 }
 
@@ -69,7 +69,7 @@ Status split(const TokenizerFile& file, const json& step, const std::string& nam
   if (!known)
     return file.bad(name + ".pattern.Regex", "this regex is not one of those supported (" +
                                                  std::string(kKnownSplitPatterns) +
-                                                 "): " + json(regex.value()).dump().substr(0, 300));
+                                                 "): " + json_text(regex.value()).substr(0, 300));
   out.kind = PreTokenizerStep::Kind::split;
   out.pattern = *known;
   return ok();

@@ -72,7 +72,7 @@ std::string completion_body(const BenchRequest& request, int i, const SendOption
   if (options.ignore_eos) head["ignore_eos"] = true;
   if (options.temperature > 0) head["seed"] = options.seed + uint64_t(i);
   if (!request.text.empty()) head["prompt"] = request.text;
-  std::string body = head.dump(-1, ' ', false, json::error_handler_t::replace);
+  std::string body = json_text(head);
   if (request.text.empty()) {  // ids are appended by hand: a prompt may have 100,000 of them
     body.back() = ',';
     body += "\"prompt\":[";

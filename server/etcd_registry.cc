@@ -119,7 +119,7 @@ class EtcdRegistry final : public Registry {
     http_->abort_all();
     if (!lease_.empty() && state().reachable)
       (void)http_->fetch(
-          {.target = "/v3/lease/revoke", .body = json{{"ID", lease_}}.dump(), .timeout_s = 1});
+          {.target = "/v3/lease/revoke", .body = json_text({{"ID", lease_}}), .timeout_s = 1});
   }
 
   // What is most urgent of what is to be done, if anything.
@@ -237,7 +237,7 @@ class EtcdRegistry final : public Registry {
     create["start_revision"] = std::to_string(std::atoll(revision.c_str()) + 1);
     http_->start(
         {.target = "/v3/watch",
-         .body = json{{"create_request", create}}.dump(),
+         .body = json_text({{"create_request", create}}),
          .timeout_s = kStreamSeconds},
         [this, i](int, std::string_view bytes) { read_stream(watches_[i], bytes); },
         [this, i](const HttpOutcome&) {

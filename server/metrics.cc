@@ -261,8 +261,10 @@ std::string Metrics::render(const ServiceStats& service) const {
     text.sample(text.engine(i.name, "state=\"idle\""), double(i.kv.idle_bytes));
     text.sample(text.engine(i.name, "state=\"external\""), double(i.kv.external_bytes));
   }
-  text.instances("kv_capacity_bytes", "gauge", "Bytes of the KV pool: the sum of kv_bytes.", pools,
-                 [](I i) { return i.kv.capacity_bytes; });
+  text.instances("kv_capacity_bytes", "gauge",
+                 "Bytes of the KV pool: the sum of kv_bytes, in which a block that two processes "
+                 "of one pool hold is there twice.",
+                 pools, [](I i) { return i.kv.capacity_bytes; });
   text.instances("kv_mapped_bytes", "gauge", "Of them, behind addresses (vattention; else all).",
                  pools, [](I i) { return i.kv.mapped_bytes; });
   text.instances("kv_mappings", "gauge",
@@ -300,8 +302,11 @@ std::string Metrics::render(const ServiceStats& service) const {
                  [](I i) { return i.leases_expired; });
   const ConductorStats& c = service.conductor;
   text.counter("attempts_total", "Tries at serving a request's choices.", double(c.attempts));
-  text.counter("attempts_failed_total", "Tries that an instance's failure ended.",
-               double(c.failed_attempts));
+  text.family("attempts_failed_total", "counter", "Tries that an instance's failure ended.");
+  for (int i = 0; i < kAttemptFailures; ++i)
+    text.sample(
+        text.engine("all", "reason=\"" + std::string(failure_name(AttemptFailure(i))) + "\""),
+        double(c.failed_by[size_t(i)]));
   text.counter("choices_replaced_total", "Choices that went on at another place.",
                double(c.replaced_choices));
   text.counter("tokens_late_total", "Tokens of tries that had been given up, dropped.",

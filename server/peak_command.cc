@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "base/json.h"
 #include "base/peak.h"
 #include "server/backend.h"
 #include "server/commands.h"
@@ -67,7 +68,7 @@ int peak_main(const Options& options) {
   Peak peak = cached_peak(team);
   std::printf("%s", to_text(peak).c_str());
   if (json_path.empty()) return 0;
-  nlohmann::json out = nlohmann::json::parse(to_json(peak));
+  nlohmann::json out = parse_json(to_json(peak), "peak").value();
   out["run"] = run_header(options);
   Status status = write_json(json_path, out);
   return status ? 0 : fail(status.error(), 1);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "base/version.h"
 
 namespace xpyd {
@@ -33,7 +34,7 @@ Status check_writable(const std::string& path) {
 }
 
 Status write_json(const std::string& path, const nlohmann::json& json) {
-  std::string text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  std::string text = json_text(json, 2) + "\n";
   std::string part = path + ".part";
   FILE* file = std::fopen(part.c_str(), "wb");
   if (!file) return cannot_write(path);

@@ -169,15 +169,21 @@ Result<std::string> ControlLoop::listen(const ControlEndpoint& endpoint, OnOpen 
 Result<ChannelPtr> ControlLoop::connect(const ControlEndpoint& endpoint, double timeout_s,
                                         OnOpen on_open) {
   XPYD_CHECK(!impl_->on_io_thread(), "connect() waits for the I/O thread");
-  Result<ControlAddress> address = allowed_address(endpoint);
-  if (!address) return address.error();
   std::promise<Result<ChannelPtr>> answer;
   auto result = answer.get_future();
-  post([&] {
-    impl_->start_connect(address.value(), endpoint, timeout_s, std::move(on_open),
-                         [&](Result<ChannelPtr> r) { answer.set_value(std::move(r)); });
-  });
+  dial(endpoint, timeout_s, std::move(on_open),
+       [&](Result<ChannelPtr> r) { answer.set_value(std::move(r)); });
   return result.get();
+}
+
+void ControlLoop::dial(const ControlEndpoint& endpoint, double timeout_s, OnOpen on_open,
+                       std::function<void(Result<ChannelPtr>)> done) {
+  Result<ControlAddress> address = allowed_address(endpoint);
+  if (!address) return done(address.error());
+  post([impl = impl_.get(), address = std::move(address).value(), endpoint, timeout_s,
+        on_open = std::move(on_open), done = std::move(done)]() mutable {
+    impl->start_connect(address, endpoint, timeout_s, std::move(on_open), std::move(done));
+  });
 }
 
 }  // namespace xpyd

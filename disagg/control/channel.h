@@ -102,6 +102,9 @@ class ControlLoop {
   Result<std::string> listen(const ControlEndpoint& endpoint, OnOpen on_open);
   // Waits for a channel, timeout_s at most (a name's resolution not counted). Not from a callback.
   Result<ChannelPtr> connect(const ControlEndpoint& endpoint, double timeout_s, OnOpen on_open);
+  // The same without waiting: `done` is told, on the I/O thread, or at once of a wrong address.
+  void dial(const ControlEndpoint& endpoint, double timeout_s, OnOpen on_open,
+            std::function<void(Result<ChannelPtr>)> done);
   // Runs f on the I/O thread, soon.
   void post(std::function<void()> f);
 

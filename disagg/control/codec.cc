@@ -13,6 +13,7 @@
 #include "disagg/control/codec_fields.h"
 #include "disagg/control/frame.h"
 #include "disagg/control/wire.h"
+#include "disagg/envelope.h"
 
 namespace xpyd {
 namespace {
@@ -206,7 +207,7 @@ template <class F, size_t... I>
 void for_each_kind(F f, std::index_sequence<I...>) {
   (f(std::in_place_index<I>), ...);
 }
-using Kinds = std::make_index_sequence<std::variant_size_v<Message>>;
+using Kinds = std::make_index_sequence<std::variant_size_v<Message::variant>>;
 
 // What must hold between fields.
 Status check_choice(const ChoiceState& state) {
@@ -284,7 +285,7 @@ uint64_t codec_schema() {
     for_each_kind(
         [&]<size_t I>(std::in_place_index_t<I>) {
           describer.add("message", "", I);
-          std::variant_alternative_t<I, Message> one;
+          std::variant_alternative_t<I, Message::variant> one;
           codec::fields(describer, one);
         },
         Kinds());

@@ -15,6 +15,8 @@
 
 namespace xpyd {
 
+struct Envelope;
+
 // Of the frame that carries `message`.
 uint16_t frame_type(const Message& message);
 

@@ -322,8 +322,9 @@ void fields(A& a, typename A::template Ref<AttemptProgress> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<AttemptFailed> s) {
-  auto& [attempt, why] = s;
+  auto& [attempt, reason, why] = s;
   a.bits("attempt", attempt);
+  a.choice("reason", reason, AttemptFailure::refused);
   a.text("why", why);
 }
 

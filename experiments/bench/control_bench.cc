@@ -17,6 +17,7 @@
 #include "disagg/control/channel.h"
 #include "disagg/control/codec.h"
 #include "disagg/control/hmac.h"
+#include "disagg/envelope.h"
 
 namespace xpyd {
 namespace {

@@ -20,6 +20,7 @@
 #include "base/stats.h"
 #include "disagg/cluster.h"
 #include "disagg/control/codec.h"
+#include "disagg/envelope.h"
 #include "model/model.h"
 #include "model/null_model.h"
 

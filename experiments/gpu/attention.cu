@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <future>
+#include <memory>
 #include <numeric>
 #include <sstream>
 
@@ -51,13 +53,6 @@ struct Problem {
   XPYD_HD uint32_t code(const KvQuantiser& q, size_t row, int d) const {
     const float x = to_f32(element(row, d));
     return q.code(x < q.offset ? q.offset : x);
-  }
-  // What the cache holds.
-  double cached(int seq, int kv, int token, int head, int d) const {
-    const size_t at = row(seq, kv, token, head);
-    if (dtype == Dtype::bf16) return double(to_f32(element(at, d)));
-    const KvQuantiser q = quantiser(at);
-    return double(KvScale{f16_to_f32(q.scale), f16_to_f32(q.zero)}.value(code(q, at, d)));
   }
   bf16 query(size_t i) const { return to_bf16(kQueryScale * to_f32(random_element(kQueries, i))); }
   size_t n_queries() const { return size_t(n_seqs) * size_t(n_q) * size_t(n_heads) * kDim; }
@@ -125,7 +120,10 @@ class Queries {
         cuda::Memory::device(std::max<size_t>(16, 4 * cuda_attention_workspace(
                                                           p.n_seqs, n, p.n_heads, kDim, p.length)))
             .value();
-    for (size_t token : {size_t{0}, size_t(n) / 3, size_t(n) - 1}) truth_.push_back(make(token));
+    std::vector<std::future<Truth>> truths;  // seconds each
+    for (size_t token : {size_t{0}, size_t(n) / 3, size_t(n) - 1})
+      truths.push_back(std::async(std::launch::async, [this, token] { return make(token); }));
+    for (auto& truth : truths) truth_.push_back(truth.get());
   }
   const Problem& problem() const { return p_; }
   cuda::Stream& stream() const { return stream_; }
@@ -190,7 +188,14 @@ class Queries {
                       .views = {&view, 1},
                       .n_heads = p_.n_heads,
                       .scale = kScale},
-        [&](int, int kv, int t, int head, int d) { return p_.cached(seq, kv, t, head, d); });
+        [&, of = size_t(-1), quantiser = KvQuantiser{}](int, int kv, int t, int head,
+                                                        int d) mutable {
+          const size_t row = p_.row(seq, kv, t, head);  // what the cache holds there
+          if (p_.dtype == Dtype::bf16) return double(to_f32(p_.element(row, d)));
+          if (row != of) of = row, quantiser = p_.quantiser(row);
+          const KvScale scale{f16_to_f32(quantiser.scale), f16_to_f32(quantiser.zero)};
+          return double(scale.value(p_.code(quantiser, row, d)));
+        });
     return truth;
   }
 
@@ -269,19 +274,13 @@ class Cache {
   std::unique_ptr<VirtualRange> range_;
 };
 
-// The variants of a phase that take this; the others are named with their reason.
-std::vector<const CudaAttentionVariant*> takers(CudaAttentionVariant::Phase phase,
-                                                const CudaAttentionArgs& args,
-                                                const cuda::Card& card, const std::string& what) {
-  std::vector<const CudaAttentionVariant*> rows;
-  for (const CudaAttentionVariant& v : cuda_attention_variants()) {
-    if (v.phase != phase) continue;
-    if (const char* why = v.refuses(args, card))
-      std::printf("%-44s refused: %s\n", (std::string(v.name) + " " + what).c_str(), why);
-    else
-      rows.push_back(&v);
-  }
-  return rows;
+// Whether a variant takes this; if not, its reason is said.
+bool takes(const CudaAttentionVariant& variant, const CudaAttentionArgs& args,
+           const cuda::Card& card, const std::string& what) {
+  const char* why = variant.refuses(args, card);
+  if (why)
+    std::printf("%-44s refused: %s\n", (std::string(variant.name) + " " + what).c_str(), why);
+  return why == nullptr;
 }
 
 // How long others took for the same on this card, minutes before and in another process: rows of
@@ -311,24 +310,46 @@ std::string shape_name(const Problem& p, const char* phase) {
          std::to_string(p.length);
 }
 
-// The same problem over KV of 8 and 4 bits, beside `plain`, a bf16 cache with the same blocks.
-void coded_attention(Rounds& rounds, const cuda::Card& card, CudaAttentionVariant::Phase phase,
-                     Problem p, const Cache& plain, int block_tokens, const std::string& shape,
-                     Limit limit) {
+// One variant after the other, the newest last, and of each all memories: a fault of one leaves the
+// others' rows.
+using Variant = CudaAttentionVariant;
+bool slow(const Variant& v) { return v.name == std::string("naive"); }  // and no contestant
+
+// Of `v` over another memory than contiguous slots, beside those.
+std::vector<Case> beside_slots(const Variant& v, const Cache& contiguous, const Cache& other,
+                               const std::string& shape, const std::string& memory) {
+  const std::string name = v.name + (" " + shape), on_slots = name + " contiguous";
+  std::vector<Case> cases = {contiguous.make_case(v, on_slots, Limit::copy),
+                             other.make_case(v, name + " " + memory, Limit::copy)};
+  cases[0].reported = false;  // once is enough
+  cases[1].versus = on_slots;
+  return cases;
+}
+
+// The queries of a problem over KV of 8 and of 4 bits.
+std::vector<std::unique_ptr<Queries>> coded_queries(Problem p, cuda::Stream& stream) {
+  std::vector<std::unique_ptr<Queries>> all;
   for (const Dtype dtype : {Dtype::int8, Dtype::int4}) {
     p.dtype = dtype;
-    const Queries queries(p, rounds.stream());
-    const Cache coded(queries, block_tokens);
-    std::vector<Case> cases;
-    for (const CudaAttentionVariant* v :
-         takers(phase, coded.args(), card, shape + " " + dtype_name(dtype))) {
-      if (v->name == std::string("naive") && p.length > 4096) continue;
-      const std::string name = v->name + (" " + shape), on_bf16 = name + " bf16";
-      cases.push_back(plain.make_case(*v, on_bf16, limit));
-      cases.back().reported = false;
-      cases.push_back(coded.make_case(*v, name + " " + dtype_name(dtype), limit));
-      cases.back().versus = on_bf16;
-    }
+    all.push_back(std::make_unique<Queries>(p, stream));
+  }
+  return all;
+}
+
+// The same problem over that KV, beside `plain`, a bf16 cache with the same blocks.
+void coded_attention(Rounds& rounds, const cuda::Card& card, const Variant& v,
+                     const std::vector<std::unique_ptr<Queries>>& coded, const Cache& plain,
+                     int block_tokens, const std::string& shape, Limit limit) {
+  for (const auto& queries : coded) {
+    const Cache cache(*queries, block_tokens);
+    const std::string name = v.name + (" " + shape), on_bf16 = name + " bf16";
+    const char* dtype = dtype_name(queries->problem().dtype);
+    if (!takes(v, cache.args(), card, shape + " " + dtype)) continue;
+    if (slow(v) && queries->problem().length > 4096) continue;
+    std::vector<Case> cases = {plain.make_case(v, on_bf16, limit),
+                               cache.make_case(v, name + " " + dtype, limit)};
+    cases[0].reported = false;
+    cases[1].versus = on_bf16;
     rounds.measure(cases);
   }
 }
@@ -338,47 +359,30 @@ void coded_attention(Rounds& rounds, const cuda::Card& card, CudaAttentionVarian
 void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny) {
   const Problem p = tiny ? Problem{2, 80, 1, 8, 1} : Problem{64, 8192, 1, 64, 8};
   const Queries queries(p, rounds.stream());
+  const auto coded = coded_queries(p, rounds.stream());
   const Cache contiguous(queries, kContiguous);
   const std::string shape = shape_name(p, "decode");
-  std::vector<Case> first;
-  for (const CudaAttentionVariant* v :
-       takers(CudaAttentionVariant::decode, contiguous.args(), card, shape)) {
-    first.push_back(contiguous.make_case(*v, v->name + (" " + shape) + " contiguous", Limit::copy));
-    if (v->name == std::string("split_mma")) first.back().target = 0.85;
-  }
-  rounds.measure(first);
-  {
-    const Cache groups(queries, kPageGroups);
-    std::vector<Case> cases;
-    for (const CudaAttentionVariant* v :
-         takers(CudaAttentionVariant::decode, groups.args(), card, shape)) {
-      const std::string name = v->name + (" " + shape), on_slots = name + " contiguous";
-      cases.push_back(contiguous.make_case(*v, on_slots, Limit::copy));
-      cases.back().reported = false;
-      cases.push_back(groups.make_case(*v, name + " vattention", Limit::copy));
-      cases.back().versus = on_slots;
+  for (const Variant& v : cuda_attention_variants()) {
+    if (v.phase != Variant::decode || !takes(v, contiguous.args(), card, shape)) continue;
+    const bool contestant = v.name == std::string("split_mma");
+    std::vector<Case> first = {
+        contiguous.make_case(v, v.name + (" " + shape) + " contiguous", Limit::copy)};
+    if (contestant) first[0].target = 0.85;
+    rounds.measure(first);
+    {
+      const Cache groups(queries, kPageGroups);
+      rounds.measure(beside_slots(v, contiguous, groups, shape, "vattention"));
     }
-    rounds.measure(cases);
-  }
-  {
+    for (int block : tiny ? std::vector{1, 16} : std::vector{1, 2, 4, 8, 16, 32, 64, 128, 256}) {
+      if (slow(v) && block != 16) continue;
+      const Cache paged(queries, block);
+      std::vector<Case> cases =
+          beside_slots(v, contiguous, paged, shape, "paged " + std::to_string(block));
+      if (contestant && block == 16) cases[1].target = 0.85;
+      rounds.measure(cases);
+    }
     const Cache paged(queries, 16);
-    coded_attention(rounds, card, CudaAttentionVariant::decode, p, paged, 16, shape + " paged 16",
-                    Limit::copy);
-  }
-  for (int block : tiny ? std::vector{1, 16} : std::vector{1, 2, 4, 8, 16, 32, 64, 128, 256}) {
-    const Cache paged(queries, block);
-    std::vector<Case> cases;
-    for (const CudaAttentionVariant* v :
-         takers(CudaAttentionVariant::decode, paged.args(), card, shape)) {
-      const std::string name = v->name + (" " + shape), on_slots = name + " contiguous";
-      if (v->name == std::string("naive") && block != 16) continue;  // slow, and no contestant
-      cases.push_back(contiguous.make_case(*v, on_slots, Limit::copy));
-      cases.back().reported = false;  // once is enough
-      cases.push_back(paged.make_case(*v, name + " paged " + std::to_string(block), Limit::copy));
-      cases.back().versus = on_slots;
-      if (v->name == std::string("split_mma") && block == 16) cases.back().target = 0.85;
-    }
-    rounds.measure(cases);
+    coded_attention(rounds, card, v, coded, paged, 16, shape + " paged 16", Limit::copy);
   }
 }
 
@@ -395,18 +399,18 @@ void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny,
     const bool plain = y.name.find("page groups") == std::string::npos;
     if (plain && y.name.starts_with("CUDNN") && (!cudnn || y.seconds < cudnn->seconds)) cudnn = &y;
   }
-  // One variant after the other, the newest last: a fault of one leaves the others' rows.
-  for (const CudaAttentionVariant* v :
-       takers(CudaAttentionVariant::prefill, paged.args(), card, shape)) {
-    const std::string name = v->name + (" " + shape);
-    if (v->name == std::string("naive") && p.length > 4096) {
+  const auto coded = coded_queries(p, rounds.stream());
+  for (const Variant& v : cuda_attention_variants()) {
+    if (v.phase != Variant::prefill || !takes(v, paged.args(), card, shape)) continue;
+    const std::string name = v.name + (" " + shape);
+    if (slow(v) && p.length > 4096) {
       std::printf("%-44s not timed: it would take minutes\n", name.c_str());
       continue;
     }
     std::vector<Case> cases = {
-        contiguous.make_case(*v, name + " contiguous", Limit::gemm),
-        paged.make_case(*v, name + " paged 16", Limit::gemm),
-        groups.make_case(*v, name + " vattention", Limit::gemm),
+        contiguous.make_case(v, name + " contiguous", Limit::gemm),
+        paged.make_case(v, name + " paged 16", Limit::gemm),
+        groups.make_case(v, name + " vattention", Limit::gemm),
     };
     cases[1].versus = cases[2].versus = cases[0].name;
     const std::vector<double> ours = rounds.measure(cases);
@@ -420,9 +424,8 @@ void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny,
                                .share_p90 = share,
                                .target = 0.75});
       }
+    coded_attention(rounds, card, v, coded, paged, 16, shape + " paged 16", Limit::gemm);
   }
-  coded_attention(rounds, card, CudaAttentionVariant::prefill, p, paged, 16, shape + " paged 16",
-                  Limit::gemm);
   rounds.bench().write_files();
 }
 

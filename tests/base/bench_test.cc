@@ -3,9 +3,9 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "tests/catch.h"
+#include "tests/json.h"
 
 namespace xpyd {
 namespace {
@@ -96,8 +96,7 @@ TEST_CASE("a registered group runs by name and its rows reach the files", "[base
   Bench bench(options);
   REQUIRE(bench.run_registered() == 0);
   REQUIRE(bench.rows().size() == 1);
-  std::ifstream json(options.json);
-  auto parsed = nlohmann::json::parse(json);
+  const auto parsed = testing::parsed_file(options.json);
   REQUIRE(parsed["rows"].size() == 1);
   REQUIRE(parsed["rows"][0]["group"] == "bench_test");
   REQUIRE(parsed["rows"][0]["name"] == "a case");

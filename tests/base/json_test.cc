@@ -3,9 +3,9 @@
 #include <sys/stat.h>
 
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "tests/catch.h"
+#include "tests/json.h"
 
 using namespace xpyd;
 using nlohmann::json;

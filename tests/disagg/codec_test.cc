@@ -8,6 +8,7 @@
 
 #include "base/random.h"
 #include "disagg/control/channel.h"
+#include "disagg/envelope.h"
 #include "tests/catch.h"
 #include "tests/fields.h"
 
@@ -104,7 +105,7 @@ std::string print_message(const Message& message) {
 
 template <size_t I = 0, class F>
 void for_each_kind(F f) {
-  if constexpr (I < std::variant_size_v<Message>) {
+  if constexpr (I < std::variant_size_v<Message::variant>) {
     f(std::in_place_index<I>);
     for_each_kind<I + 1>(f);
   }
@@ -193,7 +194,7 @@ TEST_CASE("what is cut, added to or of another kind is refused", "[disagg][contr
     CHECK(!decode(frame_type(message), bytes + '\0', kSender).ok());
   }
   std::string bytes = encode(1, 2, AbortAttempt{5}, 0);
-  for (int type : {0, 15, 16 + int(std::variant_size_v<Message>), 65535}) {
+  for (int type : {0, 15, 16 + int(std::variant_size_v<Message::variant>), 65535}) {
     auto got = decode(uint16_t(type), bytes, 0);
     REQUIRE(!got.ok());
     CHECK(got.error().message.find("unknown type") != std::string::npos);
@@ -276,7 +277,7 @@ TEST_CASE("what no honest peer sends is refused by name", "[disagg][control][cod
 }
 
 TEST_CASE("an explanation with broken text still crosses", "[disagg][control][codec]") {
-  AttemptFailed failed{3, "peer said \xff\xfe"};
+  AttemptFailed failed{3, AttemptFailure::refused, "peer said \xff\xfe"};
   auto got = decode(frame_type(failed), encode(0, 0, failed, 0), 0);
   REQUIRE(got.ok());
   CHECK(std::get<AttemptFailed>(got.value().message).why == "peer said \xef\xbf\xbd\xef\xbf\xbd");

@@ -238,6 +238,35 @@ TEST_CASE("a peer that falls silent is closed, and one that has nothing to say i
   CHECK(!near->is_open());
 }
 
+TEST_CASE("a dial waits for nobody: a silent peer holds up no other", "[disagg][control]") {
+  Rig rig;
+  End other;
+  ControlLoop other_loop(rig.clock);
+  auto bound = other_loop.listen({"127.0.0.1:0", rig.key, rig.server.self}, other.on_open());
+  REQUIRE(bound.ok());
+  std::promise<void> stopped, go_on;
+  rig.far_loop->post([&] {
+    stopped.set_value();
+    go_on.get_future().wait();
+  });
+  stopped.get_future().wait();
+  std::promise<Result<ChannelPtr>> silent, open;
+  rig.near_loop->dial(rig.client, 5, rig.near.on_open(),
+                      [&](Result<ChannelPtr> r) { silent.set_value(std::move(r)); });
+  rig.near_loop->dial({bound.value(), rig.key, rig.client.self}, 5, rig.near.on_open(),
+                      [&](Result<ChannelPtr> r) { open.set_value(std::move(r)); });
+  const Result<ChannelPtr> channel = open.get_future().get();  // while the first is not answered
+  REQUIRE(channel.ok());
+  CHECK(channel.value()->is_open());
+  rig.clock.advance(5.5);
+  const Result<ChannelPtr> none = silent.get_future().get();
+  REQUIRE_FALSE(none.ok());
+  CHECK(none.error().message.find("not complete in time") != std::string::npos);
+  rig.near_loop->dial({"nowhere", rig.key, rig.client.self}, 5, rig.near.on_open(),
+                      [&](const Result<ChannelPtr>& r) { CHECK_FALSE(r.ok()); });
+  go_on.set_value();
+}
+
 TEST_CASE("a peer that does not read is closed before it costs memory", "[disagg][control]") {
   ChannelLimits limits;
   limits.max_queue_bytes = 4 << 20;
@@ -382,8 +411,8 @@ TEST_CASE("too many channels are refused with a reason", "[disagg][control]") {
   ChannelLimits limits;
   limits.max_channels = 2;
   Rig rig("127.0.0.1:0", limits);
-  ControlLoop third(rig.clock);
   End a, b, c;
+  ControlLoop third(rig.clock);
   REQUIRE(third.connect(rig.client, 30, a.on_open()).ok());
   REQUIRE(third.connect(rig.client, 30, b.on_open()).ok());
   REQUIRE(third.connect(rig.client, 30, c.on_open()).ok());

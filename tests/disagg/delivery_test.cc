@@ -202,6 +202,9 @@ TEST_CASE("delivery: a P that dies behind it costs a recompute, and no token",
       }
     scene.hand.holds = false;
     scene.settle();
+    CHECK(scene.stats("D2").kv_refused == 1);  // what was delivered is D's to finish
+    // The conductor may hear of the end before D has said that it goes on.
+    CHECK(scene.conductor().totals().failed_attempts == noticed);
   }
 }
 

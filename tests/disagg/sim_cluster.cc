@@ -115,22 +115,36 @@ void SimCluster::send(InstanceId from, InstanceId to, Message message) {
 }
 
 void SimCluster::tick() {
+  constexpr double kReadsLate = 0.02;
   clock.seconds += 0.001;
+  const bool stopped = clock.seconds < conductor_stopped_until_s;
   while (!letters_.empty() && letters_.begin()->due_s <= clock.seconds) {
     Letter letter = std::move(letters_.extract(letters_.begin()).value());
+    if (stopped && letter.to == kConductor) {
+      letter.due_s = conductor_stopped_until_s + kReadsLate;
+      last_due_s_[{letter.from, letter.to}] = letter.due_s;
+      letters_.insert(std::move(letter));
+      continue;
+    }
     if (letter.to == kConductor) {
       conductor_->receive(letter.from, std::move(letter.message));
     } else if (auto found = nodes.find(letter.to); found != nodes.end()) {
       found->second->instance->send(letter.from, std::move(letter.message));
     }
   }
-  if (ticks_++ % 10 == 0) conductor_->tick();
+  if (ticks_++ % 10 == 0 && !stopped) conductor_->tick();
   std::vector<NodePtr> now;
   for (auto& [id, node] : nodes) now.push_back(node);
   for (auto& node : now) {
     if (clock.seconds < node->stopped_until_s) continue;
     if (node->zombie_turns > 0) --node->zombie_turns;
+    if (clock.seconds < node->busy_until_s) {
+      node->instance->beat();
+      continue;
+    }
+    const int64_t steps = node->instance->stats().steps;
     node->instance->turn();
+    if (node->instance->stats().steps > steps) node->busy_until_s = clock.seconds + node->step_s;
   }
 }
 
@@ -164,7 +178,7 @@ const char* message_name(const Message& message) {
       "ReservationCancelled", "KvOffered", "KvTaken",    "KvRenewed",
       "PeerBroken",   "ClearPrefixCache", "Welcome",     "Retire",
       "JoinRequest",  "Joined",        "LeaveRequest",   "CacheReport"};
-  static_assert(std::size(kNames) == std::variant_size_v<Message>);
+  static_assert(std::size(kNames) == std::variant_size_v<Message::variant>);
   return kNames[message.index()];
 }
 

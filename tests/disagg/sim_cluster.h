@@ -12,6 +12,7 @@
 
 #include "disagg/cluster.h"
 #include "disagg/conductor.h"
+#include "disagg/envelope.h"
 #include "tests/disagg/checksum_model.h"
 #include "tests/tiny_model.h"
 
@@ -40,6 +41,8 @@ class SimCluster : public Post {
     std::unique_ptr<Instance> instance;
     std::shared_ptr<PrefixLog> log;  // far_caches
     double stopped_until_s = 0;
+    double step_s = 0;  // that a step takes; its process's other threads go on meanwhile
+    double busy_until_s = 0;
     bool leaving = false;
     int zombie_turns = -1;  // it was declared gone, and will notice after so many
   };
@@ -73,6 +76,7 @@ class SimCluster : public Post {
   void send(InstanceId from, InstanceId to, Message message) override;
 
   VirtualClock clock;
+  double conductor_stopped_until_s = 0;  // then it looks for silent ones before it reads its mail
   std::map<InstanceId, NodePtr> nodes;
   // When a message that is sent now arrives, Clock seconds; below 0: never. Null: at the next tick.
   std::function<double(InstanceId from, InstanceId to, const Message&)> due;

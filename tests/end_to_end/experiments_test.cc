@@ -13,7 +13,7 @@ namespace {
 
 std::vector<std::string> columns(const Values& row) {
   std::vector<std::string> names;
-  for (const auto& [name, value] : row.items()) names.push_back(name);
+  for (const auto& [name, value] : row) names.push_back(name);
   return names;
 }
 
@@ -41,7 +41,7 @@ TEST_CASE("experiments: every point of every one runs, small", "[experiments]") 
       for (const Values& row : found.value().rows) {
         if (first.empty()) first = columns(row);
         CHECK(columns(row) == first);
-        for (const auto& [name, value] : row.items())
+        for (const auto& [name, value] : row)
           if (value.is_number()) CHECK(std::isfinite(double(value)));
       }
     }

@@ -1,10 +1,10 @@
 // Truth: greedy text of a real model equals what another program says of it, in every topology.
 
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "model/tokenizer.h"
 #include "tests/catch.h"
+#include "tests/json.h"
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing {
@@ -24,7 +24,7 @@ TEST_CASE("stories260k says what llama2.c says", "[golden]") {
   auto tokenizer = Tokenizer::load(dir).value();
   ThreadTeam team(1);
   auto weights = load_weights(dir, config, {}, team).value();
-  auto cases = nlohmann::json::parse(std::ifstream(golden))["cases"];
+  auto cases = parsed_file(golden)["cases"];
   REQUIRE(cases.size() >= 6);
   uint64_t hash = 0;
   for (const char* topology : {"1C", "1P1D", "2P2D"})

@@ -12,11 +12,11 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
 
 #include "tests/catch.h"
+#include "tests/json.h"
 
 namespace xpyd::testing {
 namespace {
@@ -192,7 +192,7 @@ long planned_bytes(const std::string& dir, const std::string& kv_bytes) {
   std::string command = std::getenv("XPYD_BIN") + (" info " + dir) + " --kv-bytes " + kv_bytes +
                         " --json " + json + " >" + dir + "/info.txt 2>&1";
   REQUIRE(std::system(command.c_str()) == 0);
-  auto info = nlohmann::json::parse(std::ifstream(json));
+  auto info = parsed_file(json);
   auto& scratch = info["scratch"][0];
   REQUIRE(scratch["batching"] == "chunked");
   long pool = 0;

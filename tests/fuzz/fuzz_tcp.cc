@@ -2,6 +2,7 @@
 // input may crash, allocate without bound, or change a byte outside the one open window. The first
 // byte chooses how the input is cut.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <vector>

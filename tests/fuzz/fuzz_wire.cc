@@ -12,6 +12,7 @@
 #include "disagg/control/codec.h"
 #include "disagg/control/frame.h"
 #include "disagg/control/handshake.h"
+#include "disagg/envelope.h"
 
 namespace xpyd {
 namespace {

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "base/json.h"
 #include "tests/catch.h"
+#include "tests/json.h"
 
 using namespace xpyd;
 using nlohmann::json;
@@ -52,7 +52,7 @@ TEST_CASE("chat template: golden files rendered by Jinja", "[model][chat]") {
       messages.push_back({message["role"], message["content"]});
     const ChatTemplate& row = row_of(one["template"]);
     auto got = row.render(messages, one["generate"]);
-    INFO(one.dump(-1, ' ', true));
+    INFO(testing::as_text(one));
     REQUIRE(got.ok() == one.contains("text"));
     if (!got.ok()) {
       ++errors;

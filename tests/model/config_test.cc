@@ -2,15 +2,14 @@
 #include "model/config.h"
 
 #include <fstream>
-#include <nlohmann/json.hpp>
 
+#include "tests/json.h"
 #include "tests/model/model_fixture.h"
 
 namespace xpyd::testing {
 namespace {
 
 using Catch::Matchers::Contains;
-using nlohmann::json;
 
 json llama() {
   return {{"architectures", {"LlamaForCausalLM"}},
@@ -36,20 +35,20 @@ json of_family(const std::string& type, const std::string& architecture) {
   return config;
 }
 
-ModelConfig parsed(const json& j) {
-  auto config = parse_model_config(j.dump(), "config.json");
+ModelConfig config_of(const json& j) {
+  auto config = parse_model_config(as_text(j), "config.json");
   INFO((config ? "" : config.error().message));
   REQUIRE(config);
   return config.value();
 }
 
 std::string error_of(const json& j) {
-  auto config = parse_model_config(j.dump(), "config.json");
+  auto config = parse_model_config(as_text(j), "config.json");
   return config ? "accepted" : config.error().message;
 }
 
 TEST_CASE("config: a Llama with its defaults", "[model][config]") {
-  ModelConfig c = parsed(llama());
+  ModelConfig c = config_of(llama());
   CHECK(c.family == "llama");
   CHECK(c.n_layers == 5);
   CHECK(c.hidden == 64);
@@ -68,28 +67,28 @@ TEST_CASE("config: a Llama with its defaults", "[model][config]") {
 
   json j = llama();
   j.erase("num_key_value_heads");
-  CHECK(parsed(j).n_kv_heads == 8);
+  CHECK(config_of(j).n_kv_heads == 8);
   j["num_key_value_heads"] = nullptr;
-  CHECK(parsed(j).n_kv_heads == 8);
+  CHECK(config_of(j).n_kv_heads == 8);
   j["head_dim"] = 24;
-  CHECK(parsed(j).head_dim == 24);
+  CHECK(config_of(j).head_dim == 24);
   j["attention_bias"] = true;
-  CHECK((parsed(j).qkv_bias && parsed(j).o_bias));
+  CHECK((config_of(j).qkv_bias && config_of(j).o_bias));
   j["eos_token_id"] = {7, 8, 7};
-  CHECK(parsed(j).eos_tokens == std::vector<int>{7, 8});
+  CHECK(config_of(j).eos_tokens == std::vector<int>{7, 8});
   j["eos_token_id"] = nullptr;
-  CHECK(parsed(j).eos_tokens.empty());
+  CHECK(config_of(j).eos_tokens.empty());
   j.erase("bos_token_id");
-  CHECK(parsed(j).bos_token == -1);
+  CHECK(config_of(j).bos_token == -1);
   j["sliding_window"] = 9;  // not a Llama's: ignored, as Hugging Face does
-  CHECK(parsed(j).sliding_window == 0);
+  CHECK(config_of(j).sliding_window == 0);
 }
 
 TEST_CASE("config: parameter counts", "[model][config]") {
   // stories260k: 260,032 parameters as published, embeddings tied
   json j = llama();
   j["tie_word_embeddings"] = true;
-  CHECK(parsed(j).parameters() == 260032);
+  CHECK(config_of(j).parameters() == 260032);
   for (const auto& [name, billions] : {std::pair{"llama-1b", 1.236}, {"llama-8b", 8.030}}) {
     auto config = load_model_config(std::string("experiments/models/") + name);
     REQUIRE(config);
@@ -113,7 +112,7 @@ TEST_CASE("config: rope in its three spellings", "[model][config]") {
       j["rope_theta"] = 500000.0;
     }
     j[spelling == 2 ? "rope_parameters" : "rope_scaling"] = s;
-    ModelConfig c = parsed(j);
+    ModelConfig c = config_of(j);
     CHECK(c.rope_theta == 500000);
     CHECK(c.rope_scaling.kind == RopeScaling::Kind::llama3);
     CHECK(c.rope_scaling.factor == 8);
@@ -121,12 +120,12 @@ TEST_CASE("config: rope in its three spellings", "[model][config]") {
   }
   json j = llama();
   j["rope_scaling"] = {{"type", "linear"}, {"factor", 2.5}};
-  CHECK(parsed(j).rope_scaling.kind == RopeScaling::Kind::linear);
-  CHECK(parsed(j).rope_scaling.factor == 2.5);
+  CHECK(config_of(j).rope_scaling.kind == RopeScaling::Kind::linear);
+  CHECK(config_of(j).rope_scaling.factor == 2.5);
   j["rope_scaling"] = nullptr;
-  CHECK(parsed(j).rope_scaling.kind == RopeScaling::Kind::none);
+  CHECK(config_of(j).rope_scaling.kind == RopeScaling::Kind::none);
   j["rope_scaling"] = {{"rope_type", "default"}};
-  CHECK(parsed(j).rope_scaling.kind == RopeScaling::Kind::none);
+  CHECK(config_of(j).rope_scaling.kind == RopeScaling::Kind::none);
   for (const char* kind : {"yarn", "dynamic", "longrope", ""}) {
     j["rope_scaling"] = {{"rope_type", kind}, {"factor", 2.0}};
     CHECK_THAT(error_of(j),
@@ -144,27 +143,27 @@ TEST_CASE("config: rope in its three spellings", "[model][config]") {
 
 TEST_CASE("config: the other families", "[model][config]") {
   json mistral = of_family("mistral", "MistralForCausalLM");
-  CHECK(parsed(mistral).sliding_window == 4096);  // the family's default
+  CHECK(config_of(mistral).sliding_window == 4096);  // the family's default
   mistral["sliding_window"] = nullptr;
-  CHECK(parsed(mistral).sliding_window == 0);
+  CHECK(config_of(mistral).sliding_window == 0);
   mistral["sliding_window"] = 100;
-  CHECK(parsed(mistral).sliding_window == 100);
-  CHECK(parsed(mistral).window_from_layer == 0);
+  CHECK(config_of(mistral).sliding_window == 100);
+  CHECK(config_of(mistral).window_from_layer == 0);
 
   json qwen2 = of_family("qwen2", "Qwen2ForCausalLM");
   qwen2["sliding_window"] = 64;
-  CHECK(parsed(qwen2).qkv_bias);
-  CHECK_FALSE(parsed(qwen2).o_bias);
-  CHECK(parsed(qwen2).sliding_window == 0);  // use_sliding_window is false unless it is there
+  CHECK(config_of(qwen2).qkv_bias);
+  CHECK_FALSE(config_of(qwen2).o_bias);
+  CHECK(config_of(qwen2).sliding_window == 0);  // use_sliding_window is false unless it is there
   qwen2["use_sliding_window"] = true;
   qwen2["max_window_layers"] = 3;
-  CHECK(parsed(qwen2).sliding_window == 64);
-  CHECK(parsed(qwen2).window_from_layer == 3);
+  CHECK(config_of(qwen2).sliding_window == 64);
+  CHECK(config_of(qwen2).window_from_layer == 3);
   qwen2["max_window_layers"] = 5;  // beyond the last layer
-  CHECK(parsed(qwen2).sliding_window == 0);
+  CHECK(config_of(qwen2).sliding_window == 0);
   const char *full = "full_attention", *sliding = "sliding_attention";
   qwen2["layer_types"] = {full, full, sliding, sliding, sliding};
-  CHECK(parsed(qwen2).window_from_layer == 2);
+  CHECK(config_of(qwen2).window_from_layer == 2);
   qwen2["layer_types"] = {full, sliding, full, sliding, full};
   CHECK_THAT(error_of(qwen2), Contains("layer_types"));
   qwen2["layer_types"] = {full};
@@ -174,9 +173,9 @@ TEST_CASE("config: the other families", "[model][config]") {
   CHECK_THAT(error_of(qwen2), Contains("layer_types: names sliding_attention"));
 
   json qwen3 = of_family("qwen3", "Qwen3ForCausalLM");
-  CHECK(parsed(qwen3).qk_norm);
-  CHECK(parsed(qwen3).head_dim == 128);  // the family's default
-  CHECK_FALSE(parsed(qwen3).qkv_bias);
+  CHECK(config_of(qwen3).qk_norm);
+  CHECK(config_of(qwen3).head_dim == 128);  // the family's default
+  CHECK_FALSE(config_of(qwen3).qkv_bias);
 }
 
 TEST_CASE("config: each wrong field is named", "[model][config]") {
@@ -193,7 +192,7 @@ TEST_CASE("config: each wrong field is named", "[model][config]") {
                               json("64"), json(1e308), json(json::array({1})), json(true)}) {
       json j = llama();
       j[field] = value;
-      CAPTURE(field, value.dump());
+      CAPTURE(field, as_text(value));
       CHECK_THAT(error_of(j), Contains("config.json") && Contains(field));
     }
   struct Case {
@@ -233,7 +232,7 @@ TEST_CASE("config: each wrong field is named", "[model][config]") {
   for (const Case& c : cases) {
     json j = llama();
     j[c.field] = c.value;
-    CAPTURE(c.field, c.value.dump());
+    CAPTURE(c.field, as_text(c.value));
     CHECK_THAT(error_of(j), Contains("config.json") && Contains(c.says));
   }
   json huge = llama();  // every field in range, the product not
@@ -264,7 +263,7 @@ TEST_CASE("config: a folder, and what generation_config.json overrides", "[model
   CHECK(missing.error().code == ErrorCode::not_found);
   CHECK_THAT(missing.error().message, Contains("nowhere/config.json"));
 
-  write("config.json", llama().dump());
+  write("config.json", as_text(llama()));
   auto alone = load_model_config(dir.path + "//");
   REQUIRE(alone);
   CHECK(alone.value().eos_tokens == std::vector<int>{2});
@@ -288,7 +287,7 @@ TEST_CASE("config: a model beyond this machine's memory is an error", "[model][c
   j["hidden_size"] = 1 << 16;
   j["intermediate_size"] = 1 << 18;
   j["num_hidden_layers"] = 16;  // 1.2e12 parameters
-  auto config = parse_model_config(j.dump(), "config.json");
+  auto config = parse_model_config(as_text(j), "config.json");
   REQUIRE(config);
   ThreadTeam team(1);
   auto weights = load_weights("", config.value(), {.dtype = Dtype::bf16, .dummy = true}, team);

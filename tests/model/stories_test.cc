@@ -2,10 +2,10 @@
 // program, reproduced through tokenizer, forward pass, KV and sampler.
 #include <algorithm>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "model/sampler.h"
 #include "model/tokenizer.h"
+#include "tests/json.h"
 #include "tests/model/model_fixture.h"
 
 namespace xpyd::testing {
@@ -46,7 +46,7 @@ TEST_CASE("stories260k: greedy text equals the golden file", "[model][stories]")
   INFO((tokenizer ? "" : tokenizer.error().message));
   REQUIRE(tokenizer);
   LoadedModel loaded(dir, {}, 1, 512);
-  const nlohmann::json cases = nlohmann::json::parse(std::ifstream(golden))["cases"];
+  const json cases = parsed_file(golden)["cases"];
   REQUIRE(cases.size() >= 3);
   for (const auto& c : cases) {
     const std::string prompt = c["prompt"], text = c["text"];

@@ -2,15 +2,16 @@
 #include <algorithm>
 #include <fstream>
 #include <functional>
-#include <nlohmann/json.hpp>
 
 #include "base/json.h"
 #include "model/tokenizer.h"
 #include "tests/catch.h"
+#include "tests/json.h"
 
 using namespace xpyd;
-using nlohmann::json;
+using testing::as_text;
 using testing::data_path;
+using testing::json;
 
 namespace {
 
@@ -136,12 +137,12 @@ TEST_CASE("tokenizer.json: one thing wrong at a time", "[model][tokenizer]") {
       {llama2, [](json& j) { j["post_processor"]["single"].erase(1); }, "there is no Sequence"},
       {llama2, [](json& j) { j["post_processor"]["single"][0] = 3; }, "\"SpecialToken\""},
   };
-  CHECK(error_of(llama2.dump()) == "loaded");
-  CHECK(error_of(qwen2.dump()) == "loaded");
+  CHECK(error_of(as_text(llama2)) == "loaded");
+  CHECK(error_of(as_text(qwen2)) == "loaded");
   for (const Case& one : cases) {
     json spoilt = one.base;
     one.spoil(spoilt);
-    std::string error = error_of(spoilt.dump());
+    std::string error = error_of(as_text(spoilt));
     INFO(one.says);
     INFO(error);
     CHECK(error.starts_with("T.json: "));
@@ -151,7 +152,7 @@ TEST_CASE("tokenizer.json: one thing wrong at a time", "[model][tokenizer]") {
 }
 
 TEST_CASE("tokenizer.json: truncated anywhere, or not JSON", "[model][tokenizer]") {
-  std::string text = fixture("llama2").dump();
+  std::string text = as_text(fixture("llama2"));
   for (size_t n = 0; n < text.size(); n += 1 + n / 20) {
     std::string error = error_of(text.substr(0, n));
     if (!has(error, "T.json: byte ")) FAIL(error);
@@ -163,7 +164,7 @@ TEST_CASE("tokenizer.json: truncated anywhere, or not JSON", "[model][tokenizer]
 
 TEST_CASE("tokenizer.json: absurd sizes are refused", "[model][tokenizer]") {
   json source = fixture("llama2");
-  std::string many = source.dump();
+  std::string many = as_text(source);
   many.pop_back();
   many += ",\"many\":[";
   std::string one = "{\"id\":1,\"content\":\"x\"},";
@@ -176,19 +177,19 @@ TEST_CASE("tokenizer.json: absurd sizes are refused", "[model][tokenizer]") {
   int32_t n = 2000;
   for (int i = 0; i < (1 << 17) + 1; ++i)
     added["added_tokens"].push_back({{"id", n + i}, {"content", "t" + std::to_string(i)}});
-  CHECK(has(error_of(added.dump()), "131078 tokens, at most 131072 are supported"));
+  CHECK(has(error_of(as_text(added)), "131078 tokens, at most 131072 are supported"));
 
   json deep = source;
   for (int i = 0; i < 25; ++i)
     deep["normalizer"] = {{"type", "Sequence"}, {"normalizers", json::array({deep["normalizer"]})}};
-  CHECK(error_of(deep.dump()) == "loaded");
+  CHECK(error_of(as_text(deep)) == "loaded");
   for (int i = 0; i < 20; ++i) deep["normalizer"]["normalizers"].push_back({{"type", "NFC"}});
-  CHECK(has(error_of(deep.dump()), "more than 16 steps"));
+  CHECK(has(error_of(as_text(deep)), "more than 16 steps"));
 
   // A hole among the ids is nothing; it decodes to nothing.
   json hole = source;
   hole["model"]["vocab"]["far away"] = (1 << 20) - 1;
-  auto tokenizer = Tokenizer::parse(hole.dump(), "T.json");
+  auto tokenizer = Tokenizer::parse(as_text(hole), "T.json");
   REQUIRE(tokenizer.ok());
   CHECK(tokenizer.value()->vocab_size() == 1 << 20);
   CHECK(tokenizer.value()->decode({5000, (1 << 20) - 1}) == "far away");
@@ -200,7 +201,7 @@ TEST_CASE("tokenizer.json: the folder and the file", "[model][tokenizer]") {
   CHECK(none.error().code == ErrorCode::not_found);
   CHECK(has(none.error().message, "no/such/folder/tokenizer.json"));
   testing::TempDir dir;
-  std::ofstream(dir.path + "/tokenizer.json") << fixture("gpt2").dump();
+  std::ofstream(dir.path + "/tokenizer.json") << as_text(fixture("gpt2"));
   CHECK(Tokenizer::load(dir.path).ok());
 }
 
@@ -210,7 +211,7 @@ TEST_CASE("tokenizer: special tokens that are normalized obey the parts", "[mode
   int32_t id = 5000;
   source["added_tokens"].push_back(
       {{"id", id}, {"content", "<x>"}, {"special", true}, {"normalized", true}});
-  auto loaded = Tokenizer::parse(source.dump(), "T.json");
+  auto loaded = Tokenizer::parse(as_text(source), "T.json");
   REQUIRE(loaded.ok());
   auto& tokenizer = *loaded.value();
   auto count = [&](std::vector<Tokenizer::Part> parts) {
@@ -233,7 +234,7 @@ TEST_CASE("tokenizer: merges make no special token in text that may have none",
     int32_t id = source["model"]["vocab"]["the"];
     source["added_tokens"].push_back(
         {{"id", id}, {"content", "the"}, {"special", true}, {"normalized", false}});
-    auto loaded = Tokenizer::parse(source.dump(), "T.json");
+    auto loaded = Tokenizer::parse(as_text(source), "T.json");
     REQUIRE(loaded.ok());
     auto& tokenizer = *loaded.value();
     for (std::string text : {"the", "othe", "a the the", "bathe"}) {

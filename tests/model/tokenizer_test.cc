@@ -3,17 +3,19 @@
 
 #include <algorithm>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "base/json.h"
 #include "base/random.h"
 #include "base/utf8.h"
 #include "tests/catch.h"
+#include "tests/json.h"
 
 using namespace xpyd;
-using nlohmann::json;
+using testing::as_text;
 using testing::data_path;
+using testing::json;
+using testing::parsed;
 using testing::shared_path;
 
 namespace {
@@ -52,7 +54,7 @@ std::vector<std::string> strings() {
         raw.push_back(static_cast<char>(std::stoi(line.substr(i, 2), nullptr, 16)));
       out.push_back(raw);
     } else {
-      out.push_back(json::parse(line));
+      out.push_back(parsed(line));
     }
   }
   return out;
@@ -100,14 +102,14 @@ void check_strings(const std::string& name) {
     std::string clean = replace_invalid_utf8(texts[i]);
     auto ids = ids_of(field[0]);
     auto plain = field[2] == "=" ? ids : ids_of(field[2]);
-    std::string back = field[1] == "=" ? clean : std::string(json::parse(field[1]));
+    std::string back = field[1] == "=" ? clean : std::string(parsed(field[1]));
     auto got = tokenizer->encode(texts[i]);
     auto got_plain = tokenizer->encode(texts[i], {.parse_special_tokens = false});
     bool good = got == ids && got_plain == plain && tokenizer->decode(ids) == back &&
                 streamed(*tokenizer, ids, true) == back;
     if (good) continue;
     if (++wrong > 3) continue;
-    INFO(name << " line " << i + 1 << ": " << json(clean).dump(-1, ' ', true));
+    INFO(name << " line " << i + 1 << ": " << as_text(clean));
     CHECK(got == ids);
     CHECK(got_plain == plain);
     CHECK(tokenizer->decode(ids) == back);
@@ -123,8 +125,8 @@ void check_random_ids(const std::string& name) {
     REQUIRE(field.size() == 3);
     INFO(name << ": " << line);
     auto ids = ids_of(field[0]);
-    std::string skipped = json::parse(field[1]);
-    std::string kept = field[2] == "=" ? skipped : std::string(json::parse(field[2]));
+    std::string skipped = parsed(field[1]);
+    std::string kept = field[2] == "=" ? skipped : std::string(parsed(field[2]));
     CHECK(tokenizer->decode(ids) == skipped);
     CHECK(tokenizer->decode(ids, false) == kept);
     CHECK(streamed(*tokenizer, ids, true) == skipped);
@@ -241,7 +243,7 @@ TEST_CASE("tokenizer: long words take n log n", "[model][tokenizer]") {
       size_t bytes = unit == "a" || unit == " " ? 1u << 20 : 1u << 17;
       while (text.size() < bytes) text += unit;
       auto ids = tokenizer->encode(text, {.add_special_tokens = false});
-      INFO(name << " " << json(replace_invalid_utf8(unit)).dump());
+      INFO(name << " " << as_text(replace_invalid_utf8(unit)));
       CHECK(!ids.empty());
       std::string back = tokenizer->decode(ids), clean = replace_invalid_utf8(text);
       if (back[0] == ' ' && clean[0] != ' ') back.erase(0, 1);  // gpt2: add_prefix_space

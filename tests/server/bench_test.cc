@@ -4,7 +4,6 @@
 #include <fstream>
 #include <limits>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
 
@@ -14,6 +13,7 @@
 #include "server/commands.h"
 #include "server/options.h"
 #include "tests/catch.h"
+#include "tests/json.h"
 #include "tests/server/fake_server.h"
 #include "tests/server/quiet_stdout.h"
 
@@ -242,11 +242,11 @@ struct Script {
       return FakeServer::send_json(
           fd,
           R"({"data":[{"id":"other"},{"id":"tiny","root":"/m","max_model_len":256,"vocab_size":99}]})");
-    json body = json::parse(request.body);
+    json body = parse_json(request.body, "request").value();
     if (request.target == "/tokenize") {
       json tokens = json::array();
       for (size_t i = 0; i < body["prompt"].get<std::string>().size(); ++i) tokens.push_back(1);
-      return FakeServer::send_json(fd, json{{"tokens", tokens}}.dump());
+      return FakeServer::send_json(fd, json_text({{"tokens", tokens}}));
     }
     bool warm_up = body["prompt"] == "warm up";
     if (!warm_up) {
@@ -272,7 +272,7 @@ struct Script {
       chunk(R"({"choices":[{"text":"t"}]})");
     }
     --in_flight;  // the client may send the next one once it has seen the end
-    chunk(json{{"choices", json::array()}, {"usage", {{"completion_tokens", n}}}}.dump());
+    chunk(json_text({{"choices", json::array()}, {"usage", {{"completion_tokens", n}}}}));
     chunk("[DONE]");
     FakeServer::send_all(fd, "0\r\n\r\n");
   }
@@ -297,7 +297,7 @@ BenchRun run_bench(const FakeServer& server, std::vector<std::string> words) {
     testing::QuietStdout quiet;
     run.code = bench_main(options.value());
   }
-  if (auto text = read_small_file(path, 1 << 20)) run.out = json::parse(text.value());
+  if (auto text = read_small_file(path, 1 << 20)) run.out = testing::parsed(text.value());
   return run;
 }
 

@@ -2,9 +2,9 @@
 
 #include <condition_variable>
 #include <mutex>
-#include <nlohmann/json.hpp>
 
 #include "server/http_client.h"
+#include "tests/json.h"
 #include "tests/server/etcd_fixture.h"
 #include "tests/two_hosts.h"
 
@@ -58,10 +58,10 @@ struct EtcdByHand {
     REQUIRE(made.ok());
     http = std::move(made).value();
   }
-  nlohmann::json operator()(const char* target, const nlohmann::json& body) {
-    auto answer = http->fetch({.target = target, .body = body.dump()});
+  json operator()(const char* target, const json& body) {
+    auto answer = http->fetch({.target = target, .body = as_text(body)});
     REQUIRE(answer.ok());
-    return nlohmann::json::parse(answer.value());
+    return parsed(answer.value());
   }
 };
 
@@ -100,7 +100,7 @@ TEST_CASE("etcd: what was done but not answered is found to be done", "[server][
   names.wait({{"P0", "x"}});
   EtcdByHand ask(etcd);
   // "/test/P0", whose lease is a's; "/test/P1": "half".
-  nlohmann::json found = ask("/v3/kv/range", {{"key", "L3Rlc3QvUDA="}});
+  json found = ask("/v3/kv/range", {{"key", "L3Rlc3QvUDA="}});
   std::string lease = found["kvs"][0]["lease"];
   ask("/v3/kv/put", {{"key", "L3Rlc3QvUDE="}, {"value", "aGFsZg=="}, {"lease", lease}});
   names.wait({{"P0", "x"}, {"P1", "half"}});

@@ -1,5 +1,4 @@
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "allocator/kv_memory.h"
 #include "base/json.h"
@@ -8,6 +7,7 @@
 #include "server/commands.h"
 #include "server/options.h"
 #include "tests/catch.h"
+#include "tests/json.h"
 #include "tests/server/quiet_stdout.h"
 
 namespace xpyd {
@@ -38,7 +38,7 @@ Info run_info(const std::string& dir, std::vector<std::string> words) {
     testing::QuietStdout quiet;
     info.code = info_main(options.value());
   }
-  if (auto text = read_small_file(path, 1 << 20)) info.out = json::parse(text.value());
+  if (auto text = read_small_file(path, 1 << 20)) info.out = testing::parsed(text.value());
   return info;
 }
 
@@ -94,10 +94,10 @@ TEST_CASE("info: KV arithmetic", "[info]") {
 TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {
   for (bool tied : {false, true})
     for (const char* family : {"llama", "qwen2", "qwen3"}) {
-      json config = json::parse(kConfig);
+      json config = testing::parsed(kConfig);
       config["model_type"] = family;
       config["tie_word_embeddings"] = tied;
-      ModelDir model(config.dump());
+      ModelDir model(testing::as_text(config));
       Info info =
           run_info(model.dir.path, {"--threads", "1", "--chunk-tokens", "32", "--max-batch", "4"});
       REQUIRE(info.code == 0);

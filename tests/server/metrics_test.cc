@@ -323,6 +323,8 @@ TEST_CASE("metrics: a pool that processes share is counted once, and each tells 
   CHECK(sum("kv_blocks_capacity", "") == 100);
   CHECK(sum("kv_capacity_bytes", "") == 100 * 64 + 7);
   CHECK(sum("kv_mapped_bytes", "") == 100 * 64 + 7);
+  CHECK(sum("kv_bytes", "") == sum("kv_capacity_bytes", "") + 5 * 64);  // held twice
+  CHECK(text.find("is there twice") != std::string::npos);
   CHECK(sum("kv_bytes", "state=\"idle\"") == (50 + 10 + 5) * 64);
   CHECK(sum("kv_bytes", "state=\"external\"") == 7);
   CHECK(value("kv_blocks", "pool", "free") == 50);
@@ -336,6 +338,19 @@ TEST_CASE("metrics: a pool that processes share is counted once, and each tells 
     CHECK(value("kv_cache_usage_perc", engine, "") == 0.2);
   }
   CHECK(text.find("what only others hold is elsewhere") != std::string::npos);
+}
+
+TEST_CASE("metrics: failed attempts have a row for each reason", "[server][metrics]") {
+  FakeService service;
+  ServiceStats stats = service.stats();
+  stats.conductor.failed_by[size_t(AttemptFailure::peer_silent)] = 3;
+  Parsed p = parse(Metrics("x", "tiny", 16).render(stats));
+  REQUIRE(p.error == "");
+  const std::string row = "x:attempts_failed_total{model_name=\"tiny\",engine=\"all\",reason=\"";
+  CHECK(p.samples[row + "peer_silent\"}"] == 3);
+  int rows = 0;
+  for (const auto& [key, value] : p.samples) rows += key.starts_with(row);
+  CHECK(rows == kAttemptFailures);
 }
 
 TEST_CASE("metrics: a client cannot make labels", "[server][metrics]") {

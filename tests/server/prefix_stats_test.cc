@@ -2,13 +2,13 @@
 
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "base/json.h"
 #include "base/random.h"
 #include "server/commands.h"
 #include "server/options.h"
 #include "tests/catch.h"
+#include "tests/json.h"
 #include "tests/server/quiet_stdout.h"
 
 namespace xpyd {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/cuda.h"
+#include "base/cuda_capture.h"
 #include "device_memory.h"
 
 using xpyd::cuda::simt::host_fault;
@@ -106,6 +107,7 @@ Registry& registry() {
   return instance;
 }
 
+constexpr size_t graph_bytes = 64 << 10;        // of device memory, that a graph takes
 thread_local CUstream_st* captured = nullptr;   // the stream that this thread captures
 thread_local std::vector<CUstream_st*> joined;  // and those that an event of the capture drew in
 
@@ -283,20 +285,26 @@ double Event::seconds(const Event& begin, const Event& end) {
       .count();
 }
 
-Graph::~Graph() { delete static_cast<std::shared_ptr<Recording>*>(handle_); }
+Graph::~Graph() {
+  if (handle_) registry().give(graph_bytes);
+  delete static_cast<std::shared_ptr<Recording>*>(handle_);
+}
 void Graph::begin_capture(Stream& stream) {
   XPYD_CHECK(!captured, "one capture per thread at a time");
+  capturing().lock();
   captured = stream.handle();
   captured->recording = new Recording;
 }
 Graph Graph::end_capture(Stream& stream) {
   XPYD_CHECK(captured == stream.handle());
   Graph graph;
-  graph.handle_ = new std::shared_ptr<Recording>(captured->recording);
+  const std::shared_ptr<Recording> recording(captured->recording);
+  if (registry().take(graph_bytes)) graph.handle_ = new std::shared_ptr<Recording>(recording);
   captured->recording = nullptr;
   for (CUstream_st* other : joined) other->recording = nullptr;
   joined.clear();
   captured = nullptr;
+  capturing().unlock();
   return graph;
 }
 void Graph::launch(Stream& stream) const {

@@ -6,6 +6,7 @@
 
 #include "base/cuda.h"
 #include "base/cuda_kernel.h"
+#include "base/device_cuda.h"
 #include "tests/catch.h"
 
 namespace xpyd {
@@ -354,6 +355,23 @@ TEST_CASE("host calls with wrong memory or at the wrong time are faults", "[simt
   CHECK(capture([&] { event.wait(); }) != "");
   CHECK(capture([&] { CHECK(cuda::Memory::device(16).ok()); }).find("allocating") !=
         std::string::npos);
+}
+
+TEST_CASE("a queue that is made on a full card copies all the same", "[simt]") {
+  auto device = make_cuda_device();
+  constexpr size_t kBytes = 1000;
+  auto from = device->allocate(kBytes).value(), to = device->allocate(kBytes).value();
+  auto host = device->allocate_host(kBytes).value();
+  for (size_t i = 0; i < kBytes; ++i) host.get()[i] = std::byte(i % 251);
+  cuda::simt::set_device_memory_limit(cuda::simt::device_memory_used());
+  auto queue = device->make_queue();
+  cuda::simt::set_device_memory_limit(0);
+  const Copy up[] = {{host.get(), from.get(), kBytes}},
+             across[] = {{from.get(), to.get() + 500, 500}, {from.get() + 500, to.get(), 500}};
+  queue->copy(up, false);
+  queue->copy(across, false);
+  queue->wait();
+  for (size_t i = 0; i < kBytes; ++i) REQUIRE(to.get()[(i + 500) % kBytes] == std::byte(i % 251));
 }
 
 TEST_CASE("a capture draws in the streams that hold its events", "[simt]") {

@@ -448,6 +448,9 @@ void mbarrier_arrive_at(const uint64_t* place, int bytes, Where where) {
   if (!s) me.machine->fault(me, "no mbarrier was initialised here", where);
   Mbarrier& b = s->find(place, where);
   if (b.pending == 0) me.machine->fault(me, "mbarrier: more arrivals than it was made for", where);
+  constexpr long long most_bytes = (1 << 20) - 1;  // PTX ISA, "tx-count"
+  if (bytes < 0 || b.bytes + bytes > most_bytes)
+    me.machine->fault(me, "mbarrier: a phase can wait for 1048575 bytes at most", where);
   b.bytes += bytes;
   --b.pending;
   b.arriving.join(s->release(me));

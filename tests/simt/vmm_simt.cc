@@ -15,6 +15,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/cuda_capture.h"
 #include "base/cuda_vmm.h"
 #include "device_memory.h"
 #include "machine.h"
@@ -342,7 +343,10 @@ std::string code_name(int code) {
                                  : "error " + std::to_string(code);
 }
 
-void wait_for_card() { simt::run_late_work(); }
+void wait_for_card() {
+  const std::lock_guard no_capture(capturing());
+  simt::run_late_work();
+}
 
 }  // namespace vmm
 }  // namespace xpyd::cuda

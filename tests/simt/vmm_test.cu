@@ -4,6 +4,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <thread>
+
 #include "base/cuda_vmm.h"
 #include "base/device_cuda.h"
 #include "device_memory.h"
@@ -139,6 +142,26 @@ TEST_CASE("simt vmm: memory without access, or unmapped too early, is a fault", 
   }
   REQUIRE(vmm::release(handle) == 0);
   REQUIRE(vmm::address_free(at, 2 * kPage) == 0);
+}
+
+TEST_CASE("simt vmm: who waits for the whole card waits for another thread's capture", "[simt]") {
+  Stream stream;
+  Memory memory = Memory::device(64).value();
+  std::atomic<bool> begun = false, done = false;
+  std::thread waiting;
+  Graph graph = Graph::capture(stream, [&] {
+    fill(memory.data(), 1, 64, stream);
+    waiting = std::thread([&] {
+      begun = true;
+      vmm::wait_for_card();
+      done = true;
+    });
+    while (!begun) std::this_thread::yield();
+    for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+    CHECK_FALSE(done);
+  });
+  waiting.join();
+  CHECK(done);
 }
 
 #if !defined(__SANITIZE_THREAD__)

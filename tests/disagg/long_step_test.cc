@@ -1,0 +1,157 @@
+// Steps that take longer than a lease, as on a slow or crowded machine. Who is inside one lives,
+// and so does what it has promised, what it is asked meanwhile, and what was placed on it. (It was
+// once declared gone, with all its requests, which filled the first step of whoever came in its
+// place: on a starved machine 27,429 attempts failed over 258 requests.)
+
+#include "tests/catch.h"
+#include "tests/disagg/sim_cluster.h"
+#include "tests/wrapped_transport.h"
+
+namespace xpyd::testing {
+namespace {
+
+constexpr double kLease = 0.4;  // seconds
+
+// The local wire, of which one instance's takes its time to reach anybody.
+class LateWire final : public WrappedTransport {
+ public:
+  LateWire(const TransportOptions& options, double reached_s)
+      : WrappedTransport("local", options), clock_(*options.clock), reached_s_(reached_s) {}
+  Result<bool> connect(PeerId peer, const std::string& address) override {
+    if (clock_.now() < reached_s_) return false;
+    return WrappedTransport::connect(peer, address);
+  }
+
+ private:
+  Clock& clock_;
+  const double reached_s_;
+};
+
+class SlowCluster : public SimCluster {
+ public:
+  // `late`: whose wire reaches its peers late.
+  SlowCluster(const char* topology, const char* disagg, bool pull, InstanceId late = -1) {
+    SimOptions options{.lease_s = kLease};
+    options.wire = [late](const TransportOptions& wire) {
+      return std::make_unique<LateWire>(wire, wire.self == late ? 3 * kLease : 0);
+    };
+    options.conductor.disagg = find_disagg_policy(disagg);
+    options.conductor.disagg_options = {.pull = pull, .max_local_prefill_tokens = 1000};
+    open(std::move(options));
+    add_all(topology);
+    tick();
+  }
+  void slow_down(Role role, double step_s) {
+    for (auto& [id, node] : nodes)
+      if (node->role == role) node->step_s = step_s;
+  }
+  void ask(int length, int max_tokens) {
+    const uint64_t id = expected_.size() + 1;
+    std::vector<int32_t> prompt;
+    for (int i = 0; i < length; ++i) prompt.push_back((i * 5 + int(id) * 17) % 251);
+    auto request = tiny_request(id, prompt, max_tokens);
+    request->ignore_eos = true;
+    request->arrival_s = clock.seconds;
+    expected_.push_back(checksum_tokens(prompt, max_tokens));
+    REQUIRE(conductor().submit(request, recorder_).ok());
+  }
+  void settle() {
+    for (int i = 0; i < 200000 && !conductor().wait_idle(0); ++i) tick();
+    ticks(int(4000 * kLease));
+    CHECK(check_memory(true) == "");
+    renewed_ = 0;
+    ticks(int(1000 * kLease));
+    CHECK(renewed_ == 0);  // nothing stands anywhere
+    for (size_t i = 0; i < expected_.size(); ++i) {
+      CHECK(recorder_->choice(i + 1).ends == 1);
+      CHECK(recorder_->choice(i + 1).tokens == expected_[i]);
+    }
+  }
+  void send(InstanceId from, InstanceId to, Message message) override {
+    renewed_ += std::holds_alternative<KvRenewed>(message);
+    SimCluster::send(from, to, std::move(message));
+  }
+
+ private:
+  int renewed_ = 0;
+  std::shared_ptr<Recorder> recorder_ = std::make_shared<Recorder>();
+  std::vector<std::vector<int32_t>> expected_;
+};
+
+struct Order {
+  const char* disagg;
+  bool pull;
+};
+
+TEST_CASE("long steps: nobody is given up for one, in any order", "[disagg][cluster][long_step]") {
+  for (const Order& order : {Order{"prefill_first", false}, Order{"prefill_first", true},
+                             Order{"decode_first", false}, Order{"conditional_threshold", false}})
+    for (const bool slow_p : {false, true})
+      for (const bool slow_d : {false, true}) {
+        INFO(order.disagg << " pull " << order.pull << ", slow: P " << slow_p << " D " << slow_d);
+        SlowCluster cluster("1P2D", order.disagg, order.pull);
+        if (slow_p) cluster.slow_down(Role::prefill, 3.5 * kLease);
+        if (slow_d) cluster.slow_down(Role::decode, 2.5 * kLease);
+        for (int i = 0; i < 6; ++i) cluster.ask(10 + 9 * i, 4);  // a step is 16 tokens
+        cluster.settle();
+        const ConductorStats totals = cluster.conductor().totals();
+        CHECK(totals.left == 0);
+        CHECK(totals.failed_attempts == 0);
+        int64_t expired = 0, refused = 0;
+        for (const InstanceStats& s : cluster.conductor().stats().instances)
+          expired += s.leases_expired, refused += s.kv_refused;
+        CHECK(expired == 0);
+        CHECK(refused == 0);
+      }
+}
+
+TEST_CASE("what is asked of an instance whose wire still connects is not given up",
+          "[disagg][cluster][long_step]") {
+  for (const bool pull : {false, true})
+    for (const InstanceId late : {0, 1}) {  // P, D
+      INFO("pull " << pull << ", late " << late);
+      SlowCluster cluster("1P1D", "prefill_first", pull, late);
+      for (int i = 0; i < 3; ++i) cluster.ask(10 + 9 * i, 4);
+      cluster.settle();
+      CHECK(cluster.conductor().totals().failed_attempts == 0);
+    }
+}
+
+TEST_CASE("a conductor that was stopped gives nobody up for what it has not read",
+          "[disagg][cluster][long_step]") {
+  for (const double leases : {0.5, 1.5, 10.0}) {
+    SlowCluster cluster("1P2D", "prefill_first", false);
+    for (int i = 0; i < 6; ++i) cluster.ask(10 + 9 * i, 20);
+    cluster.ticks(5);
+    cluster.conductor_stopped_until_s = cluster.clock.seconds + leases * kLease;
+    cluster.ticks(int(1000 * leases * kLease));
+    CHECK_FALSE(cluster.conductor().wait_idle(0));
+    cluster.settle();
+    CHECK(cluster.conductor().totals().left == 0);
+    CHECK(cluster.conductor().totals().failed_attempts == 0);
+    cluster.nodes.at(0)->stopped_until_s = cluster.clock.seconds + 2 * kLease;
+    cluster.ticks(int(1300 * kLease));  // and it still finds who is silent
+    CHECK(cluster.conductor().totals().left == 1);
+  }
+}
+
+TEST_CASE("long steps: who does not come out of one is given up, and counted by reason",
+          "[disagg][cluster][long_step]") {
+  SlowCluster cluster("1P2D", "prefill_first", false);
+  SimCluster::Node* stuck = cluster.find("D1");
+  REQUIRE(stuck);
+  stuck->step_s = 1000 * kLongestTurnSeconds;
+  for (int i = 0; i < 4; ++i) cluster.ask(20, 4);
+  cluster.ticks(int(900 * kLongestTurnSeconds));
+  CHECK(cluster.conductor().members().size() == 3);
+  cluster.ticks(int(1000 * (0.2 * kLongestTurnSeconds + kLease)));
+  CHECK(cluster.conductor().members().size() == 2);
+  const ConductorStats totals = cluster.conductor().totals();
+  CHECK(totals.failed_attempts == 2);  // the other two were D2's
+  CHECK(totals.failed_by[size_t(AttemptFailure::instance_silent)] == 2);
+  cluster.crash(1, false);
+  cluster.settle();
+}
+
+}  // namespace
+}  // namespace xpyd::testing
