@@ -1,4 +1,5 @@
-// Runs Catch2 and closes with one line, `N passed, N failed, N skipped`, and an exit code to match.
+// Runs Catch2 and closes with what was skipped and why, what failed and where, and one line,
+// `N passed, N failed, N skipped`, with an exit code to match.
 // Run from the repository's root. --require-device=NAME: see tests/catch.h.
 
 #define CATCH_CONFIG_RUNNER
@@ -10,6 +11,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <sstream>
+#include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
 // Tests ask for more memory than there is: null, as without the sanitizer.
@@ -21,9 +24,10 @@ namespace xpyd::testing {
 namespace {
 
 struct Summary {
-  int passed = 0, failed = 0;
-  std::string current;
+  int passed = 0;
+  std::string current, faults;                 // of the test that runs
   std::map<std::string, std::string> skipped;  // test -> why
+  std::vector<std::string> failed;             // test, and its first faults
 } summary;
 
 std::map<std::string, DeviceFound (*)()>& devices() {
@@ -51,9 +55,26 @@ std::string existing(const std::string& path) {
   return std::filesystem::exists(path) ? path : std::string();
 }
 
+void start_case(const std::string& name) {
+  summary.current = name;
+  summary.faults.clear();
+}
+
+// The first faults of a test, again, at the end: its own report may be thousands of lines above.
+void note_assertion(const Catch::AssertionStats& stats) {
+  const Catch::AssertionResult& result = stats.assertionResult;
+  if (result.isOk() || summary.faults.size() > 2000) return;
+  std::ostringstream text;
+  text << "\n  " << result.getSourceInfo() << ": " << result.getExpressionInMacro();
+  if (result.hasExpandedExpression()) text << " [" << result.getExpandedExpression() << "]";
+  if (result.hasMessage()) text << " " << result.getMessage();
+  for (const Catch::MessageInfo& info : stats.infoMessages) text << "\n    " << info.message;
+  summary.faults += text.str().substr(0, 1000);
+}
+
 void finish_case(const std::string& name, bool ok) {
   if (!ok) {
-    ++summary.failed;
+    summary.failed.push_back(name + summary.faults);
     summary.skipped.erase(name);
   } else if (!summary.skipped.count(name)) {
     ++summary.passed;
@@ -63,7 +84,8 @@ void finish_case(const std::string& name, bool ok) {
 #ifdef XPYD_CATCH_V3
 struct Listener : Catch::EventListenerBase {
   using EventListenerBase::EventListenerBase;
-  void testCaseStarting(const Catch::TestCaseInfo& info) override { summary.current = info.name; }
+  void testCaseStarting(const Catch::TestCaseInfo& info) override { start_case(info.name); }
+  void assertionEnded(const Catch::AssertionStats& stats) override { note_assertion(stats); }
   void testCaseEnded(const Catch::TestCaseStats& stats) override {
     finish_case(stats.testInfo->name, stats.totals.assertions.failed == 0);
   }
@@ -71,7 +93,11 @@ struct Listener : Catch::EventListenerBase {
 #else
 struct Listener : Catch::TestEventListenerBase {
   using TestEventListenerBase::TestEventListenerBase;
-  void testCaseStarting(const Catch::TestCaseInfo& info) override { summary.current = info.name; }
+  void testCaseStarting(const Catch::TestCaseInfo& info) override { start_case(info.name); }
+  bool assertionEnded(const Catch::AssertionStats& stats) override {
+    note_assertion(stats);
+    return true;
+  }
   void testCaseEnded(const Catch::TestCaseStats& stats) override {
     finish_case(stats.testInfo.name, stats.totals.assertions.failed == 0);
   }
@@ -126,10 +152,15 @@ int main(int argc, char** argv) {
     return 0;
   }
   code = session.run();
-  for (auto& [name, why] : summary.skipped)
-    std::printf("skipped: %s (%s)\n", name.c_str(), why.c_str());
-  std::printf("%d passed, %d failed, %d skipped\n", summary.passed, summary.failed,
+  std::map<std::string, std::vector<std::string>> skipped_by_reason;
+  for (auto& [name, why] : summary.skipped) skipped_by_reason[why].push_back(name);
+  for (auto& [why, names] : skipped_by_reason) {
+    std::printf("skipped: %s\n", why.c_str());
+    for (const std::string& name : names) std::printf("  %s\n", name.c_str());
+  }
+  for (const std::string& failed : summary.failed) std::printf("failed: %s\n", failed.c_str());
+  std::printf("%d passed, %d failed, %d skipped\n", summary.passed, int(summary.failed.size()),
               int(summary.skipped.size()));
   bool nothing_ran = summary.passed + int(summary.skipped.size()) == 0;
-  return code != 0 || summary.failed > 0 || nothing_ran ? 1 : 0;
+  return code != 0 || !summary.failed.empty() || nothing_ran ? 1 : 0;
 }
