@@ -1,7 +1,8 @@
 # xpyd: every target of the project.  `make help` lists them; everything is built under build/.
 #
-# ROOMS narrows what is compiled (`make test ROOMS="base allocator"`); MODE picks the flags.
+# ROOMS narrows what is compiled (`make test ROOMS="base allocator"`); MODE picks the flags; G=-g: line numbers for gdb and perf.
 MODE    ?= release
+G       ?=
 BUILD   ?= build/$(MODE)
 ROOMS   ?= base allocator attention model batch disagg server
 CXX     ?= g++
@@ -18,7 +19,7 @@ PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2
 WARN      := -Wall -Wextra -Wshadow -Wno-missing-field-initializers -Werror
 DETERMINE := -ffp-contract=off -fno-fast-math
 HARDEN    := -D_FORTIFY_SOURCE=2 -fstack-protector-strong
-FLAGS_release := -O2 -g1 $(HARDEN)
+FLAGS_release := -O2 $(G) $(HARDEN)
 FLAGS_asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS -Wno-maybe-uninitialized
 FLAGS_tsan    := -O1 -g1 -fsanitize=thread
 FLAGS_fuzz    := -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
@@ -185,7 +186,9 @@ $(BUILD)/base/version.o: $(BUILD)/commit
 # Kernels that need AVX2 live in *_avx2.cc and are reached only after a run-time check.
 $(BUILD)/%_avx2.o: private CXXFLAGS += -O3 -mavx2 -mfma -mf16c
 # Tests must compile quickly; what they test is compiled as it is served.
-$(BUILD)/tests/%.o: private CXXFLAGS += -O1
+QUICK   := $(if $(filter release,$(MODE)),-Og -U_FORTIFY_SOURCE -fno-stack-protector,-O1)
+$(BUILD)/tests/%.o: private CXXFLAGS += $(QUICK)
+$(BUILD)/tests/main.o: private CXXFLAGS += -O1
 # Headers that many files include are compiled once for each set of flags, where g++ can (`make PCH=`: not).
 # What libstdc++ silences by pragmas inside them must be silenced here: a compiled header forgets its pragmas.
 PCH ?= $(filter g++%,$(notdir $(CXX)))
@@ -196,7 +199,7 @@ $(BUILD)/%/precompiled.h.gch: %/precompiled.h
 	@mkdir -p $(@D) && echo '#include "$<"' >$(@:.gch=)
 	@echo "  c++  $<"
 	@$(CXX) $(CXXFLAGS) $(DEFINES) -MMD -MP -MT $@ -MF $(@:.gch=.d) -x c++-header $< -o $@
-$(BUILD)/tests/precompiled.h.gch: private CXXFLAGS += -O1
+$(BUILD)/tests/precompiled.h.gch: private CXXFLAGS += $(QUICK)
 $(BUILD)/simt/%/precompiled.h.gch: %/precompiled.h
 	@mkdir -p $(@D) && echo '#include "$<"' >$(@:.gch=)
 	@echo "  simt $<"

@@ -241,7 +241,6 @@ void KvSender::deliver(AttemptId attempt, Outgoing& out) {
     delivered.handover = parts_.memory.hand_over(std::exchange(out.kv, kNoKv));
   if (delivered.handover && delivered.handover->between_processes()) {
     out.given = delivered.handover;
-    out.told = false;  // it need not hear of an end here any more
     out.deadline_s = parts_.new_deadline();
   }
   ++stats_.transfers;

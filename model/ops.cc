@@ -63,8 +63,8 @@ void rope(const float* x, const float* cos, const float* sin, int head_dim, floa
   }
 }
 
-Peak peak(const float* x, int n) {
-  Peak peak{-std::numeric_limits<float>::infinity(), 0};
+Largest peak(const float* x, int n) {
+  Largest peak{-std::numeric_limits<float>::infinity(), 0};
   for (int i = 0; i < n; ++i) {
     if (x[i] > peak.value) peak.value = x[i];
     peak.nans += x[i] != x[i];

@@ -11,7 +11,7 @@
 
 namespace xpyd {
 
-struct Peak {
+struct Largest {
   float value;  // the largest; -infinity when there is none but NaN
   int nans;
 };
@@ -30,7 +30,7 @@ struct Ops {
   // out[i] = e^((x[i] - shift) * scale) within 2 units in the last place; below 2^-126 it is 0,
   // above e^88 it stays e^88, NaN stays NaN. out may be x.
   void (*exp)(const float* x, float shift, float scale, int n, float* out);
-  Peak (*peak)(const float* x, int n);   // NaN is passed over and counted
+  Largest (*peak)(const float* x, int n);   // NaN is passed over and counted
   double (*sum)(const float* x, int n);  // in double
   bool (*available)();                   // on this CPU
   const char* source;

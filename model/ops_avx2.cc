@@ -135,7 +135,7 @@ void rope(const float* x, const float* cos, const float* sin, int head_dim, floa
 }
 
 // The first operand of max is x: where it is NaN, max gives the second one.
-Peak peak(const float* x, int n) {
+Largest peak(const float* x, int n) {
   constexpr float kLowest = -__builtin_inff();
   __m256 best[4];
   __m256i nans[4] = {};
@@ -155,7 +155,7 @@ Peak peak(const float* x, int n) {
   _mm256_store_si256(
       reinterpret_cast<__m256i*>(counts),
       _mm256_add_epi32(_mm256_add_epi32(nans[0], nans[1]), _mm256_add_epi32(nans[2], nans[3])));
-  Peak peak{kLowest, 0};
+  Largest peak{kLowest, 0};
   for (int j = 0; j < kLanes; ++j) {
     peak.value = values[j] > peak.value ? values[j] : peak.value;
     peak.nans += counts[j];

@@ -35,7 +35,7 @@ Top find_top(const float* x, int n) {
   Top top;
   int block = 0;
   for (int begin = 0; begin < n; begin += kBlock) {
-    const Peak peak = default_ops().peak(x + begin, std::min(kBlock, n - begin));
+    const Largest peak = default_ops().peak(x + begin, std::min(kBlock, n - begin));
     top.nans += peak.nans;
     if (peak.value > top.value) {
       top.value = peak.value;

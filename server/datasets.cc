@@ -279,8 +279,8 @@ Result<Load> mooncake_load(const std::string& path, int n, double time_scale, in
   return load;
 }
 
-Result<std::vector<Conversation>> read_sharegpt(const std::string& path) {
-  std::vector<Conversation> conversations;
+Result<std::vector<Exchange>> read_sharegpt(const std::string& path) {
+  std::vector<Exchange> conversations;
   Status status =
       for_each_conversation(path, [&](const json& turns, const auto& value_of) -> Status {
         if (turns.size() < 2) return ok();
@@ -316,7 +316,7 @@ Result<std::vector<std::string>> read_conversations(const std::string& path) {
   return texts;
 }
 
-Result<Load> sharegpt_load(std::vector<Conversation> conversations, int n, int output_tokens,
+Result<Load> sharegpt_load(std::vector<Exchange> conversations, int n, int output_tokens,
                            int max_model_len, uint64_t seed,
                            const std::function<Result<int>(const std::string&)>& count_tokens) {
   Random random(mix(seed, 4));
@@ -324,7 +324,7 @@ Result<Load> sharegpt_load(std::vector<Conversation> conversations, int n, int o
     std::swap(conversations[i - 1], conversations[random.below(i)]);
   Load load;
   int64_t looked_at = 0, filtered = 0, too_long = 0;
-  for (Conversation& conversation : conversations) {
+  for (Exchange& conversation : conversations) {
     if (int(load.requests.size()) == n) break;
     ++looked_at;
     BenchRequest request;

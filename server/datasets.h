@@ -58,17 +58,17 @@ Result<BenchRequest> parse_mooncake_row(std::string_view line, const std::string
 inline constexpr int kMooncakeBlockTokens = 512;
 
 // The first two turns (human, then gpt) of every conversation in a ShareGPT JSON file.
-struct Conversation {
+struct Exchange {
   std::string prompt, reply;
 };
-Result<std::vector<Conversation>> read_sharegpt(const std::string& path);
+Result<std::vector<Exchange>> read_sharegpt(const std::string& path);
 // All turns of every conversation in such a file, one after another with a line end between.
 Result<std::vector<std::string>> read_conversations(const std::string& path);
 
 // Conversations shuffled by seed, until n fit. Dropped: fewer than 4 tokens of prompt or reply,
 // more than 1024 of prompt or 2048 of both, and what does not fit max_model_len (when > 0).
 // count_tokens asks the server. output_tokens > 0 replaces the reply's length (and its minimum).
-Result<Load> sharegpt_load(std::vector<Conversation> conversations, int n, int output_tokens,
+Result<Load> sharegpt_load(std::vector<Exchange> conversations, int n, int output_tokens,
                            int max_model_len, uint64_t seed,
                            const std::function<Result<int>(const std::string&)>& count_tokens);
 

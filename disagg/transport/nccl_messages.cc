@@ -9,11 +9,11 @@ constexpr uint8_t kHello = 1;
 constexpr uint32_t kVersion = 0x786e6302;
 constexpr size_t kMaxRefusal = 256;
 
-void put(ByteWriter& to, const NcclUniqueId& id) {
+void put(SideWriter& to, const NcclUniqueId& id) {
   to.put(std::string_view(id.internal, sizeof id.internal));
 }
 
-NcclUniqueId get_id(ByteReader& from) {
+NcclUniqueId get_id(SideReader& from) {
   NcclUniqueId id;
   const std::string_view bytes = from.take(sizeof id.internal);
   std::memcpy(id.internal, bytes.data(), bytes.size());
@@ -21,7 +21,7 @@ NcclUniqueId get_id(ByteReader& from) {
 }
 
 // The counts are not believed before the bytes are there.
-bool get_ask(ByteReader& from, Ask& ask) {
+bool get_ask(SideReader& from, Ask& ask) {
   ask.post = from.get<uint64_t>();
   ask.group = from.get<uint32_t>();
   ask.n_groups = from.get<uint32_t>();
@@ -48,7 +48,7 @@ bool get_ask(ByteReader& from, Ask& ask) {
 }  // namespace
 
 std::string frame(const Hello& hello) {
-  ByteWriter to;
+  SideWriter to;
   to.put(kHello);
   to.put(kVersion);
   to.put(hello.from);
@@ -59,7 +59,7 @@ std::string frame(const Hello& hello) {
 }
 
 std::optional<Hello> parse_hello(std::string_view body) {
-  ByteReader from(body);
+  SideReader from(body);
   Hello hello;
   if (from.get<uint8_t>() != kHello || from.get<uint32_t>() != kVersion) return std::nullopt;
   hello.from = from.get<PeerId>();
@@ -71,7 +71,7 @@ std::optional<Hello> parse_hello(std::string_view body) {
 }
 
 std::string frame(const Message& message) {
-  ByteWriter to;
+  SideWriter to;
   to.put(uint8_t(message.kind));
   to.put(message.seq);
   if (message.kind == Message::renew) put(to, message.id);
@@ -94,7 +94,7 @@ std::string frame(const Message& message) {
 }
 
 std::optional<Message> parse_message(std::string_view body) {
-  ByteReader from(body);
+  SideReader from(body);
   Message message;
   const uint8_t kind = from.get<uint8_t>();
   if (kind < Message::ask || kind > Message::renew) return std::nullopt;

@@ -9,7 +9,7 @@ constexpr uint8_t kHello = 1;
 constexpr uint32_t kVersion = 0x78726401;
 constexpr size_t kMaxRefusal = 256;
 
-void put(ByteWriter& to, const RailEnd& end) {
+void put(SideWriter& to, const RailEnd& end) {
   to.put(std::string_view(reinterpret_cast<const char*>(end.gid.data()), end.gid.size()));
   to.put(end.lid);
   to.put(end.mtu);
@@ -18,7 +18,7 @@ void put(ByteWriter& to, const RailEnd& end) {
   to.put(end.psn);
 }
 
-RailEnd get_end(ByteReader& from) {
+RailEnd get_end(SideReader& from) {
   RailEnd end;
   std::string_view gid = from.take(end.gid.size());
   std::memcpy(end.gid.data(), gid.data(), gid.size());
@@ -30,12 +30,12 @@ RailEnd get_end(ByteReader& from) {
   return end;
 }
 
-void put(ByteWriter& to, const std::vector<RailEnd>& rails) {
+void put(SideWriter& to, const std::vector<RailEnd>& rails) {
   to.put(uint8_t(rails.size()));
   for (const RailEnd& end : rails) put(to, end);
 }
 
-bool get_rails(ByteReader& from, std::vector<RailEnd>& rails) {
+bool get_rails(SideReader& from, std::vector<RailEnd>& rails) {
   constexpr uint32_t kLimit = 1u << 24;
   const size_t n = from.get<uint8_t>();
   if (n > kMaxRails) return false;
@@ -62,7 +62,7 @@ bool possible(const WindowKeys& window) {
 }  // namespace
 
 std::string frame(const Hello& hello) {
-  ByteWriter to;
+  SideWriter to;
   to.put(kHello);
   to.put(kVersion);
   to.put(hello.from);
@@ -73,7 +73,7 @@ std::string frame(const Hello& hello) {
 }
 
 std::optional<Hello> parse_hello(std::string_view body) {
-  ByteReader from(body);
+  SideReader from(body);
   Hello hello;
   if (from.get<uint8_t>() != kHello || from.get<uint32_t>() != kVersion) return std::nullopt;
   hello.from = from.get<PeerId>();
@@ -84,7 +84,7 @@ std::optional<Hello> parse_hello(std::string_view body) {
 }
 
 std::string frame(const Message& message) {
-  ByteWriter to;
+  SideWriter to;
   to.put(uint8_t(message.kind));
   switch (message.kind) {
     case Message::opened:
@@ -113,7 +113,7 @@ std::string frame(const Message& message) {
 }
 
 std::optional<Message> parse_message(std::string_view body, size_t n_rails) {
-  ByteReader from(body);
+  SideReader from(body);
   Message message;
   const uint8_t kind = from.get<uint8_t>();
   message.kind = Message::Kind(kind);

@@ -14,7 +14,7 @@
 
 namespace xpyd {
 
-class ByteWriter {
+class SideWriter {
  public:
   template <class T>
   void put(T value) {
@@ -23,7 +23,7 @@ class ByteWriter {
   }
   void put(std::string_view text) { bytes_.append(text); }
   std::string framed() && {  // with the length before it
-    ByteWriter whole;
+    SideWriter whole;
     whole.put(uint32_t(bytes_.size()));
     whole.put(std::string_view(bytes_));
     return std::move(whole.bytes_);
@@ -34,9 +34,9 @@ class ByteWriter {
 };
 
 // After a read past the end every value is 0, and ok() false.
-class ByteReader {
+class SideReader {
  public:
-  explicit ByteReader(std::string_view bytes) : bytes_(bytes) {}
+  explicit SideReader(std::string_view bytes) : bytes_(bytes) {}
   template <class T>
   T get() {
     uint64_t value = 0;

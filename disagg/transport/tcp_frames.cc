@@ -27,13 +27,13 @@ bool same_token(const TcpToken& a, const TcpToken& b) {
 
 }  // namespace
 
-void FrameReader::end_payload_if_read() {
+void TcpReader::end_payload_if_read() {
   if (!in_payload_ || payload_left_ > 0) return;
   in_payload_ = false;
   on_payload();
 }
 
-bool FrameReader::obey() {
+bool TcpReader::obey() {
   end_payload_if_read();
   while (!reason_) {
     const size_t have = end_ - begin_;

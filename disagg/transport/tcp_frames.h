@@ -9,7 +9,7 @@
 // `n_frames` will come, of a post that was given up. One that is given up in the middle of a frame
 // ends in zeros, as its length was promised: then the seal is zero as well, and it does not count.
 //
-// FrameReader is the half that reads: heads pass through a buffer of fixed size, payload goes where
+// TcpReader is the half that reads: heads pass through a buffer of fixed size, payload goes where
 // it belongs. What does not follow the rules ends the connection, with a reason.
 //
 // Thread safety: a reader belongs to one thread.
@@ -71,9 +71,9 @@ struct FrameHead {
 };
 static_assert(sizeof(FrameHead) == 48 && sizeof(TcpHello) == 40 && sizeof(TcpRange) == 16);
 
-class FrameReader {
+class TcpReader {
  public:
-  virtual ~FrameReader() = default;
+  virtual ~TcpReader() = default;
   enum class Outcome { again, would_block, ended };
 
   // Reads once with `read(iovec*, n)` -> bytes, 0 (nothing there now) or -1 (ended), and obeys what
@@ -83,7 +83,7 @@ class FrameReader {
   const char* reason() const { return reason_; }
 
  protected:
-  explicit FrameReader(size_t first_head) : need_(first_head) {}
+  explicit TcpReader(size_t first_head) : need_(first_head) {}
   // The next `need` bytes, contiguous. Says how many it needs after these, or sets a payload.
   virtual void on_head(std::span<const std::byte> bytes) = 0;
   // Around each read into payload_: false: it may not go there, and is dropped.
@@ -153,9 +153,9 @@ class InboundHost {
 };
 
 // The owner's reader of one connection. Its answers collect in answers(), in order.
-class InboundReader final : public FrameReader {
+class InboundReader final : public TcpReader {
  public:
-  explicit InboundReader(InboundHost& host) : FrameReader(sizeof(TcpHello)), host_(host) {}
+  explicit InboundReader(InboundHost& host) : TcpReader(sizeof(TcpHello)), host_(host) {}
 
   // Bytes to send; then, for data, the ranges of the owner's memory that follow them.
   struct Answer {
@@ -185,7 +185,7 @@ class InboundReader final : public FrameReader {
   bool allowed_ = false;  // every piece of this frame's payload so far
 };
 
-inline void FrameReader::advance(size_t bytes) {
+inline void TcpReader::advance(size_t bytes) {
   payload_left_ -= bytes;
   if (payload_.empty()) return;  // it is dropped, wherever it was meant to go
   while (bytes > 0) {
@@ -198,7 +198,7 @@ inline void FrameReader::advance(size_t bytes) {
 }
 
 template <class Read>
-FrameReader::Outcome FrameReader::pump(Read read) {
+TcpReader::Outcome TcpReader::pump(Read read) {
   if (reason_) return Outcome::ended;
   if (begin_ > 0) {
     std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);

@@ -33,8 +33,8 @@ class OwnerLink final : public Link {
       if (reader_.session() && std::exchange(stranger_, false)) --host_.strangers;
       if (!flush()) return Next::close;
       if (reader_.reason()) host_.windows.count_refused();
-      if (outcome == FrameReader::Outcome::ended || reader_.reason()) return Next::close;
-      if (outcome == FrameReader::Outcome::would_block)
+      if (outcome == TcpReader::Outcome::ended || reader_.reason()) return Next::close;
+      if (outcome == TcpReader::Outcome::would_block)
         return given_up() ? Next::close : Next::wait;
     }
     return given_up() ? Next::close : Next::again;

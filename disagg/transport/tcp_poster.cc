@@ -12,10 +12,10 @@ namespace {
 
 constexpr size_t kSendRanges = kFrameRanges - 2;
 
-class AnswerReader final : public FrameReader {
+class AnswerReader final : public TcpReader {
  public:
   explicit AnswerReader(PosterSession& session)
-      : FrameReader(sizeof(FrameHead)), session_(session) {}
+      : TcpReader(sizeof(FrameHead)), session_(session) {}
 
  private:
   void on_head(std::span<const std::byte> bytes) override {
@@ -62,8 +62,8 @@ class PosterLink final : public Link {
     for (int turn = 0; turn < kTurn && more; ++turn) {
       const auto outcome =
           reader_.pump([this](iovec* where, int n) { return read_now(fd(), where, n); });
-      if (outcome == FrameReader::Outcome::ended) return Next::close;
-      more = outcome == FrameReader::Outcome::again;
+      if (outcome == TcpReader::Outcome::ended) return Next::close;
+      more = outcome == TcpReader::Outcome::again;
     }
     bool unsent = true;
     for (int turn = 0; turn < kTurn && unsent; ++turn) {

@@ -7,7 +7,7 @@ using namespace testing;
 
 TEST_CASE("append: every row lands in its place and nothing else changes", "[attention]") {
   std::vector<Part> parts = {{0, 1, 30}, {1, 17, 17}, {2, 0, 12}, {3, 40, 75}};
-  for (const Memory& memory : kMemories)
+  for (const CaseMemory& memory : kMemories)
     for (Dtype dtype : kKvDtypes)
       for (int threads : {1, 2, 3})
         for (int dim : {4, 5, 64}) {

@@ -53,7 +53,7 @@ TEST_CASE("attention: bits do not depend on chunking, batch, memory or threads",
         std::vector<float> want;
         int n_compared = 0;
         bool slow = std::string(variant.name) == "portable";  // then one layout per block size
-        for (const Memory& memory : kMemories) {
+        for (const CaseMemory& memory : kMemories) {
           if (slow && (&memory - kMemories) % 2 == (memory.block_tokens > 1)) continue;
           Cache cache(shape, memory, {c.length, 65, 40}, uint64_t(n_compared));
           cache.fill(0, 0, c.length), cache.fill(1, 0, 65), cache.fill(2, 0, 40);
@@ -89,7 +89,7 @@ TEST_CASE("attention: rows that a query may not see are never read", "[attention
   // prefill step, later tokens are infinite in V for all but the queries that may see them.
   for (const AttentionVariant& variant : attention_variants()) {
     if (!variant.available()) continue;
-    for (const Memory& memory : kMemories)
+    for (const CaseMemory& memory : kMemories)
       for (Dtype dtype : kKvDtypes)
         for (int window : {0, 3, 70})
           for (int n_q : {1, 2, 60}) {

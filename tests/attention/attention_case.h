@@ -30,12 +30,12 @@ inline float v_number(int seq, int layer, int token, int head, int d) {
 
 inline constexpr Dtype kKvDtypes[] = {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4};
 
-struct Memory {
+struct CaseMemory {
   const char* name;
   KvOrder order;
   int block_tokens;  // 0: contiguous slots
 };
-inline constexpr Memory kMemories[] = {
+inline constexpr CaseMemory kMemories[] = {
     {"contiguous layer_major", KvOrder::layer_major, 0},
     {"contiguous token_major", KvOrder::token_major, 0},
     {"paged 16 layer_major", KvOrder::layer_major, 16},
@@ -54,7 +54,7 @@ struct Cache {
   std::vector<std::vector<int32_t>> tables;
   std::vector<KvView> views;
 
-  Cache(const KvShape& shape, const Memory& memory, const std::vector<int>& lengths,
+  Cache(const KvShape& shape, const CaseMemory& memory, const std::vector<int>& lengths,
         uint64_t seed = 1) {
     int longest = 1, n_blocks = 0;
     for (int n : lengths) longest = std::max(longest, n);

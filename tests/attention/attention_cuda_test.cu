@@ -269,7 +269,7 @@ bool only_decodes(const std::vector<Part>& parts) {
 }
 
 // Runs every variant that takes this step; returns how many that were.
-int check_variants(const Heads& heads, const Dtypes& dtypes, const testing::Memory& memory,
+int check_variants(const Heads& heads, const Dtypes& dtypes, const testing::CaseMemory& memory,
                    const std::vector<Part>& parts, int window, int layer = 0, int n_layers = 1) {
   KvShape shape = {n_layers, heads.n_kv_heads, heads.head_dim, dtypes.kv};
   Cache cache(shape, memory, lengths_of(parts));
@@ -305,7 +305,7 @@ std::vector<float> run(const Variant& variant, const Cache& cache, const std::ve
   return call.result();
 }
 
-const testing::Memory kPaged16 = kMemories[2];
+const testing::CaseMemory kPaged16 = kMemories[2];
 
 }  // namespace
 
@@ -372,7 +372,7 @@ TEST_CASE("cuda attention: every memory, block size and order gives the same bit
       const std::vector<Part>& parts = variant.phase == Variant::decode ? decodes : prefills;
       for (int window : {0, 40}) {
         std::vector<float> first;
-        for (const testing::Memory& memory : kMemories) {
+        for (const testing::CaseMemory& memory : kMemories) {
           Cache cache({2, 2, 64, dtypes.kv}, memory, lengths_of(parts));
           fill_visible(cache, parts, window);
           Step step(cache, parts, 4, 1, window);
@@ -574,7 +574,7 @@ TEST_CASE("cuda attention: what is not verified is never a default, and refusals
 
 // Its tiles, rows and boxes are larger than those of the other rows: cases of its own.
 TEST_CASE("cuda attention: flash_wgmma at its own edges", "[cuda][attention]") {
-  const testing::Memory memories[] = {kMemories[0],
+  const testing::CaseMemory memories[] = {kMemories[0],
                                       {"paged 8", KvOrder::layer_major, 8},
                                       kPaged16,
                                       kMemories[7],
@@ -591,7 +591,7 @@ TEST_CASE("cuda attention: flash_wgmma at its own edges", "[cuda][attention]") {
     // Whole tiles and one more, chunks on a cached prefix, nothing.
     const std::vector<Part> parts = {{0, 40, 128}, {1, 33, 385}, {2, 1, 129}, {3, 0, 9}};
     std::vector<float> first;
-    for (const testing::Memory& memory : memories) {
+    for (const testing::CaseMemory& memory : memories) {
       INFO(memory.name << ", heads " << heads.n_heads << "/" << heads.n_kv_heads << ", dim "
                        << heads.head_dim << ", window " << window);
       Cache cache({2, heads.n_kv_heads, heads.head_dim, Dtype::bf16}, memory, lengths_of(parts));

@@ -77,7 +77,7 @@ struct Heads {
   int n_heads, n_kv_heads, head_dim;
 };
 
-void check_all_variants(const KvShape& shape, int n_heads, const Memory& memory,
+void check_all_variants(const KvShape& shape, int n_heads, const CaseMemory& memory,
                         const std::vector<Part>& parts, int window, int n_threads) {
   if (!kv_rows_supported(shape)) return;  // int4 of an odd head_dim
   std::vector<int> lengths;
@@ -149,7 +149,7 @@ TEST_CASE("attention: every head shape agrees with double precision", "[attentio
 TEST_CASE("attention: ragged batches in every memory agree with double precision", "[attention]") {
   std::vector<Part> mixed = {{0, 1, 1}, {1, 77, 77},  {2, 1, 600},
                              {3, 0, 9}, {4, 33, 161}, {5, 2, 530}};
-  for (const Memory& memory : kMemories)
+  for (const CaseMemory& memory : kMemories)
     for (Dtype dtype : kKvDtypes)
       for (int window : {0, memory.block_tokens == 16 ? 1 : 20})
         check_all_variants({2, 2, 16, dtype}, 8, memory, mixed, window, 2);

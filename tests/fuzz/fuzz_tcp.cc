@@ -64,7 +64,7 @@ int run(const uint8_t* data, size_t size) {
     }
     return took > 0 ? ssize_t(took) : -1;
   };
-  while (reader.pump(feed) == FrameReader::Outcome::again) {
+  while (reader.pump(feed) == TcpReader::Outcome::again) {
     for (auto& answer : reader.answers()) {
       for (const iovec& v : answer.ranges) answered += v.iov_len;
       XPYD_CHECK(answer.bytes.size() <= 64);

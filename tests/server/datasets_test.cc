@@ -242,9 +242,9 @@ TEST_CASE("datasets: ShareGPT's filter", "[datasets]") {
   // A text of n letters counts as n tokens here.
   auto count = [](const std::string& text) -> Result<int> { return int(text.size()); };
   auto talk = [](size_t prompt, size_t reply) {
-    return Conversation{std::string(prompt, 'q'), std::string(reply, 'r')};
+    return Exchange{std::string(prompt, 'q'), std::string(reply, 'r')};
   };
-  std::vector<Conversation> talks = {talk(3, 10),    talk(4, 3),     talk(4, 4),
+  std::vector<Exchange> talks = {talk(3, 10),    talk(4, 3),     talk(4, 4),
                                      talk(1025, 5),  talk(1024, 10), talk(10, 2039),
                                      talk(10, 2038), talk(900, 200)};
   auto load = sharegpt_load(talks, 100, 0, 0, 1, count);
