@@ -168,7 +168,7 @@ gpu-bundle: cuda  ## build/xpyd-gpu.tar.gz: gpu-report for a machine with a card
 	@tar -C build -czf build/xpyd-gpu.tar.gz xpyd-gpu
 	@ls -l build/xpyd-gpu.tar.gz && echo "there: tar xzf xpyd-gpu.tar.gz && xpyd-gpu/tools/gpu-report bin"
 
-layers:  ## check that no room includes a room above it
+layers:  ## check that no room includes a room above it, and that no two types have one name
 	@tools/check-layers
 
 format:  ## clang-format every source in place
