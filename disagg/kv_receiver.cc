@@ -5,7 +5,6 @@
 
 #include "disagg/envelope.h"
 
-
 namespace xpyd {
 
 // ---- What comes in.
