@@ -48,8 +48,9 @@ Result<int> make_file(const std::string& dir, size_t bytes) {
       dir + "/xpyd-kv-" + std::to_string(::getpid()) + "-" + std::to_string(count.fetch_add(1));
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_DIRECT, 0600);
   const int error = errno;
-  // Some file systems make the file before they refuse O_DIRECT. One that was there is not ours.
-  if (fd >= 0 || error != EEXIST) ::unlink(path.c_str());
+  // Some file systems make the file before they refuse O_DIRECT (EINVAL). After any other error it
+  // is not ours: without a free descriptor nobody has even looked whether there is one (EMFILE).
+  if (fd >= 0 || error == EINVAL) ::unlink(path.c_str());
   if (fd < 0)
     return bad(dir, error == EINVAL ? "its file system has no direct I/O (O_DIRECT)"
                                     : "cannot write there: " + why(error));

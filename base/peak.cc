@@ -1,7 +1,5 @@
 #include "base/peak.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -10,13 +8,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/peak_kernels.h"
+#include "base/replace_file.h"
 #include "base/stats.h"
 #include "base/version.h"
 
@@ -191,23 +189,25 @@ std::string peak_cache_path() {
   return cache && *cache ? std::string(cache) + "/xpyd/peak.json" : "build/peak.json";
 }
 
-Peak cached_peak(ThreadTeam& team) {
+Peak cached_peak(ThreadTeam& team, bool anew) {
   const std::string path = peak_cache_path();
-  if (auto text = read_small_file(path, 1 << 16); text.ok())
-    if (auto kept = peak_from_json(text.value()); kept.ok())
-      if (const Peak& p = kept.value();
-          p.machine == processor() && p.all.n_threads == team.size() && p.isa == PeakProbe::isa())
-        return p;
-  Peak peak = measure_peak(team);
   std::error_code error;
+  bool ours = !std::filesystem::exists(path, error);
+  if (auto text = read_small_file(path, 1 << 16); text.ok())
+    if (auto kept = peak_from_json(text.value()); kept.ok()) {
+      const Peak& p = kept.value();
+      ours = true;
+      if (!anew && p.machine == processor() && p.all.n_threads == team.size() &&
+          p.isa == PeakProbe::isa())
+        return p;
+    }
+  Peak peak = measure_peak(team);
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
-  // Written beside and renamed: another process may read it now.
-  const std::string fresh = path + "." + std::to_string(getpid());
-  std::ofstream(fresh) << to_json(peak) << "\n";
-  std::filesystem::rename(fresh, path, error);
-  if (error)
-    std::fprintf(stderr, "xpyd: cannot keep the measured peak in %s: %s\n", path.c_str(),
-                 error.message().c_str());
+  const Status kept =
+      ours ? replace_file(path, to_json(peak) + "\n")
+           : invalid(path + " is there and is no measured peak: it is left as it is");
+  if (!kept)
+    std::fprintf(stderr, "xpyd: the measured peak is not kept: %s\n", kept.error().message.c_str());
   return peak;
 }
 

@@ -47,7 +47,7 @@ Peak measure_peak(ThreadTeam& team);
 
 // The peak kept from an earlier run on this machine with as many threads, else measured now and
 // kept in peak_cache_path(). For step lines; results that are published measure their own.
-Peak cached_peak(ThreadTeam& team);
+Peak cached_peak(ThreadTeam& team, bool anew = false);  // anew: measured, whatever is kept
 std::string peak_cache_path();  // $XDG_CACHE_HOME/xpyd/peak.json, else build/peak.json
 
 std::string to_text(const Peak& peak);  // a small table

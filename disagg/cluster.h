@@ -102,7 +102,7 @@ class Cluster final : public Runtime, private Post {
   }
   void abort(uint64_t request_id) override { conductor_.abort(request_id); }
   ServiceStats stats() const override { return conductor_.stats(); }
-  bool healthy() const override { return conductor_.healthy(); }
+  std::string trouble() const override { return conductor_.trouble(); }
 
   uint64_t logits_hash() const override { return conductor_.logits_hash(); }
   void clear_prefix_caches() override;

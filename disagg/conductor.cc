@@ -146,12 +146,20 @@ ServiceStats Conductor::stats() const {
   return all;
 }
 
-bool Conductor::healthy() const {
+std::string Conductor::trouble() const {
   std::lock_guard lock(mutex_);
   const double now = clock_.now();
-  return !members_.empty() && std::all_of(members_.begin(), members_.end(), [&](const auto& entry) {
-    return now - entry.second.probe->stats().heartbeat_s < kLongestTurnSeconds;
-  });
+  bool prefill = false, decode = false;
+  for (const auto& [id, member] : members_) {
+    if (now - member.probe->stats().heartbeat_s >= kLongestTurnSeconds)
+      return member.info.name + " has not turned its loop for " +
+             std::to_string(int(kLongestTurnSeconds)) + " s";
+    prefill |= !member.draining && member.info.role != Role::decode;
+    decode |= !member.draining && member.info.role != Role::prefill;
+  }
+  if (prefill && decode) return "";
+  const char* missing = prefill ? "decode" : decode ? "prefill" : "prefill and decode";
+  return std::string("no instance is there for ") + missing;
 }
 
 void Conductor::drain() {

@@ -75,7 +75,7 @@ class Conductor final : public Service {
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
   void abort(uint64_t request_id) override;
   ServiceStats stats() const override;
-  bool healthy() const override;
+  std::string trouble() const override;
 
   void drain();                    // refuses new requests from now on
   bool wait_idle(double seconds);  // true: nothing in flight any more

@@ -67,7 +67,7 @@ void ProcessCluster::stop() {
     stop_ = true;
     changed_.notify_all();
   }
-  keeper_.join();
+  if (keeper_.joinable()) keeper_.join();  // it is not where there was nothing to listen at
   loop_.reset();  // closes every channel: the workers find themselves alone
 }
 
@@ -83,6 +83,7 @@ ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
   {
     std::lock_guard lock(mutex_);
     workers_[id].channel = channel;
+    workers_[id].process = peer.id;
   }
   return {[this, id, channel](uint16_t type, std::string_view payload) {
             Result<Envelope> got = decode(type, payload, clock_.now());
@@ -106,7 +107,7 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
       Worker& worker = workers_.at(id);
       if (!worker.name.empty()) return;
       worker.role = request->role;
-      worker.name = welcome.name = instance_name(request->role, names_[int(request->role)]++);
+      worker.name = welcome.name = free_name(request->role);
     }
     return send(kConductor, id, std::move(welcome));
   }
@@ -172,6 +173,26 @@ void ProcessCluster::send(InstanceId from, InstanceId to, Message message) {
     channel = found->second.channel;
   }
   channel->send(frame_type(message), encode(from, to, message, clock_.now()));
+}
+
+// The lowest number that no worker has: one that is started again goes on under the name of the one
+// before, and metrics keep their series.
+std::string ProcessCluster::free_name(Role role) const {
+  for (int i = 0;; ++i) {
+    const std::string name = instance_name(role, i);
+    if (std::none_of(workers_.begin(), workers_.end(),
+                     [&](const auto& entry) { return entry.second.name == name; }))
+      return name;
+  }
+}
+
+Presence ProcessCluster::presence(const std::string& process) const {
+  std::lock_guard lock(mutex_);
+  Presence seen = Presence::absent;
+  for (const auto& [id, worker] : workers_)
+    if (worker.process == process)
+      seen = std::max(seen, worker.joined ? Presence::serving : Presence::connected);
+  return seen;
 }
 
 // Silent instances are closed by their channel or by the conductor's lease, whichever notices

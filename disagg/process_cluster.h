@@ -25,6 +25,9 @@ struct ProcessClusterOptions {
   std::shared_ptr<HandoffPool> pool;  // of all instances; null: each has its own
 };
 
+// What the conductor sees of a worker's process: no channel; one, but no instance; an instance.
+enum class Presence : uint8_t { absent, connected, serving };
+
 class ProcessCluster final : public Runtime, public Post {
  public:
   static Result<std::unique_ptr<ProcessCluster>> create(ProcessClusterOptions options,
@@ -33,6 +36,7 @@ class ProcessCluster final : public Runtime, public Post {
 
   const std::string& address() const { return address_; }  // where workers join
   bool wait_members(int n, double seconds);  // true: so many instances serve
+  Presence presence(const std::string& process) const;  // by the name that process_name() gave it
   Status retire(const std::string& name, std::optional<Role> role) override;
   Status start() override { return ok(); }  // workers join by themselves
   void clear_prefix_caches() override;
@@ -45,7 +49,7 @@ class ProcessCluster final : public Runtime, public Post {
   }
   void abort(uint64_t request_id) override { conductor_.abort(request_id); }
   ServiceStats stats() const override;
-  bool healthy() const override { return conductor_.healthy(); }
+  std::string trouble() const override { return conductor_.trouble(); }
   uint64_t logits_hash() const override { return conductor_.logits_hash(); }
   const Conductor& conductor() const { return conductor_; }
 
@@ -55,7 +59,7 @@ class ProcessCluster final : public Runtime, public Post {
   class Probe;
   struct Worker {
     ChannelPtr channel;
-    std::string name;
+    std::string name, process;
     Role role = Role::colocated;
     std::shared_ptr<Probe> probe;
     bool joined = false, retiring = false;
@@ -66,6 +70,7 @@ class ProcessCluster final : public Runtime, public Post {
   ChannelEvents on_open(ChannelPtr channel);
   void on_message(InstanceId id, Message message);
   void on_closed(InstanceId id, const std::string& why);
+  std::string free_name(Role role) const;  // under the mutex
   void keep();  // the thread that looks after leases and retirements
 
   const ProcessClusterOptions options_;
@@ -73,11 +78,10 @@ class ProcessCluster final : public Runtime, public Post {
   std::string address_;
   Conductor conductor_;
 
-  std::mutex mutex_;  // guards what follows; never held while the conductor is called
+  mutable std::mutex mutex_;  // guards what follows; never held while the conductor is called
   std::condition_variable changed_;
   bool stop_ = false;
   std::map<InstanceId, Worker> workers_;
-  int names_[3] = {0, 0, 0};
   std::thread keeper_;
   std::unique_ptr<ControlLoop> loop_;
 };

@@ -81,7 +81,9 @@ class Service {
   // ignored.
   virtual void abort(uint64_t request_id) = 0;
   virtual ServiceStats stats() const = 0;
-  virtual bool healthy() const = 0;  // every engine thread turned its loop recently
+  // Why requests would not be served now; "": they are. Every role that is needed is there, and
+  // every engine thread turned its loop recently.
+  virtual std::string trouble() const = 0;
 };
 
 // A Service with its instances, whether they are threads (cluster.h) or processes

@@ -1,5 +1,7 @@
 #include "disagg/worker.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -31,9 +33,11 @@ Worker::Worker(WorkerOptions options, Clock& clock)
 
 Worker::~Worker() = default;
 
-// "i7": instance 7; "new": not one yet.
+std::string process_name(int64_t pid) { return "pid" + std::to_string(pid); }
+
+// "i7": instance 7; not one yet: its process.
 NodeIdentity Worker::identity(InstanceId id) const {
-  return {node_role(options_.role), id < 0 ? "new" : "i" + std::to_string(id),
+  return {node_role(options_.role), id < 0 ? process_name(getpid()) : "i" + std::to_string(id),
           options_.fingerprint, codec_schema()};
 }
 
@@ -90,7 +94,13 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
   Result<ChannelPtr> channel =
       loop.connect({conductor, options_.key, identity(-1)}, 5,
                     [this](ChannelPtr c) { return on_conductor(std::move(c)); });
-  if (!channel) return Error{ErrorCode::unavailable, channel.error().message};
+  if (!channel) {
+    // A wrong address of the command line stays wrong; the registry may have another one later.
+    const bool wrong = channel.error().code == ErrorCode::invalid_argument;
+    return Error{
+        wrong && !options_.find_conductor ? ErrorCode::invalid_argument : ErrorCode::unavailable,
+        channel.error().message};
+  }
   {
     std::lock_guard lock(mutex_);
     conductor_ = channel.value();

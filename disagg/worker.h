@@ -34,6 +34,9 @@ struct WorkerOptions {
   double give_up_s = 0;      // without a conductor for so long: run() ends; 0: never
 };
 
+// Who a worker says it is while it is no instance: on one host its process alone.
+std::string process_name(int64_t pid);
+
 class Worker final : public Post {
  public:
   Worker(WorkerOptions options, Clock& clock);

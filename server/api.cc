@@ -290,9 +290,11 @@ void Api::page(const std::shared_ptr<Incoming>& in) {
 }
 
 void Api::health(const std::shared_ptr<Incoming>& in) {
-  bool good = service_.healthy() && !draining_;
-  const char* state = draining_ ? "draining" : good ? "ok" : "unhealthy";
-  answer(*in, json_response("{\"status\":" + json_quote(state) + "}", good ? 200 : 503));
+  const std::string why = trouble();
+  JsonText json;
+  json.open('{').key("status").text(why.empty() ? "ok" : draining_ ? "draining" : "unhealthy");
+  if (!why.empty()) json.key("reason").text(why);
+  answer(*in, json_response(json.close('}').take(), why.empty() ? 200 : 503));
 }
 
 // Ready: someone can prefill and someone can decode.
@@ -303,11 +305,12 @@ void Api::ready(const std::shared_ptr<Incoming>& in) {
     prefill = prefill || role == 'P' || role == 'C';
     decode = decode || role == 'D' || role == 'C';
   }
-  bool good = prefill && decode && service_.healthy() && !draining_;
+  const std::string why = trouble();
   JsonText json;
-  json.open('{').key("status").text(good ? "ready" : "not ready");
+  json.open('{').key("status").text(why.empty() ? "ready" : "not ready");
+  if (!why.empty()) json.key("reason").text(why);
   json.key("prefill").boolean(prefill).key("decode").boolean(decode).close('}');
-  answer(*in, json_response(json.take(), good ? 200 : 503));
+  answer(*in, json_response(json.take(), why.empty() ? 200 : 503));
 }
 
 void Api::version(const std::shared_ptr<Incoming>& in) {

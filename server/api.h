@@ -86,6 +86,7 @@ class Api final : public HttpHandler {
   void page(const std::shared_ptr<Incoming>& in);
   void health(const std::shared_ptr<Incoming>& in);
   void ready(const std::shared_ptr<Incoming>& in);
+  std::string trouble() const { return draining_ ? "draining" : service_.trouble(); }
   void version(const std::shared_ptr<Incoming>& in);
   void metrics(const std::shared_ptr<Incoming>& in);
   void stats(const std::shared_ptr<Incoming>& in);

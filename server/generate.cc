@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "server/commands.h"
+#include "server/signals.h"
 #include "server/stack.h"
 
 namespace xpyd {
@@ -46,6 +47,8 @@ int fail(const Error& error, int code) {
 }  // namespace
 
 int generate_main(const Options& options) {
+  // With --processes there is a folder with a key to remove, and workers to end.
+  SignalThread signals(!options.flag("processes"));
   Result<std::unique_ptr<Stack>> built = build_stack(options);
   if (!built) return fail(built.error(), built.error().code == ErrorCode::invalid_argument ? 2 : 1);
   Stack& stack = *built.value();
@@ -79,11 +82,18 @@ int generate_main(const Options& options) {
   request->arrival_s = stack.clock.now();
 
   auto printer = std::make_shared<Printer>();
-  if (Status started = stack.runtime->start(); !started) return fail(started.error(), 1);
-  Status taken = stack.runtime->submit(request, printer);
-  if (!taken) return fail(taken.error(), 2);
-  printer->wait();
+  if (options.flag("processes"))
+    signals.handle([&](int) {
+      stack.runtime->drain();
+      stack.runtime->abort(request->id);
+    });
+  const Status started = stack.runtime->start();
+  const Status taken = started ? stack.runtime->submit(request, printer) : started;
+  if (taken) printer->wait();
+  signals.finish();
   stack.runtime->stop();
+  if (signals.first()) return 128 + signals.first();
+  if (!taken) return fail(taken.error(), started ? 2 : 1);
   const std::vector<double>& times = printer->times;
   double ttft = times.empty() ? 0 : times.front() - request->arrival_s;
   double tbt = times.size() < 2 ? 0 : (times.back() - times.front()) / double(times.size() - 1);

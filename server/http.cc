@@ -1,6 +1,7 @@
 #define BOOST_ASIO_DISABLE_FENCED_BLOCK  // see boost_asio_impl.cc
 #include "server/http.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <boost/asio/ip/tcp.hpp>
@@ -41,6 +42,9 @@ std::string date_header() {
   return std::string(text, n);
 }
 
+// Asio does not: a worker process that inherits a socket holds the port, and its client, on.
+void keep_from_children(int fd) { fcntl(fd, F_SETFD, FD_CLOEXEC); }
+
 // A reason phrase or header value must not be able to end its line.
 std::string one_line(std::string_view text, size_t longest) {
   std::string out(text.substr(0, longest));
@@ -79,6 +83,7 @@ struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
   std::unordered_set<std::shared_ptr<Connection>> connections;
   size_t body_bytes = 0;  // held by all connections
   bool draining = false, accepting = false;
+  size_t waited_for = 0;  // draining: connections from before it
   std::vector<char> scratch = std::vector<char>(kReadBytes);
 
   std::mutex mutex;  // guards the next three
@@ -106,16 +111,24 @@ struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
   void accept();
   void tick();
   void drain();
+  void end_drain();
   void leave(const std::shared_ptr<Connection>& connection);
 };
 
 class HttpListener::Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(Loop& loop, tcp::socket socket)
-      : loop_(loop), socket_(std::move(socket)), timer_(loop.io), parser_(loop.options.limits) {}
+      : late(loop.draining),
+        loop_(loop),
+        socket_(std::move(socket)),
+        timer_(loop.io),
+        parser_(loop.options.limits) {}
+
+  const bool late;  // came during the drain: is told so, and is not waited for
 
   void start() {
     error_code ignored;
+    keep_from_children(socket_.native_handle());
     socket_.non_blocking(true, ignored);
     socket_.set_option(tcp::no_delay(true), ignored);
     auto peer = socket_.remote_endpoint(ignored);
@@ -475,18 +488,24 @@ void HttpListener::Loop::tick() {
 }
 
 void HttpListener::Loop::drain() {
-  if (std::exchange(draining, true)) return;
-  error_code ignored;
-  acceptor.close(ignored);
-  accept_retry.cancel();
+  if (draining) return;
   auto all = std::vector(connections.begin(), connections.end());
   for (auto& connection : all) connection->drain();
-  if (connections.empty()) io.stop();
+  draining = true;
+  waited_for = connections.size();
+  if (waited_for == 0) end_drain();
+}
+
+// Nobody is left waiting at a port behind which nobody is.
+void HttpListener::Loop::end_drain() {
+  error_code ignored;
+  acceptor.close(ignored);
+  io.stop();
 }
 
 void HttpListener::Loop::leave(const std::shared_ptr<Connection>& connection) {
   connections.erase(connection);
-  if (draining && connections.empty()) io.stop();
+  if (draining && !connection->late && --waited_for == 0) end_drain();
   if (handler != nullptr) accept();
 }
 
@@ -508,6 +527,7 @@ Result<std::unique_ptr<HttpListener>> HttpListener::open(const HttpListenOptions
   tcp::endpoint endpoint = found.begin()->endpoint();
   loop->acceptor.open(endpoint.protocol(), failed);
   if (failed) return failed_at("open a socket for", failed);
+  keep_from_children(loop->acceptor.native_handle());
   loop->acceptor.set_option(tcp::acceptor::reuse_address(true), failed);
   loop->acceptor.bind(endpoint, failed);
   if (failed) return failed_at("bind", failed);

@@ -66,7 +66,9 @@ class HttpListener {
   ~HttpListener();
 
   void run(HttpHandler& handler);  // until stop(), or until a drain is complete
-  void begin_drain();  // stops accepting; run() returns when the last exchange is answered
+  // Every connection is closed after its next answer. run() returns when those that were there have
+  // theirs; who comes meanwhile is answered too (by then the handler says 503), and not waited for.
+  void begin_drain();
   void stop();         // closes everything; run() returns
   int port() const;
   HttpPost post() const;

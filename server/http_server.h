@@ -24,8 +24,7 @@ class HttpServer {
                                                     Clock& clock);
   void run();  // until stop(), or the end of a drain
 
-  // No new connections, 503 for new requests on the old ones; run() returns when what runs is
-  // answered.
+  // 503 for new requests; run() returns when what runs is answered.
   void begin_drain();
   void stop();  // drops every connection; run() returns
   int port() const { return listener_->port(); }

@@ -8,20 +8,25 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <cmath>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 #include "base/private_folder.h"
 #include "disagg/process_cluster.h"
+#include "disagg/worker.h"
 #include "server/etcd_registry.h"
 #include "server/options.h"
 #include "server/stack.h"
+#include "server/supervisor.h"
 
 namespace xpyd {
 namespace {
@@ -45,10 +50,12 @@ Status write_key(const std::string& path) {
   return Error{ErrorCode::io, path + ": " + std::strerror(errno)};
 }
 
+using Command = std::vector<std::string>;
+
 // The command line of a worker: this one's options, as far as they are a worker's.
-std::vector<std::string> arguments_of(const Options& options, Role role, size_t n_instances,
-                                      const std::string& join, const std::string& key_file) {
-  std::vector<std::string> arguments = {"xpyd", "worker"};
+Command arguments_of(const Options& options, Role role, size_t n_instances, const std::string& join,
+                     const std::string& key_file) {
+  Command arguments = {"xpyd", "worker"};
   if (!options.positional().empty()) arguments.push_back(options.positional()[0]);
   for (const OptionRow& row : option_table()) {
     const std::string name = row.name;
@@ -75,30 +82,44 @@ std::vector<std::string> arguments_of(const Options& options, Role role, size_t 
   return arguments;
 }
 
-// Child processes, kept running. Thread safety: any thread.
+// Child processes, kept running as a Supervisor says. Thread safety: any thread.
 class Children {
  public:
-  Children(std::vector<std::vector<std::string>> commands, bool restart)
-      : commands_(std::move(commands)), restart_(restart) {}
-  ~Children() { stop(); }
+  Children(std::vector<Command> commands, const SupervisorOptions& options,
+           const ProcessCluster& cluster, Clock& clock)
+      : commands_(std::move(commands)),
+        cluster_(cluster),
+        clock_(clock),
+        supervisor_(options, commands_.size()),
+        pids_(commands_.size(), -1) {}
+  ~Children() { end(); }
 
-  Status start() {
-    pids_.assign(commands_.size(), -1);
-    for (size_t i = 0; i < commands_.size(); ++i)
-      if (Status started = spawn(i); !started) return started;
+  // Until `all_serve`, or `told_to_end`, or one of them has ended: it would again and again.
+  Status start(const std::function<bool()>& all_serve, const std::atomic<bool>& told_to_end) {
+    std::unique_lock lock(mutex_);
     thread_ = std::thread([this] { keep(); });
+    while (!all_serve()) {
+      if (told_to_end) return Error{ErrorCode::cancelled, "told to end while the workers started"};
+      if (!failed_start_.empty())
+        return Error{ErrorCode::unavailable,
+                     failed_start_ + ", before all workers served; its message is above"};
+      wake_.wait_for(lock, std::chrono::milliseconds(20));
+    }
+    starting_ = false;
     return ok();
   }
-
-  // They have been told to end: waits a while for it, then ends them.
-  void stop() {
+  // From now on none is started or spoken of.
+  void let_go() {
     {
       std::lock_guard lock(mutex_);
-      if (stop_) return;
       stop_ = true;
       wake_.notify_all();
     }
     if (thread_.joinable()) thread_.join();
+  }
+  // Tells them to end, waits a while for it, then ends them.
+  void end() {
+    let_go();
     for (pid_t pid : pids_)
       if (pid > 0) kill(pid, SIGTERM);
     for (int i = 0; i < 100 && running(); ++i)
@@ -106,20 +127,24 @@ class Children {
     for (pid_t& pid : pids_) {
       if (pid <= 0) continue;
       kill(pid, SIGKILL);
-      kill(pid, SIGCONT);
       waitpid(pid, nullptr, 0);
       pid = -1;
     }
   }
 
  private:
-  // In a process group of its own: a Ctrl-C at the terminal is the parent's to handle.
+  // In a process group of its own: a Ctrl-C at the terminal is the parent's to handle. Of this
+  // process's files it gets the first three alone: a socket that it kept would hold the port and
+  // every client after this process has ended.
   Status spawn(size_t i) {
     std::vector<char*> argv;
     for (std::string& argument : commands_[i]) argv.push_back(argument.data());
     argv.push_back(nullptr);
     posix_spawnattr_t attributes;
     posix_spawnattr_init(&attributes);
+    posix_spawn_file_actions_t files;
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_addclosefrom_np(&files, 3);
     sigset_t none, standard;
     sigemptyset(&none);
     sigemptyset(&standard);
@@ -129,11 +154,12 @@ class Children {
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
                                               POSIX_SPAWN_SETPGROUP);
     const int error =
-        posix_spawn(&pids_[i], "/proc/self/exe", nullptr, &attributes, argv.data(), environ);
+        posix_spawn(&pids_[i], "/proc/self/exe", &files, &attributes, argv.data(), environ);
+    posix_spawn_file_actions_destroy(&files);
     posix_spawnattr_destroy(&attributes);
     if (error == 0) return ok();
     pids_[i] = -1;
-    return Error{ErrorCode::io, std::string("a worker cannot be started: ") + std::strerror(error)};
+    return Error{ErrorCode::io, std::string("it cannot be started: ") + std::strerror(error)};
   }
 
   bool running() {
@@ -148,61 +174,82 @@ class Children {
   void keep() {
     std::unique_lock lock(mutex_);
     while (!stop_) {
-      for (size_t i = 0; i < pids_.size(); ++i) {
-        int status = 0;
-        if (pids_[i] <= 0 || waitpid(pids_[i], &status, WNOHANG) != pids_[i]) continue;
-        const std::string how = WIFSIGNALED(status)
-                                    ? "signal " + std::to_string(WTERMSIG(status))
-                                    : "exit code " + std::to_string(WEXITSTATUS(status));
-        pids_[i] = -1;
-        const bool retired = WIFEXITED(status) && WEXITSTATUS(status) == 0;
-        const bool misuse = WIFEXITED(status) && WEXITSTATUS(status) == 2;
-        const bool again = restart_ && !retired && !misuse;
-        std::fprintf(stderr, "xpyd: worker %zu ended: %s%s\n", i, how.c_str(),
-                     again ? "; it is started again" : "");
-        if (!again) continue;
-        if (Status started = spawn(i); !started)
-          std::fprintf(stderr, "xpyd: %s\n", started.error().message.c_str());
-      }
-      wake_.wait_for(lock, std::chrono::milliseconds(100));
+      look();
+      wake_.wait_for(lock, std::chrono::milliseconds(50));
     }
   }
 
-  std::vector<std::vector<std::string>> commands_;
-  const bool restart_;
-  std::vector<pid_t> pids_;  // the keeper's while it runs
-  std::mutex mutex_;
+  void look() {
+    std::vector<Presence> seen;
+    for (size_t i = 0; i < pids_.size(); ++i) {
+      int status = 0;
+      if (pids_[i] > 0 && waitpid(pids_[i], &status, WNOHANG) == pids_[i]) {
+        pids_[i] = -1;
+        on_end(i,
+               WIFSIGNALED(status) ? "signal " + std::to_string(WTERMSIG(status))
+                                   : "exit code " + std::to_string(WEXITSTATUS(status)),
+               WIFEXITED(status) && WEXITSTATUS(status) == 0);
+      }
+      seen.push_back(pids_[i] > 0 ? cluster_.presence(process_name(pids_[i])) : Presence::absent);
+    }
+    const Supervisor::Orders orders = supervisor_.look(seen, clock_.now());
+    for (size_t i : orders.kill) {
+      std::fprintf(stderr, "xpyd: worker %zu does not answer: it is killed\n", i);
+      kill(pids_[i], SIGKILL);
+    }
+    for (size_t i : orders.start)
+      if (Status status = spawn(i); !status)
+        on_end(i, status.error().message, false);
+      else
+        supervisor_.started(i, clock_.now());
+  }
+
+  void on_end(size_t i, const std::string& how, bool retired) {
+    const std::string text = "worker " + std::to_string(i) + " ended: " + how;
+    const std::optional<double> wait = supervisor_.ended(i, retired, clock_.now());
+    char again[64] = "";
+    if (wait) std::snprintf(again, sizeof again, "; it is started again in %.1f s", *wait);
+    if (!starting_) std::fprintf(stderr, "xpyd: %s%s\n", text.c_str(), again);
+    if (starting_) failed_start_ = text;
+  }
+
+  std::vector<Command> commands_;
+  const ProcessCluster& cluster_;
+  Clock& clock_;
+  std::mutex mutex_;  // guards what follows
   std::condition_variable wake_;
-  bool stop_ = false;
+  Supervisor supervisor_;
+  std::vector<pid_t> pids_;  // -1: none
+  bool starting_ = true, stop_ = false;
+  std::string failed_start_;
   std::thread thread_;
 };
 
 class LocalWorkers final : public Runtime {
  public:
   LocalWorkers(std::unique_ptr<PrivateFolder> folder, std::unique_ptr<ProcessCluster> cluster,
-               std::unique_ptr<Registry> registry, std::vector<std::vector<std::string>> commands,
-               bool restart)
+               std::unique_ptr<Registry> registry, std::vector<Command> commands,
+               const SupervisorOptions& options, Clock& clock)
       : folder_(std::move(folder)),
         n_(int(commands.size())),
         cluster_(std::move(cluster)),
         registry_(std::move(registry)),
-        children_(std::move(commands), restart) {}
+        children_(std::move(commands), options, *cluster_, clock) {}
   ~LocalWorkers() override { stop(); }
 
   Status start() override {
-    constexpr double kPatience = 120;  // seconds: for reading a large model
-    if (Status started = children_.start(); !started) return started;
-    if (cluster_->wait_members(n_, kPatience)) return ok();
-    return Error{ErrorCode::unavailable, "the workers did not join; their messages say why"};
+    return children_.start([this] { return cluster_->wait_members(n_, 0); }, draining_);
   }
   void drain() override {
+    draining_ = true;
     if (registry_) registry_->withdraw(kConductorName);
     cluster_->drain();
   }
   bool wait_idle(double seconds) override { return cluster_->wait_idle(seconds); }
   void stop() override {
+    children_.let_go();
     cluster_->stop();
-    children_.stop();
+    children_.end();
   }
   uint64_t logits_hash() const override { return cluster_->logits_hash(); }
   void clear_prefix_caches() override { cluster_->clear_prefix_caches(); }
@@ -214,7 +261,7 @@ class LocalWorkers final : public Runtime {
   }
   void abort(uint64_t request_id) override { cluster_->abort(request_id); }
   ServiceStats stats() const override { return cluster_->stats(); }
-  bool healthy() const override { return cluster_->healthy(); }
+  std::string trouble() const override { return cluster_->trouble(); }
 
  private:
   std::unique_ptr<PrivateFolder> folder_;
@@ -222,6 +269,7 @@ class LocalWorkers final : public Runtime {
   std::unique_ptr<ProcessCluster> cluster_;
   std::unique_ptr<Registry> registry_;  // null: none
   Children children_;
+  std::atomic<bool> draining_ = false;
 };
 
 }  // namespace
@@ -249,7 +297,7 @@ Result<std::unique_ptr<Runtime>> make_local_workers(const Stack& stack, const Op
   if (cluster.listen.empty()) cluster.listen = "unix:" + folder->path() + "/conductor";
   Result<std::unique_ptr<ProcessCluster>> made =
       ProcessCluster::create(std::move(cluster), const_cast<Stack&>(stack).clock);
-  if (!made) return Error{made.error().code, "--cluster-bind: " + made.error().message};
+  if (!made) return invalid("--cluster-bind: " + made.error().message);
   std::unique_ptr<Registry> registry;
   if (const std::string& url = options.text("registry"); !url.empty()) {
     Result<std::unique_ptr<Registry>> opened =
@@ -258,14 +306,20 @@ Result<std::unique_ptr<Runtime>> make_local_workers(const Stack& stack, const Op
     registry = std::move(opened).value();
     registry->announce(kConductorName, made.value()->address());
   }
-  std::vector<std::vector<std::string>> commands;
+  std::vector<Command> commands;
   const std::vector<Role>& topology = stack.options.topology;
   for (Role role : topology)
     commands.push_back(
         arguments_of(options, role, topology.size(), made.value()->address(), key_file));
+  // What may be a pause of the network must not end a process: 4 leases, 5 s at least. Who would
+  // not be replaced is not killed for his silence.
+  const bool restart = options.flag("restart-workers");
+  const SupervisorOptions supervision{
+      .restart = restart,
+      .silence_s = restart ? std::max(5.0, 4 * options.number("lease")) : HUGE_VAL};
   return std::unique_ptr<Runtime>(std::make_unique<LocalWorkers>(
       std::move(folder), std::move(made).value(), std::move(registry), std::move(commands),
-      options.flag("restart-workers")));
+      supervision, const_cast<Stack&>(stack).clock));
 }
 
 }  // namespace xpyd

@@ -186,7 +186,7 @@ std::vector<OptionRow> make_rows() {
       // Instances as processes.
       {"processes", flag, "off", "", "", 0, 0, "every instance in a process of its own", kCluster},
       {"restart-workers", choice, "on", "", "on|off", 0, 0,
-       "--processes: a worker that dies is started again", kCluster},
+       "--processes: a worker that ends is started again; a silent one is killed for it", kCluster},
       {"lease", number, "3", "s", "", 0.05, 3600,
        "--processes: without a word for so long a worker, or KV that is held for one, is given up",
        kCluster},

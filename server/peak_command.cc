@@ -64,8 +64,7 @@ int peak_main(const Options& options) {
         invalid("--threads: this machine has " + std::to_string(cpus.size()) + " usable cores"), 2);
   if (!cpus.empty()) cpus.resize(size_t(threads));
   ThreadTeam team(threads, cpus);
-  std::remove(peak_cache_path().c_str());  // cached_peak then measures and keeps
-  Peak peak = cached_peak(team);
+  Peak peak = cached_peak(team, true);
   std::printf("%s", to_text(peak).c_str());
   if (json_path.empty()) return 0;
   nlohmann::json out = parse_json(to_json(peak), "peak").value();

@@ -10,55 +10,18 @@
 //   KV of the prompt  -> D            disagg/kv_sender.cc, transport/, kv_receiver.cc
 //   logits            -> TokenEvent   model/sampler.cc, batch/output_text.cc
 //   TokenEvent        -> SSE          server/generation.cc, server/api_format.cc
-#include <signal.h>
-
 #include <cstdio>
 #include <filesystem>
-#include <thread>
 
 #include "base/version.h"
 #include "model/folder.h"
 #include "server/commands.h"
 #include "server/http_server.h"
+#include "server/signals.h"
 #include "server/stack.h"
 
 namespace xpyd {
 namespace {
-
-// SIGTERM and SIGINT: the first drains, the second stops at once. Blocked in every thread and taken
-// here, so that what they cause runs as ordinary code.
-class SignalThread {
- public:
-  // To be constructed before any other thread.
-  SignalThread() {
-    sigemptyset(&set_);
-    for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&set_, signal);
-    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
-    signal(SIGPIPE, SIG_IGN);
-  }
-  void start(HttpServer& server, Runtime& cluster) {
-    thread_ = std::thread([this, &server, &cluster] {
-      for (int received, count = 0; sigwait(&set_, &received) == 0 && received != SIGUSR1;) {
-        if (++count == 1) {
-          std::fprintf(stderr, "xpyd serve: draining; a second signal stops at once\n");
-          cluster.drain();
-          server.begin_drain();
-        } else {
-          server.stop();
-        }
-      }
-    });
-  }
-  ~SignalThread() {
-    if (!thread_.joinable()) return;
-    pthread_kill(thread_.native_handle(), SIGUSR1);  // ends the loop above
-    thread_.join();
-  }
-
- private:
-  sigset_t set_;
-  std::thread thread_;
-};
 
 int fail(const Error& error) {
   std::fprintf(stderr, "xpyd serve: %s\n", error.message.c_str());
@@ -68,7 +31,8 @@ int fail(const Error& error) {
 }  // namespace
 
 int serve_main(const Options& options) {
-  SignalThread signals;
+  // With --processes there soon is a folder with a key to remove, and no model to load before it.
+  SignalThread signals(!options.flag("processes"));
   Result<std::unique_ptr<Stack>> built =
       build_stack(options);  // model, tokenizer, KV memory, instances
   if (!built) return fail(built.error());
@@ -106,13 +70,25 @@ int serve_main(const Options& options) {
   if (!listening) return fail(listening.error());
   HttpServer& server = *listening.value();
 
-  if (Status started = stack.runtime->start(); !started) return fail(started.error());
-  signals.start(server, *stack.runtime);
-  std::fprintf(stderr, "xpyd serve: %s as %s on http://%s:%d\n", http.model_name.c_str(),
-               options.text("topology").c_str(), http.host.c_str(), server.port());
-  server.run();
-
+  signals.handle([&](int count) {
+    std::fputs(count > 1 ? "xpyd serve: stopping\n"
+                         : "xpyd serve: draining; a second signal stops at once\n",
+               stderr);
+    stack.runtime->drain();
+    if (count > 1)
+      server.stop();
+    else
+      server.begin_drain();
+  });
+  const Status started = stack.runtime->start();
+  if (started) {
+    std::fprintf(stderr, "xpyd serve: %s as %s on http://%s:%d\n", http.model_name.c_str(),
+                 options.text("topology").c_str(), http.host.c_str(), server.port());
+    server.run();
+  }
+  signals.finish();
   stack.runtime->stop();
+  if (!started) return signals.first() ? 128 + signals.first() : fail(started.error());
   if (stack.backend)
     std::fputs(stack.backend->describe().c_str(),
                stderr);  // graphs and kernels chosen since it started

@@ -1,15 +1,13 @@
 // xpyd worker: one instance in a process of its own. It joins a conductor (`xpyd serve
 // --processes`), serves, and joins again when that was restarted. The first SIGTERM drains, the
 // second ends it.
-#include <signal.h>
-
 #include <cstdio>
 #include <mutex>
-#include <thread>
 
 #include "disagg/worker.h"
 #include "server/commands.h"
 #include "server/etcd_registry.h"
+#include "server/signals.h"
 #include "server/stack.h"
 
 namespace xpyd {
@@ -23,12 +21,7 @@ int fail(const Error& error) {
 }  // namespace
 
 int worker_main(const Options& options) {
-  sigset_t signals;  // blocked in every thread, taken by one below
-  sigemptyset(&signals);
-  for (int s : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&signals, s);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  signal(SIGPIPE, SIG_IGN);
-
+  SignalThread signals(true);
   Result<std::unique_ptr<Stack>> prepared = prepare_stack(options);
   if (!prepared) return fail(prepared.error());
   Stack& stack = *prepared.value();
@@ -70,19 +63,17 @@ int worker_main(const Options& options) {
     worker_options.cluster.wire_host = host;
   }
   Worker worker(std::move(worker_options), stack.clock);
-  std::thread taker([&] {
-    for (int received, count = 0; sigwait(&signals, &received) == 0 && received != SIGUSR1;) {
-      if (++count == 1) {
-        std::fprintf(stderr, "xpyd worker: leaving; a second signal ends it at once\n");
-        worker.leave();
-      } else {
-        worker.stop();
-      }
-    }
+  signals.handle([&worker](int count) {
+    std::fputs(count > 1 ? "xpyd worker: stopping\n"
+                         : "xpyd worker: leaving; a second signal ends it at once\n",
+               stderr);
+    if (count > 1)
+      worker.stop();
+    else
+      worker.leave();
   });
   const Status served = worker.run();
-  pthread_kill(taker.native_handle(), SIGUSR1);
-  taker.join();
+  signals.finish();
   return served ? 0 : fail(served.error());
 }
 

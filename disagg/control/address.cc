@@ -1,14 +1,19 @@
 #include "disagg/control/address.h"
 
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <thread>
 
 namespace xpyd {
 namespace {
@@ -34,13 +39,37 @@ std::string text_of(int fd, const ControlAddress& asked) {
   return (name.find(':') == name.npos ? name : "[" + name + "]") + ":" + port;
 }
 
-// Nobody answers at a Unix socket whose process has died, but its name is still there.
-bool is_left_over(const ControlAddress& address) {
-  int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return false;
-  bool refused = connect(fd, of(address), address.bytes) != 0 && errno == ECONNREFUSED;
-  close(fd);
-  return refused;
+// Takes away the name of a Unix socket of this user's at which nobody answers any more, and never
+// anything else: connect() says ECONNREFUSED of regular files, too.
+void remove_left_over(const ControlAddress& address, const std::string& path) {
+  struct stat file;
+  if (lstat(path.c_str(), &file) != 0 || !S_ISSOCK(file.st_mode) || file.st_uid != geteuid())
+    return;
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const bool refused =
+      fd >= 0 && connect(fd, of(address), address.bytes) != 0 && errno == ECONNREFUSED;
+  if (fd >= 0) close(fd);
+  if (refused) unlink(path.c_str());
+}
+
+// Makes way for a Unix socket and gives its folder, locked; -1 and errno: it cannot be. Whoever
+// binds or removes one there has the lock, so none is met between bind and listen, where it looks
+// dead.
+int make_way(const ControlAddress& address) {
+  constexpr int kTries = 100;  // for 2 s: the lock is held for a few system calls
+  const std::string path = address.text.substr(std::strlen("unix:"));
+  const std::string folder = std::filesystem::path(path).parent_path();
+  const int fd = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  for (int tries = 0; fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0; ++tries) {
+    if (tries == kTries) {
+      close(fd);
+      errno = EWOULDBLOCK;
+      return -1;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  if (fd >= 0) remove_left_over(address, path);
+  return fd;
 }
 
 }  // namespace
@@ -100,23 +129,33 @@ Result<ControlAddress> parse_control_address(const std::string& text) {
 Result<int> listen_at(const ControlAddress& address, std::string* bound) {
   int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) return failed(address, "socket", errno);
+  int folder = -1;
   auto fail = [&](const char* what) {
     Error error = failed(address, what, errno);
     close(fd);
+    if (folder >= 0) close(folder);
     return error;
   };
   if (address.is_unix()) {
     // Before the bind, so that there is no moment at which others could connect.
     if (fchmod(fd, 0600) != 0) return fail("fchmod");
-    if (is_left_over(address)) unlink(address.text.c_str() + std::strlen("unix:"));
+    if ((folder = make_way(address)) < 0) return fail("its folder cannot be locked");
   } else {
     int one = 1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
   }
   if (bind(fd, of(address), address.bytes) != 0) return fail("bind");
   if (listen(fd, 128) != 0) return fail("listen");
+  if (folder >= 0) close(folder);
   if (bound) *bound = text_of(fd, address);
   return fd;
+}
+
+void close_listener(int fd, const std::string& address) {
+  close(fd);
+  Result<ControlAddress> at = parse_control_address(address);
+  const int folder = at && at.value().is_unix() ? make_way(at.value()) : -1;
+  if (folder >= 0) close(folder);
 }
 
 Result<int> connect_to(const ControlAddress& address) {

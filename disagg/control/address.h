@@ -23,8 +23,11 @@ struct ControlAddress {
 Result<ControlAddress> parse_control_address(const std::string& text);
 
 // A bound, listening, non-blocking socket. `bound` is where: port 0 has become a number. A Unix
-// socket may be opened by this user alone; one that a dead process left behind is replaced.
+// socket may be opened by this user alone; one of this user's that a dead process left behind is
+// replaced, and nothing else that may have the name.
 Result<int> listen_at(const ControlAddress& address, std::string* bound);
+// Closes it; the name of a Unix socket goes with it.
+void close_listener(int fd, const std::string& address);
 
 // A non-blocking socket on its way to `address`: connected, or failed, once it can be written.
 Result<int> connect_to(const ControlAddress& address);

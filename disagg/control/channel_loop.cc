@@ -99,7 +99,8 @@ void ControlLoop::Impl::run_inbox() {
 
 void ControlLoop::Impl::drop_everything() {
   run_inbox();
-  for (auto& [id, listening] : listeners) ::close(listening.fd);
+  for (auto& [id, listening] : listeners)
+    close_listener(listening.fd, listening.tcp ? "" : listening.endpoint.address);
   listeners.clear();
   while (!channels.empty()) {
     ChannelPtr channel = channels.begin()->second;

@@ -45,7 +45,7 @@ class EchoService final : public Service {
   }
   void abort(uint64_t) override {}
   ServiceStats stats() const override { return {}; }
-  bool healthy() const override { return true; }
+  std::string trouble() const override { return ""; }
 };
 
 class CountingExchange final : public HttpExchange {

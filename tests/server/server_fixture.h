@@ -44,7 +44,7 @@ class FakeService final : public Service {
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
   void abort(uint64_t request_id) override;
   ServiceStats stats() const override;
-  bool healthy() const override { return alive; }
+  std::string trouble() const override { return alive ? "" : "an engine stands still"; }
 
   static TokenEvent token(int32_t id, const std::string& text,
                           FinishReason finish = FinishReason::none);

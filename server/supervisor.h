@@ -1,0 +1,56 @@
+// Which child processes are to be started, started again, and killed, and when: decisions alone.
+// Time, and what is seen of each child, are arguments; the processes are its caller's
+// (local_workers.cc).
+//
+// Thread safety: none.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "disagg/process_cluster.h"
+
+namespace xpyd {
+
+struct SupervisorOptions {
+  bool restart = true;
+  // A child that ends is started again after first_wait_s, twice as long after each end that
+  // follows, and longest_wait_s at most, for ever. Who has served for longest_wait_s begins anew.
+  double first_wait_s = 0.1, longest_wait_s = 10;
+  // Killed: who is alive, but without a channel for silence_s, though it had one (it is stopped, or
+  // hangs); who does not serve start_s after its start, or after its channel came.
+  double silence_s = 12, start_s = 120;
+};
+
+class Supervisor {
+ public:
+  struct Orders {
+    std::vector<size_t> start, kill;
+  };
+
+  Supervisor(const SupervisorOptions& options, size_t n_children)
+      : options_(options), children_(n_children) {}
+
+  // To be asked every so often, much less than a second; seen[i] counts for children that run.
+  // What is ordered and not told as done is ordered again.
+  Orders look(std::span<const Presence> seen, double now);
+  void started(size_t child, double now);
+  // Or could not be started. Seconds until it is started again; none: never, it was `retired`.
+  std::optional<double> ended(size_t child, bool retired, double now);
+
+ private:
+  struct Child {
+    enum { waiting, running, gone } life = waiting;
+    double start_at_s = 0;             // waiting
+    int ends = 0;                      // one after the other
+    Presence seen = Presence::absent;  // running
+    bool had_channel = false;
+    double since_s = 0;  // so seen
+  };
+  const SupervisorOptions options_;
+  std::vector<Child> children_;
+  std::optional<double> looked_s_;
+};
+
+}  // namespace xpyd

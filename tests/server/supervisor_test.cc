@@ -1,0 +1,190 @@
+// When children are started, started again and killed: the policy alone, on a clock of the test.
+#include "server/supervisor.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/random.h"
+#include "tests/catch.h"
+
+namespace xpyd::testing {
+namespace {
+
+constexpr double kTurn = 0.05;  // seconds between two looks
+
+// One child that ends `lives_s` after each start, or never (0), and serves after `joins_s`.
+struct OneChild {
+  Supervisor supervisor;
+  double now = 1000, started_s = -1, lives_s = 0, joins_s = 0;
+  bool joins = true, retired = false;
+  Presence seen = Presence::absent;
+  std::vector<double> starts = {}, kills = {};
+
+  void run(double seconds) {
+    for (const double end = now + seconds; now < end; now += kTurn) turn();
+  }
+  void turn() {
+    if (started_s >= 0 && lives_s > 0 && now >= started_s + lives_s) end();
+    if (started_s >= 0 && joins && now >= started_s + joins_s) seen = Presence::serving;
+    const Supervisor::Orders orders = supervisor.look({&seen, 1}, now);
+    for (size_t child : orders.kill) {
+      REQUIRE(child == 0);
+      kills.push_back(now);
+      end();
+    }
+    for (size_t child : orders.start) {
+      REQUIRE(child == 0);
+      starts.push_back(now);
+      supervisor.started(0, now);
+      started_s = now;
+    }
+  }
+  void end() {
+    supervisor.ended(0, retired, now);
+    started_s = -1;
+    seen = Presence::absent;
+  }
+};
+
+TEST_CASE("supervisor: a child that cannot start is tried 9 times in 30 s, not 532",
+          "[server][supervisor]") {
+  OneChild child{.supervisor = Supervisor({}, 1), .lives_s = 0.01, .joins = false};
+  child.run(30);
+  CHECK(child.starts.size() == 9);  // 0.1 to 6.4 s apart, each wait doubled: 12.7 s; then 10 s
+  child.run(970);
+  CHECK(child.starts.size() >= 9 + 94);  // and for ever, every 10 s
+  CHECK(child.starts.size() <= 9 + 97);
+  double longest = 0;
+  for (size_t i = 1; i < child.starts.size(); ++i)
+    longest = std::max(longest, child.starts[i] - child.starts[i - 1]);
+  CHECK(longest < 10 + 3 * kTurn);
+}
+
+TEST_CASE("supervisor: who has served for long begins anew, who has served a moment does not",
+          "[server][supervisor]") {
+  OneChild steady{.supervisor = Supervisor({}, 1), .lives_s = 11};
+  steady.run(200);
+  for (size_t i = 1; i < steady.starts.size(); ++i)
+    CHECK(steady.starts[i] - steady.starts[i - 1] < 11.3);
+  OneChild moment{.supervisor = Supervisor({}, 1), .lives_s = 0.5};
+  moment.run(200);
+  CHECK(moment.starts.size() < 26);
+  CHECK(moment.starts.size() > 20);
+}
+
+TEST_CASE("supervisor: a silent child is killed after its bound and started again",
+          "[server][supervisor]") {
+  OneChild child{.supervisor = Supervisor({.silence_s = 12}, 1), .joins_s = 1};
+  child.run(30);
+  REQUIRE(child.starts.size() == 1);
+  child.joins = false;
+  child.seen = Presence::absent;  // stopped: its channel is closed
+  const double silent = child.now;
+  child.run(11.9);
+  CHECK(child.kills.empty());
+  child.run(1);
+  REQUIRE(child.kills.size() == 1);
+  CHECK(child.kills[0] - silent > 12);
+  CHECK(child.kills[0] - silent < 12 + 3 * kTurn);
+  CHECK(child.starts.size() == 2);
+}
+
+TEST_CASE("supervisor: loading a model is not silence, and ends nevertheless",
+          "[server][supervisor]") {
+  OneChild slow{.supervisor = Supervisor({.silence_s = 12}, 1), .joins_s = 110};
+  slow.run(300);
+  CHECK(slow.starts.size() == 1);
+  CHECK(slow.kills.empty());
+  OneChild never{.supervisor = Supervisor({}, 1), .joins = false};
+  never.run(119);
+  CHECK(never.kills.empty());
+  never.run(2);
+  CHECK(never.kills.size() == 1);
+  OneChild again{.supervisor = Supervisor({.silence_s = 12}, 1)};  // it makes its memory anew
+  again.run(5);
+  again.joins = false;
+  again.seen = Presence::connected;
+  again.run(60);
+  CHECK(again.kills.empty());
+  again.run(70);
+  CHECK(again.kills.size() == 1);
+}
+
+TEST_CASE("supervisor: its own sleep is no child's silence", "[server][supervisor]") {
+  OneChild child{.supervisor = Supervisor({.silence_s = 12}, 1)};
+  child.run(5);
+  child.joins = false;
+  child.seen = Presence::absent;
+  child.run(2);
+  child.now += 3600;  // this process was stopped; the child finds its way back in 3 s
+  child.run(3);
+  CHECK(child.kills.empty());
+  child.joins = true;
+  child.run(30);
+  CHECK(child.kills.empty());
+  CHECK(child.starts.size() == 1);
+}
+
+TEST_CASE("supervisor: who was retired, or is not to come again, stays away",
+          "[server][supervisor]") {
+  OneChild retired{.supervisor = Supervisor({}, 1), .lives_s = 3, .retired = true};
+  retired.run(100);
+  CHECK(retired.starts.size() == 1);
+  OneChild off{.supervisor = Supervisor({.restart = false}, 1), .lives_s = 3};
+  off.run(100);
+  CHECK(off.starts.size() == 1);
+}
+
+// Whatever children do: one start at a time, none killed that serves, all up again in the end.
+TEST_CASE("supervisor: random lives end with every child serving", "[server][supervisor]") {
+  for (uint64_t seed = 1; seed <= 100; ++seed) {
+    INFO("seed " << seed);
+    Random random(seed);
+    constexpr size_t kChildren = 5;
+    const SupervisorOptions options{.silence_s = 5};
+    Supervisor supervisor(options, kChildren);
+    std::vector<Presence> seen(kChildren, Presence::absent);
+    std::vector<bool> runs(kChildren, false), stopped(kChildren, false);
+    double now = 0;
+    auto end = [&](size_t i) {
+      const auto wait = supervisor.ended(i, false, now);
+      REQUIRE(wait);
+      CHECK(*wait >= options.first_wait_s);
+      CHECK(*wait <= options.longest_wait_s);
+      runs[i] = stopped[i] = false;
+      seen[i] = Presence::absent;
+    };
+    for (int turn = 0; turn < 8000; ++turn, now += kTurn) {
+      const bool faults = turn < 2000;
+      for (size_t i = 0; i < kChildren; ++i) {
+        if (!runs[i]) continue;
+        if (faults && random.below(100) == 0) end(i);
+        if (runs[i] && faults && random.below(200) == 0) stopped[i] = true;
+        if (!runs[i]) continue;
+        if (stopped[i])
+          seen[i] = Presence::absent;
+        else if (random.below(10) == 0)
+          seen[i] = seen[i] == Presence::absent ? Presence::connected : Presence::serving;
+      }
+      const Supervisor::Orders orders = supervisor.look(seen, now);
+      for (size_t i : orders.kill) {
+        REQUIRE(runs[i]);
+        REQUIRE(seen[i] != Presence::serving);
+        end(i);
+      }
+      for (size_t i : orders.start) {
+        REQUIRE_FALSE(runs[i]);
+        if (faults && random.below(5) == 0) {  // it could not be started
+          end(i);
+        } else {
+          supervisor.started(i, now);
+          runs[i] = true;
+        }
+      }
+    }
+    for (size_t i = 0; i < kChildren; ++i) CHECK(seen[i] == Presence::serving);
+  }
+}
+
+}  // namespace
+}  // namespace xpyd::testing
