@@ -251,6 +251,8 @@ $(BUILD)/xpyd_gpu_tests: $(call object,$(wildcard tests/*.cc) $(addprefix tests/
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) $(CUDA_LIBS) -o $@
 $(BUILD)/xpyd_gpu_report: $(call cuda_object,$(GPU_SRC) experiments/gpu/main.cu) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
+$(BUILD)/libfaults.so: tests/faults/preload.cc
+	@echo "  c++  $<" && $(CXX) -std=c++20 -O1 $(WARN) -shared -fPIC $< -ldl -o $@
 $(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) -fsanitize=fuzzer $(LDLIBS) -o $@
 $(BUILD)/xpyd_bench: $(call object,$(BENCH_SRC)) $(LIB)

@@ -10,7 +10,7 @@ namespace xpyd {
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(size_t bytes);  // zeroed; aborts with a clear word when the machine has no memory
+  explicit Buffer(size_t bytes);  // zeroed; out_of_memory() where the machine has none
   ~Buffer();
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/out_of_memory.h"
 #include "base/version.h"
 #include "server/commands.h"
 #include "server/options.h"
@@ -127,9 +128,11 @@ int run(const std::vector<std::string>& words) {
 
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f is a failed write, and gets a message
+  xpyd::prepare_for_out_of_memory();
   try {
-    return xpyd::run(std::vector<std::string>(argv + 1, argv + argc));
-  } catch (const std::exception& error) {  // no memory, or a bug: nothing of ours throws on purpose
+    const int code = xpyd::run(std::vector<std::string>(argv + 1, argv + argc));
+    return code == 0 && xpyd::was_out_of_memory() ? 1 : code;
+  } catch (const std::exception& error) {  // a bug: nothing of ours throws on purpose
     std::fprintf(stderr, "xpyd: %s\n", error.what());
     return 1;
   }

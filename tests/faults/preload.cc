@@ -1,0 +1,352 @@
+// A library to be preloaded: lets one call of the C library fail, once, and says which one it was.
+// The server does not know of it. In the environment:
+//
+//   FAULT_KIND   a name of kKinds below
+//   FAULT_AT     the n-th call of that kind fails (from 1); 0 or unset: none does
+//   FAULT_SITE   instead of FAULT_AT: the first call from this place (a hash of return addresses)
+//   FAULT_IN     "serve" or "worker": only in processes with this subcommand
+//   FAULT_ONCE   a file, made by whoever fails first; where it is already, nothing fails
+//   FAULT_LIST   a file that gets a line for each new place: "kind hash"; and at the end of the
+//                process "kind n", the number of calls
+//
+// A process whose binary's name is not xpyd is left alone. What io_uring is told by the static
+// liburing, and what libc calls of itself, are not seen.
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <dlfcn.h>
+#include <errno.h>
+#include <execinfo.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <atomic>
+
+namespace {
+
+enum Kind { kAlloc, kOpen, kRead, kWrite, kSocket, kMap, kThread, kNKinds };
+constexpr const char* kKinds[kNKinds] = {"alloc",  "open", "read",  "write",
+                                         "socket", "map",  "thread"};
+
+struct State {
+  bool on = false, listing = false;
+  int kind = -1;
+  long at = 0;
+  uint64_t site = 0;
+  char once[256] = {};
+  int list = -1;
+  std::atomic<long> calls[kNKinds] = {};
+  std::atomic<uint64_t> seen[1 << 15] = {};
+};
+State state;
+thread_local int inside = 0;  // what the library itself calls does not count
+
+struct Inside {
+  Inside() { ++inside; }
+  ~Inside() { --inside; }
+};
+
+template <class F>
+F* next(F*, const char* name) {
+  return reinterpret_cast<F*>(dlsym(RTLD_NEXT, name));
+}
+
+// Where the call comes from: the return addresses of at most eight frames. The driver switches
+// address randomisation off, so that they are the same in the next process.
+__attribute__((noinline)) uint64_t site_of() {
+  void* frames[10];
+  const int n = backtrace(frames, 10);
+  uint64_t hash = 0xcbf29ce484222325;
+  for (int i = 2; i < n; ++i) hash = (hash ^ reinterpret_cast<uint64_t>(frames[i])) * 0x100000001b3;
+  return hash | 1;
+}
+
+bool first_time(uint64_t site) {
+  for (size_t i = site % (1 << 15);; i = (i + 1) % (1 << 15)) {
+    uint64_t empty = 0;
+    if (state.seen[i].load() == site) return false;
+    if (state.seen[i].compare_exchange_strong(empty, site)) return true;
+    if (empty == site) return false;
+  }
+}
+
+bool take_turn() {
+  if (!state.once[0]) return true;
+  const int fd =
+      int(syscall(SYS_openat, AT_FDCWD, state.once, O_CREAT | O_EXCL | O_CLOEXEC | O_WRONLY, 0600));
+  if (fd < 0) return false;
+  syscall(SYS_close, fd);
+  return true;
+}
+
+// Whether this call is the one to fail.
+bool fails(Kind kind) {
+  if (!state.on || inside) return false;
+  if (!state.listing && state.kind != kind) return false;
+  Inside guard;
+  const int saved = errno;
+  const long n = ++state.calls[kind];
+  bool chosen = state.kind == kind && state.at == n;
+  if (state.listing || state.site) {
+    const uint64_t site = site_of() ^ (uint64_t(kind) << 60);
+    if (state.listing && first_time(site)) {
+      char line[64];
+      const int length =
+          snprintf(line, sizeof line, "%s %016llx\n", kKinds[kind], (unsigned long long)site);
+      syscall(SYS_write, state.list, line, length);
+    }
+    chosen = state.site == site && state.kind == kind;
+  }
+  errno = saved;
+  if (!chosen || !take_turn()) return false;
+  state.site = 0;
+  state.at = 0;
+  char line[128];
+  const int length = snprintf(line, sizeof line, "fault: %s call %ld of process %d fails\n",
+                              kKinds[kind], n, getpid());
+  syscall(SYS_write, 2, line, length);
+  return true;
+}
+
+__attribute__((constructor)) void begin() {
+  Inside guard;
+  void* warm[2];
+  backtrace(warm, 2);  // loads libgcc now
+  char command[512] = {};
+  const int fd = int(syscall(SYS_openat, AT_FDCWD, "/proc/self/cmdline", O_RDONLY, 0));
+  const long bytes = fd >= 0 ? syscall(SYS_read, fd, command, sizeof command - 1) : 0;
+  if (fd >= 0) syscall(SYS_close, fd);
+  const char* base = strrchr(command, '/') ? strrchr(command, '/') + 1 : command;
+  const char* subcommand = command + strlen(command) + 1;
+  if (strncmp(base, "xpyd", 5) != 0 || bytes <= subcommand - command) return;
+  if (const char* in = getenv("FAULT_IN"); in && strcmp(in, subcommand) != 0) return;
+  if (const char* kind = getenv("FAULT_KIND"))
+    for (int k = 0; k < kNKinds; ++k)
+      if (!strcmp(kind, kKinds[k])) state.kind = k;
+  if (const char* at = getenv("FAULT_AT")) state.at = atol(at);
+  if (const char* site = getenv("FAULT_SITE")) state.site = strtoull(site, nullptr, 16);
+  if (const char* once = getenv("FAULT_ONCE")) snprintf(state.once, sizeof state.once, "%s", once);
+  if (const char* list = getenv("FAULT_LIST")) {
+    state.list =
+        int(syscall(SYS_openat, AT_FDCWD, list, O_CREAT | O_APPEND | O_WRONLY | O_CLOEXEC, 0600));
+    state.listing = state.list >= 0;
+  }
+  state.on = true;
+}
+
+__attribute__((destructor)) void end() {
+  if (!state.listing) return;
+  for (int k = 0; k < kNKinds; ++k) {
+    char line[64];
+    const int length = snprintf(line, sizeof line, "%s %ld\n", kKinds[k], state.calls[k].load());
+    syscall(SYS_write, state.list, line, length);
+  }
+}
+
+int with_error(int error) {
+  errno = error;
+  return -1;
+}
+
+}  // namespace
+
+extern "C" {
+
+// glibc's own names of its allocator: dlsym() would need memory itself.
+void* __libc_malloc(size_t);
+void* __libc_calloc(size_t, size_t);
+void* __libc_realloc(void*, size_t);
+void* __libc_memalign(size_t, size_t);
+
+void* malloc(size_t bytes) {
+  if (fails(kAlloc)) return errno = ENOMEM, nullptr;
+  return __libc_malloc(bytes);
+}
+void* calloc(size_t n, size_t bytes) {
+  if (fails(kAlloc)) return errno = ENOMEM, nullptr;
+  return __libc_calloc(n, bytes);
+}
+void* realloc(void* old, size_t bytes) {
+  if (fails(kAlloc)) return errno = ENOMEM, nullptr;
+  return __libc_realloc(old, bytes);
+}
+void* aligned_alloc(size_t alignment, size_t bytes) {
+  if (fails(kAlloc)) return errno = ENOMEM, nullptr;
+  return __libc_memalign(alignment, bytes);
+}
+int posix_memalign(void** out, size_t alignment, size_t bytes) {
+  if (fails(kAlloc)) return ENOMEM;
+  *out = __libc_memalign(alignment, bytes);
+  return *out ? 0 : ENOMEM;
+}
+
+#define NEXT(name) static auto* real = next(&name, #name)
+
+int open(const char* path, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  const mode_t mode = mode_t(va_arg(more, int));
+  va_end(more);
+  if (fails(kOpen)) return with_error(EMFILE);
+  return int(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+}
+int open64(const char* path, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  const mode_t mode = mode_t(va_arg(more, int));
+  va_end(more);
+  if (fails(kOpen)) return with_error(EMFILE);
+  return int(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+}
+int openat(int folder, const char* path, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  const mode_t mode = mode_t(va_arg(more, int));
+  va_end(more);
+  if (fails(kOpen)) return with_error(EMFILE);
+  return int(syscall(SYS_openat, folder, path, flags, mode));
+}
+FILE* fopen(const char* path, const char* mode) {
+  NEXT(fopen);
+  if (fails(kOpen)) return errno = EMFILE, nullptr;
+  Inside guard;
+  return real(path, mode);
+}
+FILE* fopen64(const char* path, const char* mode) {
+  NEXT(fopen64);
+  if (fails(kOpen)) return errno = EMFILE, nullptr;
+  Inside guard;
+  return real(path, mode);
+}
+int memfd_create(const char* name, unsigned flags) noexcept {
+  NEXT(memfd_create);
+  return fails(kOpen) ? with_error(EMFILE) : real(name, flags);
+}
+char* mkdtemp(char* form) noexcept {
+  NEXT(mkdtemp);
+  if (fails(kOpen)) return errno = EACCES, nullptr;
+  return real(form);
+}
+int eventfd(unsigned value, int flags) noexcept {
+  NEXT(eventfd);
+  return fails(kOpen) ? with_error(EMFILE) : real(value, flags);
+}
+int epoll_create1(int flags) noexcept {
+  NEXT(epoll_create1);
+  return fails(kOpen) ? with_error(EMFILE) : real(flags);
+}
+int pipe2(int* ends, int flags) noexcept {
+  NEXT(pipe2);
+  return fails(kOpen) ? with_error(EMFILE) : real(ends, flags);
+}
+
+ssize_t read(int fd, void* out, size_t bytes) {
+  NEXT(read);
+  return fails(kRead) ? with_error(EIO) : real(fd, out, bytes);
+}
+ssize_t pread(int fd, void* out, size_t bytes, off_t at) {
+  NEXT(pread);
+  return fails(kRead) ? with_error(EIO) : real(fd, out, bytes, at);
+}
+ssize_t pread64(int fd, void* out, size_t bytes, off64_t at) {
+  NEXT(pread64);
+  return fails(kRead) ? with_error(EIO) : real(fd, out, bytes, at);
+}
+ssize_t readv(int fd, const iovec* parts, int n) {
+  NEXT(readv);
+  return fails(kRead) ? with_error(EIO) : real(fd, parts, n);
+}
+ssize_t recv(int fd, void* out, size_t bytes, int flags) {
+  NEXT(recv);
+  return fails(kRead) ? with_error(ECONNRESET) : real(fd, out, bytes, flags);
+}
+ssize_t recvmsg(int fd, msghdr* message, int flags) {
+  NEXT(recvmsg);
+  return fails(kRead) ? with_error(ECONNRESET) : real(fd, message, flags);
+}
+
+ssize_t write(int fd, const void* from, size_t bytes) {
+  NEXT(write);
+  return fails(kWrite) ? with_error(ENOSPC) : real(fd, from, bytes);
+}
+ssize_t pwrite(int fd, const void* from, size_t bytes, off_t at) {
+  NEXT(pwrite);
+  return fails(kWrite) ? with_error(ENOSPC) : real(fd, from, bytes, at);
+}
+ssize_t writev(int fd, const iovec* parts, int n) {
+  NEXT(writev);
+  return fails(kWrite) ? with_error(ENOSPC) : real(fd, parts, n);
+}
+ssize_t send(int fd, const void* from, size_t bytes, int flags) {
+  NEXT(send);
+  return fails(kWrite) ? with_error(ECONNRESET) : real(fd, from, bytes, flags);
+}
+ssize_t sendmsg(int fd, const msghdr* message, int flags) {
+  NEXT(sendmsg);
+  return fails(kWrite) ? with_error(ECONNRESET) : real(fd, message, flags);
+}
+int ftruncate(int fd, off_t bytes) noexcept {
+  NEXT(ftruncate);
+  return fails(kWrite) ? with_error(ENOSPC) : real(fd, bytes);
+}
+
+int socket(int domain, int type, int protocol) noexcept {
+  NEXT(socket);
+  return fails(kSocket) ? with_error(EMFILE) : real(domain, type, protocol);
+}
+int socketpair(int domain, int type, int protocol, int* out) noexcept {
+  NEXT(socketpair);
+  return fails(kSocket) ? with_error(EMFILE) : real(domain, type, protocol, out);
+}
+int bind(int fd, const sockaddr* address, socklen_t bytes) noexcept {
+  NEXT(bind);
+  return fails(kSocket) ? with_error(EADDRINUSE) : real(fd, address, bytes);
+}
+int listen(int fd, int backlog) noexcept {
+  NEXT(listen);
+  return fails(kSocket) ? with_error(EADDRINUSE) : real(fd, backlog);
+}
+int accept4(int fd, sockaddr* address, socklen_t* bytes, int flags) {
+  NEXT(accept4);
+  return fails(kSocket) ? with_error(EMFILE) : real(fd, address, bytes, flags);
+}
+int accept(int fd, sockaddr* address, socklen_t* bytes) {
+  NEXT(accept);
+  return fails(kSocket) ? with_error(EMFILE) : real(fd, address, bytes);
+}
+int connect(int fd, const sockaddr* address, socklen_t bytes) {
+  NEXT(connect);
+  return fails(kSocket) ? with_error(ECONNREFUSED) : real(fd, address, bytes);
+}
+int setsockopt(int fd, int level, int name, const void* value, socklen_t bytes) noexcept {
+  NEXT(setsockopt);
+  return fails(kSocket) ? with_error(ENOMEM) : real(fd, level, name, value, bytes);
+}
+
+void* mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) noexcept {
+  NEXT(mmap);
+  if (fails(kMap)) return errno = ENOMEM, MAP_FAILED;
+  return real(at, bytes, protection, flags, fd, offset);
+}
+
+int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*body)(void*),
+                   void* argument) noexcept {
+  NEXT(pthread_create);
+  if (fails(kThread)) return EAGAIN;
+  Inside guard;
+  return real(thread, attributes, body, argument);
+}
+
+}  // extern "C"
