@@ -25,15 +25,18 @@ FLAGS_release := -O2 $(G) $(HARDEN)
 FLAGS_asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS -Wno-maybe-uninitialized
 FLAGS_tsan    := -O1 -g1 -fsanitize=thread
 FLAGS_fuzz    := -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
-CXXFLAGS := -std=c++20 $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. -pthread
+CXXFLAGS := -std=c++20 $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. $(SYSROOT:%=-idirafter %/usr/include) -pthread
 DEFINES  := -DBOOST_ASIO_SEPARATE_COMPILATION -DBOOST_BEAST_SEPARATE_COMPILATION \
             -DBOOST_ASIO_DISABLE_DEPRECATED_MSG -DXPYD_BUILD_MODE='"$(MODE)"'
-LDFLAGS  := -pthread $(FLAGS_$(MODE))
+ARCH      := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
+comma     := ,
+# SYSROOT: where libraries of another architecture were unpacked (test-aarch64).
+SYSROOT  ?=
+LDFLAGS  := -pthread $(FLAGS_$(MODE)) $(SYSROOT:%=-L%/usr/lib/$(ARCH)-linux-gnu -Wl$(comma)-rpath-link=%/usr/lib/$(ARCH)-linux-gnu:%/lib/$(ARCH)-linux-gnu)
 LDLIBS    = -l:liburing.a -l:libnettle.a -libverbs $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 
 room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*.cc $(1)/control/*.cc))
-ARCH      := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 LIB_SRC   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.cc),$(foreach r,$(ROOMS),$(call room_sources,$(r))))
 TEST_SRC  := $(wildcard tests/*.cc) $(foreach r,$(ROOMS) end_to_end issues,$(wildcard tests/$(r)/*.cc))
 BENCH_SRC := $(wildcard experiments/bench/*.cc)
@@ -50,7 +53,6 @@ NVCCFLAGS  = -std=c++20 -O3 -I. -lineinfo --expt-relaxed-constexpr --expt-extend
              $(if $(filter 80,$(1)),-gencode arch=compute_80$(comma)code=compute_80)
 CUDA_OBJ   = $(if $(CUDA),$(patsubst %.cu,$(BUILD)/cuda/%.o,$(CUDA_SRC)))
 CUDA_LIBS  = $(if $(CUDA),-L$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -ldl -lrt -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)'$$ORIGIN:$(CUDA_HOME)/lib64')
-comma     := ,
 # CUDA sources run in tests on an interpreter (tests/simt), which stands in for what only a GPU has.
 CUDA_SRC  := $(foreach r,$(ROOMS),$(wildcard $(r)/*.cu $(r)/transport/*.cu))
 GPU_SRC   := $(filter-out %/main.cu,$(wildcard experiments/gpu/*.cu))
@@ -61,7 +63,7 @@ object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build serve test chaos process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients test-etcd test-rdma layers format clean
+.PHONY: help deps build serve test chaos process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients test-etcd test-rdma test-aarch64 compilers debian13 check install uninstall layers format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
@@ -148,6 +150,17 @@ test-etcd: build  ## cluster membership by Debian's etcd-server (fetched into bu
 	@tools/fetch-package etcd-server build/etcd
 	@$(MAKE) --no-print-directory test TESTS='[etcd]'
 
+# Runs wherever no test is needed that starts the binary anew: qemu-user cannot run what its program executes.
+AARCH64_TESTS ?= [base],[allocator],[attention],[gemm],[ops],[llama],[sampler],[stories],[demo],[codec],[end_to_end]~[processes]~[cuda]~[simt]
+AARCH64_LIBS   = liburing-dev nettle-dev libibverbs-dev libibverbs1 libnl-3-200 libnl-route-3-200 \
+                 $(shell apt-cache depends libboost-program-options-dev libboost-context-dev | sed -nE 's/.*Depends: (libboost-.*-dev)$$/\1/p')
+QEMU_AARCH64   = qemu-aarch64-static -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=build/aarch64/sysroot/usr/lib/aarch64-linux-gnu:build/aarch64/sysroot/lib/aarch64-linux-gnu
+test-aarch64: deps  ## the portable kernels on Arm: compiled by Debian's cross compiler, a small suite and one answer under qemu-user
+	@tools/install-packages g++-aarch64-linux-gnu qemu-user-static
+	@for p in $(AARCH64_LIBS); do tools/fetch-package $$p build/aarch64/sysroot arm64 || exit 1; done
+	@$(MAKE) --no-print-directory -j$$(nproc) CXX=aarch64-linux-gnu-g++ BUILD=build/aarch64 SYSROOT=build/aarch64/sysroot build/aarch64/xpyd build/aarch64/xpyd_tests
+	@$(QEMU_AARCH64) build/aarch64/xpyd_tests $(AARCH64_TESTS)
+
 RDMA_VM = tests/rdma_vm/run build/rdma_vm tests/rdma_vm/tests.sh
 test-rdma: build  ## the rdma wire in a small virtual machine with Soft-RoCE: requests, tests, and speed beside perftest's
 	@tools/install-packages qemu-system-x86 busybox-static cpio kmod iproute2 perftest ibverbs-providers
@@ -170,6 +183,28 @@ gpu-bundle: cuda  ## build/xpyd-gpu.tar.gz: gpu-report for a machine with a card
 	@cp tools/gpu-report build/xpyd-gpu/tools/ && cp experiments/gpu/sdpa.py build/xpyd-gpu/experiments/gpu/ && cp -r experiments/models experiments/*.py build/xpyd-gpu/experiments/ && $(PYTHON) experiments/run.py sources >build/xpyd-gpu/experiments/sources.json && cp -r tests/data build/xpyd-gpu/tests/ && cp LICENSE build/xpyd-gpu/
 	@tar -C build -czf build/xpyd-gpu.tar.gz xpyd-gpu
 	@ls -l build/xpyd-gpu.tar.gz && echo "there: tar xzf xpyd-gpu.tar.gz && xpyd-gpu/tools/gpu-report bin"
+
+debian13:  ## `make serve` and `make test` on a fresh Debian 13 in build/debian13 (debootstrap, chroot; root)
+	@tools/debian13
+
+compilers:  ## every test as clang compiles it, here and on Debian 13 (g++ 14 is in debian13)
+	@tools/install-packages clang
+	@$(MAKE) --no-print-directory test CXX=clang++ BUILD=build/clang
+	@tools/debian13 bash -c 'tools/install-packages clang && make test CXX=clang++ BUILD=build/clang'
+
+check:  ## all that tools/check-stages lists, in its order: sanitizers, fuzzers, chaos, other systems and compilers (ARGS='asan fuzz')
+	@tools/check $(ARGS)
+
+PREFIX  ?= /usr/local
+DESTDIR ?=
+INSTALL_DOC = README.md SECURITY.md LICENSE CITATION.cff
+install: build  ## the binary into PREFIX/bin, what to read into PREFIX/share/doc/xpyd (PREFIX=/usr/local, DESTDIR=)
+	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/xpyd
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/xpyd $(INSTALL_DOC)
+
+uninstall:  ## remove what `make install` put there (PREFIX=, DESTDIR=)
+	rm -f $(DESTDIR)$(PREFIX)/bin/xpyd $(INSTALL_DOC:%=$(DESTDIR)$(PREFIX)/share/doc/xpyd/%)
+	[ ! -d $(DESTDIR)$(PREFIX)/share/doc/xpyd ] || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/share/doc/xpyd
 
 layers:  ## check that no room includes a room above it, and that no two types have one name
 	@tools/check-layers
@@ -194,7 +229,7 @@ $(BUILD)/tests/%.o: private CXXFLAGS += $(QUICK)
 $(BUILD)/tests/main.o: private CXXFLAGS += -O1
 # Headers that many files include are compiled once for each set of flags, where g++ can (`make PCH=`: not).
 # What libstdc++ silences by pragmas inside them must be silenced here: a compiled header forgets its pragmas.
-PCH ?= $(filter g++%,$(notdir $(CXX)))
+PCH ?= $(if $(findstring clang,$(CXX)),,$(findstring g++,$(CXX)))
 headers = $(if $(PCH),$(1:%=$(BUILD)/%/precompiled.h.gch))
 QUIET   := -Wno-array-bounds -Wno-stringop-overflow -Wno-stringop-overread
 ahead   = $(if $(PCH),-Winvalid-pch $(QUIET) -include $(BUILD)/$(1)/precompiled.h)
