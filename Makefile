@@ -20,7 +20,8 @@ PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2
 WERROR    := $(if $(CI),-Werror)
 WARN      := -Wall -Wextra -Wshadow -Wno-missing-field-initializers $(WERROR)
 DETERMINE := -ffp-contract=off -fno-fast-math
-HARDEN    := -D_FORTIFY_SOURCE=2 -fstack-protector-strong
+HARDEN    := -D_FORTIFY_SOURCE=2 -fstack-protector-strong -fstack-clash-protection
+LINK_release  := -Wl,-z,relro,-z,now
 FLAGS_release := -O2 $(G) $(HARDEN)
 FLAGS_asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS -Wno-maybe-uninitialized
 FLAGS_tsan    := -O1 -g1 -fsanitize=thread
@@ -32,7 +33,7 @@ ARCH      := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 comma     := ,
 # SYSROOT: where libraries of another architecture were unpacked (test-aarch64).
 SYSROOT  ?=
-LDFLAGS  := -pthread $(FLAGS_$(MODE)) $(SYSROOT:%=-L%/usr/lib/$(ARCH)-linux-gnu -Wl$(comma)-rpath-link=%/usr/lib/$(ARCH)-linux-gnu:%/lib/$(ARCH)-linux-gnu)
+LDFLAGS  := -pthread $(FLAGS_$(MODE)) $(LINK_$(MODE)) $(SYSROOT:%=-L%/usr/lib/$(ARCH)-linux-gnu -Wl$(comma)-rpath-link=%/usr/lib/$(ARCH)-linux-gnu:%/lib/$(ARCH)-linux-gnu)
 LDLIBS    = -l:liburing.a -l:libnettle.a -libverbs $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 
@@ -81,6 +82,7 @@ serve: build  ## serve a model as 1P1D on http://127.0.0.1:8000 (MODEL=dir, PORT
 test: deps  ## run every test (TESTS='[tag]' narrows)
 	@$(MAKE) --no-print-directory layers
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests $(BIN)
+	@$(if $(filter release,$(MODE)),tools/check-hardening $(BIN))
 	@XPYD_BIN=$(BIN) $(BUILD)/xpyd_tests $(TESTS)
 
 chaos: build  ## the cluster under seeded faults and a virtual clock (SEEDS=2000, or SEED=77 alone)
@@ -227,11 +229,11 @@ $(BUILD)/%_avx2.o: private CXXFLAGS += -O3 -mavx2 -mfma -mf16c
 QUICK   := $(if $(filter release,$(MODE)),-Og -U_FORTIFY_SOURCE -fno-stack-protector,-O1)
 $(BUILD)/tests/%.o: private CXXFLAGS += $(QUICK)
 $(BUILD)/tests/main.o: private CXXFLAGS += -O1
-# Headers that many files include are compiled once for each set of flags, where g++ can (`make PCH=`: not).
-# What libstdc++ silences by pragmas inside them must be silenced here: a compiled header forgets its pragmas.
-PCH ?= $(if $(findstring clang,$(CXX)),,$(findstring g++,$(CXX)))
+# Headers that many files include are compiled once for each set of flags (`make PCH=`: not).
+# What libstdc++ silences by pragmas inside them must be silenced here: a header compiled by g++ forgets its pragmas.
+PCH ?= 1
 headers = $(if $(PCH),$(1:%=$(BUILD)/%/precompiled.h.gch))
-QUIET   := -Wno-array-bounds -Wno-stringop-overflow -Wno-stringop-overread
+QUIET   := $(if $(findstring clang,$(CXX)),,-Wno-array-bounds -Wno-stringop-overflow -Wno-stringop-overread)
 ahead   = $(if $(PCH),-Winvalid-pch $(QUIET) -include $(BUILD)/$(1)/precompiled.h)
 $(BUILD)/%/precompiled.h.gch: %/precompiled.h
 	@mkdir -p $(@D) && echo '#include "$<"' >$(@:.gch=)
