@@ -20,7 +20,7 @@ PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2
 WERROR    := $(if $(CI),-Werror)
 WARN      := -Wall -Wextra -Wshadow -Wno-missing-field-initializers $(WERROR)
 DETERMINE := -ffp-contract=off -fno-fast-math
-HARDEN    := -D_FORTIFY_SOURCE=2 -fstack-protector-strong -fstack-clash-protection
+HARDEN    := -D_FORTIFY_SOURCE=2 -D_GLIBCXX_ASSERTIONS -fstack-protector-strong -fstack-clash-protection
 LINK_release  := -Wl,-z,relro,-z,now
 FLAGS_release := -O2 $(G) $(HARDEN)
 FLAGS_asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS -Wno-maybe-uninitialized
