@@ -33,13 +33,14 @@ ARCH      := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 comma     := ,
 # SYSROOT: where libraries of another architecture were unpacked (test-aarch64).
 SYSROOT  ?=
+AR       := $(SYSROOT:%=$(ARCH)-linux-gnu-)ar
 LDFLAGS  := -pthread $(FLAGS_$(MODE)) $(LINK_$(MODE)) $(SYSROOT:%=-L%/usr/lib/$(ARCH)-linux-gnu -Wl$(comma)-rpath-link=%/usr/lib/$(ARCH)-linux-gnu:%/lib/$(ARCH)-linux-gnu)
 LDLIBS    = -l:liburing.a -l:libnettle.a -libverbs $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 
 room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*.cc $(1)/control/*.cc))
 LIB_SRC   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.cc),$(foreach r,$(ROOMS),$(call room_sources,$(r))))
-TEST_SRC  := $(wildcard tests/*.cc) $(foreach r,$(ROOMS) end_to_end issues,$(wildcard tests/$(r)/*.cc))
+TEST_SRC  := $(wildcard tests/*.cc) $(foreach r,$(ROOMS) $(if $(filter server,$(ROOMS)),end_to_end issues),$(wildcard tests/$(r)/*.cc))
 BENCH_SRC := $(wildcard experiments/bench/*.cc)
 EXP_SRC   := $(wildcard experiments/*.cc)
 EXP_CU    := $(wildcard experiments/cuda/*.cu)
@@ -59,7 +60,9 @@ CUDA_SRC  := $(foreach r,$(ROOMS),$(wildcard $(r)/*.cu $(r)/transport/*.cu))
 GPU_SRC   := $(filter-out %/main.cu,$(wildcard experiments/gpu/*.cu))
 SIMT_SRC  := $(filter-out base/cuda.cu base/cuda_split.cu base/cuda_tensor_map.cu base/cuda_vmm.cu model/gemm_cuda.cu,$(CUDA_SRC)) $(GPU_SRC) $(filter-out %/card.cu,$(EXP_CU)) $(wildcard tests/simt/*.cu) \
              $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
-SIMT_OBJ   = $(patsubst %.cu,$(BUILD)/simt/%.o,$(SIMT_SRC)) $(patsubst %.cc,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cc) $(if $(filter server,$(ROOMS)),server/backend.cc))
+# SIMT=: tests without CUDA's.
+SIMT      ?= 1
+SIMT_OBJ   = $(if $(SIMT),$(patsubst %.cu,$(BUILD)/simt/%.o,$(SIMT_SRC)) $(patsubst %.cc,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cc) $(if $(filter server,$(ROOMS)),server/backend.cc)))
 object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
@@ -151,16 +154,19 @@ test-etcd: build  ## cluster membership by Debian's etcd-server (fetched into bu
 	@tools/fetch-package etcd-server build/etcd
 	@$(MAKE) --no-print-directory test TESTS='[etcd]'
 
-# Runs wherever no test is needed that starts the binary anew: qemu-user cannot run what its program executes.
-AARCH64_TESTS ?= [base],[allocator],[attention],[gemm],[ops],[llama],[sampler],[stories],[demo],[codec],[end_to_end]~[processes]~[cuda]~[simt]
+# The rooms in which something is compiled differently there; the server as a whole answers a question.
+AARCH64_ROOMS ?= base allocator attention model batch
+AARCH64        = $(MAKE) --no-print-directory -j$$(nproc) CXX=aarch64-linux-gnu-g++ BUILD=build/aarch64 SYSROOT=build/aarch64/sysroot
 AARCH64_LIBS   = liburing-dev nettle-dev libibverbs-dev libibverbs1 libnl-3-200 libnl-route-3-200 \
                  $(shell apt-cache depends libboost-program-options-dev libboost-context-dev | sed -nE 's/.*Depends: (libboost-.*-dev)$$/\1/p')
 QEMU_AARCH64   = qemu-aarch64-static -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=build/aarch64/sysroot/usr/lib/aarch64-linux-gnu:build/aarch64/sysroot/lib/aarch64-linux-gnu
 test-aarch64: deps  ## the portable kernels on Arm: compiled by Debian's cross compiler, a small suite and one answer under qemu-user
 	@tools/install-packages g++-aarch64-linux-gnu qemu-user-static
 	@for p in $(AARCH64_LIBS); do tools/fetch-package $$p build/aarch64/sysroot arm64 || exit 1; done
-	@$(MAKE) --no-print-directory -j$$(nproc) CXX=aarch64-linux-gnu-g++ BUILD=build/aarch64 SYSROOT=build/aarch64/sysroot build/aarch64/xpyd build/aarch64/xpyd_tests
-	@$(QEMU_AARCH64) build/aarch64/xpyd_tests $(AARCH64_TESTS)
+	@$(AARCH64) build/aarch64/xpyd
+	@$(AARCH64) ROOMS="$(AARCH64_ROOMS)" SIMT= LIB=build/aarch64/librooms.a build/aarch64/xpyd_tests
+	@$(QEMU_AARCH64) build/aarch64/xpyd generate --prompt 'The key of box 17 is amber. The key of box 17 is' --max-tokens 4 2>/dev/null | grep -q amber
+	@$(QEMU_AARCH64) build/aarch64/xpyd_tests $(TESTS)
 
 RDMA_VM = tests/rdma_vm/run build/rdma_vm tests/rdma_vm/tests.sh
 test-rdma: build  ## the rdma wire in a small virtual machine with Soft-RoCE: requests, tests, and speed beside perftest's
@@ -279,7 +285,7 @@ $(BUILD)/server/backend.o $(BUILD)/experiments/experiment.o: private DEFINES += 
 $(BUILD)/simt/server/backend.o: private DEFINES += -DXPYD_CUDA
 
 $(LIB): $(call object,$(LIB_SRC)) $(CUDA_OBJ)
-	@rm -f $@ && ar rcs $@ $^
+	@rm -f $@ && $(AR) rcs $@ $^
 $(BIN): $(BUILD)/server/main.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
 $(BUILD)/xpyd_tests: $(call object,$(TEST_SRC) $(EXP_PARTS)) $(SIMT_OBJ) $(LIB)
