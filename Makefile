@@ -259,7 +259,8 @@ $(BUILD)/%.o: %.cc $(call headers,base)
 	@echo "  c++  $<"
 	@$(CXX) $(CXXFLAGS) $(DEFINES) $(AHEAD) -MMD -MP -c $< -o $@
 
-SIMT_FLAGS := -O1 -DXPYD_SIMT -Itests/simt -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing
+# (Launch bounds, which say nothing to the interpreter, leave constants unused.)
+SIMT_FLAGS := -O1 -DXPYD_SIMT -Itests/simt -Wno-unused-const-variable -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing
 $(BUILD)/simt/tests/simt/%.o: private SIMT_FLAGS += $(if $(filter release,$(MODE)),-O2)
 $(BUILD)/simt/tests/simt/%.o: private AHEAD =
 $(BUILD)/simt/%.o: private AHEAD = $(call ahead,simt/tests)

@@ -55,6 +55,15 @@ TEST_CASE("make check: counts tests of stages, and fails when one of them fails"
   CHECK(code.says("the reason"));
   CHECK(code.says("a FAILED with exit code 3"));
   CHECK(code.last_line() == "6 passed, 1 failed, 2 skipped");
+  Outcome words = check(
+      dir, "a | 1 | - | echo 3 passed, 2 failed, 1 skipped; echo 'make: *** Error 1'; exit 2\n",
+      "");
+  CHECK(words.code == 1);
+  CHECK(words.last_line() == "3 passed, 2 failed, 1 skipped");
+  Outcome twice = check(
+      dir, "a | 1 | - | for i in 1 2; do echo 3 passed, 0 failed, 1 skipped; done; echo bye\n", "");
+  CHECK(twice.code == 0);
+  CHECK(twice.last_line() == "6 passed, 0 failed, 2 skipped");
   Outcome count = check(dir, "a | 1 | - | echo 3 passed, 2 failed, 0 skipped\n", "");
   CHECK(count.code == 1);
   CHECK(count.last_line() == "3 passed, 2 failed, 0 skipped");
