@@ -20,7 +20,7 @@ PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2
 WERROR    := $(if $(CI),-Werror)
 WARN      := -Wall -Wextra -Wshadow -Wno-missing-field-initializers $(WERROR)
 DETERMINE := -ffp-contract=off -fno-fast-math
-HARDEN    := -D_FORTIFY_SOURCE=2 -fstack-protector-strong
+HARDEN    := -D_FORTIFY_SOURCE=2 -D_GLIBCXX_ASSERTIONS -fstack-protector-strong -fstack-clash-protection
 LINK_release  := -Wl,-z,relro,-z,now
 FLAGS_release := -O2 $(G) $(HARDEN)
 FLAGS_asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS -Wno-maybe-uninitialized
@@ -85,6 +85,7 @@ serve: build  ## serve a model as 1P1D on http://127.0.0.1:8000 (MODEL=dir, PORT
 test: deps  ## run every test (TESTS='[tag]' narrows)
 	@$(MAKE) --no-print-directory layers
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests $(BIN)
+	@$(if $(filter release,$(MODE)),tools/check-hardening $(BIN))
 	@XPYD_BIN=$(BIN) $(BUILD)/xpyd_tests $(TESTS)
 
 chaos: build  ## the cluster under seeded faults and a virtual clock (SEEDS=2000, or SEED=77 alone)
@@ -222,6 +223,9 @@ format:  ## clang-format every source in place
 clean:  ## remove build/
 	rm -rf build
 
+# Everything is compiled again when the compiler or its flags change (-Werror apart, which changes no code).
+FLAGS_NOW := $(CXX) $(filter-out -Werror,$(CXXFLAGS))
+$(shell mkdir -p $(BUILD) && { [ "$$(cat $(BUILD)/flags 2>/dev/null)" = "$(FLAGS_NOW)" ] || echo "$(FLAGS_NOW)" >$(BUILD)/flags; })
 # The commit is compiled into one object, again whenever it changes.
 COMMIT := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 $(shell mkdir -p $(BUILD) && { [ "$$(cat $(BUILD)/commit 2>/dev/null)" = "$(COMMIT)" ] || echo "$(COMMIT)" >$(BUILD)/commit; })
@@ -240,12 +244,12 @@ PCH ?= 1
 headers = $(if $(PCH),$(1:%=$(BUILD)/%/precompiled.h.gch))
 QUIET   := $(if $(findstring clang,$(CXX)),,-Wno-array-bounds -Wno-stringop-overflow -Wno-stringop-overread)
 ahead   = $(if $(PCH),-Winvalid-pch $(QUIET) -include $(BUILD)/$(1)/precompiled.h)
-$(BUILD)/%/precompiled.h.gch: %/precompiled.h
+$(BUILD)/%/precompiled.h.gch: %/precompiled.h $(BUILD)/flags
 	@mkdir -p $(@D) && echo '#include "$<"' >$(@:.gch=)
 	@echo "  c++  $<"
 	@$(CXX) $(CXXFLAGS) $(DEFINES) -MMD -MP -MT $@ -MF $(@:.gch=.d) -x c++-header $< -o $@
 $(BUILD)/tests/precompiled.h.gch: private CXXFLAGS += $(QUICK)
-$(BUILD)/simt/%/precompiled.h.gch: %/precompiled.h
+$(BUILD)/simt/%/precompiled.h.gch: %/precompiled.h $(BUILD)/flags
 	@mkdir -p $(@D) && echo '#include "$<"' >$(@:.gch=)
 	@echo "  simt $<"
 	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) -MMD -MP -MT $@ -MF $(@:.gch=.d) -x c++-header $< -o $@
@@ -254,7 +258,7 @@ $(BUILD)/%.o: private AHEAD = $(call ahead,base)
 $(BUILD)/tests/%.o: private AHEAD = $(call ahead,tests)
 $(BUILD)/%_avx2.o $(BUILD)/tests/main.o: private AHEAD =
 $(call object,$(TEST_SRC) $(wildcard tests/fuzz/*.cc tests/rdma_vm/*.cc)): $(call headers,tests)
-$(BUILD)/%.o: %.cc $(call headers,base)
+$(BUILD)/%.o: %.cc $(BUILD)/flags $(call headers,base)
 	@mkdir -p $(@D)
 	@echo "  c++  $<"
 	@$(CXX) $(CXXFLAGS) $(DEFINES) $(AHEAD) -MMD -MP -c $< -o $@
@@ -264,11 +268,11 @@ SIMT_FLAGS := -O1 -DXPYD_SIMT -Itests/simt -Wno-unused-const-variable -Wno-unkno
 $(BUILD)/simt/tests/simt/%.o: private SIMT_FLAGS += $(if $(filter release,$(MODE)),-O2)
 $(BUILD)/simt/tests/simt/%.o: private AHEAD =
 $(BUILD)/simt/%.o: private AHEAD = $(call ahead,simt/tests)
-$(BUILD)/simt/%.o: %.cu $(call headers,simt/tests)
+$(BUILD)/simt/%.o: %.cu $(BUILD)/flags $(call headers,simt/tests)
 	@mkdir -p $(@D)
 	@echo "  simt $<"
 	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) $(AHEAD) -MMD -MP -x c++ -c $< -o $@
-$(BUILD)/simt/%.o: %.cc $(call headers,simt/tests)
+$(BUILD)/simt/%.o: %.cc $(BUILD)/flags $(call headers,simt/tests)
 	@mkdir -p $(@D)
 	@echo "  simt $<"
 	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) $(AHEAD) -MMD -MP -c $< -o $@
