@@ -71,7 +71,7 @@ BIN       := $(BUILD)/xpyd
 .DEFAULT_GOAL := help
 
 help:  ## list every target
-	@grep -hE '^[a-z][a-z%-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
+	@grep -hE '^[a-z][a-z0-9%-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
 
 deps:  ## install the Debian/Ubuntu packages that are missing
 	@tools/install-packages $(PACKAGES)
