@@ -16,23 +16,31 @@ PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2
             nlohmann-json3-dev libxxhash-dev libboost-context-dev liburing-dev libibverbs-dev nettle-dev
 
 # One addition order everywhere (README, Decisions): no contraction, no reassociation.
-WARN      := -Wall -Wextra -Wshadow -Wno-missing-field-initializers -Werror
+# Warnings are errors where CI is set: a compiler that is newer than these sources must not stop anybody else.
+WERROR    := $(if $(CI),-Werror)
+WARN      := -Wall -Wextra -Wshadow -Wno-missing-field-initializers $(WERROR)
 DETERMINE := -ffp-contract=off -fno-fast-math
-HARDEN    := -D_FORTIFY_SOURCE=2 -fstack-protector-strong
+HARDEN    := -D_FORTIFY_SOURCE=2 -D_GLIBCXX_ASSERTIONS -fstack-protector-strong -fstack-clash-protection
+LINK_release  := -Wl,-z,relro,-z,now
 FLAGS_release := -O2 $(G) $(HARDEN)
 FLAGS_asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS -Wno-maybe-uninitialized
 FLAGS_tsan    := -O1 -g1 -fsanitize=thread
 FLAGS_fuzz    := -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
-CXXFLAGS := -std=c++20 $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. -pthread
+CXXFLAGS := -std=c++20 $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. $(SYSROOT:%=-idirafter %/usr/include) -pthread
 DEFINES  := -DBOOST_ASIO_SEPARATE_COMPILATION -DBOOST_BEAST_SEPARATE_COMPILATION \
             -DBOOST_ASIO_DISABLE_DEPRECATED_MSG -DXPYD_BUILD_MODE='"$(MODE)"'
-LDFLAGS  := -pthread $(FLAGS_$(MODE))
+ARCH      := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
+comma     := ,
+# SYSROOT: where libraries of another architecture were unpacked (test-aarch64).
+SYSROOT  ?=
+AR       := $(SYSROOT:%=$(ARCH)-linux-gnu-)ar
+LDFLAGS  := -pthread $(FLAGS_$(MODE)) $(LINK_$(MODE)) $(SYSROOT:%=-L%/usr/lib/$(ARCH)-linux-gnu -Wl$(comma)-rpath-link=%/usr/lib/$(ARCH)-linux-gnu:%/lib/$(ARCH)-linux-gnu)
 LDLIBS    = -l:liburing.a -l:libnettle.a -libverbs $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 
 room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*.cc $(1)/control/*.cc))
-LIB_SRC   := $(foreach r,$(ROOMS),$(call room_sources,$(r)))
-TEST_SRC  := $(wildcard tests/*.cc) $(foreach r,$(ROOMS) end_to_end issues,$(wildcard tests/$(r)/*.cc))
+LIB_SRC   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.cc),$(foreach r,$(ROOMS),$(call room_sources,$(r))))
+TEST_SRC  := $(wildcard tests/*.cc) $(foreach r,$(ROOMS) $(if $(filter server,$(ROOMS)),end_to_end issues),$(wildcard tests/$(r)/*.cc))
 BENCH_SRC := $(wildcard experiments/bench/*.cc)
 EXP_SRC   := $(wildcard experiments/*.cc)
 EXP_CU    := $(wildcard experiments/cuda/*.cu)
@@ -42,27 +50,28 @@ NVCC      ?= $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 CUDA      ?= $(if $(and $(NVCC),$(wildcard /dev/nvidiactl)),1)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 CUDA_ARCH ?= 80 90a
-NVCCFLAGS  = -std=c++20 -O3 -I. -lineinfo --expt-relaxed-constexpr --expt-extended-lambda -Werror all-warnings \
+NVCCFLAGS  = -std=c++20 -O3 -I. -lineinfo --expt-relaxed-constexpr --expt-extended-lambda $(if $(CI),-Werror all-warnings) \
              -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-pthread,-ffp-contract=off $(foreach a,$(1),-gencode arch=compute_$(a),code=sm_$(a)) \
              $(if $(filter 80,$(1)),-gencode arch=compute_80$(comma)code=compute_80)
 CUDA_OBJ   = $(if $(CUDA),$(patsubst %.cu,$(BUILD)/cuda/%.o,$(CUDA_SRC)))
 CUDA_LIBS  = $(if $(CUDA),-L$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -ldl -lrt -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)'$$ORIGIN:$(CUDA_HOME)/lib64')
-comma     := ,
 # CUDA sources run in tests on an interpreter (tests/simt), which stands in for what only a GPU has.
 CUDA_SRC  := $(foreach r,$(ROOMS),$(wildcard $(r)/*.cu $(r)/transport/*.cu))
 GPU_SRC   := $(filter-out %/main.cu,$(wildcard experiments/gpu/*.cu))
 SIMT_SRC  := $(filter-out base/cuda.cu base/cuda_split.cu base/cuda_tensor_map.cu base/cuda_vmm.cu model/gemm_cuda.cu,$(CUDA_SRC)) $(GPU_SRC) $(filter-out %/card.cu,$(EXP_CU)) $(wildcard tests/simt/*.cu) \
              $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
-SIMT_OBJ   = $(patsubst %.cu,$(BUILD)/simt/%.o,$(SIMT_SRC)) $(patsubst %.cc,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cc) $(if $(filter server,$(ROOMS)),server/backend.cc))
+# SIMT=: tests without CUDA's.
+SIMT      ?= 1
+SIMT_OBJ   = $(if $(SIMT),$(patsubst %.cu,$(BUILD)/simt/%.o,$(SIMT_SRC)) $(patsubst %.cc,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cc) $(if $(filter server,$(ROOMS)),server/backend.cc)))
 object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build serve test chaos process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients test-etcd test-rdma layers format clean
+.PHONY: help deps build serve test chaos process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients test-etcd test-rdma test-aarch64 compilers debian13 check install uninstall layers format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
-	@grep -hE '^[a-z][a-z%-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
+	@grep -hE '^[a-z][a-z0-9%-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
 
 deps:  ## install the Debian/Ubuntu packages that are missing
 	@tools/install-packages $(PACKAGES)
@@ -76,6 +85,7 @@ serve: build  ## serve a model as 1P1D on http://127.0.0.1:8000 (MODEL=dir, PORT
 test: deps  ## run every test (TESTS='[tag]' narrows)
 	@$(MAKE) --no-print-directory layers
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests $(BIN)
+	@$(if $(filter release,$(MODE)),tools/check-hardening $(BIN))
 	@XPYD_BIN=$(BIN) $(BUILD)/xpyd_tests $(TESTS)
 
 chaos: build  ## the cluster under seeded faults and a virtual clock (SEEDS=2000, or SEED=77 alone)
@@ -145,6 +155,20 @@ test-etcd: build  ## cluster membership by Debian's etcd-server (fetched into bu
 	@tools/fetch-package etcd-server build/etcd
 	@$(MAKE) --no-print-directory test TESTS='[etcd]'
 
+# The rooms in which something is compiled differently there; the server as a whole answers a question.
+AARCH64_ROOMS ?= base allocator attention model batch
+AARCH64        = $(MAKE) --no-print-directory -j$$(nproc) CXX=aarch64-linux-gnu-g++ BUILD=build/aarch64 SYSROOT=build/aarch64/sysroot
+AARCH64_LIBS   = liburing-dev nettle-dev libibverbs-dev libibverbs1 libnl-3-200 libnl-route-3-200 \
+                 $(shell apt-cache depends libboost-program-options-dev libboost-context-dev | sed -nE 's/.*Depends: (libboost-.*-dev)$$/\1/p')
+QEMU_AARCH64   = qemu-aarch64-static -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=build/aarch64/sysroot/usr/lib/aarch64-linux-gnu:build/aarch64/sysroot/lib/aarch64-linux-gnu
+test-aarch64: deps  ## the portable kernels on Arm: compiled by Debian's cross compiler, a small suite and one answer under qemu-user
+	@tools/install-packages g++-aarch64-linux-gnu qemu-user-static
+	@for p in $(AARCH64_LIBS); do tools/fetch-package $$p build/aarch64/sysroot arm64 || exit 1; done
+	@$(AARCH64) build/aarch64/xpyd
+	@$(AARCH64) ROOMS="$(AARCH64_ROOMS)" SIMT= LIB=build/aarch64/librooms.a build/aarch64/xpyd_tests
+	@$(QEMU_AARCH64) build/aarch64/xpyd generate --prompt 'The key of box 17 is amber. The key of box 17 is' --max-tokens 4 2>/dev/null | grep -q amber
+	@$(QEMU_AARCH64) build/aarch64/xpyd_tests $(TESTS)
+
 RDMA_VM = tests/rdma_vm/run build/rdma_vm tests/rdma_vm/tests.sh
 test-rdma: build  ## the rdma wire in a small virtual machine with Soft-RoCE: requests, tests, and speed beside perftest's
 	@tools/install-packages qemu-system-x86 busybox-static cpio kmod iproute2 perftest ibverbs-providers
@@ -168,6 +192,28 @@ gpu-bundle: cuda  ## build/xpyd-gpu.tar.gz: gpu-report for a machine with a card
 	@tar -C build -czf build/xpyd-gpu.tar.gz xpyd-gpu
 	@ls -l build/xpyd-gpu.tar.gz && echo "there: tar xzf xpyd-gpu.tar.gz && xpyd-gpu/tools/gpu-report bin"
 
+debian13:  ## `make serve` and `make test` on a fresh Debian 13 in build/debian13 (debootstrap, chroot; root)
+	@tools/debian13
+
+compilers:  ## every test as clang compiles it, here and on Debian 13 (g++ 14 is in debian13)
+	@tools/install-packages clang
+	@$(MAKE) --no-print-directory test CXX=clang++ BUILD=build/clang
+	@tools/debian13 bash -c 'tools/install-packages clang && make test CXX=clang++ BUILD=build/clang'
+
+check:  ## all that tools/check-stages lists, in its order: sanitizers, fuzzers, chaos, other systems and compilers (ARGS='asan fuzz')
+	@tools/check $(ARGS)
+
+PREFIX  ?= /usr/local
+DESTDIR ?=
+INSTALL_DOC = README.md SECURITY.md LICENSE CITATION.cff
+install: build  ## the binary into PREFIX/bin, what to read into PREFIX/share/doc/xpyd (PREFIX=/usr/local, DESTDIR=)
+	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/xpyd
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/xpyd $(INSTALL_DOC)
+
+uninstall:  ## remove what `make install` put there (PREFIX=, DESTDIR=)
+	rm -f $(DESTDIR)$(PREFIX)/bin/xpyd $(INSTALL_DOC:%=$(DESTDIR)$(PREFIX)/share/doc/xpyd/%)
+	[ ! -d $(DESTDIR)$(PREFIX)/share/doc/xpyd ] || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/share/doc/xpyd
+
 layers:  ## check that no room includes a room above it, and that no two types have one name
 	@tools/check-layers
 
@@ -177,6 +223,9 @@ format:  ## clang-format every source in place
 clean:  ## remove build/
 	rm -rf build
 
+# Everything is compiled again when the compiler or its flags change (-Werror apart, which changes no code).
+FLAGS_NOW := $(CXX) $(filter-out -Werror,$(CXXFLAGS))
+$(shell mkdir -p $(BUILD) && { [ "$$(cat $(BUILD)/flags 2>/dev/null)" = "$(FLAGS_NOW)" ] || echo "$(FLAGS_NOW)" >$(BUILD)/flags; })
 # The commit is compiled into one object, again whenever it changes.
 COMMIT := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 $(shell mkdir -p $(BUILD) && { [ "$$(cat $(BUILD)/commit 2>/dev/null)" = "$(COMMIT)" ] || echo "$(COMMIT)" >$(BUILD)/commit; })
@@ -189,18 +238,18 @@ $(BUILD)/%_avx2.o: private CXXFLAGS += -O3 -mavx2 -mfma -mf16c
 QUICK   := $(if $(filter release,$(MODE)),-Og -U_FORTIFY_SOURCE -fno-stack-protector,-O1)
 $(BUILD)/tests/%.o: private CXXFLAGS += $(QUICK)
 $(BUILD)/tests/main.o: private CXXFLAGS += -O1
-# Headers that many files include are compiled once for each set of flags, where g++ can (`make PCH=`: not).
-# What libstdc++ silences by pragmas inside them must be silenced here: a compiled header forgets its pragmas.
-PCH ?= $(filter g++%,$(notdir $(CXX)))
+# Headers that many files include are compiled once for each set of flags (`make PCH=`: not).
+# What libstdc++ silences by pragmas inside them must be silenced here: a header compiled by g++ forgets its pragmas.
+PCH ?= 1
 headers = $(if $(PCH),$(1:%=$(BUILD)/%/precompiled.h.gch))
-QUIET   := -Wno-array-bounds -Wno-stringop-overflow -Wno-stringop-overread
+QUIET   := $(if $(findstring clang,$(CXX)),,-Wno-array-bounds -Wno-stringop-overflow -Wno-stringop-overread)
 ahead   = $(if $(PCH),-Winvalid-pch $(QUIET) -include $(BUILD)/$(1)/precompiled.h)
-$(BUILD)/%/precompiled.h.gch: %/precompiled.h
+$(BUILD)/%/precompiled.h.gch: %/precompiled.h $(BUILD)/flags
 	@mkdir -p $(@D) && echo '#include "$<"' >$(@:.gch=)
 	@echo "  c++  $<"
 	@$(CXX) $(CXXFLAGS) $(DEFINES) -MMD -MP -MT $@ -MF $(@:.gch=.d) -x c++-header $< -o $@
 $(BUILD)/tests/precompiled.h.gch: private CXXFLAGS += $(QUICK)
-$(BUILD)/simt/%/precompiled.h.gch: %/precompiled.h
+$(BUILD)/simt/%/precompiled.h.gch: %/precompiled.h $(BUILD)/flags
 	@mkdir -p $(@D) && echo '#include "$<"' >$(@:.gch=)
 	@echo "  simt $<"
 	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) -MMD -MP -MT $@ -MF $(@:.gch=.d) -x c++-header $< -o $@
@@ -209,20 +258,21 @@ $(BUILD)/%.o: private AHEAD = $(call ahead,base)
 $(BUILD)/tests/%.o: private AHEAD = $(call ahead,tests)
 $(BUILD)/%_avx2.o $(BUILD)/tests/main.o: private AHEAD =
 $(call object,$(TEST_SRC) $(wildcard tests/fuzz/*.cc tests/rdma_vm/*.cc)): $(call headers,tests)
-$(BUILD)/%.o: %.cc $(call headers,base)
+$(BUILD)/%.o: %.cc $(BUILD)/flags $(call headers,base)
 	@mkdir -p $(@D)
 	@echo "  c++  $<"
 	@$(CXX) $(CXXFLAGS) $(DEFINES) $(AHEAD) -MMD -MP -c $< -o $@
 
-SIMT_FLAGS := -O1 -DXPYD_SIMT -Itests/simt -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing
+# (Launch bounds, which say nothing to the interpreter, leave constants unused.)
+SIMT_FLAGS := -O1 -DXPYD_SIMT -Itests/simt -Wno-unused-const-variable -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing
 $(BUILD)/simt/tests/simt/%.o: private SIMT_FLAGS += $(if $(filter release,$(MODE)),-O2)
 $(BUILD)/simt/tests/simt/%.o: private AHEAD =
 $(BUILD)/simt/%.o: private AHEAD = $(call ahead,simt/tests)
-$(BUILD)/simt/%.o: %.cu $(call headers,simt/tests)
+$(BUILD)/simt/%.o: %.cu $(BUILD)/flags $(call headers,simt/tests)
 	@mkdir -p $(@D)
 	@echo "  simt $<"
 	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) $(AHEAD) -MMD -MP -x c++ -c $< -o $@
-$(BUILD)/simt/%.o: %.cc $(call headers,simt/tests)
+$(BUILD)/simt/%.o: %.cc $(BUILD)/flags $(call headers,simt/tests)
 	@mkdir -p $(@D)
 	@echo "  simt $<"
 	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) $(AHEAD) -MMD -MP -c $< -o $@
@@ -240,7 +290,7 @@ $(BUILD)/server/backend.o $(BUILD)/experiments/experiment.o: private DEFINES += 
 $(BUILD)/simt/server/backend.o: private DEFINES += -DXPYD_CUDA
 
 $(LIB): $(call object,$(LIB_SRC)) $(CUDA_OBJ)
-	@rm -f $@ && ar rcs $@ $^
+	@rm -f $@ && $(AR) rcs $@ $^
 $(BIN): $(BUILD)/server/main.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
 $(BUILD)/xpyd_tests: $(call object,$(TEST_SRC) $(EXP_PARTS)) $(SIMT_OBJ) $(LIB)

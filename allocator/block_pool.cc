@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/spin.h"
 #include "base/status.h"
 
 namespace xpyd {
@@ -16,9 +17,7 @@ class BlockPool::Lock {
   explicit Lock(std::mutex& mutex) : mutex_(mutex) {
     for (int spin = 0; spin < 500; ++spin) {
       if (mutex_.try_lock()) return;
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#endif
+      cpu_relax();
     }
     mutex_.lock();
   }

@@ -10,16 +10,20 @@ namespace xpyd {
 namespace {
 
 bool always() { return true; }
+#if defined(__x86_64__)
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+#endif
 
 // Best last: default_attention takes the last available row.
 constexpr AttentionVariant kVariants[] = {
     {"portable", attention_portable, always,
      "online softmax over fixed tiles (Milakov & Gimelshein 2018; FlashAttention, Dao et al. "
      "2022)"},
+#if defined(__x86_64__)
     {"avx2", attention_avx2, has_avx2,
      "the same walk with 6x16 FMA register tiles; split KV for decode (Flash-Decoding, Dao et al. "
      "2023)"},
+#endif
 };
 
 }  // namespace

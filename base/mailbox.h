@@ -4,13 +4,13 @@
 // Thread safety: send() and poke() from any thread; take() and wait() from the one receiver.
 #pragma once
 
-#include <xmmintrin.h>
-
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <vector>
+
+#include "base/spin.h"
 
 namespace xpyd {
 
@@ -49,7 +49,7 @@ class Mailbox {
     do {
       for (int i = 0; i < 64; ++i) {
         if (signals_.load(std::memory_order_seq_cst) != seen_) return;
-        _mm_pause();
+        cpu_relax();
       }
     } while (clock::now() < spin_end);
     std::unique_lock lock(mutex_);

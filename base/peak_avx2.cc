@@ -1,5 +1,4 @@
 // The measured limits of an AVX2 machine. Reached only after a run-time check of the CPU.
-#if defined(__x86_64__)
 #include <immintrin.h>
 
 #include "base/peak_kernels.h"
@@ -66,4 +65,3 @@ extern const PeakKernels kAvx2Peak;
 const PeakKernels kAvx2Peak = {"avx2", fma, read, copy};
 
 }  // namespace xpyd
-#endif

@@ -8,6 +8,8 @@
 
 #include <climits>
 
+#include "base/spin.h"
+
 namespace xpyd {
 namespace {
 
@@ -18,14 +20,6 @@ double seconds_now() {
   timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
-}
-
-void relax() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 static_assert(sizeof(std::atomic<uint32_t>) == 4);
@@ -47,7 +41,7 @@ bool WaitWord::spent(int turn, bool crowded, double& deadline) {
   if (crowded)
     sched_yield();
   else
-    relax();
+    cpu_relax();
   if (turn % 32 != 31) return false;
   const double now = seconds_now();
   if (deadline == 0) deadline = now + kSpinSeconds;

@@ -37,6 +37,7 @@
 // to 0.65. length_aware gives up the ends first, so that of 16 each keeps 7.5 / 16 of itself: 0.53,
 // and its loads: 0.5 to 0.75. lfu is lru here: all are used as often.
 #include <algorithm>
+#include <filesystem>
 
 #include "experiments/offload.h"
 
@@ -181,8 +182,11 @@ Measure rounds_open(const Setting& setting) {
     if (has_host(point))
       options.insert(options.end(), {"--host-kv-bytes", bytes(scene.host), "--kv-copy-gbps",
                                      gbps.value(), "--host-eviction", point["eviction"]});
-    if (scene.disk > 0)
-      options.insert(options.end(), {"--disk-kv-dir", ".", "--disk-kv-bytes", bytes(scene.disk)});
+    if (scene.disk > 0) {  // where a build is, below it; a bundle is unpacked where it may write
+      const std::string folder = std::filesystem::is_directory("build") ? "build" : ".";
+      options.insert(options.end(),
+                     {"--disk-kv-dir", folder, "--disk-kv-bytes", bytes(scene.disk)});
+    }
     Result<std::string> wrong = bed->open(options);
     if (!wrong) return wrong.error();
     if (!wrong.value().empty()) return Finding{{}, wrong.value()};

@@ -289,7 +289,8 @@ class Objects:
             elif kind in "WVu":
                 inline.setdefault(symbol, []).append(source_of[path])
         for symbol, sources in inline.items():
-            if len(sources) == 1:  # a template instantiated in one place
+            # A template of ours instantiated in one place; one of the standard library is in its shared object, too.
+            if len(sources) == 1 and "4xpyd" in symbol:
                 self.defines.setdefault(symbol, sources[0])
 
     def reachable(self, roots):

@@ -1,5 +1,4 @@
 // Tiles for AVX2 and FMA. Reached only through gemm.cc, after a run-time check of the CPU.
-#if defined(__x86_64__)
 #include <immintrin.h>
 
 #include "model/gemm_kernels.h"
@@ -130,4 +129,3 @@ extern const GemmKernels kAvx2Kernels;
 const GemmKernels kAvx2Kernels = {XPYD_TILES(F32), XPYD_TILES(Bf16), add};
 
 }  // namespace xpyd
-#endif

@@ -138,7 +138,7 @@ class FaultyWire final : public WrappedTransport {
 
 class Sim final : public SimCluster {
  public:
-  explicit Sim(uint64_t seed) : seed_(seed), random_(seed * 7919 + 13) {}
+  explicit Sim(uint64_t seed) : random_(seed * 7919 + 13) {}
   // What went wrong; empty: nothing.
   std::string run();
 
@@ -172,7 +172,6 @@ class Sim final : public SimCluster {
   bool all_ended() const { return ended_ == int(expected_choices_); }
   Node* some_node();
 
-  const uint64_t seed_;
   Random random_;
   WireFaults wire_;
   std::set<FaultyWire*> wires_;

@@ -133,9 +133,10 @@ class SideHere final : public Side {
     REQUIRE(begin + bytes <= kSideBytes);
     const size_t head = begin < border ? std::min(bytes, border - begin) : 0;
     for (auto [offset, n] : {std::pair{size_t(0), head}, {head, bytes - head}})
-      for_pattern(seed, from + offset, n, [&](size_t done, std::span<const std::byte> run) {
-        each(at(begin + offset) + done, run);
-      });
+      for_pattern(seed, from + offset, n,
+                  [&, offset = offset](size_t done, std::span<const std::byte> run) {
+                    each(at(begin + offset) + done, run);
+                  });
     transport_->stats();
   }
   std::byte* at(size_t offset) {

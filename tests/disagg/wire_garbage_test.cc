@@ -20,10 +20,10 @@
 namespace xpyd::testing {
 namespace {
 
-const Wire& wire_named(const std::string& name) {
+const Wire& wire_named(std::string_view name) {
   for (const Wire& wire : wires())
     if (wire.name == name) return wire;
-  throw std::runtime_error("no wire " + name);
+  throw std::runtime_error("no wire " + std::string(name));
 }
 
 template <class T>

@@ -4,12 +4,11 @@
 #include <fstream>
 
 #include "tests/json.h"
+#include "tests/matchers.h"
 #include "tests/model/model_fixture.h"
 
 namespace xpyd::testing {
 namespace {
-
-using Catch::Matchers::Contains;
 
 json llama() {
   return {{"architectures", {"LlamaForCausalLM"}},

@@ -10,13 +10,11 @@
 #include <filesystem>
 #include <fstream>
 
-#include "tests/catch.h"
+#include "tests/matchers.h"
 #include "tests/model/model_fixture.h"
 
 namespace xpyd::testing {
 namespace {
-
-using Catch::Matchers::Contains;
 
 std::string length_prefix(uint64_t n) {
   std::string bytes;

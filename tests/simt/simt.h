@@ -16,7 +16,28 @@
 
 namespace xpyd::cuda::simt {
 
+#ifdef __cpp_lib_source_location
 using Where = std::source_location;
+#else  // clang before 15
+class Where {
+ public:
+  constexpr Where() = default;
+  static constexpr Where current(const char* file = __builtin_FILE(),
+                                 uint32_t line = __builtin_LINE(),
+                                 uint32_t column = __builtin_COLUMN()) {
+    Where here;
+    here.file_ = file, here.line_ = line, here.column_ = column;
+    return here;
+  }
+  constexpr const char* file_name() const { return file_; }
+  constexpr uint32_t line() const { return line_; }
+  constexpr uint32_t column() const { return column_; }
+
+ private:
+  const char* file_ = "";
+  uint32_t line_ = 0, column_ = 0;
+};
+#endif
 
 // While it lives, faults of this host thread's launches are kept here and abandon only their
 // launch; otherwise a fault prints itself and aborts.
