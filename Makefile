@@ -67,7 +67,7 @@ object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build serve test chaos process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients test-etcd test-rdma test-aarch64 compilers debian13 check install uninstall layers format clean
+.PHONY: help deps build serve test chaos faults process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients test-etcd test-rdma test-aarch64 compilers debian13 check install uninstall layers format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
@@ -84,13 +84,19 @@ serve: build  ## serve a model as 1P1D on http://127.0.0.1:8000 (MODEL=dir, PORT
 
 test: deps  ## run every test (TESTS='[tag]' narrows)
 	@$(MAKE) --no-print-directory layers
-	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests $(BIN)
+	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests $(BIN) $(FAULTS_LIB)
 	@$(if $(filter release,$(MODE)),tools/check-hardening $(BIN))
-	@XPYD_BIN=$(BIN) $(BUILD)/xpyd_tests $(TESTS)
+	@XPYD_BIN=$(BIN) XPYD_FAULTS=$(FAULTS_LIB) $(BUILD)/xpyd_tests $(TESTS)
 
 chaos: build  ## the cluster under seeded faults and a virtual clock (SEEDS=2000, or SEED=77 alone)
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests
 	@tools/chaos $(BUILD)/xpyd_tests $(SEEDS)
+
+# Sanitizers have an allocator of their own: nothing is preloaded before it.
+FAULTS_LIB = $(if $(filter release,$(MODE)),$(BUILD)/libfaults.so)
+faults: build  ## every call of a start, a request and a shutdown fails once (FAULTS='one-process processes worker' narrows)
+	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests $(FAULTS_LIB)
+	@XPYD_BIN=$(BIN) XPYD_FAULTS=$(FAULTS_LIB) FAULTS="$(FAULTS)" $(BUILD)/xpyd_tests '[all-faults]'
 
 process-chaos: build  ## kill -9 and SIGSTOP of random worker processes under load (SECONDS=120, each wire)
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests
