@@ -74,9 +74,8 @@ std::optional<ApiError> object_to(const HttpRequest& request,
   if (!origin.empty()) {
     const size_t at = origin.find("://");
     const std::string_view from = at == origin.npos ? "" : origin.substr(at + 3);
-    const std::string name = host_name(from);
-    const bool named = std::find(allowed_hosts.begin(), allowed_hosts.end(), name) !=
-                       allowed_hosts.end();  // behind a proxy Host may be another; "*" is no name
+    const bool named =  // behind a proxy Host may be another
+        std::find(allowed_hosts.begin(), allowed_hosts.end(), lower(from)) != allowed_hosts.end();
     if (from.empty() || (lower(from) != lower(host) && !named))
       return ApiError{.status = 403,
                       .message = "requests from pages of another origin are not served"};

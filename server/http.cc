@@ -127,6 +127,7 @@ struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
   void charge(const std::string& address, int n_places, ptrdiff_t bytes);
   bool is_at_limit(const std::string& address) const;
   bool make_place(const std::string& address);
+  bool has_room();
   void let_in();
   void shed_bodies();
 };
@@ -158,15 +159,16 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   }
   // Whose places it takes: nobody's in particular where it carries many clients.
   std::string counted_as() const { return is_proxy_ ? "" : peer_; }
-  // Without a request: since when. kNever: with one.
+  // Without a request for some time: since when. kNever: others have a better right to go.
   double idle_since_s() const {
     const bool idle = phase_ == Phase::lingering ||
                       (phase_ == Phase::receiving && parser_.state() == HttpParser::State::header);
-    return idle ? since_s_ : kNever;
+    return idle && now_s() >= since_s_ + loop_.options.place_s ? since_s_ : kNever;
   }
   double body_since_s() const {  // kNever: none is coming
     return phase_ == Phase::receiving && body_accounted_ > 0 ? since_s_ : kNever;
   }
+  bool is_answered() const { return phase_ == Phase::flushing || phase_ == Phase::lingering; }
   const std::string& client() const { return client_; }
   void go_on() {  // it has waited for its place
     phase_ = Phase::receiving;
@@ -545,7 +547,6 @@ void HttpListener::Connection::answered() {
     if (ended_ && phase_ == Phase::receiving) return close();
     read();
   }
-  if (!loop_.waiting.empty()) asio::post(loop_.io, [loop = &loop_] { loop->let_in(); });
 }
 
 // Closing a socket with unread input resets the connection and can destroy the answer on its way.
@@ -617,36 +618,44 @@ void HttpListener::Loop::shed_bodies() {
   }
 }
 
-// When the waiting room is full, too, one of it leaves: the oldest that has said nothing, or the
-// latest to wait.
+// The waiting room has room for one more, if need be since another leaves it: the oldest that has
+// said nothing, or the latest that waits.
+bool HttpListener::Loop::has_room() {
+  const size_t without_place = connections.size() - static_cast<size_t>(places);
+  if (without_place < waiting_room()) return true;
+  std::shared_ptr<Connection> oldest;
+  size_t answered = 0;
+  for (const auto& c : connections) {
+    if (c->has_place()) continue;
+    answered += c->is_answered();
+    if (c->idle_since_s() < (oldest ? oldest->idle_since_s() : kNever)) oldest = c;
+  }
+  if (without_place - answered < waiting_room() && answered < waiting_room()) return true;
+  if (oldest)
+    oldest->close();
+  else if (!waiting.empty())
+    std::shared_ptr(waiting.back())->refuse(503, "the server has too many connections");
+  else
+    return false;
+  return true;
+}
+
 void HttpListener::Loop::accept() {
   if (!acceptor.is_open() || accepting) return;
+  // EMFILE and its like: the backlog stays readable, so asking again at once would spin.
+  auto later = [this] {
+    accept_retry.expires_after(std::chrono::milliseconds(100));
+    accept_retry.async_wait([this](error_code stopped) {
+      if (!stopped) accept();
+    });
+  };
+  if (!has_room()) return later();
   accepting = true;
-  acceptor.async_accept([this](error_code failed, tcp::socket socket) {
+  acceptor.async_accept([this, later](error_code failed, tcp::socket socket) {
     accepting = false;
     if (!acceptor.is_open()) return;
-    if (failed) {  // EMFILE and its like: the backlog stays readable, so asking again at once would
-                   // spin
-      accept_retry.expires_after(std::chrono::milliseconds(100));
-      accept_retry.async_wait([this](error_code stopped) {
-        if (!stopped) accept();
-      });
-      return;
-    }
+    if (failed) return later();
     auto connection = std::make_shared<Connection>(*this, std::move(socket));
-    const size_t without_place = connections.size() - static_cast<size_t>(places);
-    if (without_place >= waiting_room()) {
-      std::shared_ptr<Connection> oldest;
-      for (const auto& c : connections)
-        if (!c->has_place() && c->idle_since_s() < (oldest ? oldest->idle_since_s() : kNever))
-          oldest = c;
-      if (oldest)
-        oldest->close();
-      else if (!waiting.empty())
-        std::shared_ptr(waiting.back())->refuse(503, "the server has too many connections");
-      else
-        return accept();
-    }
     connections.insert(connection);
     connection->start();
     accept();
@@ -658,6 +667,7 @@ void HttpListener::Loop::tick() {
   ticker.async_wait([this](error_code stopped) {
     if (stopped) return;
     handler->tick();
+    let_in();
     tick();
   });
 }

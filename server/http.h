@@ -38,6 +38,7 @@ struct HttpListenOptions {
   double header_timeout_s = 10;  // from the first byte of a request, or from the connection's start
   double body_timeout_s = 30;    // from the end of the header to the end of the body
   double idle_timeout_s = 75;    // between two requests
+  double place_s = 1;            // without a request: then others may have its place
   double write_timeout_s = 30;   // without a byte taken by the client
 };
 

@@ -251,7 +251,7 @@ std::vector<OptionRow> make_rows() {
       {"trusted-proxies", text, "", "", "ADDRESS,...", 0, 0,
        "reverse proxies whose X-Forwarded-For tells the client's address", "serve"},
       {"max-connections", integer, "2048", "connections", "", 1, 65536,
-       "with a request at once; half as many more wait for a place", "serve"},
+       "with a request at once; half as many more, and 64, wait for a place", "serve"},
       {"max-connections-per-address", integer, "1024", "connections", "", 1, 65536, "of them",
        "serve"},
       {"request-timeout", number, "600", "s", "", 0, 86400,
