@@ -337,7 +337,8 @@ void HttpListener::Connection::on_readable() {
 }
 
 // The client sends no more, and waits for its answer or has gone: its system tells which once
-// something is written. An answer that has not begun may have any number of these lines before it.
+// something is written. An answer that has not begun may have any number of these lines before it,
+// but not to HTTP/1.0: there, who has gone is noticed when the answer is sent.
 void HttpListener::Connection::half_closed() {
   ended_ = true;
   socket_.async_wait(Wait::wait_error, [self = shared_from_this()](error_code) { self->close(); });
