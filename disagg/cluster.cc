@@ -57,7 +57,7 @@ ConductorOptions conductor_options(const ClusterOptions& o) {
           .disagg_options = o.disagg_options,
           .zero_copy = o.transport->shared_pool,
           .max_model_len = o.max_model_len,
-          .max_queue = o.max_queue,
+          .max_queue_bytes = o.max_queue_bytes,
           .seed = o.seed};
 }
 

@@ -51,7 +51,7 @@ struct ClusterOptions {
   int max_batch = 64;     // sequences per instance
   int step_tokens = 512;  // tokens per step
   int max_model_len = 0;  // tokens: prompt and output together
-  int max_queue = 256;    // requests waiting per prefill or colocated instance
+  int64_t max_queue_bytes = 256ll << 20;  // of requests that wait for their first step
   bool ahead = true;  // engines plan a step while the model computes the one before, where it can
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // may be null

@@ -181,6 +181,7 @@ void Conductor::end_all(const std::string& why) {
       for (int c = 0; c < int(entry.choices.size()); ++c)
         if (!entry.choices[size_t(c)].ended) end_choice(entry, c, FinishReason::abort, why, out);
     requests_.clear();
+    queued_bytes_ = 0;
     attempts_.clear();
     parked_.clear();
     jobs_.clear();

@@ -35,7 +35,8 @@ struct ConductorOptions {
   DisaggOptions disagg_options;
   bool zero_copy = false;   // the wire: nothing can be pulled
   int max_model_len = 0;    // tokens: prompt and output together
-  int max_queue = 256;      // requests waiting per prefill or colocated instance
+  int64_t max_queue_bytes =
+      256ll << 20;          // queue_bytes() of requests that wait for their first step
   int prefill_window = 1;   // decode_first: jobs that a prefill instance has not started yet
   int max_tries = 16;       // attempts of one choice
   double patience_s = 30;   // that a request waits for an instance to be there
@@ -59,6 +60,9 @@ struct PlacedLoad {
   int64_t queued_tokens = 0;  // uncached prompt tokens, prompt not done
   int sequences = 0;          // to decode, not ended
 };
+
+// What a request holds here while it waits: its prompt, and some for all the rest.
+int64_t queue_bytes(const Request& request);
 
 class Conductor final : public Service {
  public:
@@ -126,6 +130,7 @@ class Conductor final : public Service {
     int left = 0;
     int tries = 0;
     bool aborted = false;
+    bool begun = false;  // else it counts in queued_bytes_
   };
   struct Parked {
     uint64_t request;
@@ -156,6 +161,7 @@ class Conductor final : public Service {
   void remove(InstanceId id, AttemptFailure reason, const std::string& why, Out& out);
   bool handed_over(const Attempt& attempt) const;
   void uncharge_prompt(Attempt& attempt);
+  void begin(Entry& entry);
   void forget(AttemptId attempt);
   void retry_parked(Out& out);
   void dispatch_jobs();
@@ -180,6 +186,7 @@ class Conductor final : public Service {
   std::unordered_map<AttemptId, Attempt> attempts_;
   std::vector<Parked> parked_;
   std::deque<PrefillJob> jobs_;  // the global prefill queue
+  int64_t queued_bytes_ = 0;
   std::vector<InstanceView> views_;
   std::vector<InstanceId> view_ids_;
   int64_t passing_ = 0;  // events on their way to their sinks

@@ -16,6 +16,7 @@ void Conductor::on(InstanceId from, AttemptProgress message, Out&) {
   if (message.stage == AttemptProgress::prompt_done) {
     uncharge_prompt(attempt);
   } else if (std::exchange(attempt.queued, false)) {
+    begin(requests_.at(attempt.request));
     --load.queued_requests;
     dispatch_jobs();
   }
@@ -94,6 +95,7 @@ void Conductor::end_choice(Entry& entry, int at, FinishReason reason, const std:
 
 void Conductor::forget_choice(uint64_t request, Entry& entry) {
   if (entry.left > 0) return;
+  begin(entry);
   requests_.erase(request);
 }
 

@@ -134,20 +134,24 @@ Status Conductor::submit(std::shared_ptr<const Request> request, std::shared_ptr
   entry.sink = std::move(sink);
   entry.choices.resize(size_t(n));
   entry.left = n;
-  std::string refused = "no instance is there to take the request";
-  if (start(id, 0, n)) {
-    const Attempt& attempt = attempts_.at(last_attempt_);
-    const InstanceId first = attempt.prefill >= 0 ? attempt.prefill : attempt.decode;
-    const Member& member = members_.at(first);
-    const bool full = attempt.prefill >= 0 ? member.load.queued_requests > options_.max_queue
-                                           : int(jobs_.size()) >= options_.max_queue;
-    if (!full) return ok();
-    refused = "the queue of " + member.info.name + " is full";
-    post_.send(kConductor, first, AbortAttempt{last_attempt_});
-    forget(last_attempt_);
+  const int64_t held = queue_bytes(*entry.request);
+  const bool full = queued_bytes_ > 0 && queued_bytes_ + held > options_.max_queue_bytes;
+  if (!full && start(id, 0, n)) {
+    queued_bytes_ += held;
+    return ok();
   }
   requests_.erase(id);
-  return Error{ErrorCode::unavailable, refused};
+  return Error{ErrorCode::unavailable, full ? "the queue is full (--max-queue-bytes)"
+                                            : "no instance is there to take the request"};
+}
+
+int64_t queue_bytes(const Request& request) {
+  return 4096 + int64_t(request.prompt.size() * sizeof(int32_t));
+}
+
+// It waits no more.
+void Conductor::begin(Entry& entry) {
+  if (!std::exchange(entry.begun, true)) queued_bytes_ -= queue_bytes(*entry.request);
 }
 
 // ---- The global prefill queue (decode_first).

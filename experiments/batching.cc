@@ -42,10 +42,10 @@ std::vector<BenchRequest> requests(int n, uint64_t seed) {
 Measure open(const Setting& setting) {
   const std::string model = setting.tiny ? "llama-tiny" : "llama-mini";
   auto bed = std::make_shared<Bed>(
-      setting, std::vector<std::string>{
-                   "experiments/models/" + model, "--kv-bytes", "256MiB", "--max-model-len",
-                   setting.tiny ? "256" : "1024", "--max-batch", "16", "--chunk-tokens",
-                   std::to_string(kChunk), "--topology", "1C", "--max-queue", "1024"});
+      setting,
+      std::vector<std::string>{"experiments/models/" + model, "--kv-bytes", "256MiB",
+                               "--max-model-len", setting.tiny ? "256" : "1024", "--max-batch",
+                               "16", "--chunk-tokens", std::to_string(kChunk), "--topology", "1C"});
   return [=](const Values& point) -> Result<Finding> {
     const std::vector<BenchRequest> load = setting.tiny
                                                ? random_load(4, 40, 6, 0.5, setting.seed).requests

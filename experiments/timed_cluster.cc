@@ -308,7 +308,7 @@ ConductorOptions TimedCluster::conductor_options() const {
           .disagg_options = options_.disagg_options,
           .zero_copy = options_.wire_gbps == 0,
           .max_model_len = options_.pool_tokens,
-          .max_queue = 1 << 30,
+          .max_queue_bytes = int64_t{1} << 50,
           .seed = options_.seed};
 }
 

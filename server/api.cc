@@ -15,36 +15,15 @@
 namespace xpyd {
 namespace {
 
-// Up to this a body is parsed and tokenized at once: about a millisecond. Beyond, on a thread of
-// its own.
+// Up to this a body is parsed and tokenized at once: about a millisecond. Beyond, on another
+// thread.
 constexpr size_t kInlineBodyBytes = 16u << 10;
-constexpr size_t kMaxWaitingBodies = 64;
 constexpr int kLogLinesPerSecond = 500;
 constexpr size_t kMaxClientIdBytes = 128;
 
 uint64_t random_word() {
   std::random_device device;
   return uint64_t{device()} << 32 | device();
-}
-
-// Takes as long for a wrong key as for a right one of the same length.
-bool equal_keys(std::string_view a, std::string_view b) {
-  unsigned different = a.size() != b.size();
-  for (size_t i = 0; i < a.size(); ++i)
-    different |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i % b.size()]);
-  return different == 0;
-}
-
-// "application/json; charset=utf-8", in any case. No other type: a page of another origin could
-// send text/plain without asking.
-bool is_json_type(std::string_view type) {
-  constexpr std::string_view kJson = "application/json";
-  if (type.size() < kJson.size()) return false;
-  for (size_t i = 0; i < kJson.size(); ++i)
-    if ((type[i] | (std::isalpha(static_cast<unsigned char>(type[i])) ? 0x20 : 0)) != kJson[i])
-      return false;
-  type.remove_prefix(kJson.size());
-  return type.empty() || type[0] == ';' || type[0] == ' ';
 }
 
 std::string client_id(const HttpRequest& request) {
@@ -109,7 +88,6 @@ Api::Api(const ServerOptions& options, Service& service, const Tokenizer* tokeni
       service_(service),
       clock_(clock),
       post_(std::move(post)),
-      sessions_(std::make_shared<Sessions>(options.max_sessions, options.session_bytes)),
       metrics_(options.metrics_prefix, options.model_name, options.max_model_len),
       random_(options.seed),
       id_random_(random_word()),
@@ -125,6 +103,12 @@ Api::Api(const ServerOptions& options, Service& service, const Tokenizer* tokeni
     model_.max_prompt_bytes = longest_prompt_bytes(*tokenizer, options.max_model_len);
   }
   model_.salt_key = {random_word(), random_word()};
+  // Nobody's conversations make room for another key's.
+  const size_t owners = std::max<size_t>(1, options.api_keys.size());
+  for (size_t i = 0; i < owners; ++i)
+    sessions_.push_back(
+        std::make_shared<Sessions>(std::max(1, options.max_sessions / static_cast<int>(owners)),
+                                   options.session_bytes / owners));
 }
 
 Api::~Api() = default;
@@ -132,7 +116,7 @@ Api::~Api() = default;
 // ---- every request
 // --------------------------------------------------------------------------------
 
-void Api::handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
+const Api::Row* Api::find_row(const HttpRequest& request) const {
   const Row* row = nullptr;
   for (const Row& candidate : table()) {
     bool hit = candidate.path == kModelPrefix ? request.path.starts_with(kModelPrefix)
@@ -141,27 +125,41 @@ void Api::handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
   }
   if (row != nullptr && row->dev && !(options_.dev_endpoints && request.from_loopback))
     row = nullptr;
-  auto in = std::make_shared<Incoming>(
-      Incoming{std::move(request), std::move(exchange), row, clock_.now()});
-  if (auto refusal = turn_away(in->request, row)) return answer(*in, std::move(*refusal));
-  (this->*row->handler)(in);
+  return row;
+}
+
+bool Api::is_probe(const HttpRequest& request) {
+  const Row* row = find_row(request);
+  return row != nullptr && row->open;
+}
+
+std::optional<HttpResponse> Api::on_header(const HttpRequest& request) {
+  const Row* row = find_row(request);
+  auto refusal = turn_away(request, row);
+  if (refusal) finish(request, row, *refusal, "");
+  return refusal;
+}
+
+void Api::handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
+  const Row* row = find_row(request);
+  (this->*row->handler)(std::make_shared<Incoming>(
+      Incoming{std::move(request), std::move(exchange), row, clock_.now()}));
 }
 
 std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row* row) {
   ApiError error;
-  if (!options_.api_key.empty() && (row == nullptr || !row->open)) {
-    std::string_view given = request.header("authorization");
-    bool bearer = given.starts_with("Bearer ");
-    if (!bearer || !equal_keys(given.substr(7), options_.api_key)) {
-      metrics_.rejected(RejectReason::unauthorized);
-      error.status = 401;
-      error.code = "invalid_api_key";
-      error.message = bearer ? "incorrect API key" : "this server needs Authorization: Bearer KEY";
-      HttpResponse response = error_response(error);
-      response.headers.emplace_back("WWW-Authenticate", "Bearer");
-      return response;
-    }
+  const bool guarded = !options_.api_keys.empty() && (row == nullptr || !row->open);
+  if (guarded && key_owner(options_.api_keys, request) < 0) {
+    metrics_.rejected(RejectReason::unauthorized);
+    error.status = 401;
+    error.code = "invalid_api_key";
+    error.message = "this server needs Authorization: Bearer KEY, with one of its keys";
+    HttpResponse response = error_response(error);
+    response.headers.emplace_back("WWW-Authenticate", "Bearer");
+    return response;
   }
+  if (const auto objection = object_to(request, options_.allowed_hosts))
+    return error_response(*objection);
   if (row == nullptr) {
     error.status = 404;
     error.message = "there is no such path";
@@ -187,11 +185,6 @@ std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row
     response.close = true;
     return response;
   }
-  if (!row->dev && !is_json_type(request.header("content-type"))) {
-    error.status = 415;
-    error.message = "send the body as Content-Type: application/json";
-    return error_response(error);
-  }
   return {};
 }
 
@@ -214,15 +207,20 @@ HttpResponse Api::refuse(int status, const std::string& why) {
 }
 
 void Api::answer(const Incoming& in, HttpResponse response, const std::string& why) {
-  metrics_.http_request(in.row == nullptr ? "none" : in.row->path, in.request.method,
-                        response.status);
+  finish(in.request, in.row, response, why);
+  in.exchange->respond(std::move(response));
+}
+
+void Api::finish(const HttpRequest& request, const Row* row, HttpResponse& response,
+                 const std::string& why) {
+  const char* path = row == nullptr ? "none" : row->path;
+  metrics_.http_request(path, request.method, response.status);
   response.headers.emplace_back("X-Content-Type-Options", "nosniff");
-  if (std::string id = client_id(in.request); !id.empty())
+  if (std::string id = client_id(request); !id.empty())
     response.headers.emplace_back("X-Request-Id", id);
   if (response.status >= 400)
-    log_line("refused route=" + std::string(in.row == nullptr ? "none" : in.row->path) +
-             " status=" + std::to_string(response.status) + why);
-  in.exchange->respond(std::move(response));
+    log_line("refused route=" + std::string(path) + " status=" + std::to_string(response.status) +
+             why);
 }
 
 void Api::fail(const Incoming& in, const ApiError& error) {
@@ -239,13 +237,8 @@ void Api::on_body(const std::shared_ptr<Incoming>& in,
   const bool is_short = in->request.body.size() <= kInlineBodyBytes &&
                         in->request.body.find("\"session_id\"") == std::string::npos;
   if (is_short) return work()();
-  bool taken = worker_.run([post = post_, work = std::move(work)] { post(work()); });
-  if (taken) return;
-  ApiError error;
-  error.status = 503;
-  error.message = "too many large requests are waiting to be read";
-  error.reason = RejectReason::overloaded;
-  fail(*in, error);
+  body_threads_.run(in->request.body.size(),
+                    [post = post_, work = std::move(work)] { post(work()); });
 }
 
 void Api::tick() {
@@ -352,10 +345,13 @@ void Api::chat_completions(const std::shared_ptr<Incoming>& in) { generate(in, t
 void Api::generate(const std::shared_ptr<Incoming>& in, bool chat) {
   on_body(in, [this, in, chat]() -> std::function<void()> {
     auto call = std::make_shared<GenerationCall>();
-    auto error = parse_generation(in->request.body, chat, model_, *call, sessions_.get());
+    const int owner = std::max(0, key_owner(options_.api_keys, in->request));
+    auto error = parse_generation(in->request.body, chat, model_, *call,
+                                  sessions_[static_cast<size_t>(owner)].get());
     in->request.body = std::string();
     if (error) return [this, in, error = std::move(*error)] { fail(*in, error); };
     return [this, in, chat, call] {
+      in->exchange->body_freed();
       char id[40];
       std::snprintf(id, sizeof id, "%s-%016llx%08llx", chat ? "chatcmpl" : "cmpl",
                     static_cast<unsigned long long>(id_random_.next()),
@@ -427,41 +423,6 @@ void Api::retire_instance(const std::shared_ptr<Incoming>& in) {
 
 void Api::server_info(const std::shared_ptr<Incoming>& in) {
   answer(*in, json_response("{\"options\":" + json_quote(options_.server_info) + "}"));
-}
-
-// ---- large bodies
-// ---------------------------------------------------------------------------------
-
-Api::Worker::~Worker() {
-  {
-    std::lock_guard lock(mutex_);
-    stopped_ = true;
-  }
-  changed_.notify_one();
-  if (thread_.joinable()) thread_.join();
-}
-
-bool Api::Worker::run(std::function<void()> work) {
-  std::lock_guard lock(mutex_);
-  if (waiting_.size() >= kMaxWaitingBodies) return false;
-  waiting_.push_back(std::move(work));
-  if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
-  changed_.notify_one();
-  return true;
-}
-
-void Api::Worker::loop() {
-  for (;;) {
-    std::function<void()> work;
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return stopped_ || !waiting_.empty(); });
-      if (stopped_) return;
-      work = std::move(waiting_.front());
-      waiting_.pop_front();
-    }
-    work();
-  }
 }
 
 }  // namespace xpyd

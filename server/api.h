@@ -1,23 +1,21 @@
 // The routes: what each (method, path) means. HTTP request in; JSON answer or event stream out.
 //
-// Thread safety: the I/O thread owns it; large bodies are parsed and tokenized on a thread of its
+// Thread safety: the I/O thread owns it; large bodies are parsed and tokenized on threads of its
 // own.
 #pragma once
 
-#include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/random.h"
 #include "disagg/service.h"
+#include "server/access.h"
 #include "server/api_parse.h"
+#include "server/body_threads.h"
 #include "server/http.h"
 #include "server/metrics.h"
 
@@ -30,9 +28,11 @@ struct ServerOptions : HttpListenOptions {
   int max_model_len = 0;           // tokens
   int vocab_size = 0;              // the model's; ids beyond the tokenizer's are refused too
   double request_timeout_s = 600;  // of a request as a whole; 0: none
-  std::string api_key;             // empty: open
+  std::vector<std::string> api_keys;       // empty: open
+  std::vector<std::string> allowed_hosts;  // see access.h
+  bool insecure = false;                   // without a key also on addresses that others can reach
   std::string metrics_prefix = "vllm";
-  int max_sessions = 1024;                // conversations kept, and their bytes
+  int max_sessions = 1024;  // conversations kept, and their bytes: of all keys
   size_t session_bytes = size_t{64} << 20;
   uint64_t seed = 0;  // of the seeds of requests that bring none
   bool dev_endpoints =
@@ -53,6 +53,8 @@ class Api final : public HttpHandler {
       const ChatTemplate* chat_template, Clock& clock, HttpPost post);
   ~Api() override;
 
+  std::optional<HttpResponse> on_header(const HttpRequest& request) override;
+  bool is_probe(const HttpRequest& request) override;
   void handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
   HttpResponse refuse(int status, const std::string& why) override;
   void tick() override;
@@ -73,11 +75,13 @@ class Api final : public HttpHandler {
   struct Row;
   static std::span<const Row> table();
 
-  // Null: the request may go to its route.
+  const Row* find_row(const HttpRequest& request) const;  // null: no such path
   std::optional<HttpResponse> turn_away(const HttpRequest& request, const Row* row);
   HttpResponse error_response(const ApiError& error) const;
   // `why` is appended to the log line of a refusal.
   void answer(const Incoming& in, HttpResponse response, const std::string& why = "");
+  void finish(const HttpRequest& request, const Row* row, HttpResponse& response,
+              const std::string& why);
   void fail(const Incoming& in, const ApiError& error);
   // Runs `work`, which may take long for a large body, off the I/O thread if so; then what it
   // returned, on the I/O thread.
@@ -108,7 +112,7 @@ class Api final : public HttpHandler {
   Clock& clock_;
   HttpPost post_;
   ServedModel model_;
-  std::shared_ptr<Sessions> sessions_;
+  std::vector<std::shared_ptr<Sessions>> sessions_;  // of each key; one without keys
   Metrics metrics_;
   Random random_, id_random_;
   int64_t created_unix_s_;
@@ -118,21 +122,7 @@ class Api final : public HttpHandler {
   double log_window_s_ = 0;  // start of the second in which lines are counted
   int log_lines_ = 0, log_dropped_ = 0;
 
-  // Parses bodies too large for the I/O thread, in order.
-  class Worker {
-   public:
-    ~Worker();
-    bool run(std::function<void()> work);  // false: too much is waiting
-
-   private:
-    void loop();
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    std::deque<std::function<void()>> waiting_;
-    bool stopped_ = false;
-    std::thread thread_;  // started with the first large body
-  };
-  Worker worker_;  // last: joined before the rest goes
+  BodyThreads body_threads_;  // last: joined before the rest goes
 };
 
 }  // namespace xpyd

@@ -146,6 +146,8 @@ AnswerFormat::AnswerFormat(const GenerationCall& call, const ServedModel& model,
     : chat_(call.chat), include_usage_(call.include_usage), tokenizer_(model.tokenizer), id_(id) {
   shared_ = ",\"created\":" + std::to_string(created_unix_s) +
             ",\"model\":" + json_quote(model.name) + ",\"system_fingerprint\":null,\"choices\":";
+  if (call.turn)
+    shared_ = ",\"session_generation\":" + json_quote(call.turn.generation()) + shared_;
 }
 
 std::string AnswerFormat::head(const char* object) const {

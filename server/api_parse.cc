@@ -379,19 +379,23 @@ void set_max_tokens(Fields& fields, bool chat, const ServedModel& model, Request
 }
 
 // The conversation that the request names.
-std::optional<ApiError> take_session(const Request& request, const std::string& key, bool chat,
-                                     Sessions* sessions, GenerationCall& out) {
+std::optional<ApiError> take_session(Request& request, const std::string& salt,
+                                     const std::string& generation, bool chat, Sessions* sessions,
+                                     GenerationCall& out) {
   const std::string& id = request.session_id;
   if (id.empty()) {
     if (out.session_end) return bad("session_end", "session_end needs a session_id");
+    if (!generation.empty())
+      return bad("session_generation", "session_generation needs a session_id");
     return {};
   }
   if (sessions == nullptr) return bad("session_id", "field \"session_id\": no sessions here");
   if (request.n > 1)
     return bad("n", "a session has one reply per turn: n must be 1 with a session_id");
   const std::string name = "session `" + id + "`";
-  switch (sessions->begin(key, out.turn)) {
+  switch (sessions->begin(session_key(id, salt), out.turn, generation)) {
     case Sessions::State::taken:
+      request.cache_salt = out.turn.salt();  // a session's KV is its own
       break;
     case Sessions::State::busy:
       return ApiError{.status = 409,
@@ -400,10 +404,16 @@ std::optional<ApiError> take_session(const Request& request, const std::string& 
                       .code = "session_busy"};
     case Sessions::State::dropped:
       return ApiError{.status = 410,
-                      .message = name + " was given up to make room for others: send the whole "
-                                        "conversation under another session_id",
+                      .message = name +
+                                 " is not here any more: send the whole conversation with "
+                                 "session_generation \"new\"",
                       .param = "session_id",
                       .code = "session_expired"};
+    case Sessions::State::stale:
+      return ApiError{.status = 409,
+                      .message = name + " is at another turn than the session_generation says",
+                      .param = "session_generation",
+                      .code = "session_stale"};
     case Sessions::State::full:
       return ApiError{.status = 503,
                       .message = "every session that this server can keep is in use",
@@ -462,13 +472,8 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   request.session_id = fields.text("session_id", 1, kMaxShortText);
   out.session_end = fields.boolean("session_end", false);
   std::string salt = fields.text("cache_salt", 1, kMaxSaltBytes);
-  // Salts keep tenants apart, so they are part of a session's name; and a session's KV is its own.
-  const std::string session_key = request.session_id + '\0' + salt;
-  if (!request.session_id.empty()) {
-    request.cache_salt = std::max<uint64_t>(1, siphash(model.salt_key, "session " + session_key));
-  } else if (!salt.empty()) {
-    request.cache_salt = std::max<uint64_t>(1, siphash(model.salt_key, salt));
-  }
+  const std::string generation = fields.text("session_generation", 1, kMaxShortText);
+  if (!salt.empty()) request.cache_salt = std::max<uint64_t>(1, siphash(model.salt_key, salt));
   out.return_token_ids = fields.boolean("return_token_ids", false);
   out.echo = !chat && fields.boolean("echo", false);
   if (out.echo && request.sampling.top_logprobs >= 0)
@@ -485,7 +490,8 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   const json* prompt = fields.find(chat ? "messages" : "prompt");
   if (fields.error) return std::move(fields.error);
 
-  if (auto error = take_session(request, session_key, chat, sessions, out)) return error;
+  // Salts keep tenants apart, so they are part of a session's name.
+  if (auto error = take_session(request, salt, generation, chat, sessions, out)) return error;
   const Conversation& so_far = out.turn.so_far();
 
   std::vector<Prompt> prompts;

@@ -12,6 +12,7 @@
 #include "base/progress.h"
 #include "server/bench_client.h"
 #include "server/commands.h"
+#include "server/limits.h"
 #include "server/result_file.h"
 
 namespace xpyd {
@@ -38,14 +39,6 @@ class InterruptGuard {
 int fail(const Error& error, int code) {
   std::fprintf(stderr, "xpyd: bench: %s\n", error.message.c_str());
   return code;
-}
-
-// One file descriptor per request in flight.
-void raise_fd_limit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 // The same failure of many requests is one line.
@@ -105,7 +98,7 @@ int bench_main(const Options& options) {
   std::vector<std::pair<std::string, std::string>> headers;
   if (const std::string& key = options.text("api-key"); !key.empty())
     headers.emplace_back("Authorization", "Bearer " + key);
-  raise_fd_limit();
+  raise_descriptor_limit();  // one for each request in flight
   auto created = HttpClient::create(url.value(), headers, clock);
   if (!created) return fail(created.error(), 1);
   HttpClient& client = *created.value();

@@ -4,17 +4,21 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <ctime>
 #include <deque>
+#include <limits>
 #include <mutex>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
 #include "server/http_parser.h"
+#include "server/limits.h"
 
 namespace xpyd {
 namespace {
@@ -27,10 +31,15 @@ using Wait = tcp::socket::wait_type;
 constexpr size_t kReadBytes = 64u << 10;
 constexpr size_t kPipelineBytes = 64u << 10;  // of later requests, kept while one is being answered
 constexpr size_t kPacketBytes = 16u << 10;    // small writes that wait are joined up to this
+constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kLingerSeconds = 2;          // to let a refused client read why before the reset
 
 std::chrono::nanoseconds seconds(double s) {
   return std::chrono::nanoseconds(static_cast<int64_t>(s * 1e9));
+}
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 std::string date_header() {
@@ -81,7 +90,14 @@ struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
   asio::steady_timer accept_retry{io}, ticker{io};
   HttpHandler* handler = nullptr;
   std::unordered_set<std::shared_ptr<Connection>> connections;
-  size_t body_bytes = 0;  // held by all connections
+  struct Use {
+    int places = 0;
+    size_t body_bytes = 0;
+  };
+  std::unordered_map<std::string, Use> use;         // by address; none for what holds nothing
+  int places = 0;                                   // taken
+  std::deque<std::shared_ptr<Connection>> waiting;  // with a request, for a place
+  size_t body_bytes = 0;                            // held by all connections
   bool draining = false, accepting = false;
   size_t waited_for = 0;  // draining: connections from before it
   std::vector<char> scratch = std::vector<char>(kReadBytes);
@@ -113,6 +129,13 @@ struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
   void drain();
   void end_drain();
   void leave(const std::shared_ptr<Connection>& connection);
+  size_t waiting_room() const { return 64 + static_cast<size_t>(options.max_connections) / 2; }
+  void charge(const std::string& address, int n_places, ptrdiff_t bytes);
+  bool is_at_limit(const std::string& address) const;
+  bool make_place(const std::string& address);
+  bool has_room();
+  void let_in();
+  void shed_bodies();
 };
 
 class HttpListener::Connection : public std::enable_shared_from_this<Connection> {
@@ -132,8 +155,38 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
     socket_.non_blocking(true, ignored);
     socket_.set_option(tcp::no_delay(true), ignored);
     auto peer = socket_.remote_endpoint(ignored);
-    from_loopback_ = !ignored && peer.address().is_loopback();
+    if (!ignored) peer_ = address_group(peer.address().to_string());
+    client_ = peer_;
+    const auto& trusted = loop_.options.trusted_proxies;
+    is_proxy_ = std::find(trusted.begin(), trusted.end(), peer_) != trusted.end();
+    if (loop_.make_place(counted_as())) take_place();
     arm(loop_.options.header_timeout_s);
+    read();
+  }
+
+  bool has_place() const { return has_place_; }
+  void take_place() {
+    has_place_ = true;
+    ++loop_.places;
+    loop_.charge(counted_as(), 1, 0);
+  }
+  // Whose places it takes: nobody's in particular where it carries many clients.
+  std::string counted_as() const { return is_proxy_ ? "" : peer_; }
+  // Without a request for some time: since when. kNever: others have a better right to go.
+  double idle_since_s() const {
+    const bool idle = phase_ == Phase::lingering ||
+                      (phase_ == Phase::receiving && parser_.state() == HttpParser::State::header);
+    return idle && now_s() >= since_s_ + loop_.options.place_s ? since_s_ : kNever;
+  }
+  double body_since_s() const {  // kNever: none is coming
+    return phase_ == Phase::receiving && body_accounted_ > 0 ? since_s_ : kNever;
+  }
+  bool is_answered() const { return phase_ == Phase::flushing || phase_ == Phase::lingering; }
+  const std::string& client() const { return client_; }
+  void go_on() {  // it has waited for its place
+    phase_ = Phase::receiving;
+    arm(loop_.options.body_timeout_s);
+    advance();
     read();
   }
 
@@ -147,6 +200,10 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
     if (phase_ == Phase::closed) return;
     phase_ = Phase::closed;
     account_body(0);
+    if (std::exchange(has_place_, false)) {
+      --loop_.places;
+      loop_.charge(counted_as(), -1, 0);
+    }
     timer_.cancel();
     error_code ignored;
     socket_.close(ignored);
@@ -159,15 +216,20 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   void begin_stream(uint64_t id, HttpResponse head);
   void write(uint64_t id, std::string bytes);
   void end_stream(uint64_t id);
+  void body_freed(uint64_t id) {
+    if (current(id)) account_body(0);
+  }
+  void refuse(int status, const std::string& why);
   void on_gone(uint64_t id, std::function<void()> callback) {
     if (!current(id)) return callback();
     gone_ = std::move(callback);
   }
 
  private:
-  // receiving: a request, or waiting for one; answering: the handler has it; flushing: the answer
-  // is complete and being sent; lingering: sent, the client's remaining input is thrown away.
-  enum class Phase { receiving, answering, flushing, lingering, closed };
+  // receiving: a request, or waiting for one; waiting: with a request's header, for a place;
+  // answering: the handler has it; flushing: the answer is complete and being sent; lingering:
+  // sent, the client's remaining input is thrown away.
+  enum class Phase { receiving, waiting, answering, flushing, lingering, closed };
 
   bool current(uint64_t id) const { return id == exchange_id_ && phase_ == Phase::answering; }
   void arm(double s);
@@ -175,8 +237,10 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   void read();
   void on_readable();
   void advance();
+  bool judge();
+  void begin_exchange(const HttpRequest& request);
   void dispatch();
-  void refuse(int status, const std::string& why);
+  void half_closed();
   void append(std::string bytes);
   void queue(std::string bytes);
   void flush();
@@ -192,14 +256,18 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   asio::steady_timer timer_;
   HttpParser parser_;
   Phase phase_ = Phase::receiving;
-  std::string input_;  // received, not yet parsed
+  std::string peer_, client_;  // addresses; the client's is another behind a proxy
+  bool is_proxy_ = false, has_place_ = false, judged_ = false;
+  double since_s_ = now_s();  // without a request, or with a body that is coming
+  bool ended_ = false;        // the client's side is closed
+  bool head_begun_ = false;   // of the answer
+  std::string input_;         // received, not yet parsed
   bool reading_ = false, advancing_ = false, body_timed_ = false, header_timed_ = false;
   std::deque<std::string> output_;
   size_t output_bytes_ = 0, output_at_ = 0;  // in the queue; sent of its front
   bool writing_ = false;                     // waits for the socket to take more
   uint64_t exchange_id_ = 0;
   int version_ = 11;
-  bool from_loopback_ = false;
   bool head_only_ = false, close_after_ = false, chunked_ = false;
   size_t body_accounted_ = 0;
   std::function<void()> gone_;
@@ -227,6 +295,9 @@ class HttpListener::Exchange final : public HttpExchange {
     else
       callback();
   }
+  void body_freed() override {
+    if (auto c = connection_.lock()) c->body_freed(id_);
+  }
 
  private:
   std::weak_ptr<Connection> connection_;
@@ -245,13 +316,14 @@ void HttpListener::Connection::arm(double s) {
 }
 
 void HttpListener::Connection::on_timer() {
+  if (phase_ == Phase::waiting) return refuse(503, "the server has too many connections");
   bool began = !input_.empty() || parser_.state() != HttpParser::State::header;
   if (phase_ == Phase::receiving && began) return refuse(408, "the request did not arrive in time");
   close();  // silent, or does not take its answer
 }
 
 void HttpListener::Connection::read() {
-  if (reading_ || phase_ == Phase::closed) return;
+  if (reading_ || ended_ || phase_ == Phase::closed || phase_ == Phase::waiting) return;
   bool busy = phase_ == Phase::answering || phase_ == Phase::flushing;
   if (busy && input_.size() >= kPipelineBytes) return;
   reading_ = true;
@@ -268,8 +340,8 @@ void HttpListener::Connection::on_readable() {
   auto& scratch = loop_.scratch;
   size_t n = socket_.read_some(asio::buffer(scratch), failed);
   if (failed == asio::error::would_block) return read();
-  // The end of input is the client's farewell even where only its sending side is closed: nobody
-  // can tell the two apart before the answer is written.
+  bool busy = phase_ == Phase::answering || phase_ == Phase::flushing;
+  if (failed == asio::error::eof && busy) return half_closed();
   if (failed) return close();
   if (phase_ == Phase::lingering) return read();
   input_.append(scratch.data(), n);
@@ -277,15 +349,27 @@ void HttpListener::Connection::on_readable() {
   read();
 }
 
+// The client sends no more, and waits for its answer or has gone: its system tells which once
+// something is written. An answer that has not begun may have any number of these lines before it,
+// but not to HTTP/1.0: there, who has gone is noticed when the answer is sent.
+void HttpListener::Connection::half_closed() {
+  ended_ = true;
+  socket_.async_wait(Wait::wait_error, [self = shared_from_this()](error_code) { self->close(); });
+  if (!head_begun_ && version_ >= 11) queue("HTTP/1.1 100 Continue\r\n\r\n");
+}
+
 // Parses what is there, request after request, until one must wait: for input or for its answer.
 void HttpListener::Connection::advance() {
   if (advancing_) return;
   advancing_ = true;
   size_t at = 0;
-  while (phase_ == Phase::receiving && at < input_.size()) {
+  // judged_: what has waited for its place may be whole.
+  while (phase_ == Phase::receiving && (at < input_.size() || judged_)) {
     size_t used = parser_.feed(std::string_view(input_).substr(at));
     at += used;
     auto state = parser_.state();
+    const bool whole = state == HttpParser::State::body || state == HttpParser::State::done;
+    if (whole && !std::exchange(judged_, true) && !judge()) continue;
     if (state == HttpParser::State::failed) {
       refuse(parser_.error_status(), parser_.error());
     } else if (state == HttpParser::State::done) {
@@ -309,22 +393,54 @@ void HttpListener::Connection::advance() {
 
 void HttpListener::Connection::account_body(size_t bytes) {
   loop_.body_bytes += bytes - body_accounted_;
+  loop_.charge(client_, 0, static_cast<ptrdiff_t>(bytes - body_accounted_));
   body_accounted_ = bytes;
-  if (phase_ == Phase::receiving && loop_.body_bytes > loop_.options.max_body_bytes_in_all)
-    refuse(503, "too many request bodies are being received");
+  if (bytes > 0) loop_.shed_bodies();
 }
 
-void HttpListener::Connection::dispatch() {
-  HttpRequest request = parser_.take();
-  body_timed_ = header_timed_ = false;
-  request.from_loopback = from_loopback_;
+// The header is whole. False: it has been answered, or waits.
+bool HttpListener::Connection::judge() {
+  HttpRequest& request = parser_.request();
+  account_body(0);
+  client_ = request.client = client_address(peer_, request, loop_.options.trusted_proxies);
+  bool proxied = is_proxy_;
+  for (const char* name : {"x-forwarded-for", "forwarded", "via"})
+    proxied = proxied || !request.header(name).empty();
+  request.from_loopback = is_loopback_address(peer_) && !proxied;
+  since_s_ = now_s();
+  if (auto refusal = loop_.handler->on_header(request)) {
+    begin_exchange(request);
+    // Its body is not read: where the next request begins is not known.
+    close_after_ = close_after_ || parser_.state() == HttpParser::State::body;
+    if (parser_.state() == HttpParser::State::done) parser_.take();
+    respond(exchange_id_, std::move(*refusal));
+    return false;
+  }
+  if (has_place_ || loop_.handler->is_probe(request)) return true;
+  if (loop_.make_place(counted_as())) {
+    take_place();
+    return true;
+  }
+  phase_ = Phase::waiting;
+  arm(loop_.options.idle_timeout_s);
+  loop_.waiting.push_back(shared_from_this());
+  return false;
+}
+
+void HttpListener::Connection::begin_exchange(const HttpRequest& request) {
+  body_timed_ = header_timed_ = judged_ = head_begun_ = false;
   timer_.cancel();
   phase_ = Phase::answering;
   ++exchange_id_;
   version_ = request.version;
   head_only_ = request.method == "HEAD";
-  close_after_ = !request.keep_alive;
+  close_after_ = !request.keep_alive || !has_place_;
   chunked_ = false;
+}
+
+void HttpListener::Connection::dispatch() {
+  HttpRequest request = parser_.take();
+  begin_exchange(request);
   loop_.handler->handle(std::move(request),
                         std::make_shared<Exchange>(weak_from_this(), exchange_id_));
 }
@@ -336,6 +452,7 @@ void HttpListener::Connection::refuse(int status, const std::string& why) {
   ++exchange_id_;
   head_only_ = false;
   account_body(0);
+  std::erase(loop_.waiting, shared_from_this());
   respond(exchange_id_, std::move(response));
 }
 
@@ -349,12 +466,14 @@ void HttpListener::Connection::respond(uint64_t id, HttpResponse response) {
   std::string text = head_text(response, framing, close_after_, version_);
   if (!head_only_) text += response.body;
   gone_ = nullptr;
+  head_begun_ = true;
   phase_ = Phase::flushing;
   queue(std::move(text));
 }
 
 void HttpListener::Connection::begin_stream(uint64_t id, HttpResponse head) {
   if (!current(id)) return;
+  head_begun_ = true;
   chunked_ = version_ >= 11;
   close_after_ = close_after_ || head.close || loop_.draining || !chunked_;
   // Not flushed: it goes out with the first event, in one packet.
@@ -433,11 +552,13 @@ void HttpListener::Connection::answered() {
   account_body(0);
   if (close_after_ || loop_.draining) return linger();
   phase_ = Phase::receiving;
+  since_s_ = now_s();
   arm(loop_.options.idle_timeout_s);
   // A loop in advance(), not a recursion, for a client that pipelines thousands of requests.
   if (!advancing_) {
     auto self = shared_from_this();
     advance();
+    if (ended_ && phase_ == Phase::receiving) return close();
     read();
   }
 }
@@ -445,9 +566,11 @@ void HttpListener::Connection::answered() {
 // Closing a socket with unread input resets the connection and can destroy the answer on its way.
 void HttpListener::Connection::linger() {
   phase_ = Phase::lingering;
+  since_s_ = now_s();
   input_.clear();
   error_code ignored;
   socket_.shutdown(tcp::socket::shutdown_send, ignored);
+  if (ended_) return close();
   arm(kLingerSeconds);
   read();
 }
@@ -455,22 +578,97 @@ void HttpListener::Connection::linger() {
 // ---- the listener
 // ---------------------------------------------------------------------------------
 
-// At the cap, further clients wait in the kernel's backlog until a connection leaves.
+void HttpListener::Loop::charge(const std::string& address, int n_places, ptrdiff_t bytes) {
+  Use& held = use[address];
+  held.places += n_places;
+  held.body_bytes += static_cast<size_t>(bytes);
+  if (held.places == 0 && held.body_bytes == 0) use.erase(address);
+}
+
+bool HttpListener::Loop::is_at_limit(const std::string& address) const {
+  const auto found = use.find(address);
+  return !address.empty() && found != use.end() &&
+         found->second.places >= options.max_connections_per_address;
+}
+
+// True: there is a place for one more connection of that address, if need be since another has lost
+// its own.
+bool HttpListener::Loop::make_place(const std::string& address) {
+  const bool own = is_at_limit(address);
+  if (!own && places < options.max_connections) return true;
+  std::shared_ptr<Connection> oldest;
+  for (const auto& c : connections)
+    if (c->has_place() && (!own || c->counted_as() == address) &&
+        c->idle_since_s() < (oldest ? oldest->idle_since_s() : kNever))
+      oldest = c;
+  if (oldest) oldest->close();
+  return oldest != nullptr;
+}
+
+// Those that wait, in the order of their coming.
+void HttpListener::Loop::let_in() {
+  for (size_t i = 0; i < waiting.size();) {
+    auto connection = waiting[i];
+    if (!make_place(connection->counted_as())) {
+      ++i;
+      continue;
+    }
+    waiting.erase(waiting.begin() + static_cast<ptrdiff_t>(i));
+    connection->take_place();
+    connection->go_on();
+  }
+}
+
+void HttpListener::Loop::shed_bodies() {
+  while (body_bytes > options.max_body_bytes_in_all) {
+    std::shared_ptr<Connection> worst;
+    auto rank = [this](const Connection& c) {
+      return std::pair(-static_cast<double>(use[c.client()].body_bytes), c.body_since_s());
+    };
+    for (const auto& c : connections)
+      if (c->body_since_s() < kNever && (!worst || rank(*c) < rank(*worst))) worst = c;
+    if (!worst) return;
+    worst->refuse(503, "too many request bodies are being received");
+  }
+}
+
+// The waiting room has room for one more, if need be since another leaves it: the oldest that has
+// said nothing, or the latest that waits.
+bool HttpListener::Loop::has_room() {
+  const size_t without_place = connections.size() - static_cast<size_t>(places);
+  if (without_place < waiting_room()) return true;
+  std::shared_ptr<Connection> oldest;
+  size_t answered = 0;
+  for (const auto& c : connections) {
+    if (c->has_place()) continue;
+    answered += c->is_answered();
+    if (c->idle_since_s() < (oldest ? oldest->idle_since_s() : kNever)) oldest = c;
+  }
+  if (without_place - answered < waiting_room() && answered < waiting_room()) return true;
+  if (oldest)
+    oldest->close();
+  else if (!waiting.empty())
+    std::shared_ptr(waiting.back())->refuse(503, "the server has too many connections");
+  else
+    return false;
+  return true;
+}
+
 void HttpListener::Loop::accept() {
   if (!acceptor.is_open() || accepting) return;
-  if (connections.size() >= static_cast<size_t>(options.max_connections)) return;
+  // EMFILE and its like: the backlog stays readable, so asking again at once would spin.
+  auto later = [this] {
+    accept_retry.expires_after(std::chrono::milliseconds(100));
+    accept_retry.async_wait([this](error_code stopped) {
+      if (!stopped) accept();
+    });
+  };
+  if (!has_room()) return later();
   accepting = true;
-  acceptor.async_accept([this](error_code failed, tcp::socket socket) {
+  acceptor.async_accept([this, later](error_code failed, tcp::socket socket) {
     accepting = false;
     if (!acceptor.is_open()) return;
-    if (failed) {  // EMFILE and its like: the backlog stays readable, so asking again at once would
-                   // spin
-      accept_retry.expires_after(std::chrono::milliseconds(100));
-      accept_retry.async_wait([this](error_code stopped) {
-        if (!stopped) accept();
-      });
-      return;
-    }
+    if (failed) return later();
     auto connection = std::make_shared<Connection>(*this, std::move(socket));
     connections.insert(connection);
     connection->start();
@@ -483,6 +681,7 @@ void HttpListener::Loop::tick() {
   ticker.async_wait([this](error_code stopped) {
     if (stopped) return;
     handler->tick();
+    let_in();
     tick();
   });
 }
@@ -505,8 +704,9 @@ void HttpListener::Loop::end_drain() {
 
 void HttpListener::Loop::leave(const std::shared_ptr<Connection>& connection) {
   connections.erase(connection);
+  std::erase(waiting, connection);
   if (draining && !connection->late && --waited_for == 0) end_drain();
-  if (handler != nullptr) accept();
+  if (!waiting.empty()) asio::post(io, [this] { let_in(); });
 }
 
 HttpListener::HttpListener(std::shared_ptr<Loop> loop) : loop_(std::move(loop)) {}
@@ -563,6 +763,9 @@ void HttpListener::stop() {
   loop_->post([loop = loop_.get()] { loop->io.stop(); });
 }
 int HttpListener::port() const { return loop_->acceptor.local_endpoint().port(); }
+bool HttpListener::is_loopback() const {
+  return loop_->acceptor.local_endpoint().address().is_loopback();
+}
 HttpPost HttpListener::post() const {
   return [loop = loop_](std::function<void()> f) { loop->post(std::move(f)); };
 }

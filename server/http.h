@@ -4,13 +4,21 @@
 // Bounds, all per HttpListenOptions: connections, header and body bytes, bytes of bodies held in
 // all, bytes waiting for a slow reader, and the time for each phase of a connection.
 //
+// Where there is not enough for everybody, the one that has least to lose gives way. For a new
+// connection: the one that has been without a request for longest. Where all have one, the new one
+// has a place in the waiting room: what it asks is heard, probes are answered at once, the rest
+// waits for a place. For a body: of the address that holds most bytes, the body that has been
+// coming for longest. A request is judged at the end of its header, before its body is read.
+//
 // Thread safety: handler and exchanges are used on the thread in run() only. begin_drain(), stop()
 // and an HttpPost may be called from any thread (not from a signal handler).
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "server/http_message.h"
@@ -21,13 +29,16 @@ struct HttpListenOptions {
   std::string host = "127.0.0.1";  // a literal address or a name
   int port = 8000;                 // 0 = any free port
   HttpLimits limits;
-  int max_connections = 1024;                 // beyond: they wait to be accepted
-  size_t max_body_bytes_in_all = 256u << 20;  // bodies being received or waiting; beyond: 503
+  int max_connections = 2048;                 // beyond: they wait for a place
+  int max_connections_per_address = 1024;     // of them; those of trusted proxies do not count
+  std::vector<std::string> trusted_proxies;   // addresses whose X-Forwarded-For is believed
+  size_t max_body_bytes_in_all = 256u << 20;  // bodies being received or parsed; beyond: 503
   size_t max_stream_buffer_bytes = 1u
                                    << 20;  // of a stream whose client does not read; beyond: closed
   double header_timeout_s = 10;  // from the first byte of a request, or from the connection's start
   double body_timeout_s = 30;    // from the end of the header to the end of the body
   double idle_timeout_s = 75;    // between two requests
+  double place_s = 1;            // without a request: then others may have its place
   double write_timeout_s = 30;   // without a byte taken by the client
 };
 
@@ -44,12 +55,17 @@ class HttpExchange {
   // Called at most once, when the client goes away (or does not read) before the answer is
   // complete.
   virtual void on_gone(std::function<void()> callback) = 0;
+  // The request's body is in memory no more.
+  virtual void body_freed() {}
 };
 
 class HttpHandler {
  public:
   virtual ~HttpHandler() = default;
   virtual void handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) = 0;
+  // At the end of a header, before handle(): an answer, and the body is not read.
+  virtual std::optional<HttpResponse> on_header(const HttpRequest&) { return {}; }
+  virtual bool is_probe(const HttpRequest&) { return false; }  // answered without a place
   // The answer to what was not a request, or came at a bad time (status 4xx or 503).
   virtual HttpResponse refuse(int status, const std::string& why) = 0;
   virtual void tick() {}  // about every half second
@@ -71,6 +87,7 @@ class HttpListener {
   void begin_drain();
   void stop();         // closes everything; run() returns
   int port() const;
+  bool is_loopback() const;  // only clients on this machine reach it
   HttpPost post() const;
 
  private:

@@ -19,7 +19,8 @@ struct HttpRequest {
   HttpHeaders headers;  // names in lower case, in the order sent
   std::string body;
   bool keep_alive = true;      // the client's wish
-  bool from_loopback = false;  // the client is on this machine
+  std::string client;          // its address (client_address in limits.h)
+  bool from_loopback = false;  // the client is on this machine, and no proxy stands between
 
   // The first header of that (lower case) name; "" when there is none.
   std::string_view header(std::string_view name) const {

@@ -27,6 +27,8 @@ class HttpParser {
   // The header is complete, the body is not, and the client waits for "100 Continue". True once.
   bool wants_continue();
   size_t body_bytes() const { return request_.body.size(); }  // received so far
+  // state() is body or done: the header is whole.
+  HttpRequest& request() { return request_; }
   // state() == done: gives the request away and is ready for the next one.
   HttpRequest take();
 

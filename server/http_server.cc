@@ -14,6 +14,10 @@ Result<std::unique_ptr<HttpServer>> HttpServer::listen(const ServerOptions& opti
                    ": expected at least 2 tokens");
   auto listener = HttpListener::open(options);
   if (!listener.ok()) return listener.error();
+  if (options.api_keys.empty() && !options.insecure && !listener.value()->is_loopback())
+    return invalid("--host " + options.host +
+                   ": others can reach this address: expected --api-key-file, or --insecure where "
+                   "all of them may use the server");
   auto server = std::unique_ptr<HttpServer>(new HttpServer());
   server->listener_ = std::move(listener).value();
   server->api_ = std::make_unique<Api>(options, service, tokenizer, chat_template, clock,

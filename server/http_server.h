@@ -28,6 +28,7 @@ class HttpServer {
   void begin_drain();
   void stop();  // drops every connection; run() returns
   int port() const { return listener_->port(); }
+  bool is_loopback() const { return listener_->is_loopback(); }
 
  private:
   HttpServer() = default;

@@ -1,7 +1,9 @@
 // The program: finds the subcommand in a table, checks its options, prints them, runs it.
 // Exit codes: 0 done, 1 it ran and failed, 2 misuse.
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <vector>
@@ -123,6 +125,20 @@ int run(const std::vector<std::string>& words) {
   return subcommand->run(options.value());
 }
 
+// Every user of this machine reads the command lines of all processes.
+void hide_secrets(int argc, char** argv) {
+  for (const OptionRow& row : option_table()) {
+    if (std::string(row.unit) != "secret") continue;
+    const std::string name = std::string("--") + row.name;
+    for (int i = 1; i < argc; ++i) {
+      char* value = nullptr;
+      if (argv[i] == name && i + 1 < argc) value = argv[i + 1];
+      if (std::string(argv[i]).starts_with(name + "=")) value = argv[i] + name.size() + 1;
+      if (value) std::fill(value, value + std::strlen(value), '*');
+    }
+  }
+}
+
 }  // namespace
 }  // namespace xpyd
 
@@ -130,7 +146,9 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f is a failed write, and gets a message
   xpyd::prepare_for_out_of_memory();
   try {
-    const int code = xpyd::run(std::vector<std::string>(argv + 1, argv + argc));
+    const std::vector<std::string> words(argv + 1, argv + argc);
+    xpyd::hide_secrets(argc, argv);
+    const int code = xpyd::run(words);
     return code == 0 && xpyd::was_out_of_memory() ? 1 : code;
   } catch (const std::exception& error) {  // a bug: nothing of ours throws on purpose
     std::fprintf(stderr, "xpyd: %s\n", error.what());

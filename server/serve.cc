@@ -12,16 +12,26 @@
 //   TokenEvent        -> SSE          server/generation.cc, server/api_format.cc
 #include <cstdio>
 #include <filesystem>
+#include <sstream>
 
 #include "base/version.h"
 #include "model/folder.h"
 #include "server/commands.h"
 #include "server/http_server.h"
+#include "server/limits.h"
 #include "server/signals.h"
 #include "server/stack.h"
 
 namespace xpyd {
 namespace {
+
+std::vector<std::string> comma_list(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, ',');)
+    if (!part.empty()) parts.push_back(part);
+  return parts;
+}
 
 int fail(const Error& error) {
   std::fprintf(stderr, "xpyd serve: %s\n", error.message.c_str());
@@ -42,6 +52,8 @@ int serve_main(const Options& options) {
   http.host = options.text("host");
   http.port = int(options.integer("port"));
   http.max_connections = int(options.integer("max-connections"));
+  http.max_connections_per_address = int(options.integer("max-connections-per-address"));
+  raise_descriptor_limit();
   http.request_timeout_s = options.number("request-timeout");
   http.model_name = options.text("served-model-name");
   if (http.model_name.empty()) http.model_name = stack.config.name;
@@ -51,7 +63,19 @@ int serve_main(const Options& options) {
   http.version = version();
   http.max_model_len = stack.max_model_len;
   http.vocab_size = stack.config.vocab;
-  http.api_key = options.text("api-key");
+  if (const std::string& key = options.text("api-key"); !key.empty()) http.api_keys = {key};
+  if (const std::string& file = options.text("api-key-file"); !file.empty()) {
+    Result<std::vector<std::string>> keys = read_api_keys(file);
+    if (!keys) return fail(Error{keys.error().code, "--api-key-file: " + keys.error().message});
+    http.api_keys.insert(http.api_keys.end(), keys.value().begin(), keys.value().end());
+  }
+  http.insecure = options.flag("insecure");
+  http.allowed_hosts = comma_list(options.text("allowed-hosts"));
+  for (const std::string& proxy : comma_list(options.text("trusted-proxies"))) {
+    http.trusted_proxies.push_back(address_group(proxy));
+    if (http.trusted_proxies.back().empty())
+      return fail(invalid("--trusted-proxies: " + proxy + ": expected an IP address"));
+  }
   http.max_sessions = int(options.integer("max-sessions"));
   http.session_bytes = size_t(options.integer("session-bytes"));
   http.metrics_prefix = options.text("metrics-prefix");
@@ -69,6 +93,9 @@ int serve_main(const Options& options) {
       http, *stack.runtime, stack.tokenizer.get(), stack.chat_template, stack.clock);
   if (!listening) return fail(listening.error());
   HttpServer& server = *listening.value();
+  if (http.api_keys.empty() && !server.is_loopback())
+    std::fprintf(stderr, "xpyd serve: warning: without a key, whoever reaches %s may use it\n",
+                 http.host.c_str());
 
   signals.handle([&](int count) {
     std::fputs(count > 1 ? "xpyd serve: stopping\n"

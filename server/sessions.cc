@@ -1,11 +1,25 @@
 #include "server/sessions.h"
 
-#include <functional>
+#include <algorithm>
+#include <cstdio>
+#include <random>
 #include <utility>
 
 #include "base/status.h"
 
 namespace xpyd {
+namespace {
+
+uint64_t random_word() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
+
+}  // namespace
+
+std::string session_key(const std::string& id, const std::string& salt) {
+  return std::to_string(id.size()) + ":" + id + salt;
+}
 
 size_t Conversation::bytes() const {
   size_t sum = tokens.size() * sizeof(int32_t);
@@ -15,25 +29,55 @@ size_t Conversation::bytes() const {
 }
 
 Sessions::Sessions(int max_sessions, size_t max_bytes)
-    : max_sessions_(max_sessions), max_bytes_(max_bytes) {}
+    : max_sessions_(max_sessions), max_bytes_(max_bytes), secret_{random_word(), random_word()} {}
 
-Sessions::State Sessions::begin(const std::string& key, Turn& turn) {
+std::string Sessions::name_of(const Session& session, uint64_t turns) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%016llx-%llu", static_cast<unsigned long long>(session.tag),
+                static_cast<unsigned long long>(turns));
+  return text;
+}
+
+// Whether the key was dropped: never false for one that was.
+bool Sessions::gone(const std::string& key, bool add) {
+  if (gone_.empty() && !add) return false;
+  gone_.resize(kGoneBits / 64);
+  const uint64_t first = siphash(secret_, "gone " + key),
+                 step = siphash(secret_, "step " + key) | 1;
+  bool all = true;
+  for (int i = 0; i < kGoneHashes; ++i) {
+    const size_t bit = (first + uint64_t(i) * step) % kGoneBits;
+    all &= (gone_[bit / 64] >> bit % 64 & 1) != 0;
+    if (add) gone_[bit / 64] |= uint64_t{1} << bit % 64;
+  }
+  return all;
+}
+
+Sessions::State Sessions::begin(const std::string& key, Turn& turn, const std::string& generation) {
   turn.release();
   std::lock_guard lock(mutex_);
   auto found = sessions_.find(key);
   if (found == sessions_.end()) {
-    if (is_gone_.contains(std::hash<std::string>()(key))) return State::dropped;
+    if (generation.empty() ? gone(key, false) : generation != kNew) return State::dropped;
     if (busy_ >= max_sessions_) return State::full;
     found = sessions_.emplace(key, Session{}).first;
     found->second.place = order_.insert(order_.end(), key);
+    found->second.tag = siphash(secret_, "tag " + std::to_string(++begun_));
   }
   Session& session = found->second;
+  if (!generation.empty() && generation != kNew &&
+      !generation.starts_with(name_of(session, 0).substr(0, 17)))
+    return State::dropped;  // that one is gone, and another has its name
   if (session.busy) return State::busy;
+  if (generation == kNew ? session.turns > 0
+                         : !generation.empty() && generation != name_of(session, session.turns))
+    return State::stale;
   session.busy = true;
   ++busy_;
   order_.splice(order_.end(), order_, session.place);
   turn.sessions_ = shared_from_this();
   turn.key_ = key;
+  turn.salt_ = std::max<uint64_t>(1, siphash(secret_, "salt " + key));
   return State::taken;
 }
 
@@ -62,12 +106,7 @@ void Sessions::remove(const std::string& key, bool by_us) {
   order_.erase(session.place);
   if (by_us) {
     ++dropped_;
-    const size_t name = std::hash<std::string>()(key);
-    if (is_gone_.insert(name).second) gone_.push_back(name);
-    if (gone_.size() > kGone) {
-      is_gone_.erase(gone_.front());
-      gone_.pop_front();
-    }
+    gone(key, true);
   }
   sessions_.erase(found);
 }
@@ -86,6 +125,7 @@ void Sessions::finish(const std::string& key, Conversation* conversation, bool e
     session.busy = false;
     if (!fits) return remove(key, true);
     session.conversation = std::move(*conversation);
+    ++session.turns;
     bytes_ += more;
     ++kept_;
   } else if (ends || session.conversation.empty()) {
@@ -103,6 +143,7 @@ Sessions::Turn& Sessions::Turn::operator=(Turn&& other) noexcept {
   release();
   sessions_ = std::exchange(other.sessions_, nullptr);
   key_ = std::move(other.key_);
+  salt_ = other.salt_;
   return *this;
 }
 
@@ -112,6 +153,12 @@ const Conversation& Sessions::Turn::so_far() const {
   // Nobody else changes it during this turn, and it does not move.
   std::lock_guard lock(sessions_->mutex_);
   return sessions_->sessions_.at(key_).conversation;
+}
+
+std::string Sessions::Turn::generation() const {
+  std::lock_guard lock(sessions_->mutex_);
+  const Session& session = sessions_->sessions_.at(key_);
+  return name_of(session, session.turns + 1);
 }
 
 void Sessions::Turn::commit(Conversation conversation) {

@@ -151,7 +151,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   cluster.step_tokens =
       int(options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
   cluster.max_model_len = stack->max_model_len;
-  cluster.max_queue = int(options.integer("max-queue"));
+  cluster.max_queue_bytes = options.integer("max-queue-bytes");
   cluster.ahead = options.text("async-scheduling") == "on";
   cluster.eos_tokens = stack->config.eos_tokens;
   cluster.tokenizer = stack->tokenizer.get();

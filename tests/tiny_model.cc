@@ -91,7 +91,7 @@ TinyCluster::TinyCluster(const TinySetup& setup, Result<std::unique_ptr<KvTransp
   options.max_batch = setup.max_batch;
   options.step_tokens = setup.step_tokens;
   options.max_model_len = tiny_config().max_position;
-  options.max_queue = setup.max_queue;
+  options.max_queue_bytes = setup.max_queue_bytes;
   options.ahead = setup.ahead;
   int max_step = std::max(setup.step_tokens, setup.max_batch);
   for (size_t i = 0; i < options.topology.size(); ++i)

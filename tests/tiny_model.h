@@ -37,7 +37,7 @@ struct TinySetup {
   // Ranks of prefill and colocated instances, and of decode instances.
   int prefill_tp = 1, prefill_pp = 1, decode_tp = 1, decode_pp = 1;
   int max_batch = 16;
-  int max_queue = 256;
+  int64_t max_queue_bytes = 256 << 20;
   size_t pool_bytes = 1 << 20;
   bool ahead = true;
   KvTierOptions tiers;

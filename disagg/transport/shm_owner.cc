@@ -230,12 +230,13 @@ bool Owner::greet(std::vector<Line>& lines) {
   while (true) {
     Fd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.get() < 0) return errno != EMFILE && errno != ENFILE;
-    const auto strangers =
-        std::count_if(lines.begin(), lines.end(), [](const Line& line) { return line.number < 0; });
-    if (same_user(socket.get()) && strangers < kMaxStrangers)
-      lines.push_back({std::move(socket), -1});
-    else
-      table_->refused.fetch_add(1, std::memory_order_relaxed);
+    const bool ours = same_user(socket.get());
+    const auto stranger = [](const Line& line) { return line.number < 0; };
+    const bool full = std::count_if(lines.begin(), lines.end(), stranger) >= kMaxStrangers;
+    if (ours && full)
+      lines.erase(std::find_if(lines.begin(), lines.end(), stranger));  // the oldest
+    if (!ours || full) table_->refused.fetch_add(1, std::memory_order_relaxed);
+    if (ours) lines.push_back({std::move(socket), -1});
   }
 }
 

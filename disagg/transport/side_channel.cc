@@ -178,9 +178,14 @@ bool SideChannels::accept_one() {
   const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0) return errno != EMFILE && errno != ENFILE;
   auto channel = std::make_shared<SideChannel>(fd, limits_);
-  const auto strangers =
-      std::count_if(channels_.begin(), channels_.end(), [](const auto& c) { return !c->trusted; });
-  if (size_t(strangers) >= kStrangers || channels_.size() >= kChannels) return true;
+  const auto stranger = [](const auto& c) { return !c->trusted; };
+  if (size_t(std::count_if(channels_.begin(), channels_.end(), stranger)) >= kStrangers) {
+    const auto oldest = std::find_if(channels_.begin(), channels_.end(), stranger);
+    (*oldest)->end();  // honest peers need a millisecond
+    (*oldest)->left();
+    channels_.erase(oldest);
+  }
+  if (channels_.size() >= kChannels) return true;
   set_no_delay(fd);
   channel->wake_ = wake_;
   accepted_(channel);

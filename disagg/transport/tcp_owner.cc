@@ -11,16 +11,17 @@ namespace xpyd::tcp {
 namespace {
 
 constexpr int kMaxLinks = 4096;    // connections to one owner
-constexpr int kMaxStrangers = 64;  // of them, without a token yet
+constexpr size_t kMaxStrangers = 64;  // of them, without a token yet; beyond, the oldest goes
 constexpr double kHelloSeconds = 10;
 constexpr size_t kMaxAnswers = 256;  // of a link, unsent: then nothing more is read
 
 class OwnerLink final : public Link {
  public:
-  OwnerLink(int fd, Host& host) : Link(fd), host_(host), reader_(host.inbound) {
-    ++host_.links, ++host_.strangers;
+  OwnerLink(int fd, Host& host) : Link(fd), host_(host), reader_(host.inbound) { ++host_.links; }
+  ~OwnerLink() override {
+    --host_.links;
+    if (stranger_) known_now();
   }
-  ~OwnerLink() override { --host_.links, host_.strangers -= stranger_; }
 
   Next run() override {
     if (!flush()) return Next::close;
@@ -30,7 +31,7 @@ class OwnerLink final : public Link {
           reader_.pump([this](iovec* where, int n) { return read_now(fd(), where, n); });
       for (auto& answer : reader_.answers()) answers_.push_back({std::move(answer), {}, {}, false});
       reader_.answers().clear();
-      if (reader_.session() && std::exchange(stranger_, false)) --host_.strangers;
+      if (reader_.session() && std::exchange(stranger_, false)) known_now();
       if (!flush()) return Next::close;
       if (reader_.reason()) host_.windows.count_refused();
       if (outcome == TcpReader::Outcome::ended || reader_.reason()) return Next::close;
@@ -46,6 +47,11 @@ class OwnerLink final : public Link {
     Sending bytes, data;
     bool begun = false;
   };
+
+  void known_now() {
+    std::lock_guard lock(host_.strangers_mutex);
+    std::erase(host_.strangers, fd());
+  }
 
   // A stranger that says nothing, or a peer that was disconnected since it came.
   bool given_up() {
@@ -124,10 +130,20 @@ Link::Next Listener::run() {
     const int fd = accept4(this->fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
     if (fd < 0) return Next::wait;
-    if (host_.links >= kMaxLinks || host_.strangers >= kMaxStrangers) {
+    if (host_.links >= kMaxLinks) {
       host_.windows.count_refused();
       ::close(fd);
       continue;
+    }
+    {
+      // Honest peers need a millisecond. Its link closes it, on a thread of its own.
+      std::lock_guard lock(host_.strangers_mutex);
+      if (host_.strangers.size() >= kMaxStrangers) {
+        host_.windows.count_refused();
+        shutdown(host_.strangers.front(), SHUT_RDWR);
+        host_.strangers.pop_front();
+      }
+      host_.strangers.push_back(fd);
     }
     prepare(fd);
     next_loop_().add(std::make_unique<OwnerLink>(fd, host_));

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <functional>
+#include <mutex>
 #include <span>
 
 #include "disagg/transport/tcp_frames.h"
@@ -22,7 +24,11 @@ struct Host {
   }
   WindowTable windows;
   InboundHost inbound;
-  std::atomic<int> links{0}, strangers{0};
+  std::atomic<int> links{0};
+  // Descriptors of links without a token yet, oldest first. One of them leaves the list before it
+  // is closed.
+  std::mutex strangers_mutex;
+  std::deque<int> strangers;
   std::atomic<int> disconnects{0};  // links look whether it was theirs
 };
 

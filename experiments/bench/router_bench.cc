@@ -86,7 +86,7 @@ std::vector<double> route(int n_requests, bool bytes) {
   Conductor conductor({.placement = find_placement_policy("prefix_aware"),
                        .disagg = find_disagg_policy("prefill_first"),
                        .max_model_len = 2 * kTokens,
-                       .max_queue = 1 << 20},
+                       .max_queue_bytes = int64_t{1} << 50},
                       clock, post);
   const auto hear = [&](InstanceId from, Message message) {
     if (bytes) {  // what its own channel would have to read

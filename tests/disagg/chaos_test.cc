@@ -247,7 +247,7 @@ void Sim::configure() {
                             .max_prefill_queue = up_to(20),
                             .min_remote_tokens = up_to(60),
                             .first_generation = chance(0.5)};
-  options.max_queue = 1000;
+  options.max_queue_bytes = 16 << 20;
   options.prefill_window = up_to(2);
   options.max_tries = 200;
   options.seed = random_.next();

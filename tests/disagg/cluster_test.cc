@@ -358,7 +358,7 @@ TEST_CASE("a deadline ends a request with timeout", "[cluster]") {
 }
 
 TEST_CASE("the queue is bounded and what can never fit is refused at once", "[cluster]") {
-  TinySetup setup{.topology = "1P1D", .max_batch = 4, .max_queue = 3};
+  TinySetup setup{.topology = "1P1D", .max_batch = 4, .max_queue_bytes = 3 * (4096 + 4 * 20)};
   setup.pool_bytes = 64 * 256;
   TinyCluster tiny(setup);
   for (uint64_t id = 0; id < 3; ++id) REQUIRE(tiny.submit(tiny_request(id, prompt_of(20), 4)).ok());

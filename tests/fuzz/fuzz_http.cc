@@ -106,6 +106,7 @@ struct Fixture {
     options.model_name = "m";
     options.max_model_len = 512;
     options.dev_endpoints = true;
+    options.allowed_hosts = {"*"};
     options.log = [](const std::string& line) { XPYD_CHECK(line.size() < 1000); };
     api =
         std::make_unique<Api>(options, service, tokenizer.get(), &chat, clock,
@@ -123,6 +124,7 @@ struct Fixture {
 void serve(Fixture& fixture, HttpRequest request) {
   // Bodies beyond this are parsed on another thread, whose timing a fuzzer could not repeat.
   if (request.body.size() > 16u << 10) return;
+  if (fixture.api->on_header(request)) return;
   auto exchange = std::make_shared<CountingExchange>();
   fixture.api->handle(std::move(request), exchange);
   fixture.run_posted();

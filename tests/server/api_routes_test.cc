@@ -41,7 +41,7 @@ TEST_CASE("api: routes, methods and types", "[server][api]") {
 }
 
 TEST_CASE("api: a key guards every route but the probes and the page", "[server][api]") {
-  TestServer server([](ServerOptions& o) { o.api_key = "secret"; });
+  TestServer server([](ServerOptions& o) { o.api_keys = {"secret"}; });
   std::set<std::string> open;
   for (const auto& route : Api::routes()) {
     std::string path = route.path;

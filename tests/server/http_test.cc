@@ -279,7 +279,9 @@ TEST_CASE("http: half a request, then silence", "[server][http]") {
   });
   Client header(server.port()), body(server.port()), silent(server.port()), idle(server.port());
   header.send("GET /health HT");
-  body.send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nabc");
+  body.send(
+      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+      "Content-Length: 10\r\n\r\nabc");
   idle.send(kGet);
   CHECK(idle.read().status == 200);
   CHECK(header.read().status == 408);
@@ -295,8 +297,10 @@ TEST_CASE("http: a header or body that trickles in is cut off at its deadline", 
     o.header_timeout_s = 0.3;
     o.body_timeout_s = 0.3;
   });
-  for (std::string start : {"GET /health HTTP/1.1\r\nX: ",
-                            "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"}) {
+  for (std::string start :
+       {"GET /health HTTP/1.1\r\nX: ",
+        "POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        "Content-Length: 100000\r\n\r\n"}) {
     Client client(server.port());
     client.send(start);
     std::atomic<bool> stop{false};
@@ -446,7 +450,8 @@ TEST_CASE("http: bodies in all are bounded", "[server][http]") {
   for (int i = 0; i < 4; ++i) {
     clients.push_back(std::make_unique<Client>(server.port()));
     clients.back()->send(
-        "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 200000\r\n\r\n" +
+        "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        "Content-Length: 200000\r\n\r\n" +
         std::string(100000, 'x'));
     CHECK(server.get("/health").status == 200);  // the bytes above have arrived
   }

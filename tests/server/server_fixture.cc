@@ -381,6 +381,7 @@ TestServer::TestServer(std::function<void(ServerOptions&)> change, bool with_tok
   options.model_root = "models/tiny";
   options.version = "1.2.3";
   options.max_model_len = 256;
+  options.allowed_hosts = {"*"};
   options.vocab_size = 300;  // larger than the tokenizer's, as padded models have it
   options.log = [this](const std::string& line) {
     std::lock_guard lock(mutex_);

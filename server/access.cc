@@ -1,0 +1,113 @@
+#include "server/access.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "base/json.h"
+#include "server/limits.h"
+
+namespace xpyd {
+namespace {
+
+constexpr size_t kMaxKeyFileBytes = 1u << 20;
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
+  return out;
+}
+
+bool equal_keys(std::string_view a, std::string_view b) {
+  unsigned different = a.size() != b.size();
+  for (size_t i = 0; i < a.size(); ++i)
+    different |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i % b.size()]);
+  return different == 0;
+}
+
+// "name:80", "[::1]:80" -> "name", "::1".
+std::string host_name(std::string_view host) {
+  if (host.starts_with('[')) return lower(host.substr(1, host.find(']') - 1));
+  return lower(host.substr(0, host.find(':')));
+}
+
+bool is_own_name(const std::string& name) {
+  char own[256] = "";
+  gethostname(own, sizeof own - 1);
+  return name == "localhost" || name.ends_with(".localhost") || name == lower(own) ||
+         !address_group(name).empty();
+}
+
+bool is_json(std::string_view type) {
+  const std::string text = lower(type.substr(0, type.find(';')));
+  return text.substr(0, text.find(' ')) == "application/json";
+}
+
+}  // namespace
+
+int key_owner(const std::vector<std::string>& keys, const HttpRequest& request) {
+  constexpr std::string_view kScheme = "Bearer ";
+  std::string_view given = request.header("authorization");
+  if (!given.starts_with(kScheme)) return -1;
+  given.remove_prefix(kScheme.size());
+  int owner = -1;
+  for (size_t i = 0; i < keys.size(); ++i)
+    if (equal_keys(given, keys[i])) owner = static_cast<int>(i);
+  return owner;
+}
+
+std::optional<ApiError> object_to(const HttpRequest& request,
+                                  const std::vector<std::string>& allowed_hosts) {
+  const std::string_view host = request.header("host"), origin = request.header("origin");
+  auto listed = [&](const std::string& name) {
+    return std::any_of(allowed_hosts.begin(), allowed_hosts.end(),
+                       [&](const std::string& one) { return one == "*" || lower(one) == name; });
+  };
+  if (!host.empty() && !is_own_name(host_name(host)) && !listed(host_name(host)))
+    return ApiError{
+        .status = 403,
+        .message = "this server does not go by the name in the Host header; see --allowed-hosts"};
+  // A browser says from which page a request comes: ours has our own name.
+  if (!origin.empty()) {
+    const size_t at = origin.find("://");
+    const std::string_view from = at == origin.npos ? "" : origin.substr(at + 3);
+    const bool named =  // behind a proxy Host may be another
+        std::find(allowed_hosts.begin(), allowed_hosts.end(), lower(from)) != allowed_hosts.end();
+    if (from.empty() || (lower(from) != lower(host) && !named))
+      return ApiError{.status = 403,
+                      .message = "requests from pages of another origin are not served"};
+  }
+  // A form or a script of another origin may send other types without asking first.
+  const std::string_view type = request.header("content-type"),
+                         length = request.header("content-length");
+  const bool body =
+      !request.header("transfer-encoding").empty() || length.find_first_not_of('0') != length.npos;
+  if (request.method == "POST" && (body || !type.empty()) && !is_json(type))
+    return ApiError{.status = 415, .message = "send the body as Content-Type: application/json"};
+  return {};
+}
+
+Result<std::vector<std::string>> read_api_keys(const std::string& path) {
+  struct stat about {};
+  if (stat(path.c_str(), &about) == 0 && (about.st_mode & 077) != 0)
+    return invalid(path + ": others than its owner can read it: chmod 600");
+  auto text = read_small_file(path, kMaxKeyFileBytes);
+  if (!text) return text.error();
+  std::vector<std::string> keys;
+  std::istringstream lines(text.value());
+  for (std::string line; std::getline(lines, line);) {
+    line.erase(line.find_last_not_of(" \t\r") + 1);
+    if (line.empty() || line[0] == '#') continue;
+    const bool clear =
+        std::all_of(line.begin(), line.end(), [](char c) { return c > ' ' && c < 127; });
+    if (!clear) return invalid(path + ": a key has printable ASCII and no blank");
+    keys.push_back(std::move(line));
+  }
+  if (keys.empty()) return invalid(path + ": expected a key on each line, found none");
+  return keys;
+}
+
+}  // namespace xpyd
