@@ -102,13 +102,16 @@ class Table:
 
     # For claims and figures.
 
-    def repeats(self):
-        """One table per repetition."""
+    def samples(self):
+        """One table for each time that the question was asked: a repetition, and in it a `sample` where the experiment
+        has several: parts of the time in which all contestants took turns, or draws of the load."""
+        def number(row):
+            return int(row["repeat"]), int(row.get("sample") or 0)
         tables = []
-        for number in sorted({int(row["repeat"]) for row in self.rows}):
+        for key in sorted({number(row) for row in self.rows}):
             part = Table(self.path, self.stamp)
             part.columns = self.columns
-            part.rows = [row for row in self.rows if int(row["repeat"]) == number]
+            part.rows = [row for row in self.rows if number(row) == key]
             tables.append(part)
         return tables
 
@@ -130,16 +133,21 @@ class Table:
             try:
                 numbers.append(float(row[column]))
             except ValueError:
+                if row[column] == "":
+                    raise TableError(f"{self.path}: {column} is empty: a percentile of too few samples is none")
                 raise TableError(f"{self.path}: column {column} holds '{row[column]}', expected a number")
         return numbers
 
     def __call__(self, column, **where):
         """Median of a column over the matching rows, which are the repetitions of one point."""
         numbers = self.values(column, **where)
-        points = {row["point"] for row in self.select(**where)}
-        if len(points) != 1:
+        asked = {}  # a draw of the load is a point of its own, and asked alike
+        for row in self.select(**where):
+            asked.setdefault((row["repeat"], row.get("sample")), set()).add(row["point"])
+        n_points = max(map(len, asked.values()), default=0)
+        if n_points != 1:
             words = ", ".join(f"{c}={v}" for c, v in where.items())
-            raise TableError(f"{self.path}: {len(points)} points with {words}, expected one")
+            raise TableError(f"{self.path}: {n_points} points with {words}, expected one")
         return statistics.median(numbers)
 
     def curve(self, x, y, **where):
