@@ -6,7 +6,7 @@ import random
 import statistics
 from dataclasses import dataclass
 
-RESAMPLES = 2000
+RESAMPLES = 1000
 # Of fewer samples no resampling makes a 95 % interval (5 equal halves of a coin: 94 %): the whole range seen.
 FEWEST = 6
 

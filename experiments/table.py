@@ -14,6 +14,8 @@ import json
 import os
 import statistics
 
+from evidence import interval
+
 
 class TableError(Exception):
     """The file cannot be used for what was asked; the message names it and what was expected."""
@@ -151,17 +153,20 @@ class Table:
         return statistics.median(numbers)
 
     def curve(self, x, y, **where):
-        """[(x, median of y, least y, greatest y)], ascending: what a figure draws."""
+        """[(x, median of y, its interval)], ascending: what a figure draws."""
         self._need(x)
         at = {}
         for row in self.select(**where):
             at.setdefault(float(row[x]), []).append(row["repeat"])
-        return [(value, statistics.median(numbers), min(numbers), max(numbers)) for value, numbers in sorted(
+        return [(value, statistics.median(numbers), *interval(numbers)) for value, numbers in sorted(
             (key, self._at(x, key, y, where)) for key in at)]
 
     def _at(self, x, key, y, where):
         self._need(y)
-        return [float(row[y]) for row in self.select(**where) if float(row[x]) == key]
+        numbers = [row[y] for row in self.select(**where) if float(row[x]) == key]
+        if "" in numbers:
+            raise TableError(f"{self.path}: {y} is empty: a percentile of too few samples is none")
+        return [float(number) for number in numbers]
 
     def _need(self, column):
         if column not in self.columns:
