@@ -5,7 +5,7 @@
 // 1P1D each instance a half of its arithmetic and of its bandwidth, of 2P1D a third; KV changes
 // hands without a copy (handoff). 400 requests, prompts of 2,000 tokens and outputs of 128, each
 // plus or minus a half, uniform; steps of 512 tokens everywhere. `load` is a share of the requests
-// a second that 1C ends when all are there at once. Three traces.
+// a second that 1C ends when all are there at once. Nine traces.
 //
 // Arithmetic. 16 GFLOP a token: 1C computes a chunk of 512 in 17 ms and a prompt in 65; a decode
 // step reads 16 GB in 6 ms. All at once 1C mixes both in steps of 17 ms: 4 a prompt, some 13
@@ -31,7 +31,7 @@ std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
   for (const char* topology : {"1C", "1P1D", "2P1D"})
     for (double load : {0.2, 0.4, 0.6})
-      for (int draw = 0; draw < 3; ++draw)
+      for (int draw = 0; draw < 9; ++draw)
         all.push_back({{"topology", topology}, {"load", load}, {"sample", draw}});
   return all;
 }

@@ -126,6 +126,13 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(self.measured(), [])
         self.assertEqual(self.verdict(), ("agrees with arithmetic", ""))
 
+    def test_what_reads_no_clock_is_asked_of_several_programs_and_stands_in_the_order_of_the_plan(self):
+        self.claim.how = "virtual"
+        self.assertTrue(self.run_claim()[0])
+        self.assertEqual(sorted(self.measured()), sorted(["1", "2", "4"] * 2))
+        self.assertEqual([(row["repeat"], row["x"]) for row in Table.load(self.csv).rows],
+                         [(r, x) for r in "01" for x in "124"])
+
     def test_an_interrupted_run_goes_on_where_it_was(self):
         os.environ["FAKE_DIE"] = "4"
         good, out = self.run_claim()
@@ -259,7 +266,7 @@ class RunnerTest(unittest.TestCase):
                 import subprocess, sys
                 out = next(w.split("=")[1] for w in sys.argv if w.startswith("--callgrind-out-file="))
                 line = sys.stdin.readline()
-                done = subprocess.run(sys.argv[3:], input=line, capture_output=True, text=True)
+                done = subprocess.run(sys.argv[4:], input=line, capture_output=True, text=True)
                 print(done.stdout, end="", flush=True)
                 assert sys.stdin.readline() == ""
                 open(out, "w").write("events: Ir\\ntotals: %d\\n" % (1000 + len(line)))

@@ -1,4 +1,4 @@
-"""Instructions of attention over each memory, and of a prompt with a host tier (callgrind)."""
+"""Instructions of attention over each memory (callgrind)."""
 import style
 
 from claims import once_more
@@ -12,10 +12,8 @@ for number, phase in enumerate(("decode", "prefill")):
              width=.36, label=phase, **style.FILLS[number])
 style.paper(axes, [1.38, 1.38], [1.07, 1.13], "prefill 1.07 to 1.13, other kernels")
 axes.axhline(1, color="black", linestyle=":", linewidth=.8)
-axes.set_ylim(.9, 1.4)
+axes.set_ylim(.95, 1.2)
 axes.set_xticks([at + .19 for at in range(len(MEMORIES))], MEMORIES)
 axes.set_ylabel("instructions / contiguous")
 axes.legend(fontsize=7)
-tier = once_more(table, "prefill", "host tier") / once_more(table, "prefill", "no tier")
-axes.set_title(f"a prompt whose KV goes to a host tier: {tier:.4f} of one without", fontsize=8)
-style.save(figure, "instructions", table, "vAttention (ASPLOS'25) section 3.3.1")
+style.save(figure, "instructions", table, "vAttention (ASPLOS'25) Fig. 2")
