@@ -117,7 +117,7 @@ RUN     ?= 1
 DEVICE  ?=
 RUN_PY   = $(PYTHON) experiments/run.py
 EXP_ARGS = --bin $(BUILD)/xpyd_experiments $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
-EXP_BIN  = tools/install-packages python3 && $(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_experiments $(BUILD)/xpyd
+EXP_BIN  = tools/install-packages python3 valgrind && $(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_experiments $(BUILD)/xpyd
 
 experiments: deps  ## measure what is missing of experiments/README.md: all that this machine can
 	@$(EXP_BIN)
@@ -127,7 +127,7 @@ exp-%: deps  ## exp-NAME: one experiment (DEVICE=cuda: on a card)
 	@$(EXP_BIN)
 	@$(RUN_PY) run $* $(EXP_ARGS)
 
-check-claims: deps  ## compare every result with the range expected of it, after `make experiments` (RUN=0: without)
+check-claims: deps  ## the evidence for every claim, after `make experiments` (RUN=0: without; says what is stale, and its minutes)
 	@$(EXP_BIN)
 	@$(RUN_PY) check $(if $(filter 0,$(RUN)),--no-run) $(EXP_ARGS)
 

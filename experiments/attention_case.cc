@@ -125,19 +125,19 @@ std::vector<Timed> time_attention(const std::vector<AttentionCase*>& cases, doub
     if (wrong = c->check(); !wrong.empty()) return {};
   }
   RealClock clock;
-  std::vector<std::vector<double>> samples(cases.size());
-  const double end = clock.now() + seconds;
-  do {
-    for (size_t i = 0; i < cases.size(); ++i) {
-      const double start = clock.now();
-      variant.run(cases[i]->args(), team);
-      samples[i].push_back(clock.now() - start);
-    }
-  } while (clock.now() < end);
-  std::vector<Timed> timed;
-  for (std::vector<double>& s : samples) {
-    const Summary summary = summarize(std::move(s));
-    timed.push_back({summary.median, summary.min});
+  std::vector<Timed> timed(cases.size());
+  for (int part = 0; part < kTimedParts; ++part) {
+    std::vector<std::vector<double>> calls(cases.size());
+    const double end = clock.now() + seconds / kTimedParts;
+    do {
+      for (size_t i = 0; i < cases.size(); ++i) {
+        const double start = clock.now();
+        variant.run(cases[i]->args(), team);
+        calls[i].push_back(clock.now() - start);
+      }
+    } while (clock.now() < end);
+    for (size_t i = 0; i < cases.size(); ++i)
+      timed[i].medians.push_back(summarize(std::move(calls[i])).median);
   }
   return timed;
 }

@@ -172,18 +172,22 @@ Values run_values(const Run& run) {
                    {"input_tokens", r.input_tokens},
                    {"generated_tokens", r.output_tokens},
                    {"request_throughput", r.request_throughput},
-                   {"output_throughput", r.output_throughput}};
+                   {"output_throughput", r.output_throughput},
+                   {"requests", run.ttft_ms.size()},
+                   {"gaps", run.gaps_ms.size()}};
+  // Of requests there are too few for a P99.
   for (auto [name, s] :
        {std::pair{"ttft_ms", &r.ttft_ms}, {"tpot_ms", &r.tpot_ms}, {"itl_ms", &r.itl_ms}}) {
     values[std::string("mean_") + name] = s->mean;
     values[std::string("median_") + name] = s->median;
-    values[std::string("p99_") + name] = s->p99;
   }
-  for (double p : {5., 25., 75., 90., 95., 99.9, 100.}) {
+  values["p99_itl_ms"] = percentile_seen(run.gaps_ms, 99);
+  for (double p : {5., 25., 75., 90., 95.}) {
     char name[32];
     std::snprintf(name, sizeof name, "itl_ms_p%g", p);
-    values[name] = percentile(run.gaps_ms, p);
+    values[name] = percentile_seen(run.gaps_ms, p);
   }
+  values["longest_itl_ms"] = run.gaps_ms.empty() ? 0 : run.gaps_ms.back();
   values["tail_tbt_ms"] = summarize(run.tail_ms).mean;
   char hash[20];
   std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(run.logits_hash));

@@ -53,7 +53,8 @@ class Bed {
   double capacity_ = 0;
 };
 
-// What a run is in a CSV: vLLM's names of TTFT, TPOT and ITL; gap percentiles; the hash.
+// What a run is in a CSV: vLLM's names of TTFT, TPOT and ITL; percentiles of gaps, "" where the
+// run has too few (values.h); the hash.
 Values run_values(const Run& run);
 
 }  // namespace xpyd::experiments

@@ -134,9 +134,8 @@ Measure overhead_open(const Setting& setting) {
     if (!wrong) return wrong.error();
     if (!wrong.value().empty()) return Finding{{}, wrong.value()};
     const KvTierStats before = tier_stats(pair->with);
-    double seconds[2] = {};
     uint64_t hash[2] = {};
-    std::vector<double> ratios, cpu_ratios;
+    Finding found;
     for (int turn = 0; turn < turns; ++turn) {
       std::vector<BenchRequest> prompts;
       for (int i = 0; i < n_prompts; ++i)
@@ -148,27 +147,27 @@ Measure overhead_open(const Setting& setting) {
         Bed& bed = tiers ? pair->with : pair->without;
         Run run = run_load(bed.stack(), prompts, {});
         if (!run.wrong.empty()) return Finding{{}, run.wrong};
-        seconds[tiers] += now[tiers] = run.result.duration_s;
+        now[tiers] = run.result.duration_s;
         hash[tiers] += run.logits_hash;
         // The last prompt's copy goes on: not during the other's turn.
         std::this_thread::sleep_for(std::chrono::milliseconds(60));
         cpu[tiers] = cpu_seconds() - before_s;
       }
-      ratios.push_back(now[0] / now[1]);
-      cpu_ratios.push_back(cpu[0] / cpu[1]);
+      found.rows.push_back({{"copy_gbps", std::stod(gbps.value())},  // 0: no limit
+                            {"sample", turn},
+                            {"requests_per_s", n_prompts / now[0]},
+                            {"requests_per_s_tiers", n_prompts / now[1]},
+                            {"ratio", now[0] / now[1]},
+                            {"cpu_ratio", cpu[0] / cpu[1]}});
     }
     if (hash[0] != hash[1]) return Finding{{}, "other logits with tiers than without"};
     const KvTierStats after = tier_stats(pair->with);
     const double n = turns * n_prompts, out = double(after.bytes_out - before.bytes_out);
-    return Finding{{{{"copy_gbps", std::stod(gbps.value())},  // 0: no limit
-                     {"requests_per_s", n / seconds[0]},
-                     {"requests_per_s_tiers", n / seconds[1]},
-                     {"ratio", summarize(ratios).median},
-                     {"cpu_ratio", summarize(cpu_ratios).median},
-                     {"bytes_out_share", out / (n * n_tokens * token_bytes)},
-                     {"dropped_blocks", after.dropped_out - before.dropped_out},
-                     {"logits_hash", hash_text(hash[1])}}},
-                   ""};
+    for (Values& row : found.rows)
+      row.update({{"bytes_out_share", out / (n * n_tokens * token_bytes)},
+                  {"dropped_blocks", after.dropped_out - before.dropped_out},
+                  {"logits_hash", hash_text(hash[1])}});
+    return found;
   };
 }
 

@@ -74,15 +74,18 @@ Measure open(const Setting& setting) {
     if (!found.wrong.empty()) return found;
     for (size_t i = 0; i < timed.size(); ++i) {
       const Work w = work(cases[i]->args());
-      found.rows.push_back(
-          {{"memory", memories[i].name},
-           {"block", memories[i].block},
-           {"group_kib", memories[i].in_order ? 0 : double(memories[i].group) / 1024},
-           {"variant", default_attention().name},
-           {"ms", 1e3 * timed[i].median},
-           {"ms_least", 1e3 * timed[i].least},
-           {"gbps", 1e-9 * w.bytes / timed[i].median},
-           {"gflops", 1e-9 * w.flops / timed[i].median}});
+      for (size_t part = 0; part < timed[i].medians.size(); ++part) {
+        const double s = timed[i].medians[part];
+        found.rows.push_back(
+            {{"memory", memories[i].name},
+             {"block", memories[i].block},
+             {"group_kib", memories[i].in_order ? 0 : double(memories[i].group) / 1024},
+             {"variant", default_attention().name},
+             {"sample", part},
+             {"ms", 1e3 * s},
+             {"gbps", 1e-9 * w.bytes / s},
+             {"gflops", 1e-9 * w.flops / s}});
+      }
     }
     return found;
   };

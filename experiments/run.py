@@ -2,23 +2,27 @@
 """Runs experiments, keeps their results, compares them with what was expected. Only the standard library.
 
     run.py run [NAME...]      measure what is missing (all this machine can)
-    run.py check              the same, then compare every result with its expected range (--no-run: only compare)
-    run.py readme             rewrite the table in README.md (--check: only say whether it is up to date)
-    run.py list               names, devices, minutes
+    run.py check              the same, then the evidence for every claim (--no-run: only that); fails where something
+                              differs for no reason given
+    run.py readme             rewrite CLAIMS.md and the tables in README.md (--check: only say whether they are up to date)
+    run.py list               names, devices, minutes, and their sum
 
 A point that is in the result file is not measured again: files are stamped with hashes of the sources that
 they depend on (sources.py), the machine and the seed, and a file with another stamp is set aside, never overwritten.
 """
 import argparse
+import concurrent.futures
 import contextlib
 import fcntl
 import functools
 import json
 import os
-import statistics
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -26,6 +30,7 @@ ROOT = os.path.dirname(HERE)
 sys.path.insert(0, HERE)
 
 from claims import CLAIMS  # noqa: E402
+from evidence import VERDICTS, Evidence, decide  # noqa: E402
 from sources import Sources, changed  # noqa: E402
 from table import Table, TableError, point_hash  # noqa: E402
 
@@ -75,7 +80,10 @@ class Program:
 
     def __init__(self, runner, claim):
         self.words = [runner.options.bin, "run", claim.name, *runner.settings(claim)]
-        self.process, self.log = None, None
+        self.process, self.log, self.counted = None, None, None
+        if claim.callgrind:
+            self.counted = tempfile.NamedTemporaryFile(prefix="callgrind.")
+            self.words = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={self.counted.name}", *self.words]
 
     def ask(self, parameters):
         if self.process is None:
@@ -89,7 +97,13 @@ class Program:
         except BrokenPipeError:
             line = ""
         if line.endswith("\n"):
-            return json.loads(line)
+            reply = json.loads(line)
+            if self.counted and "rows" in reply:
+                self.close()  # it writes its count at its end
+                with open(self.counted.name) as file:
+                    count = re.search(r"^totals: (\d+)", file.read(), re.M)
+                reply["rows"] = [{**row, "instructions": int(count.group(1))} for row in reply["rows"]]
+            return reply
         code = self.process.wait()
         self.log.seek(0)
         last = self.log.read().strip().split("\n")[-1].replace("xpyd_experiments: ", "")
@@ -132,6 +146,8 @@ class Runner:
         self.machine = self.machine or self.answer("machine")
         if claim.device == "cuda" and self.machine["cuda_missing"]:
             return self.machine["cuda_missing"]
+        if claim.callgrind and not shutil.which("valgrind"):
+            return "it needs valgrind, which counts instructions"
         return "it needs the Mooncake traces; --traces names their folder" if (
             claim.traces and not self.options.traces) else ""
 
@@ -212,21 +228,34 @@ class Runner:
         done = table.done()
         todo = [unit for unit in plan if unit[:2] not in done]
         table.stamp.pop("failed", None)
-        begin = time.monotonic()
+        begin, spent = time.monotonic(), float(table.stamp.get("seconds", 0))
         failures = []
         progress = Progress(claim.name, len(plan) - len(todo), len(plan))
-        program = Program(self, claim)
-        for hash_, repeat, parameters in todo:
-            progress.step(" ".join(f"{k}={v}" for k, v in parameters.items()))
-            reply = program.ask(parameters)
+        mine, programs = threading.local(), []
+
+        def ask(unit):
+            if not hasattr(mine, "program"):
+                mine.program = Program(self, claim)
+                programs.append(mine.program)
+            return mine.program.ask(unit[2])
+
+        # What reads no clock of this machine is asked of as many programs as there are cores; the rest of one.
+        timed = any(claim.how_of(e) == "measured" for e in claim.expect)
+        pool = concurrent.futures.ThreadPoolExecutor(1 if timed else len(os.sched_getaffinity(0)))
+        replies = (pool.submit(ask, unit).result() for unit in todo) if timed else pool.map(ask, todo)
+        for (hash_, repeat, parameters), reply in zip(todo, replies):
             progress.done += 1
+            progress.step(" ".join(f"{k}={v}" for k, v in parameters.items()))
             if "rows" in reply:
+                table.stamp["seconds"] = f"{spent + time.monotonic() - begin:.0f}"
                 table.add(hash_, repeat, [{**parameters, **row} for row in reply["rows"]])
                 continue
             failures.append(f"{json.dumps(parameters)}: {reply['error']}")
             table.stamp["failed"] = failures[0]
             table.write()
-        program.close()
+        pool.shutdown()
+        for program in programs:
+            program.close()
         progress.clear()
         for failure in failures:
             print(f"  {claim.name}: {failure}")
@@ -235,20 +264,48 @@ class Runner:
         return not failures
 
 
+def evidence(claim, table):
+    """[(expectation, Evidence)] of a claim, from its rows alone."""
+    found = []
+    for e in claim.expect:
+        try:
+            numbers = [e.value(part) for part in table.samples()]
+            if not numbers:
+                raise TableError(f"{table.path}: it holds no rows")
+            found.append((e, decide(numbers, e.low, e.high, e.paper)))
+        except (TableError, ZeroDivisionError) as error:
+            found.append((e, Evidence("not run", trouble=str(error).replace(os.path.dirname(table.path) + os.sep, ""))))
+    return found
+
+
+def seen(e, found):
+    """Median, interval, samples."""
+    if found.n == 0:
+        return ""
+    text = e.show(found.middle)
+    if found.n > 1 and found.low != found.high:
+        text += f" [{e.range(found.low, found.high)}]"
+    return text + (f", n {found.n}" if found.n > 1 else "")
+
+
+def unexplained(e, found):
+    """Whether it differs, and nobody has said why."""
+    return found.paper == "differs" and not e.differs or found.arithmetic == "differs" and not (found.paper and e.differs)
+
+
 def verdict(runner, claim):
-    """(word, why, [what was found per expectation]) of one claim, from its file alone."""
+    """(state of the result file, [(expectation, Evidence)]) of one claim, from its file alone."""
     path = runner.path(claim)
     missing = runner.missing(claim)
     if not os.path.exists(path):
-        return "not run", missing or f"no {claim.file}: `{claim.command}`", []
+        return missing or f"no {claim.file}: `{claim.command}`", []
     try:
         table = Table.load(path)
-        found, misses = findings(claim, table)
     except TableError as error:
-        return "not run", f"{error}: `{claim.command}`", []
+        return f"{error}: `{claim.command}`", []
     notes = list(table.troubles)
     if "failed" in table.stamp:
-        return "not reproduced", table.stamp["failed"], found
+        notes.append(f"failed: {table.stamp['failed']}")
     if missing:
         notes.append(f"on {table.stamp['device']}, commit {table.stamp['commit']}; here: {missing}")
     else:
@@ -257,61 +314,126 @@ def verdict(runner, claim):
         if not stale:
             left = len([u for u in runner.plan(claim) if u[:2] not in table.done()])
             notes += [f"{left} points are still missing"] if left else []
-    if misses and claim.why:
-        misses.append(f"known: {claim.why}")
-    return "not reproduced" if misses else "reproduced", "; ".join(misses + notes), found
-
-
-def findings(claim, table):
-    """What was found per expectation, in words, and those that were missed."""
-    found, misses = [], []
-    for e in claim.expect:
-        numbers = [e.value(part) for part in table.repeats()]
-        if not numbers:
-            raise TableError(f"{table.path}: it holds no rows")
-        middle = statistics.median(numbers)
-        text = f"{e.label}: {e.show(middle)}"
-        if len(numbers) > 1:
-            text += f" [{e.show(min(numbers))}, {e.show(max(numbers))}]"
-        found.append(text)
-        if not e.low <= middle <= e.high:
-            misses.append(f"{text}, expected {e.show(e.low)} to {e.show(e.high)}")
-    return found, misses
+    return "; ".join(notes), evidence(claim, table)
 
 
 def check(runner, claims):
-    """Prints the verdict on every claim. True: nothing missed its range for an unknown reason."""
-    counts, good = {}, True
+    """Prints the evidence for every claim. True: nothing differs for a reason that nobody gave, and nothing failed."""
+    counts, good, due = {}, True, []
     for claim in claims:
-        word, why, found = verdict(runner, claim)
-        counts[word] = counts.get(word, 0) + 1
-        good &= word != "not reproduced" or bool(claim.why)
-        print(f"\n{claim.name} ({claim.device}): {word}" + (f" ({why})" if why else ""))
+        state, found = verdict(runner, claim)
+        print(f"\n{claim.name} ({claim.device})" + (f": {state}" if state else ""))
         print(f"  {claim.question}\n  {claim.source}; {claim.command}; {claim.file}")
-        for line in found:
-            print(f"    {line}")
-    print("\n" + ", ".join(f"{count} {word}" for word, count in counts.items()))
+        if ("stale" in state or "missing" in state or not found) and not runner.missing(claim):
+            due.append(claim)
+        good &= "failed: " not in state
+        for e, one in found or [(e, Evidence("not run")) for e in claim.expect]:
+            counts[one.verdict] = counts.get(one.verdict, 0) + 1
+            print(f"    {one.words():24} {e.label}: {seen(e, one) or one.trouble or 'no result'}"
+                  f" ({claim.how_of(e)}; arithmetic {e.range(e.low, e.high)}" + (f"; paper {e.paper.text})" if e.paper else ")"))
+            if unexplained(e, one):
+                good = False
+                print("      for no reason given")
+    print("\n" + ", ".join(f"{counts[word]} {word}" for word in VERDICTS if word in counts))
+    print(f"all of them: {sum(c.minutes for c in claims if not runner.missing(c)):.0f} minutes; to be measured, stale or missing: "
+          + (", ".join(f"{c.name} {c.minutes:g}" for c in due) or "nothing") +
+          (f": {sum(c.minutes for c in due):.0f} minutes" if due else ""))
     return good
 
 
-def readme_table(runner):
-    rows = ["| question | paper, figure | command | minutes | result file | expected range | what we found |",
-            "|---|---|---|---|---|---|---|"]
+def cell(text):
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+READ = {"paper": "", "summary": ", from a summary", "memory": ", from memory"}
+
+
+def published(e):
+    if not e.paper:
+        return ""
+    text = e.paper.text + READ[e.paper.read]
+    if e.paper.comparable() and (e.paper.low, e.paper.high) != (e.low, e.high):
+        text += f" (the same: {e.range(e.paper.low, e.paper.high)})"
+    return text
+
+
+def results(runner):
+    """[(claim, table or None, [(expectation, Evidence)])]."""
+    all_ = []
     for claim in CLAIMS:
-        path = os.path.join(runner.options.results, claim.file)
         try:
-            table = Table.load(path)
-            found, misses = findings(claim, table)
-            result = f"[`{claim.file}`](results/{claim.file})"
-            device = table.stamp["machine"] if claim.device == "cpu" else table.stamp["device"]
-            found.append(f"{'**not reproduced**' if misses else 'reproduced'} on {device}")
-            if misses and claim.why:
-                found.append(claim.why)
+            table = Table.load(os.path.join(runner.options.results, claim.file))
+            all_.append((claim, table, evidence(claim, table)))
         except TableError:
-            result, found = f"`{claim.file}`", ["not run yet" if claim.device == "cpu" else "not run: no CUDA device"]
-        cells = [claim.question, claim.source, f"`{claim.command}`", f"{claim.minutes:g}", result,
-                 "<br>".join(e.range() for e in claim.expect), "<br>".join(found)]
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            all_.append((claim, None, [(e, Evidence("not run")) for e in claim.expect]))
+    return all_
+
+
+def anchor(claim):
+    return claim.name + ("" if claim.device == "cpu" else "-" + claim.device)
+
+
+def claims_page(runner):
+    """CLAIMS.md."""
+    out = [PAGE_HEAD]
+    for claim, table, found in results(runner):
+        out.append(f"\n## {anchor(claim)}\n\n{claim.question}\n")
+        where = f"`{claim.command}`, {claim.minutes:g} minutes"
+        if table:
+            device = table.stamp["machine"] if claim.device == "cpu" else table.stamp["device"]
+            where += (f". [results/{claim.file}](results/{claim.file}): {device}, commit {table.stamp['commit']}, "
+                      f"{table.stamp.get('begun', '?')[:10]}")
+        else:
+            where += ". Not run: " + ("no result" if claim.device == "cpu" else "no CUDA device")
+        out.append(f"{claim.source}. {where}.\n")
+        out.append("| | ours | how | paper | our arithmetic | verdict |\n|---|---|---|---|---|---|")
+        notes = []
+        for e, one in found:
+            mark = ""
+            why = []
+            if "differs" in (one.paper, one.arithmetic) and e.differs:
+                why.append(f"differs: {e.differs}")
+            if e.amended:
+                why.append(f"amended {e.amended}" + (f", was {e.range(*e.was)}" if e.was else "") + f": {e.reason}")
+            if one.trouble:
+                why.append(one.trouble)
+            if why:
+                notes.append(". ".join(why))
+                mark = f" <sup>{len(notes)}</sup>"
+            range_ = e.range(e.low, e.high) + (", amended" if e.amended else "")
+            out.append("| " + " | ".join(cell(text) for text in (
+                e.label, seen(e, one), claim.how_of(e), published(e), range_, f"{one.words()}{mark}")) + " |")
+        if notes:
+            out.append("\n" + "\n".join(f"{number}. {note}." for number, note in enumerate(notes, 1)))
+    return "\n".join(out) + "\n"
+
+
+PAGE_HEAD = """# Claims, one by one
+
+Made by `experiments/run.py readme` from [claims.py](claims.py) and the [results](results). What the words mean stands in
+[README.md](README.md#how-to-read-a-verdict)."""
+
+
+def readme_table(runner):
+    """At a glance; where ours is not the paper's figure, and why; what is undecided."""
+    all_ = results(runner)
+    total = {word: sum(one.verdict == word for _, _, found in all_ for _, one in found) for word in VERDICTS}
+    rows = ["**" + f"{sum(total.values())} claims: " + ", ".join(f"{total[word]} {word}" for word in VERDICTS if total[word]) + ".**\n",
+            "| experiment | question | how | = paper | ≠ paper | = arithmetic | ≠ arithmetic | undecided | not run |",
+            "|---|---|---|---:|---:|---:|---:|---:|---:|"]
+    for claim, _, found in all_:
+        how = ", ".join(dict.fromkeys(claim.how_of(e) for e, _ in found))
+        counts = [sum(one.verdict == word for _, one in found) for word in VERDICTS]
+        rows.append(f"| [{anchor(claim)}](CLAIMS.md#{anchor(claim)}) | {cell(claim.question)} | {how} | " +
+                    " | ".join(str(n) if n else "" for n in counts) + " |")
+    rows += ["\n### Where ours is not the paper's figure\n", "| | ours | paper | why |", "|---|---|---|---|"]
+    for claim, _, found in all_:
+        rows += [f"| {anchor(claim)}: {cell(e.label)} | {seen(e, one)} | {cell(e.paper.text + READ[e.paper.read])} | {cell(e.differs)} |"
+                 for e, one in found if one.verdict == "differs from the paper"]
+    rows += ["\n### Undecided: the spread reaches beyond what would count\n", "| | ours | paper | our arithmetic |", "|---|---|---|---|"]
+    for claim, _, found in all_:
+        rows += [f"| {anchor(claim)}: {cell(e.label)} | {seen(e, one)} | {cell(published(e))} | {e.range(e.low, e.high)} |"
+                 for e, one in found if one.verdict == "undecided"]
     return "\n".join(rows)
 
 
@@ -323,17 +445,26 @@ def readme(runner, only_check):
     _, end, tail = rest.partition(END)
     if not begin or not end:
         raise SystemExit(f"run.py: {path}: expected the lines '{BEGIN}' and '{END}'")
-    new = f"{head}{BEGIN}\n\n{readme_table(runner)}\n\n{END}{tail}"
-    if new == text:
-        return True
-    if only_check:
-        print("experiments/README.md: the table is not up to date: `experiments/run.py readme`")
-        return False
-    with open(path + ".new", "w", encoding="utf-8") as file:
-        file.write(new)
-    os.replace(path + ".new", path)
-    print("experiments/README.md: table rewritten")
-    return True
+    good = True
+    pages = {path: f"{head}{BEGIN}\n\n{readme_table(runner)}\n\n{END}{tail}",
+             os.path.join(HERE, "CLAIMS.md"): claims_page(runner)}
+    for path, new in pages.items():
+        name = os.path.relpath(path, ROOT)
+        old = ""
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                old = file.read()
+        if new == old:
+            continue
+        good = False
+        if only_check:
+            print(f"{name} is not up to date: `experiments/run.py readme`")
+            continue
+        with open(path + ".new", "w", encoding="utf-8") as file:
+            file.write(new)
+        os.replace(path + ".new", path)
+        print(f"{name}: written")
+    return good or not only_check
 
 
 def main():
@@ -363,6 +494,7 @@ def main():
     if options.command == "list":
         for c in claims:
             print(f"{c.name:20} {c.device:5} {c.minutes:4g} min  {c.question}")
+        print(f"{'':26} {sum(c.minutes for c in claims):4.0f} min")
         return 0
     if options.command == "sources":
         print(json.dumps({c.file: sources_stamp(ROOT, c) for c in CLAIMS}, indent=1))

@@ -14,6 +14,8 @@ import json
 import os
 import statistics
 
+from evidence import interval
+
 
 class TableError(Exception):
     """The file cannot be used for what was asked; the message names it and what was expected."""
@@ -102,13 +104,16 @@ class Table:
 
     # For claims and figures.
 
-    def repeats(self):
-        """One table per repetition."""
+    def samples(self):
+        """One table for each time that the question was asked: a repetition, and in it a `sample` where the experiment
+        has several: parts of the time in which all contestants took turns, or draws of the load."""
+        def number(row):
+            return int(row["repeat"]), int(row.get("sample") or 0)
         tables = []
-        for number in sorted({int(row["repeat"]) for row in self.rows}):
+        for key in sorted({number(row) for row in self.rows}):
             part = Table(self.path, self.stamp)
             part.columns = self.columns
-            part.rows = [row for row in self.rows if int(row["repeat"]) == number]
+            part.rows = [row for row in self.rows if number(row) == key]
             tables.append(part)
         return tables
 
@@ -130,30 +135,38 @@ class Table:
             try:
                 numbers.append(float(row[column]))
             except ValueError:
+                if row[column] == "":
+                    raise TableError(f"{self.path}: {column} is empty: a percentile of too few samples is none")
                 raise TableError(f"{self.path}: column {column} holds '{row[column]}', expected a number")
         return numbers
 
     def __call__(self, column, **where):
         """Median of a column over the matching rows, which are the repetitions of one point."""
         numbers = self.values(column, **where)
-        points = {row["point"] for row in self.select(**where)}
-        if len(points) != 1:
+        asked = {}  # a draw of the load is a point of its own, and asked alike
+        for row in self.select(**where):
+            asked.setdefault((row["repeat"], row.get("sample")), set()).add(row["point"])
+        n_points = max(map(len, asked.values()), default=0)
+        if n_points != 1:
             words = ", ".join(f"{c}={v}" for c, v in where.items())
-            raise TableError(f"{self.path}: {len(points)} points with {words}, expected one")
+            raise TableError(f"{self.path}: {n_points} points with {words}, expected one")
         return statistics.median(numbers)
 
     def curve(self, x, y, **where):
-        """[(x, median of y, least y, greatest y)], ascending: what a figure draws."""
+        """[(x, median of y, its interval)], ascending: what a figure draws."""
         self._need(x)
         at = {}
         for row in self.select(**where):
             at.setdefault(float(row[x]), []).append(row["repeat"])
-        return [(value, statistics.median(numbers), min(numbers), max(numbers)) for value, numbers in sorted(
+        return [(value, statistics.median(numbers), *interval(numbers)) for value, numbers in sorted(
             (key, self._at(x, key, y, where)) for key in at)]
 
     def _at(self, x, key, y, where):
         self._need(y)
-        return [float(row[y]) for row in self.select(**where) if float(row[x]) == key]
+        numbers = [row[y] for row in self.select(**where) if float(row[x]) == key]
+        if "" in numbers:
+            raise TableError(f"{self.path}: {y} is empty: a percentile of too few samples is none")
+        return [float(number) for number in numbers]
 
     def _need(self, column):
         if column not in self.columns:

@@ -134,7 +134,9 @@ class Turntaker {
 // Takes the time of the real model, layer by layer where a prompt is computed and somebody looks.
 class TimedModel final : public Model {
  public:
-  explicit TimedModel(std::function<void(double)> sleep) : sleep_(std::move(sleep)) {}
+  TimedModel(double share, std::function<void(double)> sleep)
+      : rates_{share * kTimedRates.flops_per_s, share * kTimedRates.bytes_per_s},
+        sleep_(std::move(sleep)) {}
   const ModelConfig& config() const override { return config_; }
 
   void forward(const StepInput& step, float* logits) override {
@@ -147,7 +149,7 @@ class TimedModel final : public Model {
       work.bytes += mine.bytes - weights_.bytes;
       prompts |= n > 1;
     }
-    const double step_s = seconds(work, kTimedRates);
+    const double step_s = seconds(work, rates_);
     const bool by_layer = prompts && step.observer;
     for (int layer = 0; layer < config_.n_layers; ++layer) {
       if (by_layer) sleep_(step_s / config_.n_layers);
@@ -195,6 +197,7 @@ class TimedModel final : public Model {
   const ModelConfig config_ = small_shape();
   const CostModel cost_ = timed_model_cost();
   const Work weights_ = {cost_.prefill(1, 0).bytes, 0};  // read once a step
+  const Rates rates_;
   std::function<void(double)> sleep_;
 };
 
@@ -371,7 +374,8 @@ void TimedCluster::add(Role role, int index, size_t n, std::shared_ptr<BlockPool
   instance.engine = {.policy = find_batch_policy("chunked"),
                      .max_batch = options_.max_batch,
                      .step_tokens = options_.step_tokens};
-  auto model = std::make_unique<TimedModel>([&node](double s) { node.thread->sleep(s); });
+  auto model =
+      std::make_unique<TimedModel>(options_.share, [&node](double s) { node.thread->sleep(s); });
   node.instance =
       std::make_unique<Instance>(std::move(instance), std::move(model), std::move(memory),
                                  std::move(transport), timeline_.clock, *this);

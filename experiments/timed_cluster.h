@@ -27,6 +27,7 @@ struct TimedOptions {
   StreamKv stream_kv = StreamKv::layer;
   double wire_gbps = 100;    // Gb/s, of each instance, in and out; 0: handoff
   double message_s = 50e-6;  // a control message's way
+  double share = 1;          // of the card's arithmetic and bandwidth that each instance has
   int step_tokens = 2048;
   int max_batch = 64;
   int pool_tokens = 160000;  // KV of one instance

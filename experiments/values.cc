@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/stats.h"
 #include "base/status.h"
 
 namespace xpyd::experiments {
@@ -68,6 +69,11 @@ std::string dump(const std::vector<Values>& rows) {
   std::string out;
   for (const Values& row : rows) out += (out.empty() ? "[" : ",") + row.dump();
   return out.empty() ? "[]" : out + "]";
+}
+
+Value percentile_seen(std::span<const double> sorted, double p) {
+  if (double(sorted.size()) * std::min(p, 100 - p) / 100 < 20) return "";
+  return percentile(sorted, p);
 }
 
 }  // namespace xpyd::experiments

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <variant>
@@ -72,5 +73,9 @@ class Values {
 };
 
 std::string dump(const std::vector<Values>& rows);  // [{...},{...}]
+
+// Percentile p of a sample, or "" where fewer than 20 of it lie beyond: a P99 wants 2,000. What few
+// samples call a percentile is their largest value, and that depends on how many there are.
+Value percentile_seen(std::span<const double> sorted, double p);
 
 }  // namespace xpyd::experiments

@@ -6,7 +6,7 @@ RULES = ["prompt", "peak_tokens", "longest"]
 PUBLISHED = [("vLLM 0.1.2", 5.53), ("lightllm", 10.59)]
 
 table = style.result("admission")
-figure, panels = style.plt.subplots(1, 3, figsize=(10, 3.2))
+figure, panels = style.plt.subplots(1, 3, figsize=(11, 3.8))
 columns = [("requests_per_s", "requests/s"), ("batch_mean", "sequences in a step"),
            ("recomputed_share", "tokens computed twice / tokens")]
 for panel, (column, words) in zip(panels, columns):
@@ -17,9 +17,8 @@ for panel, (column, words) in zip(panels, columns):
     panel.set_xticks(range(3), RULES)
     panel.set_ylabel(words)
 for at, (name, rate) in enumerate(PUBLISHED):
-    panels[0].plot(at, rate, **style.PAPER)
-    panels[0].annotate(name, (at + .08, rate), fontsize=6.5, va="center")
+    style.paper(panels[0], at, rate, f"{name} {rate} /s")
 panels[1].legend(fontsize=7)
 preemptions = table("preemptions", rule="prompt", allocator="token", cap=1)
-panels[2].annotate(f"{preemptions:.0f} preemptions of 2,000 requests", (-.1, panels[2].get_ylim()[1] * .93), fontsize=7)
+panels[2].annotate(f"{preemptions:.0f} preemptions\nof 2,000 requests", (.55, panels[2].get_ylim()[1] * .8), fontsize=7)
 style.save(figure, "admission", table, "lightllm's performance.rst: LLaMA-7B, A800-80G, ShareGPT, two whole systems")

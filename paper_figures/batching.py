@@ -10,10 +10,7 @@ for number, policy in enumerate(policies):
         style.quantiles(panels[0], table, number, policy, policy=policy, load=loads[0])
     for panel, column in ((panels[1], "mean_ttft_ms"), (panels[2], "output_throughput")):
         load = loads[0] if loads and panel is panels[1] else "0.0"
-        middle = table(column, policy=policy, load=load)
-        values = table.values(column, policy=policy, load=load)
-        panel.bar(number, middle, width=.6, yerr=[[middle - min(values)], [max(values) - middle]], capsize=3,
-                  **style.FILLS[number])
+        style.bar(panel, number, table, lambda t: t(column, policy=policy, load=load), width=.6, **style.FILLS[number])
 for panel in panels[1:]:
     panel.set_xticks(range(len(policies)), policies)
 panels[0].set_title(f"load {loads[0]}" if loads else "", fontsize=8)

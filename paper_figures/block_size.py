@@ -13,15 +13,14 @@ for number, (held, label) in enumerate(LABELS.items()):
     base = table("ms", held=held, block=16)
     curve = [(b, *(v / base for v in rest)) for b, *rest in table.curve("block", "ms", held=held)]
     style.line(left, curve, number, label)
-for block, slower in PUBLISHED:
-    left.plot(block, slower, **style.PAPER)
+style.paper(left, *zip(*PUBLISHED), "up to 1.9 x")
 left.axhline(1, color="0.4", linestyle=":")
 style.powers(left, blocks)
 left.set_xlabel("tokens of a block")
 left.set_ylabel("time / with blocks of 16")
 left.legend(fontsize=7)
 style.line(right, table.curve("pool_mib", "gbps", held="blocks"), 0, "a fixed number of blocks")
-for held, shade in (("bytes", "0.35"), ("cached", "0.6")):
+for held, shade in (("bytes", style.COLORS[1]), ("cached", style.COLORS[2])):
     right.axhline(table("gbps", held=held, block=64), color=shade, linestyle="--", linewidth=1,
                   label=f"{LABELS[held]}, of 64 tokens")
 right.set_xscale("log", base=2)

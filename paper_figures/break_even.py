@@ -11,9 +11,8 @@ for number, machine in enumerate(MACHINES):
     style.line(left, table.curve("prefix", "paper_gbps", machine=machine), number, machine + ", paper's constants",
                markevery=2)
     style.line(left, table.curve("prefix", "gbps", machine=machine), number, None, alpha=.35)
-for x, y in PUBLISHED:
-    left.plot(x, y, **style.PAPER)
-left.set_yscale("log")
+style.paper(left, *zip(*PUBLISHED), "6 and 19 GB/s")
+style.plain_log(left)
 left.set_ylabel("break-even bandwidth, GB/s")
 left.legend(fontsize=7, title="pale: real widths, causal attention", title_fontsize=7)
 style.line(right, table.curve("prefix", "recompute_s", machine="8xA800 at 44 %"), 0, "compute, 8xA800 at 44 %")

@@ -10,8 +10,9 @@ for name in ("chunk", "chunk-cuda"):
     figure, (left, right) = style.plt.subplots(1, 2, figsize=(8, 3.3))
     for number, (column, label) in enumerate((("median_itl_ms", "median gap"), ("itl_ms_p90", "P90 gap"),
                                               ("p99_itl_ms", "P99 gap"))):
-        style.line(left, table.curve("chunk", column), number, label)
-    for number, (column, label) in enumerate((("median_ttft_ms", "median TTFT"), ("p99_ttft_ms", "P99 TTFT"))):
+        if all(table.distinct(column)) and (column != "p99_itl_ms" or table("generated_tokens", chunk=512) >= 2000):
+            style.line(left, table.curve("chunk", column), number, label)
+    for number, (column, label) in enumerate((("median_ttft_ms", "median TTFT"), ("mean_ttft_ms", "mean TTFT"))):
         style.line(right, table.curve("chunk", column), number, label)
     for panel in (left, right):
         style.powers(panel, [int(c) for c in table.distinct("chunk")])

@@ -10,7 +10,7 @@ for panel, victim in zip(panels, victims):
     for repeat in table.distinct("repeat"):
         rows = table.select(victim=victim, repeat=repeat)
         panel.step([float(r["from_ms"]) / 1e3 for r in rows], [float(r["tokens_per_s"]) for r in rows], where="post",
-                   linewidth=1, color=str(.25 * int(repeat)))
+                   linewidth=1, color=style.COLORS[int(repeat) % 3])
     panel.axvline(0, color="0.5", linewidth=.8, linestyle=":")
     for column, mark in (("noticed_ms", "v"), ("joined_ms", "^")):
         at = median(table.values(column, victim=victim))

@@ -1,18 +1,18 @@
 """Sequences that fit by the size of a page group, and the waste of each one's last row (vAttention Fig. 15, Table 8)."""
 import style
 
-MEMORIES = [("paged", 0, "blocks\nof 16"), ("layer_major", 64, "64 KiB"), ("layer_major", 128, "128 KiB"),
-            ("layer_major", 256, "256 KiB"), ("layer_major", 2048, "2 MiB"), ("token_major", 2048, "2 MiB,\nsliced")]
+MEMORIES = [("paged", 0, "blocks\nof 16"), ("layer_major", 64, "64\nKiB"), ("layer_major", 128, "128\nKiB"),
+            ("layer_major", 256, "256\nKiB"), ("layer_major", 2048, "2\nMiB"), ("token_major", 2048, "2 MiB,\nsliced")]
 # ASPLOS'25 Fig. 15: 64 KiB and 2 MiB.
 PUBLISHED = {"Yi-6B": (240, 187), "Llama-3-8B TP-2": (258, 203), "Yi-34B TP-2": (68, 56)}
 
 table = style.result("max_batch")
-figure, panels = style.plt.subplots(1, 4, figsize=(12, 3.5))
+figure, panels = style.plt.subplots(1, 4, figsize=(13, 3.9))
 for panel, (model, published) in zip(panels, PUBLISHED.items()):
     for at, (memory, group, _) in enumerate(MEMORIES):
         fill = style.FILLS[2 if memory == "token_major" else 1 if memory == "paged" else 0]
         panel.bar(at, table("batch", model=model, memory=memory, group_kib=group), width=.7, **fill)
-    panel.plot((1, 4), published, **style.PAPER)
+    style.paper(panel, (1, 4), published, f"{published[0]}, {published[1]}")
     panel.set_title(model, fontsize=8)
 for number, model in enumerate(PUBLISHED):
     curve = table.curve("group_kib", "wasted_mib_each", model=model, memory="layer_major")

@@ -12,7 +12,7 @@ for panel, conversations in zip(panels, sorted(table.distinct("conversations"), 
     style.powers(panel, histories)
     panel.set_xlabel("tokens of the first prompt")
     panel.set_title(f"{conversations} conversations in turn, pool of 4 slots", fontsize=8)
-panels[0].set_yscale("log")
+style.plain_log(panels[0])
 panels[0].set_ylabel("TTFT of later turns, ms")
 panels[0].legend(fontsize=7)
 style.save(figure, "multi_turn", table)

@@ -17,23 +17,23 @@ base = hits("requests_per_s", cache="none", hits=0.0)
 for number, (cache, link, label) in enumerate((("device", 0, "the pool's cache"), ("host", 5, "host, a link of 1/5 of the prefill"),
                                                ("host", 0, "host, memory's speed"))):
     style.line(left, hits.curve("hits", "requests_per_s", cache=cache, link_times=link), number, label)
-left.plot(0, base, color="0.5", marker="v", linestyle="none", label="no cache")
-left.plot([0, 1], [base, base * 98.84 / 20.62], label="GPU cache, at 0 and all", **style.PAPER)
+left.plot(0, base, color="black", marker="s", linestyle="none", label="no cache")
+style.paper(left, [0, 1], [base, base * 98.84 / 20.62], "GPU cache, all / none 4.8")
 left.set_ylim(bottom=0)
 left.set_xlabel("share of the prompts that is known")
 left.set_ylabel("requests/s")
 left.legend(fontsize=6.5)
 
 bars = [(scene, cache) for scene in ("fits", "over") for cache in rounds.distinct("cache", scene=scene)]
-none = rounds("requests_per_s", scene="fits", cache="none", round=3)
 for at, (scene, cache) in enumerate(bars):
     for number in (1, 3):
-        middle.bar(at + (number - 2) * .2, rounds("requests_per_s", scene=scene, cache=cache, round=number) / none,
-                   width=.36, linewidth=.6, label=f"round {number}" if at == 0 else None,
-                   **style.FILLS[0 if number == 3 else 3])
+        style.bar(middle, at + (number - 2) * .2, rounds,
+                  lambda t: t("requests_per_s", scene=scene, cache=cache, round=number) /
+                  t("requests_per_s", scene="fits", cache="none", round=3),
+                  width=.36, label=f"round {number}" if at == 0 else None, **style.FILLS[0 if number == 3 else 3])
     if scene == "fits":
-        middle.plot(at + .2, ROUNDS[cache] / ROUNDS["none"], **style.PAPER)
-middle.set_yscale("log")
+        style.paper(middle, at + .2, ROUNDS[cache] / ROUNDS["none"], "55, 54 and 10 x")
+style.plain_log(middle)
 middle.set_xticks(range(len(bars)), [NAMES[cache] for _, cache in bars], fontsize=6.5, rotation=30, ha="right")
 middle.axvline(3.5, color="0.5", linewidth=.8)
 middle.set_title("the pool holds all documents | half of them", fontsize=8)
@@ -48,7 +48,7 @@ for number, (cache, eviction, label) in enumerate((("device", "lru", "prefix cac
         curve.append((documents, *(s / without for s in seconds)))
     style.line(right, curve, number, label)
 for cache, seconds in PUBLISHED.items():
-    right.plot(DOCUMENTS, [s / n for s, n in zip(seconds, NONE)], **style.PAPER)
+    style.paper(right, DOCUMENTS, [s / n for s, n in zip(seconds, NONE)], "0.04 to 1.15 x")
 right.axvline(7.5, color="0.4", linestyle=":")
 right.annotate("the tier's", (7.7, .02), fontsize=6.5)
 style.powers(right, DOCUMENTS)

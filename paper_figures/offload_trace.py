@@ -2,11 +2,11 @@
 computed and copied out, then three equal ones swapped in. The first round of the first repetition."""
 import style
 
-table = style.result("offload_trace").repeats()[0]
+table = style.result("offload_trace").samples()[0]
 first = table.distinct("round")[0]
 figure, axes = style.plt.subplots(2, 1, figsize=(8.4, 2.8), sharex=True)
 for part, number in (("computed", 0), ("swapped in", 1)):
-    lanes = (("step", "0.55"), ("out", "0.15")) if part == "computed" else (("step", "0.55"), ("in", "0.15"))
+    lanes = (("step", style.COLORS[5]), ("out", style.COLORS[1])) if part == "computed" else (("step", style.COLORS[5]), ("in", style.COLORS[1]))
     for height, (what, color) in enumerate(lanes):
         bars = [(float(row["begin_ms"]), float(row["end_ms"]) - float(row["begin_ms"]))
                 for row in table.select(round=first, part=part, what=what)]

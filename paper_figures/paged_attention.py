@@ -22,10 +22,10 @@ for name in ("paged_attention", "paged_attention-cuda"):
             base = table("ms", **where, **({"memory": "contiguous"} if groups else {"block": 0}))
             curve = [(b, *(v / base for v in rest)) for b, *rest in table.curve("block", "ms", **where) if b > 0]
             style.line(panel, curve, number % len(style.LINES), " x ".join(setting) or "this machine's kernel")
-        for block, slower in PUBLISHED.get(phase, []):
-            panel.plot(block, slower, **style.PAPER)
+        if phase in PUBLISHED:
+            style.paper(panel, *zip(*PUBLISHED[phase]), "up to " + " and ".join(f"{slower} x" for _, slower in PUBLISHED[phase]))
         if groups:
-            panel.axhline(table("ms", phase=phase, memory="token_major") / base, color="0.6", linestyle="--", linewidth=1,
+            panel.axhline(table("ms", phase=phase, memory="token_major") / base, color=style.COLORS[1], linestyle="--", linewidth=1,
                           label="slots, token_major of 8 layers")
         panel.axhline(1, color="0.4", linestyle=":")
         style.powers(panel, sorted({int(row["block"]) for row in table.select(phase=phase)} - {0}))

@@ -9,7 +9,7 @@ ranks = table.distinct("p_tp", **where)
 figure, panels = style.plt.subplots(1, 4, figsize=(14, 3.9))
 for panel, (column, title) in zip(panels, WHAT):
     cells = [[table.values(column, p_tp=a, d_tp=b, **where)[0] for b in ranks] for a in ranks]
-    panel.imshow(cells, cmap="Greys", aspect="equal", norm="log",
+    panel.imshow(cells, cmap="cividis", aspect="equal", norm="log",
                  alpha=.55)
     for y, row in enumerate(cells):
         for x, value in enumerate(row):

@@ -1,9 +1,12 @@
-"""What the figures share: where results come from, marks that can be told apart in grey, and a line that says on what
-machine and from which commit. A figure measures nothing."""
+"""What the figures share: where results come from, colours that the colour-blind tell apart beside marks and dashes that
+grey print does, bars of the spread, the paper's figures, and a line that says on what machine and from which commit. A
+figure measures nothing."""
 import os
+import statistics
 import sys
 
 import matplotlib
+import matplotlib.ticker
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -12,34 +15,43 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 sys.path.insert(0, os.path.join(ROOT, "experiments"))
 
+from evidence import interval  # noqa: E402
 from table import Table, TableError  # noqa: E402, F401
 
 plt.rcParams.update({
     "font.size": 9, "axes.grid": True, "grid.color": "0.88", "axes.axisbelow": True, "lines.markersize": 5,
-    "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False, "savefig.dpi": 110,
+    "legend.frameon": True, "legend.framealpha": .9, "legend.edgecolor": "0.85", "legend.fancybox": False, "axes.spines.top": False, "axes.spines.right": False, "savefig.dpi": 110,
     "pdf.fonttype": 42, "svg.hashsalt": "xpyd",
 })
 
-# One per contestant, in order: grey level, dash, marker.
-LINES = [
-    {"color": "0.0", "linestyle": "-", "marker": "o"},
-    {"color": "0.35", "linestyle": "--", "marker": "s"},
-    {"color": "0.55", "linestyle": "-.", "marker": "^"},
-    {"color": "0.2", "linestyle": ":", "marker": "D"},
-    {"color": "0.65", "linestyle": "-", "marker": "v"},
-    {"color": "0.45", "linestyle": "--", "marker": "x"},
-]
-FILLS = [
-    {"facecolor": "0.25", "edgecolor": "black"},
-    {"facecolor": "0.95", "edgecolor": "black", "hatch": "..."},
-    {"facecolor": "0.75", "edgecolor": "black", "hatch": "///"},
-    {"facecolor": "white", "edgecolor": "black"},
-]
-PAPER = {"color": "black", "marker": "*", "markersize": 11, "linestyle": "none", "markerfacecolor": "white"}
+# Okabe and Ito's colours, one per contestant in order, each with a dash and a marker of its own.
+COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+LINES = [{"color": color, "linestyle": dash, "marker": marker}
+         for color, dash, marker in zip(COLORS, ["-", "--", "-.", ":", "-", "--", "-."], "os^DvxP")]
+FILLS = [{"facecolor": color, "edgecolor": "black", "linewidth": .6, **({"hatch": hatch} if hatch else {})}
+         for color, hatch in zip(["#0072B2", "#E69F00", "#56B4E9", "white", "#009E73"], ["", "...", "///", "", "xx"])]
+PAPER = {"color": "black", "marker": "*", "markersize": 11, "linestyle": "none", "markerfacecolor": "#F0E442", "zorder": 5}
+
+
+def paper(axes, x, y, text):
+    """Published points, named in the legend with their value."""
+    known = axes.get_legend_handles_labels()[1]
+    axes.plot(x, y, label=None if "paper: " + text in known else "paper: " + text, **PAPER)
 
 
 def path(name):
     return os.path.join(os.environ.get("RESULTS", os.path.join(ROOT, "experiments", "results")), name + ".csv")
+
+
+def not_drawn(kind, error, trace):
+    """A result that lacks what a figure shows is named, as one that is not there."""
+    if not issubclass(kind, TableError):
+        return sys.__excepthook__(kind, error, trace)
+    print(f"not drawn: {error}", flush=True)
+    os._exit(0)
+
+
+sys.excepthook = not_drawn
 
 
 def result(name):
@@ -52,7 +64,7 @@ def result(name):
 
 
 def line(axes, curve, number, label, **more):
-    """A curve of Table.curve(): medians, with the least and greatest as bars where there are repetitions."""
+    """A curve of Table.curve(): medians, with their intervals as bars where there are several samples."""
     x, middle, low, high = zip(*curve)
     spread = [[m - l for m, l in zip(middle, low)], [h - m for m, h in zip(middle, high)]]
     if all(v == 0 for side in spread for v in side):
@@ -60,10 +72,19 @@ def line(axes, curve, number, label, **more):
     axes.errorbar(x, middle, yerr=spread, label=label, capsize=2, linewidth=1.2, **LINES[number], **more)
 
 
+def bar(axes, at, table, value, **look):
+    """value(Table of one sample): its median as a bar, with the interval."""
+    numbers = [value(part) for part in table.samples()]
+    middle, (low, high) = statistics.median(numbers), interval(numbers)
+    axes.bar(at, middle, yerr=[[middle - low], [high - middle]] if low < high else None, capsize=2,
+             error_kw={"linewidth": 1}, **look)
+
+
 def quantiles(axes, table, number, label, **where):
     """The distribution of gaps between tokens, from the percentiles of a run: medians over the repetitions."""
     known = [(5, "itl_ms_p5"), (25, "itl_ms_p25"), (50, "median_itl_ms"), (75, "itl_ms_p75"), (90, "itl_ms_p90"),
-             (95, "itl_ms_p95"), (99, "p99_itl_ms"), (99.9, "itl_ms_p99.9")]
+             (95, "itl_ms_p95"), (99, "p99_itl_ms")]
+    known = [(p, c) for p, c in known if all(row[c] for row in table.select(**where))]  # "": of too few gaps
     axes.plot([table(column, **where) for _, column in known], [p for p, _ in known], label=label, linewidth=1.2,
               **LINES[number])
     axes.set_xscale("log")
@@ -78,12 +99,31 @@ def powers(axes, values, words=None):
     axes.minorticks_off()
 
 
-def save(figure, name, table, paper=""):
-    """paper: where the published points come from."""
+def plain_log(axes):
+    """A logarithmic axis with plain numbers: 1, 2, 5, 10, ... where they are seen. After what is drawn."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    digits = (1, 2, 5) if high < 300 * low else (1,)
+    ticks = [digit * 10.0 ** power for power in range(-6, 8) for digit in digits]
+    ticks = [t for t in ticks if low <= t <= high]
+    axes.set_yticks(ticks, [f"{t:,.0f}" if t >= 1 else f"{t:g}" for t in ticks])
+    axes.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+    axes.set_ylim(low, high)
+
+
+def save(figure, name, table, source="", bottom=.06):
+    """source: where the published points come from; bottom: left for what stands below the panels."""
     device = "CPU" if table.stamp["device"] == "cpu" else table.stamp["device"]
     text = f"{device}: {table.stamp['machine']}; commit {table.stamp['commit']}, {table.stamp['begun'][:10]}"
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
-    figure.text(0.01, 0.012, text + (f"\nstars and dotted lines: {paper}" if paper else ""), fontsize=6.5, color="0.3")
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        mine = [(h, w) for h, w in zip(handles, labels) if axes.get_legend() or w.startswith("paper: ")]
+        if mine and (not axes.get_legend() or len(axes.get_legend().get_texts()) != len(mine)):
+            axes.legend(*zip(*mine), fontsize=6.5)
+        if axes.get_legend() and axes.patches and axes.get_autoscaley_on() and axes.get_yscale() == "linear":
+            axes.set_ylim(top=1.25 * axes.get_ylim()[1])  # room for it above the bars
+    figure.tight_layout(rect=(0, bottom, 1, 1))
+    figure.text(0.01, 0.012, text + (f"\nstars and dotted lines: {source}" if source else ""), fontsize=6.5, color="0.3")
     out = os.path.join(HERE, "out")
     os.makedirs(out, exist_ok=True)
     for suffix, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):

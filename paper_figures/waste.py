@@ -5,42 +5,43 @@ import style
 BLOCKS = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 PARTS = [("useful_share", "holds KV"), ("reserved_share", "reserved"), ("internal_share", "internal"),
          ("free_share", "free, unusable")]
-# SOSP'23: share of KV bytes that hold tokens, Fig. 2; sequences at once relative to Orca (Max), section 6.2.
-PUBLISHED = [(0, .204, "Orca (Max)"), (0, .268, "(Pow2)"), (0, .382, "(Oracle)"), (5, .963, "vLLM")]
-PUBLISHED_BATCH = (5, 4.3)
+LOOKS = [style.FILLS[0], style.FILLS[2], style.FILLS[1], style.FILLS[3]]
+# SOSP'23: share of KV bytes that hold tokens, Fig. 2 (slots of the maximum length; blocks of 16); sequences at once
+# relative to Orca (Max), section 6.2.
+PUBLISHED = [(0, .204), (5, .963)]
+PUBLISHED_BATCH = (16, 4.3)
 
 table = style.result("waste")
-figure, panels = style.plt.subplots(1, 3, figsize=(10, 3.4), gridspec_kw={"width_ratios": [3, 3, 2.4]})
+figure, panels = style.plt.subplots(1, 3, figsize=(12, 4.3), gridspec_kw={"width_ratios": [3, 3, 2.6]})
 for panel, dataset in zip(panels, ("sharegpt", "mooncake")):
-    bottom = [0.0] * 10
-    for (column, label), fill in zip(PARTS, style.FILLS):
+    bottom = [0.0] * (len(BLOCKS) + 1)
+    for (column, label), look in zip(PARTS, LOOKS):
         heights = [table(column, dataset=dataset, allocator="contiguous", block=0)]
         heights += [table(column, dataset=dataset, allocator="paged", block=b) for b in BLOCKS]
-        panel.bar(range(10), heights, bottom=bottom, label=label, width=.75, linewidth=.6, **fill)
+        panel.bar(range(len(heights)), heights, bottom=bottom, label=label, width=.8, **look)
         bottom = [b + h for b, h in zip(bottom, heights)]
-    panel.set_xticks(range(10), ["slot"] + BLOCKS, fontsize=8)
+    panel.set_xticks(range(len(BLOCKS) + 1), ["slot", *BLOCKS], rotation=45)
     panel.set_xlabel("tokens of a block")
-    panel.set_title(f"{dataset}, lengths: {table.select(dataset=dataset)[0]['lengths']}\n"
-                    f"{table.select(dataset=dataset)[0]['scene']}", fontsize=8)
+    panel.set_ylim(0, 1.04)
+    row = table.select(dataset=dataset)[0]
+    panel.set_title(f"{dataset} ({row['lengths']} lengths)\n{row['scene']}", fontsize=9)
 panels[0].set_ylabel("share of the KV pool")
-for at, share, name in PUBLISHED:
-    panels[0].plot(at + .28, share, **style.PAPER)
-    panels[0].annotate(name, (at + .55, share), fontsize=6.5, va="center",
-                       bbox={"facecolor": "white", "edgecolor": "none", "pad": .5, "alpha": .85})
-panels[1].legend(loc="lower right", fontsize=7, frameon=True, framealpha=.95)
+style.paper(panels[0], *zip(*PUBLISHED), "20.4 % (Orca Max), 96.3 % (vLLM)")
+panels[0].legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, -.32), ncol=3)
 for number, dataset in enumerate(("sharegpt", "mooncake")):
     slots = table("batch_mean", dataset=dataset, allocator="contiguous", block=0)
-    curve = [(b, *(v / slots for v in rest)) for b, *rest in table.curve("block", "batch_mean", dataset=dataset,
-                                                                         allocator="paged")]
-    style.line(panels[2], curve, number, dataset)
-    rows = [(float(r["block"]), float(r["batch_mean"]) / slots)
-            for r in table.select(dataset=dataset, allocator="vattention")]
-    panels[2].plot(*zip(*rows), marker="x", color="0.3", linestyle="none",
-                   label=None if number else "vattention, tokens of a row")
-panels[2].plot(BLOCKS[PUBLISHED_BATCH[0] - 1], PUBLISHED_BATCH[1], **style.PAPER)
-style.powers(panels[2], BLOCKS)
+    style.line(panels[2], [(b, *(v / slots for v in rest)) for b, *rest in
+                           table.curve("block", "batch_mean", dataset=dataset, allocator="paged")], number, dataset)
+    rows = sorted((float(r["block"]), float(r["batch_mean"]) / slots)
+                  for r in table.select(dataset=dataset, allocator="vattention"))
+    panels[2].plot(*zip(*rows), marker="s", markersize=7, markerfacecolor="none", color=style.COLORS[number],
+                   linestyle="none", label=f"{dataset}, vattention (rows)")
+style.paper(panels[2], *PUBLISHED_BATCH, "4.3 x at blocks of 16")
+style.powers(panels[2], [1, 4, 16, 64, 256])
 panels[2].set_ylim(bottom=0)
-panels[2].set_xlabel("tokens of a block")
+panels[2].set_xlabel("tokens of a block, or of a row")
 panels[2].set_ylabel("sequences at once / with slots")
-panels[2].legend(fontsize=7)
-style.save(figure, "waste", table, "PagedAttention (SOSP'23) Fig. 2 and section 6.2, OPT-13B, ShareGPT, A100")
+panels[2].legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, -.28), ncol=2)
+for panel in (panels[0], panels[2]):
+    panel.get_legend().set_in_layout(False)
+style.save(figure, "waste", table, "PagedAttention (SOSP'23) Fig. 2 and section 6.2, OPT-13B, ShareGPT, A100", bottom=.2)

@@ -1,0 +1,100 @@
+// pd_split: one card whole, or cut into equal parts for prefill and decode: what `pd` asks of two
+// cores, on a virtual clock, where nothing wavers but the arrivals.
+//
+// The real instances in virtual time (timed_cluster.h): Llama-3.1-8B, H100. 1C has the card, of
+// 1P1D each instance a half of its arithmetic and of its bandwidth, of 2P1D a third; KV changes
+// hands without a copy (handoff). 400 requests, prompts of 2,000 tokens and outputs of 128, each
+// plus or minus a half, uniform; steps of 512 tokens everywhere. `load` is a share of the requests
+// a second that 1C ends when all are there at once. Nine traces.
+//
+// Arithmetic. 16 GFLOP a token: 1C computes a chunk of 512 in 17 ms and a prompt in 65; a decode
+// step reads 16 GB in 6 ms. All at once 1C mixes both in steps of 17 ms: 4 a prompt, some 13
+// requests/s. Load 0.4 is 5 requests/s: 1C's prompts keep it busy for 0.33 of the time, P's in
+// 1P1D, twice as long, for 0.66. First tokens of a queue with equal service (M/D/1), whose mean
+// wait is r / (2 (1 - r)) services: 65 (1 + 0.25) = 81 ms and 130 (1 + 0.97) = 256, 3.2 times; the
+// median of either less than the mean, 1C's decodes in its prompts' steps: 2 to 3.6. At 0.2: 130 (1
+// + 0.25) / 65 (1 + 0.1) = 2.3, 1.8 to 2.6. Two P of a third, 195 ms each at 0.5 busy: 195 (1 +
+// 0.25) / 256 = 0.95, less what the median spares: 0.8 to 1.5. Gaps: 1C's decodes wait for chunks,
+// 17 ms and more; D of a half reads in 12 ms, of a third in 18: P99 of 1P1D / 1C 0.6 to 0.85, of
+// 2P1D / 1P1D 1.4 to 1.6.
+#include <algorithm>
+
+#include "base/random.h"
+#include "base/stats.h"
+#include "experiments/experiment.h"
+#include "experiments/timed_cluster.h"
+
+namespace xpyd::experiments {
+namespace {
+
+std::vector<Values> points(const Setting&) {
+  std::vector<Values> all;
+  for (const char* topology : {"1C", "1P1D", "2P1D"})
+    for (double load : {0.2, 0.4, 0.6})
+      for (int draw = 0; draw < 9; ++draw)
+        all.push_back({{"topology", topology}, {"load", load}, {"sample", draw}});
+  return all;
+}
+
+// rate 0: all at once.
+std::vector<TimedRequest> trace(int n, double rate, int draw, const Setting& setting) {
+  Random random(setting.seed + 23 + 1000 * uint64_t(draw));
+  auto around = [&](int tokens) { return int(tokens * (0.5 + random.uniform())); };
+  std::vector<TimedRequest> requests;
+  double now = 0;
+  for (int i = 0; i < n; ++i) {
+    const double gap = random.exponential();
+    if (rate > 0) now += gap / rate;
+    requests.push_back({now, around(setting.tiny ? 60 : 2000), around(setting.tiny ? 6 : 128)});
+  }
+  return requests;
+}
+
+TimedOptions options_of(const std::string& topology, const Setting& setting) {
+  TimedOptions options;
+  options.topology = topology;
+  options.share = topology == "1C" ? 1 : topology == "1P1D" ? 1. / 2 : 1. / 3;
+  options.wire_gbps = 0;
+  options.step_tokens = 512;
+  options.pool_tokens = setting.tiny ? 8000 : 200000;
+  return options;
+}
+
+Measure open(const Setting& setting) {
+  auto capacity = std::make_shared<double>(0);
+  return [=](const Values& point) -> Result<Finding> {
+    const int n = setting.tiny ? 6 : 400;
+    if (*capacity == 0) {
+      const TimedRun all = run_timed(options_of("1C", setting), trace(n, 0, 0, setting));
+      if (!all.wrong.empty()) return Finding{{}, all.wrong};
+      *capacity = n / all.end_s;
+    }
+    const double rate = double(point["load"]) * *capacity;
+    const std::vector<TimedRequest> requests = trace(n, rate, point["sample"], setting);
+    const TimedRun run = run_timed(options_of(point["topology"], setting), requests);
+    if (!run.wrong.empty()) return Finding{{}, run.wrong};
+    std::vector<double> ttft, gaps;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const std::vector<double>& at = run.records[i].token_s;
+      ttft.push_back(1e3 * (at[0] - requests[i].arrival_s));
+      for (size_t t = 1; t < at.size(); ++t) gaps.push_back(1e3 * (at[t] - at[t - 1]));
+    }
+    std::sort(ttft.begin(), ttft.end());
+    std::sort(gaps.begin(), gaps.end());
+    return Finding{{{{"capacity", *capacity},
+                     {"rate", rate},
+                     {"requests", n},
+                     {"gaps", gaps.size()},
+                     {"median_ttft_ms", percentile(ttft, 50)},
+                     {"p90_ttft_ms", percentile_seen(ttft, 90)},
+                     {"median_itl_ms", percentile(gaps, 50)},
+                     {"p99_itl_ms", percentile_seen(gaps, 99)},
+                     {"duration_s", run.end_s}}},
+                   ""};
+  };
+}
+
+REGISTER_EXPERIMENT("pd_split", "cpu", points, open);
+
+}  // namespace
+}  // namespace xpyd::experiments
