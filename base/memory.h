@@ -10,7 +10,7 @@ namespace xpyd {
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(size_t bytes);  // zeroed; aborts with a clear word when the machine has no memory
+  explicit Buffer(size_t bytes);  // zeroed; where there is no memory: std::bad_alloc, as `new`
   ~Buffer();
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept {

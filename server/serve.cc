@@ -14,6 +14,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <sstream>
 #include <thread>
 
 #include "base/version.h"
@@ -79,11 +80,21 @@ int serve_main(const Options& options) {
   http.port = int(options.integer("port"));
   http.max_connections = int(options.integer("max-connections"));
   http.request_timeout_s = options.number("request-timeout");
-  http.model_name = options.text("served-model-name");
-  if (http.model_name.empty()) http.model_name = stack.config.name;
+  http.model_name = stack.config.name;
+  std::istringstream names(options.text("served-model-name"));
+  if (std::string name; std::getline(names, name, ',')) http.model_name = name;
+  for (std::string name; std::getline(names, name, ',');) http.more_names.push_back(name);
   http.model_root = stack.model_dir;
-  if (!is_embedded(stack.model_dir))
+  if (!is_embedded(stack.model_dir)) {
     http.model_root = std::filesystem::absolute(stack.model_dir).string();
+  } else if (Result<std::string> folder = cached_demo(); folder) {
+    http.model_root = folder.value();
+  } else {
+    std::fprintf(stderr, "xpyd serve: clients find no tokenizer of the demo model: %s\n",
+                 folder.error().message.c_str());
+  }
+  http.other_names = {stack.model_dir, http.model_root};
+  http.log_level = log_level(options.text("log-level"));
   http.version = version();
   http.max_model_len = stack.max_model_len;
   http.vocab_size = stack.config.vocab;
@@ -116,8 +127,8 @@ int serve_main(const Options& options) {
   if (stack.backend)
     std::fputs(stack.backend->describe().c_str(),
                stderr);  // graphs and kernels chosen since it started
-  std::fprintf(stderr, "logits hash %016llx\n",
-               static_cast<unsigned long long>(stack.runtime->logits_hash()));
+  if (const uint64_t hash = stack.runtime->logits_hash(); hash != 0)  // 0: no request has ended
+    std::fprintf(stderr, "logits hash %016llx\n", static_cast<unsigned long long>(hash));
   return 0;
 }
 
