@@ -15,6 +15,7 @@ namespace {
 int small_block(const KvOptions& options) { return options.block_tokens; }
 int one_token(const KvOptions&) { return 1; }
 constexpr size_t kPage = 4096;
+constexpr double kMostAddresses = 0x1p47;  // bytes, of a process on x86-64 and with 4 KiB pages
 
 int whole_slot(const KvOptions& options) { return options.max_sequence_tokens; }
 
@@ -46,14 +47,22 @@ Status check_page_groups(const KvOptions& o, int row_tokens) {
   if (row_tokens < 1) return invalid(bytes + ", less than one token of one layer's K or V");
   if (o.max_sequence_tokens < 1 || o.max_sequences < 1)
     return invalid("vattention: expected the longest sequence and the most sequences at once");
-  // Addresses are counted in rows of one head (KvRows), in 32 bits.
-  const double heads = 2.0 * o.shape.n_layers * o.shape.n_kv_heads * o.max_sequences;
-  if (heads * vattention_slots(o).block_tokens >= 0x1p32)
+  const double rows_of_heads = 2.0 * o.shape.n_layers * o.shape.n_kv_heads * o.max_sequences *
+                               vattention_slots(o).block_tokens;
+  const double bytes_of_addresses = rows_of_heads * double(o.shape.row_bytes());
+  const auto too_many = [&](double n, const std::string& expected) {
     return invalid("vattention: " + std::to_string(o.max_sequences) + " sequences of " +
                    std::to_string(o.max_sequence_tokens) + " tokens are " +
-                   std::to_string(int64_t(heads * o.max_sequence_tokens)) +
-                   " rows of addresses, expected fewer than 2^32: a smaller --max-batch or "
-                   "--max-model-len");
+                   std::to_string(int64_t(n)) + expected +
+                   ": a smaller --max-batch or --max-model-len");
+  };
+  if (o.on_card && rows_of_heads >= 0x1p32)
+    return too_many(rows_of_heads,
+                    " rows of addresses, with --device cuda expected fewer than "
+                    "2^32");
+  if (bytes_of_addresses >= kMostAddresses)
+    return too_many(bytes_of_addresses, " bytes of addresses, a process has 2^47");
+  if (o.on_card) return ok();
   // Each sequence has at least one mapping and one gap per plane. Memories have a pool each, or all
   // of them one.
   const long planes = long(vattention_row_bytes(o) / o.page_group_bytes);

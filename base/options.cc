@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <boost/program_options.hpp>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <sstream>
 
@@ -75,9 +77,8 @@ std::string problem(const OptionRow& row, std::string& value) {
     case OptionKind::choice: {
       auto choices = split(row.choices, '|');
       if (std::find(choices.begin(), choices.end(), value) != choices.end()) return "";
-      std::string words = "expected " + std::string(row.choices);
-      if (choices.size() > 1) words += "; nearest: " + in_quotes(nearest_name(value, choices));
-      return words;
+      return "expected " + std::string(row.choices) +
+             (choices.size() > 1 ? nearest_hint(value, choices) : "");
     }
     case OptionKind::flag: {
       static const std::vector<std::string> on = {"on", "true", "yes", "1"},
@@ -115,14 +116,18 @@ std::string unknown_option(std::span<const OptionRow> table, std::string_view gr
   name.erase(std::min(name.find('='), name.size()));
   std::string message = where + "unknown option '--" + name + "'";
   std::vector<std::string> names;
-  std::string elsewhere;
+  std::string elsewhere, meant;
   for (const OptionRow& row : table) {
+    const auto also = split(row.also, ' ');
     if (in_group(row, group)) names.push_back(row.name);
+    if (in_group(row, group) && std::find(also.begin(), also.end(), name) != also.end())
+      meant += (meant.empty() ? "" : ", ") + in_quotes(std::string("--") + row.name);
     if (row.name == name) elsewhere += (elsewhere.empty() ? "" : " ") + std::string(row.group);
   }
+  if (!meant.empty()) return message + "; here it is " + meant;
   if (!elsewhere.empty())
     message += " of " + std::string(group) + " (it is one of: " + elsewhere + ")";
-  return message + "; nearest: '--" + nearest_name(name, names) + "'";
+  return message + nearest_hint(name, names, "--");
 }
 
 struct Assignment {
@@ -239,6 +244,17 @@ struct Parser {
     return result;
   }
 
+  std::vector<Assignment> environment() const {
+    std::vector<Assignment> result;
+    for (const OptionRow& row : table) {
+      std::string name = std::string("XPYD_") + row.name;
+      for (char& c : name) c = c == '-' ? '_' : char(std::toupper(static_cast<unsigned char>(c)));
+      const char* value = in_group(row, group) ? std::getenv(name.c_str()) : nullptr;
+      if (value) result.push_back({&row, value});
+    }
+    return result;
+  }
+
   Result<std::vector<Assignment>> file(const std::string& path) const {
     auto content = read_small_file(path, kMaxConfigBytes);
     if (!content) return Error{content.error().code, "--config: " + content.error().message};
@@ -295,9 +311,14 @@ Result<Options> Options::parse(std::span<const OptionRow> table, std::string_vie
     options.values_[assignment.row->name] = assignment.value;
     options.given_[assignment.row->name] = true;
   };
+  std::vector<Assignment> environment = parser.environment();
+  if (Status status = parser.check(environment, "XPYD_* in the environment: ", ""); !status)
+    return status.error();
+  for (const Assignment& assignment : environment) set(assignment);
   std::string config;
-  for (const Assignment& assignment : typed.assignments)
-    if (std::strcmp(assignment.row->name, "config") == 0) config = assignment.value;
+  for (const auto* given : {&environment, &typed.assignments})
+    for (const Assignment& assignment : *given)
+      if (std::strcmp(assignment.row->name, "config") == 0) config = assignment.value;
   if (!config.empty()) {
     auto file = parser.file(config);
     if (!file) return file.error();
@@ -489,7 +510,14 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
       best = candidate;
     }
   }
-  return best;
+  const bool near = !best_rank.first || best_rank.second <= std::max<size_t>(1, name.size() / 3);
+  return near ? best : "";
+}
+
+std::string nearest_hint(std::string_view name, const std::vector<std::string>& candidates,
+                         const std::string& dashes) {
+  const std::string nearest = nearest_name(name, candidates);
+  return nearest.empty() ? "" : "; nearest: " + in_quotes(dashes + nearest);
 }
 
 }  // namespace xpyd

@@ -27,6 +27,7 @@ struct OptionRow {
   double min, max;            // integer, number, bytes; a number may be "inf" where max is infinite
   const char* help;           // one line; error messages quote it
   const char* group;          // subcommands that take it, space separated: "serve generate bench"
+  const char* also = "";      // what other programs call it, space separated: answered, not taken
 };
 
 // Values of one run: every row of the group, checked.
@@ -35,8 +36,9 @@ class Options {
   // Parses `arguments` (after the subcommand). A bad one is an error whose message names the
   // option, what was expected, and for an unknown name the nearest valid one. Positional arguments
   // are kept in order. When the group has a row "config", the INI file that it names is read too;
-  // the command line wins over it, and on the command line the last of several wins. The rows'
-  // strings must outlive the object.
+  // the command line wins over it, and on the command line the last of several wins. Below both,
+  // a row "kv-bytes" has the environment's XPYD_KV_BYTES. The rows' strings must outlive the
+  // object.
   static Result<Options> parse(std::span<const OptionRow> table, std::string_view group,
                                const std::vector<std::string>& arguments, int max_positional);
 
@@ -45,7 +47,7 @@ class Options {
   int64_t integer(std::string_view name) const;  // integer and bytes
   double number(std::string_view name) const;
   bool flag(std::string_view name) const;   // flag, and a choice of on|off
-  bool given(std::string_view name) const;  // on the command line or in the file
+  bool given(std::string_view name) const;  // anywhere, and not by default
   const std::vector<std::string>& positional() const { return positional_; }
 
   // "--name value  # unit" per line, defaults included, in the table's order; a secret shows as
@@ -68,8 +70,11 @@ std::string options_manual(std::span<const OptionRow> table, std::string_view gr
 // "512MiB", "1.5GB", "65536" -> bytes. MiB = 2^20, MB = 10^6. A fraction must come out whole.
 Result<int64_t> parse_bytes(std::string_view text);
 
-// The candidate with the fewest edits (insert, delete, replace, swap of neighbours); one that
-// begins with `name` comes first. "" only when there are no candidates.
+// The candidate with the fewest edits (insert, delete, replace, swap of neighbours), at most one
+// for three characters; one that begins with `name` comes first. "": nothing is near.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates);
+// "; nearest: '--kv-bytes'", or "".
+std::string nearest_hint(std::string_view name, const std::vector<std::string>& candidates,
+                         const std::string& dashes = "");
 
 }  // namespace xpyd

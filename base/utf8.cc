@@ -57,6 +57,17 @@ std::string replace_invalid_utf8(std::string_view text) {
   return out;
 }
 
+std::string printable(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const CodePoint c = next_code_point(text);
+    const bool control = c.value < 0x20 || (c.value >= 0x7f && c.value < 0xa0);
+    append_utf8(out, control ? '?' : c.value);
+    text.remove_prefix(size_t(c.bytes));
+  }
+  return out;
+}
+
 size_t unfinished_utf8_suffix(std::string_view text) {
   for (size_t n = 1; n <= std::min<size_t>(3, text.size()); ++n) {
     CodePoint c = next_code_point(text.substr(text.size() - n));

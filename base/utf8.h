@@ -27,6 +27,9 @@ bool is_utf8(std::string_view text);
 // Rust's from_utf8_lossy and browsers do.
 std::string replace_invalid_utf8(std::string_view text);
 
+// What a terminal may be shown of a text from outside: UTF-8, each control character a '?'.
+std::string printable(std::string_view text);
+
 // Bytes at the end (0 to 3) that begin a sequence which more bytes could finish.
 size_t unfinished_utf8_suffix(std::string_view text);
 

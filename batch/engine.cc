@@ -1,6 +1,7 @@
 #include "batch/engine.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "base/row_hash.h"
@@ -21,6 +22,10 @@ Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clo
 }
 
 void Engine::submit(SequencePtr sequence) {
+  if (Sequence& s = *sequence; s.wants_prompt_logprobs()) {
+    s.prompt_logprobs.assign(s.tokens.size(), Sampled{});
+    s.prompt_logprobs[0].chosen = {s.tokens[0], std::numeric_limits<float>::quiet_NaN()};
+  }
   auto place = waiting_.end();
   while (place != waiting_.begin()) {
     const Sequence& before = **std::prev(place);
@@ -106,7 +111,7 @@ void Engine::make_plan() {
   for (size_t i = 0; i < waiting_.size() && i < startable; ++i) {
     Sequence& s = *waiting_[i];
     if (!s.probed) {
-      const int cached = memory_.probe(s.tokens, s.request->cache_salt);
+      const int cached = memory_.probe(s.tokens, s.salt());
       if (!s.scheduled) s.cached_tokens = cached;
       s.probed = true;
       load_early(s, cached);
@@ -153,13 +158,14 @@ void Engine::charge_shared_blocks() {
 // from logits that the CPU sees.
 bool Engine::needs_settling() const {
   auto by_cpu = [](const Sequence& s) {
-    return s.stands_for > 1 || more_than_a_draw(s.request->sampling);
+    return s.stands_for > 1 || more_than_a_draw(s.request->sampling) || s.wants_prompt_logprobs();
   };
   return !plan_.preempts.empty() ||
          std::any_of(plan_.runs.begin(), plan_.runs.end(),
                      [&](const ScheduledRun& run) {
                        const Sequence& s = *running_[size_t(runnable_[size_t(run.index)])];
-                       return by_cpu(s) && run.n_tokens == s.pending();
+                       return by_cpu(s) &&
+                              (run.n_tokens == s.pending() || s.wants_prompt_logprobs());
                      }) ||
          std::any_of(plan_.admits.begin(), plan_.admits.end(), [&](const ScheduledRun& run) {
            return by_cpu(*waiting_[size_t(admissible_[size_t(run.index)])]);
@@ -176,7 +182,7 @@ bool Engine::append(const Sequence& s, int n_tokens) {
 // A sequence that waits and whose KV a tier has gets its memory before its turn, where nobody
 // misses it, so that the KV is there when its turn comes. `cached_tokens`: here already.
 void Engine::load_early(Sequence& s, int cached_tokens) {
-  if (s.kv != kNoKv || memory_.promise(s.tokens, s.request->cache_salt) <= cached_tokens) return;
+  if (s.kv != kNoKv || memory_.promise(s.tokens, s.salt()) <= cached_tokens) return;
   const KvStats kv = memory_.stats();
   auto blocks = [&kv](int tokens) { return (tokens + kv.block_tokens - 1) / kv.block_tokens; };
   int need = blocks(int(s.tokens.size())) - cached_tokens / kv.block_tokens + kv.capacity / 100;
@@ -219,13 +225,22 @@ bool Engine::give_up_early() {
 
 // Takes memory for a waiting sequence. False: there is none. Its KV may be `loading`.
 bool Engine::reserve(Sequence& s) {
-  const Result<KvReservation> reserved = memory_.reserve(s.tokens, s.request->cache_salt);
+  const Result<KvReservation> reserved = memory_.reserve(s.tokens, s.salt());
   if (!reserved) return false;
   s.kv = reserved.value().handle;
   s.computed = reserved.value().cached_tokens;
   s.early = s.loading = reserved.value().loading;
   loading_ += int(s.loading);
   return true;
+}
+
+// The sequence's next n_tokens in a step.
+StepEntry Engine::entry_of(Sequence& s, int n_tokens) {
+  const int end = s.computed + n_tokens;
+  Entry entry{.sequence = &s, .first = s.computed, .n_tokens = n_tokens};
+  entry.wants_logits = end == int(s.tokens.size());
+  if (s.wants_prompt_logprobs()) entry.n_prompt_rows = std::min(end, s.n_prompt() - 1) - s.computed;
+  return entry;
 }
 
 // Gets memory for the next n_tokens of a waiting sequence. False: it does not run now.
@@ -252,8 +267,7 @@ bool Engine::place(SequencePtr& s, int n_tokens, double now) {
   if (!s->scheduled) s->scheduled_s = now;
   s->scheduled = true;
   s->queue_ticket.reset();
-  next_.entries.push_back(
-      {s.get(), s->computed, n_tokens, s->computed + n_tokens == int(s->tokens.size())});
+  next_.entries.push_back(entry_of(*s, n_tokens));
   return true;
 }
 
@@ -265,18 +279,27 @@ bool Engine::apply_plan(double now) {
     preempt(std::move(running_[size_t(runnable_[size_t(*i)])]));  // youngest first, so that the
                                                                   // oldest waits in front
   }
+  // A step has max_batch rows of logits: one for each sequence, and what is left is for prompts
+  // whose logprobs are wanted, which take more steps therefore.
+  int spare_rows = options_.max_batch - int(plan_.runs.size() + plan_.admits.size());
+  auto tokens_of = [&spare_rows](const Sequence& s, const ScheduledRun& run) {
+    if (!s.wants_prompt_logprobs()) return run.n_tokens;
+    const int n = std::min(run.n_tokens, 1 + spare_rows);
+    spare_rows -= n - 1;
+    return n;
+  };
   for (const ScheduledRun& run : plan_.runs) {
     Sequence& s = *running_[size_t(runnable_[size_t(run.index)])];
-    if (!append(s, run.n_tokens)) continue;  // the plan's arithmetic was too hopeful: next step
-    next_.entries.push_back(
-        {&s, s.computed, run.n_tokens, s.computed + run.n_tokens == int(s.tokens.size())});
+    const int n_tokens = tokens_of(s, run);
+    if (!append(s, n_tokens)) continue;  // the plan's arithmetic was too hopeful: next step
+    next_.entries.push_back(entry_of(s, n_tokens));
   }
   std::erase(running_, nullptr);
   // A refusal stops admission: whoever comes later waits too.
   size_t admitted = 0;
   for (const ScheduledRun& run : plan_.admits) {
     SequencePtr& s = waiting_[size_t(admissible_[size_t(run.index)])];
-    if (!plan_.preempts.empty() || !place(s, run.n_tokens, now)) break;
+    if (!plan_.preempts.empty() || !place(s, tokens_of(*s, run), now)) break;
     running_.push_back(std::move(s));
     ++admitted;
   }
@@ -314,6 +337,7 @@ void Engine::preempt(SequencePtr s) {
   s->computed = 0;
   s->early = s->probed = false;
   ++stats_.preemptions;
+  ++s->preemptions;
   auto place = std::find_if(waiting_.begin(), waiting_.end(),
                             [](const SequencePtr& other) { return other->kv == kNoKv; });
   waiting_.insert(place, std::move(s));
@@ -335,7 +359,9 @@ bool Engine::chosen_by_model() const {
   return options_.ahead && model_.chooses() &&
          std::none_of(next_.entries.begin(), next_.entries.end(), [](const Entry& entry) {
            const Sequence& s = *entry.sequence;
-           return entry.wants_logits && (s.stands_for > 1 || more_than_a_draw(s.request->sampling));
+           return entry.n_prompt_rows > 0 ||
+                  (entry.wants_logits &&
+                   (s.stands_for > 1 || more_than_a_draw(s.request->sampling)));
          });
 }
 
@@ -354,8 +380,11 @@ void Engine::forward() {
   const size_t vocab = size_t(model_.config().vocab);
   std::vector<std::pair<Sequence*, const float*>> splits;  // last: who ends makes room for choices
   for (Entry& entry : next_.entries) {
-    if (!entry.wants_logits) continue;
     Sequence& s = *entry.sequence;
+    for (int at = entry.first; at < entry.first + entry.n_prompt_rows; ++at, logits += vocab)
+      s.prompt_logprobs[size_t(at) + 1] = judge({logits, vocab}, s.tokens[size_t(at) + 1],
+                                                s.request->prompt_logprobs, sampler_scratch_);
+    if (!entry.wants_logits) continue;
     if (s.stands_for > 1) {
       splits.push_back({&s, logits});
     } else {
@@ -496,6 +525,7 @@ void Engine::split(Sequence& s, const float* logits, double now) {
     child->leaves = s.leaves;
     child->computed = s.computed;
     child->probed = child->scheduled = true;
+    if (alive.empty()) child->prompt_logprobs = std::exchange(s.prompt_logprobs, {});
     Sampled sampled =
         sample({logits, vocab}, s.request->sampling, child->sampler, sampler_scratch_);
     if (!accept_token(*child, size_t(s.n_prompt()), std::move(sampled), hash, now))
@@ -528,6 +558,7 @@ bool Engine::accept_token(Sequence& s, size_t at, Sampled sampled, uint64_t row_
   ++stats_.generated_tokens;
   TokenEvent event;
   event.sampled = std::move(sampled);
+  event.prompt_logprobs = std::exchange(s.prompt_logprobs, {});
 
   bool may_stop = n_output >= request.min_tokens;
   auto among = [token](const auto& list) {
@@ -556,6 +587,7 @@ bool Engine::accept_token(Sequence& s, size_t at, Sampled sampled, uint64_t row_
   event.token = token;
   event.has_logprobs = request.sampling.top_logprobs >= 0;
   event.cached_tokens = s.cached_tokens;
+  event.preemptions = s.preemptions;
   event.logits_hash = s.logits_hash;
   event.queued_s = s.queued_s;
   event.scheduled_s = s.scheduled_s;

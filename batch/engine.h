@@ -103,6 +103,7 @@ class Engine final : private LayerObserver {
   bool append(const Sequence& sequence, int n_tokens);
   bool reserve(Sequence& sequence);
   bool place(SequencePtr& sequence, int n_tokens, double now);
+  static StepEntry entry_of(Sequence& sequence, int n_tokens);
   StepInput gather();
   bool chosen_by_model() const;
   void forward();

@@ -18,6 +18,7 @@ struct Request {
   int max_tokens = 16;                // output tokens, at least 1
   int min_tokens = 0;                 // no stop before that many output tokens
   int n = 1;                          // choices, 1..8
+  int prompt_logprobs = -1;  // 0..20: logprobs of the prompt's tokens, with that many alternatives
   bool ignore_eos = false;
   std::vector<std::string> stop;      // stop strings
   std::vector<int32_t> stop_token_ids;
@@ -48,7 +49,11 @@ struct TokenEvent {
   std::string error;           // finish == error: what happened
   bool has_logprobs = false;
   Sampled sampled;             // logprobs when asked for
+  // In the first event of a request that asked: one for each prompt token; the first's is NaN, as
+  // nothing is before it.
+  std::vector<Sampled> prompt_logprobs;
   int cached_tokens = 0;       // prompt tokens whose KV was reused; in every event of the request
+  int preemptions = 0;         // of this choice so far
   uint64_t logits_hash = 0;  // with finish: chained hash of the logits rows sampled for this choice
   double queued_s = 0, scheduled_s = 0,
          time_s = 0;  // Clock: arrival at the engine, first step, this token

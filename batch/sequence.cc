@@ -15,6 +15,7 @@ SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceSt
   s->given = int(s->tokens.size());
   s->logits_hash = state.logits_hash;
   s->cached_tokens = state.cached_tokens;
+  s->preemptions = state.preemptions;
   s->queued_s = state.queued_s > 0 ? state.queued_s : request->arrival_s;
   s->scheduled_s = state.scheduled_s;
   if (!state.output.empty()) {
@@ -38,6 +39,7 @@ ChoiceState state_of(const Sequence& s) {
           .output = {s.tokens.begin() + s.n_prompt(), s.tokens.end()},
           .logits_hash = s.logits_hash,
           .cached_tokens = s.cached_tokens,
+          .preemptions = s.preemptions,
           .queued_s = s.queued_s,
           .scheduled_s = s.scheduled_s};
 }
@@ -50,6 +52,7 @@ void emit_end(const Sequence& sequence, FinishReason reason, const std::string& 
     event.finish = reason;
     event.error = error;
     event.cached_tokens = sequence.cached_tokens;
+    event.preemptions = sequence.preemptions;
     event.logits_hash = sequence.logits_hash;
     event.queued_s = sequence.queued_s;
     event.scheduled_s = sequence.scheduled_s;

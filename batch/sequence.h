@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "allocator/kv_memory.h"
+#include "base/random.h"
 #include "batch/output_text.h"
 #include "batch/request.h"
 
@@ -19,8 +20,16 @@ struct ChoiceState {
   std::vector<int32_t> output;  // tokens that the client has, or that are on their way to it
   uint64_t logits_hash = 0;     // of the rows they were sampled from
   int cached_tokens = 0;
+  int preemptions = 0;
   double queued_s = 0, scheduled_s = 0;  // Clock; 0: not yet
 };
+
+// Under which its KV is found again. A prefix cache holds no logits: where those of the prompt are
+// wanted, each attempt has a salt of its own, the same on all instances.
+inline uint64_t kv_salt(const Request& request, uint64_t attempt) {
+  if (request.prompt_logprobs < 0) return request.cache_salt;
+  return Random(request.cache_salt ^ Random(request.id ^ attempt << 32).next()).next() | 1;
+}
 
 // Owner: the engine (or the P/D state machine) that holds it, one at a time; it moves between
 // instances by value of this pointer. Until its first token is sampled one sequence stands for all
@@ -45,10 +54,12 @@ struct Sequence {
   int computed = 0;       // tokens whose KV is in place or under way, on the instance that holds it
   KvHandle kv = kNoKv;    // in that instance's memory
   int cached_tokens = 0;  // prompt tokens found in a prefix cache at first admission
+  int preemptions = 0;    // times it lost its memory
 
   SamplerState sampler;
   OutputText text;
   uint64_t logits_hash = 0;  // of the logits rows that were sampled, in order (base/row_hash.h)
+  std::vector<Sampled> prompt_logprobs;  // [n_prompt] while they are wanted: those computed so far
 
   double queued_s = 0, scheduled_s = 0;  // Clock: reached the first engine, first step
   int row = -1;                          // in a persistent batch (batch/step_arrays.h)
@@ -60,6 +71,8 @@ struct Sequence {
   int n_prompt() const { return int(request->prompt.size()); }
   int n_output() const { return int(tokens.size()) - n_prompt(); }
   int pending() const { return int(tokens.size()) - computed; }
+  uint64_t salt() const { return kv_salt(*request, attempt); }
+  bool wants_prompt_logprobs() const { return request->prompt_logprobs >= 0 && n_output() == 0; }
 };
 
 using SequencePtr = std::unique_ptr<Sequence>;

@@ -43,9 +43,8 @@ StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory&
   size_t same = 0, n_logits = 0;  // rows whose place in token_ids_ and logit_rows_ is as it was
   for (; same < n && same < rows_.size(); ++same) {
     const StepEntry& entry = entries[same];
-    if (rows_[same].n_tokens != entry.n_tokens || rows_[same].wants_logits != entry.wants_logits)
-      break;
-    n_logits += entry.wants_logits;
+    if (rows_[same] != row_of(entry)) break;
+    n_logits += size_t(entry.n_prompt_rows) + entry.wants_logits;
   }
   rows_.resize(n);
   q_offsets_.resize(n + 1);
@@ -55,8 +54,9 @@ StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory&
   logit_rows_.resize(n_logits);
   for (size_t r = same; r < n; ++r) {
     const StepEntry& entry = entries[r];
-    rows_[r] = {entry.n_tokens, entry.wants_logits};
+    rows_[r] = row_of(entry);
     q_offsets_[r + 1] = q_offsets_[r] + entry.n_tokens;
+    for (int i = 0; i < entry.n_prompt_rows; ++i) logit_rows_.push_back(q_offsets_[r] + i);
     if (entry.wants_logits) logit_rows_.push_back(q_offsets_[r + 1] - 1);
   }
   token_ids_.resize(size_t(q_offsets_[n]));

@@ -18,6 +18,7 @@ struct StepEntry {  // one sequence's share of a step
   Sequence* sequence = nullptr;
   int first = 0, n_tokens = 0;  // its tokens [first, first + n_tokens)
   bool wants_logits = false;    // and then tokens[first + n_tokens] is chosen
+  int n_prompt_rows = 0;  // logits of its first so many tokens are wanted, too: prompt logprobs
   bool ended = false;  // it ended while the step was under way: what the step gives it is dropped
   int end() const { return first + n_tokens; }
 };
@@ -32,9 +33,11 @@ class StepArrays {
 
  private:
   struct Row {
-    int n_tokens;
+    int n_tokens, n_prompt_rows;
     bool wants_logits;
+    bool operator==(const Row&) const = default;
   };
+  static Row row_of(const StepEntry& e) { return {e.n_tokens, e.n_prompt_rows, e.wants_logits}; }
   std::vector<Row> rows_;  // of the step before: where these are the same, so are the offsets
   std::vector<int32_t> token_ids_, q_offsets_ = {0}, kv_lengths_, logit_rows_;
   std::vector<KvView> views_;

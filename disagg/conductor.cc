@@ -142,6 +142,7 @@ ServiceStats Conductor::stats() const {
   ServiceStats all;
   all.shared_pool = shared_pool_;
   all.conductor = totals_;
+  all.conductor.prefill_jobs = int(jobs_.size());
   for (const auto& [id, member] : members_) all.instances.push_back(member.probe->stats());
   return all;
 }

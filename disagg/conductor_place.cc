@@ -75,6 +75,9 @@ bool Conductor::start(uint64_t id, int first, int count) {
     view.kv_s_per_token = poster.wire_s_per_byte * double(prefill.info.layout.shape.token_bytes());
     attempt.order = options_.disagg->decide(view, options_.disagg_options);
     if (attempt.order == DisaggOrder::pull && options_.zero_copy) attempt.order = DisaggOrder::push;
+    // There P says nothing of the logits that it sees.
+    if (attempt.order == DisaggOrder::decode_first && request.prompt_logprobs >= 0)
+      attempt.order = DisaggOrder::push;
     if (attempt.order == DisaggOrder::local) cached = cached_decode;
   }
   const AttemptId number = ++last_attempt_;

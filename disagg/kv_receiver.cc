@@ -154,9 +154,10 @@ bool KvReceiver::grant(AttemptId attempt, Incoming& in) {
     const KvStats kv = parts_.memory.stats();
     const int n_tokens = int(in.tokens.size());
     const int spare = sequences == 0 ? 0 : kv.capacity / 100;
-    const int need = (n_tokens + kv.block_tokens - 1) / kv.block_tokens -
-                     parts_.memory.probe(in.tokens, in.request->cache_salt) / kv.block_tokens;
-    if (need + spare > kv.available() || !reserve(in)) return false;
+    const int need =
+        (n_tokens + kv.block_tokens - 1) / kv.block_tokens -
+        parts_.memory.probe(in.tokens, kv_salt(*in.request, attempt)) / kv.block_tokens;
+    if (need + spare > kv.available() || !reserve(attempt, in)) return false;
   }
   in.granted = true;
   granted_choices_ += in.n_choices();
@@ -174,10 +175,11 @@ bool KvReceiver::grant(AttemptId attempt, Incoming& in) {
   return true;
 }
 
-bool KvReceiver::reserve(Incoming& in) {
+bool KvReceiver::reserve(AttemptId attempt, Incoming& in) {
   KvMemory& memory = parts_.memory;
   // What a tier of this instance has the other one has computed or loaded: it comes from there.
-  const Result<KvReservation> reserved = memory.reserve_here(in.tokens, in.request->cache_salt);
+  const Result<KvReservation> reserved =
+      memory.reserve_here(in.tokens, kv_salt(*in.request, attempt));
   if (!reserved) return false;
   in.kv = reserved.value().handle;
   in.cached_tokens = reserved.value().cached_tokens;
@@ -324,7 +326,7 @@ bool KvReceiver::is_whole(const Incoming& in) const {
 
 void KvReceiver::adopt(AttemptId attempt, Incoming& in, bool whole) {
   KvMemory& memory = parts_.memory;
-  const uint64_t salt = in.request->cache_salt;
+  const uint64_t salt = kv_salt(*in.request, attempt);
   // decode_first: the last token is computed here, and the first one sampled.
   const int n_tokens = int(in.tokens.size()) - (in.order == DisaggOrder::decode_first ? 1 : 0);
   const auto tokens = std::span<const int32_t>(in.tokens).first(size_t(n_tokens));

@@ -81,7 +81,7 @@ class KvReceiver {
 
   bool grant_waiting();
   bool grant(AttemptId attempt, Incoming& in);
-  bool reserve(Incoming& in);
+  bool reserve(AttemptId attempt, Incoming& in);
   void promise(AttemptId attempt, Incoming& in);
   void read(Incoming& in);
   bool finish(AttemptId attempt, Incoming& in);

@@ -53,6 +53,7 @@ struct ConductorStats {
   std::array<int64_t, kAttemptFailures> failed_by = {};  // of failed_attempts
   int64_t late_tokens = 0;  // of attempts that were given up
   int64_t joined = 0, left = 0;
+  int prefill_jobs = 0;  // now in the global prefill queue
 };
 
 // One pool that processes share, counted where it was made.

@@ -28,13 +28,14 @@ IMPLEMENTED = {
                                  for wire in ("local", "handoff", "shm", "nccl", "rdma", "tcp")],
     "experiments/failure_timeline.cc": ["server/main.cc"],  # it starts `xpyd worker` processes
     "experiments/kv_dtype.cc": LLAMA,
+    "experiments/kv_points.cc": ["server/main.cc"],  # it starts `xpyd serve`
     "experiments/vattention_speed.cc": LLAMA,
     "model/model_cuda.h": ["model/llama_cuda.cu"],
     "server/backend_cpu.cc": LLAMA,
     "server/http.h": ["server/boost_asio_impl.cc", "server/boost_beast_impl.cc"],
     "server/main.cc": ["server/" + command + ".cc"
                        for command in ("serve", "worker_command", "generate", "bench", "peak_command", "info",
-                                       "prefix_stats")],
+                                       "prefix_stats", "export")],
 }
 
 QUOTED = re.compile(r'"((?:%s)/[\w./-]+)' % "|".join(ROOMS))

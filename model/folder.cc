@@ -1,10 +1,20 @@
 #include "model/folder.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
 #include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <system_error>
 
 #include "base/json.h"
+#include "base/siphash.h"
 
 // The assembler copies the files in; a compile runs in the repository's root, as every include
 // expects.
@@ -30,6 +40,8 @@ XPYD_EMBED(xpyd_demo_tokenizer_config, "model/demo/tokenizer_config.json")
 
 namespace xpyd {
 namespace {
+
+namespace fs = std::filesystem;
 
 struct EmbeddedFile {
   std::string_view name;
@@ -58,14 +70,133 @@ std::optional<std::string_view> embedded_file(std::string_view path) {
   return std::nullopt;
 }
 
-bool is_model_folder(const std::string& dir) {
+Status check_model_folder(const std::string& dir, bool with_weights) {
+  if (is_embedded(dir)) return ok();
+  const std::string
+      what = "MODEL_DIR " + dir,
+      expected = "expected a Hugging Face folder: config.json, *.safetensors, tokenizer.json";
   std::error_code error;
-  return dir == kDemoModel || std::filesystem::is_directory(dir, error);
+  const fs::path path(dir);
+  if (!fs::exists(path, error)) {
+    const bool hub_id = std::count(dir.begin(), dir.end(), '/') == 1 && dir.front() != '/' &&
+                        dir.front() != '.' && dir.back() != '/' &&
+                        !fs::exists(path.parent_path(), error);
+    if (hub_id)
+      return invalid(what + " is not here; a model's id is not downloaded: `hf download " + dir +
+                     " --local-dir DIR`, then DIR");
+    return invalid(what + ": there is no such folder");
+  }
+  const auto form = [](const fs::path& file) -> std::string {
+    const std::string kind = file.extension().string();
+    return kind == ".gguf"                                     ? "a GGUF file"
+           : kind == ".bin" || kind == ".pt" || kind == ".pth" ? "a pickle"
+                                                               : "";
+  };
+  if (!fs::is_directory(path, error)) {
+    if (path.extension() == ".safetensors")
+      return invalid(what + " is a file: expected its folder");
+    const std::string kind = form(path);
+    return invalid(what +
+                   (kind.empty() ? " is not a folder" : " is " + kind + ", which is not read") +
+                   ": " + expected);
+  }
+  const auto has = [&](const char* name) { return fs::exists(path / name, error); };
+  if (has("adapter_config.json") && !has("config.json"))
+    return invalid(what +
+                   " is a LoRA adapter, which is not read: merge it into its model "
+                   "(peft's merge_and_unload) and give the result");
+  std::string found;  // weights in another form
+  bool safetensors = false;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) {
+    safetensors = safetensors || entry.path().extension() == ".safetensors";
+    if (!form(entry.path()).empty()) found = entry.path().filename().string();
+  }
+  if (with_weights && !safetensors && !found.empty())
+    return invalid(what + " has its weights in " + found + ", which is not read: " + expected);
+  if (!has("tokenizer.json") && has("tokenizer.model"))
+    return invalid(what +
+                   " has a tokenizer.model but no tokenizer.json, which is what is read: "
+                   "transformers' AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) "
+                   "writes it");
+  return ok();
 }
 
 bool has_model_file(const std::string& path) {
   std::error_code error;
   return is_embedded(path) ? embedded_file(path).has_value() : std::filesystem::exists(path, error);
+}
+
+namespace {
+
+// x: over no file, and through no link.
+Status write_new(const std::string& path, const EmbeddedFile& file) {
+  const size_t bytes = size_t(file.end - file.begin);
+  std::FILE* out = std::fopen(path.c_str(), "wxe");
+  const bool whole = out && std::fwrite(file.begin, 1, bytes, out) == bytes;
+  if (out && std::fclose(out) == 0 && whole) return ok();
+  return Error{ErrorCode::io, path + ": " + std::strerror(errno)};
+}
+
+// A folder that nobody but this user can change.
+Status check_own_folder(const std::string& path) {
+  struct stat found {};
+  if (::lstat(path.c_str(), &found) != 0)
+    return Error{ErrorCode::io, path + ": " + std::strerror(errno)};
+  if (!S_ISDIR(found.st_mode) || found.st_uid != ::geteuid() || (found.st_mode & 022) != 0)
+    return invalid(path + ": expected a folder that only this user can write to");
+  return ok();
+}
+
+bool holds_demo(const std::string& dir) {
+  return std::all_of(std::begin(kFiles), std::end(kFiles), [&](const EmbeddedFile& file) {
+    const std::string_view wanted(file.begin, size_t(file.end - file.begin));
+    const auto there = read_small_file(dir + "/" + std::string(file.name), wanted.size());
+    return there && there.value() == wanted;
+  });
+}
+
+}  // namespace
+
+Status export_demo(const std::string& dir) {
+  std::error_code error;
+  if (::mkdir(dir.c_str(), 0755) != 0 && errno != EEXIST)
+    return Error{ErrorCode::io, dir + ": " + std::strerror(errno)};
+  if (!fs::is_directory(dir, error) || !fs::is_empty(dir, error))
+    return invalid(dir + ": expected a new or an empty folder");
+  for (const EmbeddedFile& file : kFiles)
+    if (Status status = write_new(dir + "/" + std::string(file.name), file); !status) return status;
+  return ok();
+}
+
+Result<std::string> cached_demo() {
+  const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+  std::string base = cache && cache[0] == '/' ? std::string(cache)
+                     : home && home[0] == '/' ? std::string(home) + "/.cache"
+                                              : "";
+  if (base.empty()) return Error{ErrorCode::not_found, "neither XDG_CACHE_HOME nor HOME is set"};
+  std::error_code error;
+  fs::create_directories(base, error);
+  base += "/xpyd";
+  ::mkdir(base.c_str(), 0700);
+  if (Status status = check_own_folder(base); !status) return status.error();
+  uint64_t hash = 0;  // a folder for each demo model that there was
+  for (const EmbeddedFile& file : kFiles)
+    hash = siphash({hash, 1}, {file.begin, size_t(file.end - file.begin)});
+  char name[40];
+  std::snprintf(name, sizeof name, "/xpyd-demo-%016llx", static_cast<unsigned long long>(hash));
+  const std::string path = base + name;
+  struct stat found {};
+  if (::lstat(path.c_str(), &found) != 0) {
+    // Whole or not at all, whoever else does the same now: the first rename wins.
+    std::string fresh = base + "/new-XXXXXX";
+    if (!::mkdtemp(fresh.data())) return Error{ErrorCode::io, base + ": " + std::strerror(errno)};
+    const Status written = export_demo(fresh);
+    if (!written || ::rename(fresh.c_str(), path.c_str()) != 0) fs::remove_all(fresh, error);
+    if (!written) return written.error();
+  }
+  if (Status status = check_own_folder(path); !status) return status.error();
+  if (!holds_demo(path)) return invalid(path + " is not this binary's demo model: remove it");
+  return path;
 }
 
 Result<std::string> read_model_file(const std::string& path, size_t max_bytes) {

@@ -319,4 +319,17 @@ Sampled sample(std::span<const float> logits, const SamplingParams& params, Samp
   return sampled;
 }
 
+Sampled judge(std::span<const float> logits, int32_t token, int n_top, SamplerScratch& scratch) {
+  XPYD_CHECK(token >= 0 && size_t(token) < logits.size(), std::to_string(token));
+  const Top top = find_top(logits.data(), int(logits.size()));
+  Sampled sampled;
+  sampled.nan_logits = top.nans;
+  sampled.chosen.token = token;
+  add_logprobs(logits, top, n_top, sampled, scratch);
+  const float own = made_finite(logits[size_t(token)]);
+  sampled.rank = 1 + int(std::count_if(logits.begin(), logits.end(),
+                                       [own](float x) { return made_finite(x) > own; }));
+  return sampled;
+}
+
 }  // namespace xpyd

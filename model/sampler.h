@@ -41,6 +41,7 @@ struct Sampled {
   TokenLogprob chosen;
   std::vector<TokenLogprob> top;  // most likely first; params.top_logprobs entries, or empty
   int nan_logits = 0;  // NaN among the logits, read as -infinity: a broken model or corrupt KV
+  int rank = 0;        // of a prompt's token: 1 + the number of logits above its own; else 0
 };
 
 // One sequence's sampling state: its generator and the counts that penalties need. A plain value:
@@ -77,5 +78,8 @@ struct SamplerScratch {
 // -infinity. params are taken as valid: the API's edge checks the ranges above.
 Sampled sample(std::span<const float> logits, const SamplingParams& params, SamplerState& state,
                SamplerScratch& scratch);
+
+// What these logits say of a token that is given, as one of the prompt.
+Sampled judge(std::span<const float> logits, int32_t token, int n_top, SamplerScratch& scratch);
 
 }  // namespace xpyd

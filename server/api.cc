@@ -42,6 +42,7 @@ HttpResponse json_response(std::string body, int status = 200) {
   return response;
 }
 
+constexpr std::string_view kLevelNames[] = {"debug", "info", "warning", "error"};
 constexpr const char* kModelPrefix = "/v1/models/";
 
 }  // namespace
@@ -93,6 +94,9 @@ Api::Api(const ServerOptions& options, Service& service, const Tokenizer* tokeni
       id_random_(random_word()),
       created_unix_s_(std::time(nullptr)) {
   model_.name = options.model_name;
+  model_.names = options.more_names;
+  model_.names.insert(model_.names.begin(), options.model_name);
+  model_.other_names = options.other_names;
   model_.tokenizer = tokenizer;
   model_.chat_template = chat_template;
   model_.max_model_len = options.max_model_len;
@@ -218,9 +222,12 @@ void Api::finish(const HttpRequest& request, const Row* row, HttpResponse& respo
   response.headers.emplace_back("X-Content-Type-Options", "nosniff");
   if (std::string id = client_id(request); !id.empty())
     response.headers.emplace_back("X-Request-Id", id);
-  if (response.status >= 400)
-    log_line("refused route=" + std::string(path) + " status=" + std::to_string(response.status) +
-             why);
+  if (response.status >= 400 || options_.log_level == LogLevel::debug)
+    log_line(response.status >= 500   ? LogLevel::error
+             : response.status >= 400 ? LogLevel::warning
+                                      : LogLevel::debug,
+             std::string(response.status >= 400 ? "refused" : "answered") +
+                 " route=" + std::string(path) + " status=" + std::to_string(response.status) + why);
 }
 
 void Api::fail(const Incoming& in, const ApiError& error) {
@@ -248,13 +255,29 @@ void Api::tick() {
   for (auto& generation : all) generation->check_deadline(now);
 }
 
-void Api::log_line(const std::string& line) {
+LogLevel log_level(std::string_view name) {
+  const auto found = std::find(std::begin(kLevelNames), std::end(kLevelNames), name);
+  XPYD_CHECK(found != std::end(kLevelNames), std::string(name));
+  return LogLevel(found - kLevelNames);
+}
+
+// Wall-clock time (UTC), level, and what happened.
+void Api::log_line(LogLevel level, const std::string& line) {
+  if (level < options_.log_level) return;
   double now = clock_.now();
   auto write = [&](const std::string& text) {
+    timespec time{};
+    clock_gettime(CLOCK_REALTIME, &time);
+    tm day{};
+    gmtime_r(&time.tv_sec, &day);
+    char stamp[64];
+    const size_t n = std::strftime(stamp, sizeof stamp, "%FT%T", &day);
+    std::snprintf(stamp + n, sizeof stamp - n, ".%03ldZ %s ", time.tv_nsec / 1000000,
+                  kLevelNames[size_t(level)].data());
     if (options_.log)
-      options_.log(text);
+      options_.log(stamp + text);
     else
-      std::fprintf(stderr, "%s\n", text.c_str());
+      std::fprintf(stderr, "%s%s\n", stamp, text.c_str());
   };
   if (now - log_window_s_ >= 1) {
     if (log_dropped_ > 0) write("log dropped_lines=" + std::to_string(log_dropped_));
@@ -328,8 +351,10 @@ void Api::models(const std::shared_ptr<Incoming>& in) {
 }
 
 void Api::model_by_id(const std::shared_ptr<Incoming>& in) {
-  if (in->request.path.substr(std::string_view(kModelPrefix).size()) == model_.name)
-    return answer(*in, json_response(model_card(model_, options_.model_root, created_unix_s_)));
+  const std::string name = in->request.path.substr(std::string_view(kModelPrefix).size());
+  if (model_.is_called(name))
+    return answer(*in,
+                  json_response(model_card(model_, name, options_.model_root, created_unix_s_)));
   ApiError error;
   error.status = 404;
   error.message = "there is no such model; this server serves `" + model_.name + "`";

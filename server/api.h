@@ -21,9 +21,14 @@
 
 namespace xpyd {
 
+enum class LogLevel : uint8_t { debug, info, warning, error };
+LogLevel log_level(std::string_view name);  // of --log-level
+
 struct ServerOptions : HttpListenOptions {
   std::string model_name = "model";
-  std::string model_root;          // in /v1/models; clients load a tokenizer from there
+  std::vector<std::string> more_names;   // of the model, in /v1/models
+  std::vector<std::string> other_names;  // that are answered and not shown: its folder
+  std::string model_root;                // in /v1/models; clients load a tokenizer from there
   std::string version;             // in /version
   int max_model_len = 0;           // tokens
   int vocab_size = 0;              // the model's; ids beyond the tokenizer's are refused too
@@ -42,6 +47,7 @@ struct ServerOptions : HttpListenOptions {
   // and comes back in that role ("": not at all). Any thread.
   std::function<Status(const std::string& name, const std::string& role)> retire_instance;
   std::string server_info;                      // the option table, for GET /server_info
+  LogLevel log_level = LogLevel::info;          // the least that is logged
   std::function<void(const std::string&)> log;  // one line without its end; empty: stderr
 };
 
@@ -105,7 +111,7 @@ class Api final : public HttpHandler {
   void retire_instance(const std::shared_ptr<Incoming>& in);
   void server_info(const std::shared_ptr<Incoming>& in);
 
-  void log_line(const std::string& line);
+  void log_line(LogLevel level, const std::string& line);
 
   ServerOptions options_;
   Service& service_;

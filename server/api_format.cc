@@ -1,5 +1,8 @@
 #include "server/api_format.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "server/json_text.h"
 
 namespace xpyd {
@@ -62,6 +65,32 @@ void add_chat_logprobs(JsonText& json, const Tokenizer* tokenizer, const ChoiceP
   json.close(']').close('}');
 }
 
+// A prompt's first token, which nothing foretells.
+bool is_first(const Sampled& s) { return std::isnan(s.chosen.logprob); }
+
+// vLLM's: by token id, the prompt's own token first.
+void add_prompt_logprobs(JsonText& json, const Tokenizer* tokenizer,
+                         const std::vector<Sampled>& prompt) {
+  json.key("prompt_logprobs").open('[');
+  for (const Sampled& s : prompt) {
+    if (is_first(s)) {
+      json.null();
+      continue;
+    }
+    auto add = [&](const TokenLogprob& t, int64_t rank) {
+      json.key(std::to_string(t.token)).open('{').key("logprob").number(t.logprob);
+      json.key("rank").integer(rank).key("decoded_token").text(token_text(tokenizer, t.token));
+      json.close('}');
+    };
+    json.open('{');
+    add(s.chosen, s.rank);
+    for (size_t i = 0; i < s.top.size(); ++i)
+      if (s.top[i].token != s.chosen.token) add(s.top[i], static_cast<int64_t>(i) + 1);
+    json.close('}');
+  }
+  json.close(']');
+}
+
 void add_completion_logprobs(JsonText& json, const Tokenizer* tokenizer, const ChoicePart& part) {
   json.open('{').key("tokens").open('[');
   for (const Sampled& s : part.logprobs) json.text(token_text(tokenizer, s.chosen.token));
@@ -69,13 +98,21 @@ void add_completion_logprobs(JsonText& json, const Tokenizer* tokenizer, const C
   for (const Sampled& s : part.logprobs) json.number(s.chosen.logprob);
   json.close(']').key("top_logprobs").open('[');
   for (const Sampled& s : part.logprobs) {
-    json.open('{');
-    bool chosen_listed = false;
-    for (const auto& other : s.top) {
-      json.key(token_text(tokenizer, other.token)).number(other.logprob);
-      chosen_listed = chosen_listed || other.token == s.chosen.token;
+    if (is_first(s)) {
+      json.null();
+      continue;
     }
-    if (!chosen_listed) json.key(token_text(tokenizer, s.chosen.token)).number(s.chosen.logprob);
+    // Of tokens with one text the likeliest: a client's dictionary would keep the last.
+    std::vector<std::string> listed;
+    auto add = [&](const TokenLogprob& t) {
+      std::string text = token_text(tokenizer, t.token);
+      if (std::find(listed.begin(), listed.end(), text) != listed.end()) return;
+      json.key(text).number(t.logprob);
+      listed.push_back(std::move(text));
+    };
+    json.open('{');
+    for (const auto& other : s.top) add(other);
+    add(s.chosen);
     json.close('}');
   }
   json.close(']').key("text_offset").open('[');
@@ -119,6 +156,8 @@ void add_choice(JsonText& json, const Tokenizer* tokenizer, bool chat, bool chun
   add_end(json, part);
   if (part.token_ids != nullptr) add_ids(json, "token_ids", *part.token_ids);
   if (part.prompt_token_ids != nullptr) add_ids(json, "prompt_token_ids", *part.prompt_token_ids);
+  if (part.prompt_logprobs != nullptr && !chat)
+    add_prompt_logprobs(json, tokenizer, *part.prompt_logprobs);
   json.close('}');
 }
 
@@ -160,6 +199,8 @@ std::string AnswerFormat::whole(std::span<const ChoicePart> choices, const Usage
   for (const auto& part : choices) add_choice(json, tokenizer_, chat_, false, part);
   json.close(']').key("usage");
   add_usage(json, usage);
+  if (chat_ && choices[0].prompt_logprobs != nullptr)
+    add_prompt_logprobs(json, tokenizer_, *choices[0].prompt_logprobs);
   return head(chat_ ? "chat.completion" : "text_completion") + json.take() + "}";
 }
 
@@ -200,9 +241,10 @@ std::string token_text(const Tokenizer* tokenizer, int32_t id) {
   return out;
 }
 
-std::string model_card(const ServedModel& model, const std::string& root, int64_t created) {
+std::string model_card(const ServedModel& model, const std::string& name, const std::string& root,
+                       int64_t created) {
   JsonText json;
-  json.open('{').key("id").text(model.name).key("object").text("model");
+  json.open('{').key("id").text(name).key("object").text("model");
   json.key("created").integer(created).key("owned_by").text("xpyd");
   json.key("root").text(root).key("parent").null();
   json.key("max_model_len").integer(model.max_model_len);
@@ -211,7 +253,10 @@ std::string model_card(const ServedModel& model, const std::string& root, int64_
 }
 
 std::string models_body(const ServedModel& model, const std::string& root, int64_t created) {
-  return "{\"object\":\"list\",\"data\":[" + model_card(model, root, created) + "]}";
+  std::string cards;
+  for (const std::string& name : model.names)
+    cards += (cards.empty() ? "" : ",") + model_card(model, name, root, created);
+  return "{\"object\":\"list\",\"data\":[" + cards + "]}";
 }
 
 std::string stats_body(const ServedModel& model, const ServiceStats& stats) {

@@ -31,6 +31,7 @@ struct ChoicePart {
   std::span<const int32_t> text_offsets;  // completions: code points before each token's text
   const std::vector<int32_t>* token_ids = nullptr;         // return_token_ids
   const std::vector<int32_t>* prompt_token_ids = nullptr;  // return_token_ids, first part
+  const std::vector<Sampled>* prompt_logprobs = nullptr;   // prompt_logprobs
   FinishReason finish = FinishReason::none;
   std::string_view stop_text;  // why it stopped, when not by EOS
   int32_t stop_token = -1;
@@ -61,7 +62,8 @@ std::string sse_event(std::string_view json);
 std::string token_text(const Tokenizer* tokenizer, int32_t id);
 
 std::string models_body(const ServedModel& model, const std::string& root, int64_t created);
-std::string model_card(const ServedModel& model, const std::string& root, int64_t created);
+std::string model_card(const ServedModel& model, const std::string& name, const std::string& root,
+                       int64_t created);
 // What the page draws: instances, blocks by state, queues, transfers.
 std::string stats_body(const ServedModel& model, const ServiceStats& stats);
 

@@ -23,6 +23,7 @@ constexpr IntegerField kIntegerFields[] = {
     {"top_k", -1, kIntMax, true, true},
     {"logprobs", 0, 20, true, false},
     {"top_logprobs", 0, 20, false, true},
+    {"prompt_logprobs", 0, 20, true, true},
     {"seed", INT64_MIN, INT64_MAX, true, true},
     {"priority", INT32_MIN, INT32_MAX, true, true},
 };
@@ -114,7 +115,7 @@ std::optional<ApiError> parse_body(std::string_view body, json& out) {
 
 void check_model(Fields& fields, const ServedModel& model) {
   std::string name = fields.text("model", 0, 1024);
-  if (fields.error || name.empty() || name == model.name) return;
+  if (fields.error || name.empty() || model.is_called(name)) return;
   fields.fail({.status = 404,
                .message = "The model `" + name + "` does not exist; this server serves `" +
                           model.name + "`.",
@@ -322,9 +323,8 @@ void read_stream(Fields& fields, GenerationCall& call) {
 }
 
 void refuse_unsupported(Fields& fields, bool chat) {
-  for (const char* name :
-       {"prompt_embeds", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-        "structured_outputs", "prompt_logprobs", "logits_processors"})
+  for (const char* name : {"prompt_embeds", "guided_json", "guided_regex", "guided_choice",
+                           "guided_grammar", "structured_outputs", "logits_processors"})
     fields.unsupported_unless_null(name);
   fields.unsupported("use_beam_search", fields.boolean("use_beam_search", false));
   fields.unsupported("detokenize", !fields.boolean("detokenize", true));
@@ -351,7 +351,8 @@ void refuse_unsupported(Fields& fields, bool chat) {
 }
 
 // How many output tokens: asked for, or by default, and never beyond the context.
-void set_max_tokens(Fields& fields, bool chat, const ServedModel& model, Request& request) {
+void set_max_tokens(Fields& fields, bool chat, bool prompt_only, const ServedModel& model,
+                    Request& request) {
   const char* prompt = chat ? "messages" : "prompt";
   int64_t prompt_tokens = static_cast<int64_t>(request.prompt.size());
   int64_t room = model.max_model_len - prompt_tokens;
@@ -363,7 +364,7 @@ void set_max_tokens(Fields& fields, bool chat, const ServedModel& model, Request
                          : "max_tokens";
   fields.known("max_tokens");
   int64_t fallback = chat ? room : std::min<int64_t>(room, kDefaultCompletionTokens);
-  int64_t wanted = fields.integer(name, fallback);
+  int64_t wanted = prompt_only ? 1 : fields.integer(name, fallback);
   if (wanted > room)
     fields.fail(too_long(name,
                          "you requested " + std::to_string(prompt_tokens + wanted) + " tokens (" +
@@ -438,6 +439,11 @@ ApiError about_session(ApiError error, const Sessions::Turn& turn, const std::st
 
 }  // namespace
 
+bool ServedModel::is_called(std::string_view wanted) const {
+  return wanted == name || std::find(names.begin(), names.end(), wanted) != names.end() ||
+         std::find(other_names.begin(), other_names.end(), wanted) != other_names.end();
+}
+
 std::span<const IntegerField> integer_fields() { return kIntegerFields; }
 
 size_t longest_prompt_bytes(const Tokenizer& tokenizer, int max_model_len) {
@@ -476,17 +482,29 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   if (!salt.empty()) request.cache_salt = std::max<uint64_t>(1, siphash(model.salt_key, salt));
   out.return_token_ids = fields.boolean("return_token_ids", false);
   out.echo = !chat && fields.boolean("echo", false);
-  if (out.echo && request.sampling.top_logprobs >= 0)
-    fields.fail(bad("echo",
-                    "echo with logprobs is not supported: logprobs of prompt tokens are not "
-                    "computed"));
+  const json* max_tokens = fields.find("max_tokens");
+  out.prompt_only = out.echo && max_tokens != nullptr && *max_tokens == 0;
+  request.prompt_logprobs = static_cast<int>(fields.integer("prompt_logprobs", -1));
+  out.prompt_logprobs = request.prompt_logprobs >= 0;
+  if (out.prompt_logprobs && out.stream)
+    fields.fail(bad("prompt_logprobs",
+                    "prompt_logprobs are not part of a stream; echo with "
+                    "logprobs is"));
+  if (out.echo)
+    request.prompt_logprobs = std::max(request.prompt_logprobs, request.sampling.top_logprobs);
+  if (request.prompt_logprobs >= 0 && !request.session_id.empty())
+    fields.fail(bad(out.prompt_logprobs ? "prompt_logprobs" : "echo",
+                    "logprobs of a prompt and a session_id do not go together: the prompt is more "
+                    "than this turn"));
   bool add_special_tokens = fields.boolean("add_special_tokens", true);
   bool add_generation_prompt = fields.boolean("add_generation_prompt", true);
   for (const char* name : {"user", "request_id", "spaces_between_special_tokens"})
     fields.known(name);
   // Every cheap check is done: tokenizing may take a while.
   for (const auto& field : kIntegerFields)
-    if (chat ? field.chat : field.completions) fields.integer(field.name, 0);
+    if ((chat ? field.chat : field.completions) &&
+        !(out.prompt_only && field.name == std::string_view("max_tokens")))
+      fields.integer(field.name, 0);
   const json* prompt = fields.find(chat ? "messages" : "prompt");
   if (fields.error) return std::move(fields.error);
 
@@ -511,11 +529,19 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
     return field_error(
         "n", "at most " + std::to_string(kMaxChoicesPerCall) + " choices in all, prompts times n");
 
+  size_t judged = 0;
+  for (const auto& p : prompts)
+    judged += p.ids.size() * static_cast<size_t>(request.prompt_logprobs + 1);
+  if (judged > kMaxPromptLogprobs)
+    return bad("prompt", "logprobs of " + std::to_string(judged) +
+                             " prompt tokens and alternatives: expected at most " +
+                             std::to_string(kMaxPromptLogprobs) + " in a call");
+
   request.prompt_is_text_prefix = !chat;
   for (auto& p : prompts) {
     request.prompt = so_far.tokens;
     request.prompt.insert(request.prompt.end(), p.ids.begin(), p.ids.end());
-    set_max_tokens(fields, chat, model, request);
+    set_max_tokens(fields, chat, out.prompt_only, model, request);
     if (fields.error)
       return about_session(std::move(*fields.error), out.turn, request.session_id);
     if (out.echo) {

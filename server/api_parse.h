@@ -29,7 +29,10 @@ struct ApiError {
 
 // What is served. Const after the start.
 struct ServedModel {
-  std::string name;
+  std::string name;                      // in answers
+  std::vector<std::string> names;        // that clients see, `name` first
+  std::vector<std::string> other_names;  // that are answered, too: its folder
+  bool is_called(std::string_view wanted) const;
   const Tokenizer* tokenizer = nullptr;         // null: no text, only token ids
   const ChatTemplate* chat_template = nullptr;  // null: no chat
   int max_model_len = 0;                        // tokens of prompt and output together
@@ -45,6 +48,8 @@ struct GenerationCall {
   bool chat = false;
   bool stream = false, include_usage = false, continuous_usage = false;
   bool echo = false, return_token_ids = false;
+  bool prompt_logprobs = false;  // asked for by that name, rather than by echo with logprobs
+  bool prompt_only = false;      // echo of no token more: one is generated, and not shown
   bool has_seed = false;
   bool session_end = false;
   Sessions::Turn turn;                    // of the session, where one is named
@@ -63,6 +68,9 @@ struct IntegerField {
 std::span<const IntegerField> integer_fields();
 
 constexpr int kMaxChoicesPerCall = 128;  // prompts times n
+// Prompt tokens of a call, each times its alternatives and itself: what an answer of 25 MB holds,
+// and a control frame.
+constexpr size_t kMaxPromptLogprobs = size_t{1} << 19;
 constexpr size_t kMaxStops = 16, kMaxStopBytes = 256, kMaxStopTokens = 64;
 
 // Takes the named conversation from `sessions` into out.turn. Null: session_id is refused.

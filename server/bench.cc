@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/progress.h"
+#include "base/utf8.h"
 #include "server/bench_client.h"
 #include "server/commands.h"
 #include "server/limits.h"
@@ -37,7 +38,7 @@ class InterruptGuard {
 };
 
 int fail(const Error& error, int code) {
-  std::fprintf(stderr, "xpyd: bench: %s\n", error.message.c_str());
+  std::fprintf(stderr, "xpyd: bench: %s\n", printable(error.message).c_str());
   return code;
 }
 
@@ -52,7 +53,7 @@ void print_errors(const std::vector<RequestRecord>& records) {
       std::fprintf(stderr, "xpyd: bench: and %zu other errors\n", counts.size() - 10);
       break;
     }
-    std::fprintf(stderr, "xpyd: bench: %d failed: %s\n", count, error.c_str());
+    std::fprintf(stderr, "xpyd: bench: %d failed: %s\n", count, printable(error).c_str());
   }
 }
 
@@ -116,7 +117,7 @@ int bench_main(const Options& options) {
   const Load& load = made.value();
   int n = int(load.requests.size());
   for (const std::string& note : load.notes)
-    std::fprintf(stderr, "xpyd: bench: %s\n", note.c_str());
+    std::fprintf(stderr, "xpyd: bench: %s\n", printable(note).c_str());
 
   double rate = options.number("rate");
   std::vector<double> due =
@@ -135,8 +136,8 @@ int bench_main(const Options& options) {
                    .seed = uint64_t(options.integer("seed")),
                    .vocab = card.vocab,
                    .max_concurrency = int(options.integer("max-concurrency"))};
-  std::fprintf(stderr, "xpyd: bench: model %s at %s, context %d, %d requests\n", card.model.c_str(),
-               options.text("url").c_str(), card.max_model_len, n);
+  std::fprintf(stderr, "xpyd: bench: model %s at %s, context %d, %d requests\n",
+               printable(card.model).c_str(), options.text("url").c_str(), card.max_model_len, n);
 
   InterruptGuard guard;
   auto no_progress = [](int, int) {};

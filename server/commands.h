@@ -13,5 +13,6 @@ int bench_main(const Options& options);
 int peak_main(const Options& options);
 int info_main(const Options& options);
 int prefix_stats_main(const Options& options);
+int export_main(const Options& options);
 
 }  // namespace xpyd

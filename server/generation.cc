@@ -60,6 +60,9 @@ void Generation::start() {
     request->arrival_s = arrival_s_;
     request->deadline_s = timeout > 0 ? arrival_s_ + timeout : 0;
     if (!call_.has_seed) request->sampling.seed = api_.random_.next();
+    // kv_salt() counts on it: a server's numbers begin anew, what its workers keep may not.
+    if (request->prompt_logprobs >= 0 && request->cache_salt == 0)
+      request->cache_salt = api_.id_random_.next();
     prompts_[i].request = request;
     prompts_[i].prompt_tokens = static_cast<int>(request->prompt.size());
     Status taken =
@@ -98,8 +101,9 @@ void Generation::on_event(size_t prompt_index, TokenEvent event, double received
   XPYD_CHECK(choice.finish == FinishReason::none, "event after the end of a choice");
   auto self = shared_from_this();
   count(prompt, choice, event, received_s);
+  if (!event.prompt_logprobs.empty()) prompt.logprobs = std::move(event.prompt_logprobs);
   bool last = event.finish != FinishReason::none;
-  if (!over_ && call_.turn) remember(choice, event);
+  if (!over_ && call_.turn && !call_.prompt_only) remember(choice, event);
   if (!over_) {
     if (event.finish == FinishReason::error || event.finish == FinishReason::timeout) {
       bool late = event.finish == FinishReason::timeout;
@@ -134,6 +138,7 @@ void Generation::count(Prompt& prompt, Choice& choice, const TokenEvent& event, 
   }
   if (event.finish == FinishReason::none) return;
   choice.finish = event.finish;
+  choice.preemptions = event.preemptions;
   ++ended_;
   if (++prompt.ended < prompt.request->n) return;
   FinishedRequest done;
@@ -145,6 +150,7 @@ void Generation::count(Prompt& prompt, Choice& choice, const TokenEvent& event, 
   for (size_t i = first; i < first + static_cast<size_t>(done.n); ++i) {
     done.finishes.push_back(choices_[i].finish);
     done.generated.push_back(choices_[i].tokens);
+    done.preemptions += choices_[i].preemptions;
   }
   done.arrival_s = arrival_s_;
   done.queued_s = prompt.queued_s;
@@ -215,12 +221,18 @@ void Generation::complete() {
   for (size_t i = 0; i < choices_.size(); ++i) {
     Choice& choice = choices_[i];
     const Prompt& prompt = prompts_[i / n];
+    if (call_.prompt_only) choice = {.finish = choice.finish};
     if (call_.echo) {
       choice.text.insert(0, call_.prompt_texts[i / n]);
       int32_t shift = utf8_length(call_.prompt_texts[i / n]);
       for (int32_t& offset : choice.offsets) offset += shift;
+      const std::vector<int32_t> offsets = offsets_of(*prompt.request);
+      choice.offsets.insert(choice.offsets.begin(), offsets.begin(), offsets.end());
+      choice.logprobs.insert(choice.logprobs.begin(), prompt.logprobs.begin(),
+                             prompt.logprobs.end());
     }
     ChoicePart part;
+    if (call_.prompt_logprobs) part.prompt_logprobs = &prompt.logprobs;
     part.index = static_cast<int>(i);
     part.text = choice.text;
     part.with_logprobs = prompt.request->sampling.top_logprobs >= 0;
@@ -242,6 +254,20 @@ void Generation::complete() {
   end();
 }
 
+// Code points of the prompt's text before each of its tokens, where their logprobs are shown.
+std::vector<int32_t> Generation::offsets_of(const Request& request) const {
+  std::vector<int32_t> offsets;
+  if (request.sampling.top_logprobs < 0) return offsets;
+  const bool has_text = api_.model_.tokenizer != nullptr;
+  Detokenizer text = has_text ? Detokenizer(*api_.model_.tokenizer, true) : Detokenizer();
+  int32_t length = 0;
+  for (int32_t id : request.prompt) {
+    offsets.push_back(length);
+    if (has_text) length += utf8_length(text.feed(id));
+  }
+  return offsets;
+}
+
 // ---- a stream
 // -------------------------------------------------------------------------------------
 
@@ -251,29 +277,36 @@ void Generation::stream(size_t prompt_index, int index, const TokenEvent& event)
   const Prompt& prompt = prompts_[prompt_index];
   Choice& choice = choices_[static_cast<size_t>(index)];
   ChoicePart part;
-  std::string text = event.text;
+  std::string text = call_.prompt_only ? "" : event.text;
+  std::vector<Sampled> logprobs;
+  std::vector<int32_t> offsets;
   part.first = !std::exchange(choice.began, true);
   if (part.first && call_.echo) {
     text.insert(0, call_.prompt_texts[prompt_index]);
     choice.text_length = utf8_length(call_.prompt_texts[prompt_index]);
+    logprobs = prompt.logprobs;
+    offsets = offsets_of(*prompt.request);
   }
   part.index = index;
   part.text = text;
   part.with_logprobs = event.has_logprobs;
-  if (event.has_logprobs) {
-    part.logprobs = std::span(&event.sampled, 1);
-    part.text_offsets = std::span(&choice.text_length, 1);
+  if (event.has_logprobs && !call_.prompt_only) {
+    logprobs.push_back(event.sampled);
+    offsets.push_back(choice.text_length);
   }
+  part.logprobs = logprobs;
+  part.text_offsets = offsets;
   std::vector<int32_t> ids;
   if (call_.return_token_ids) {
-    if (event.token >= 0) ids.push_back(event.token);
+    if (event.token >= 0 && !call_.prompt_only) ids.push_back(event.token);
     part.token_ids = &ids;
     if (part.first) part.prompt_token_ids = &prompt.request->prompt;
   }
   part.finish = event.finish;
   part.stop_text = event.stop_text;
   part.stop_token = event.stop_token;
-  Usage so_far{prompt.prompt_tokens, choice.tokens, prompt.cached_tokens};
+  const int tokens = call_.prompt_only ? 0 : choice.tokens;
+  Usage so_far{prompt.prompt_tokens, tokens, prompt.cached_tokens};
   send_event(format_.chunk(part, call_.continuous_usage ? &so_far : nullptr));
   choice.text_length += utf8_length(event.text);
 }
@@ -339,7 +372,10 @@ void Generation::check_deadline(double now) {
 
 void Generation::end() {
   if (api_.live_.erase(this) == 0) return;
-  api_.log_line(log_text(api_.clock_.now()));
+  const LogLevel level = status_ >= 500   ? LogLevel::error
+                         : status_ >= 400 ? LogLevel::warning
+                                          : LogLevel::info;
+  api_.log_line(level, log_text(api_.clock_.now()));
   api_.metrics_.http_request(call_.chat ? "/v1/chat/completions" : "/v1/completions", "POST",
                              status_);
 }
@@ -350,7 +386,8 @@ Usage Generation::usage() const {
     sum.prompt_tokens += prompt.prompt_tokens;
     sum.cached_tokens += prompt.cached_tokens;
   }
-  for (const Choice& choice : choices_) sum.completion_tokens += choice.tokens;
+  for (const Choice& choice : choices_)
+    if (!call_.prompt_only) sum.completion_tokens += choice.tokens;
   return sum;
 }
 

@@ -39,10 +39,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
     std::string reply;                // in a session: what it keeps of this turn
     std::vector<int32_t> session_tokens;
     double last_token_s = 0;
+    int preemptions = 0;
   };
   struct Prompt {
     std::shared_ptr<const Request> request;
     int prompt_tokens = 0, cached_tokens = 0, ended = 0;
+    std::vector<Sampled> logprobs;  // of its tokens, where asked for
     double queued_s = 0, scheduled_s = 0, first_token_s = 0, last_token_s = 0;
   };
 
@@ -50,6 +52,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void count(Prompt& prompt, Choice& choice, const TokenEvent& event, double received_s);
   void gather(Choice& choice, TokenEvent event);
   void stream(size_t prompt, int index, const TokenEvent& event);
+  std::vector<int32_t> offsets_of(const Request& request) const;
   void remember(Choice& choice, const TokenEvent& event);
   void end_turn(bool whole);
   void complete();

@@ -99,6 +99,7 @@ struct Subject {
   const Options& options;
   int max_len = 0;  // tokens of the longest sequence
   int tokens = 0;   // of the transfer that is worked out
+  KvShards shards;  // of a prefill instance
 };
 
 json describe_model(const ModelConfig& c) {
@@ -179,6 +180,31 @@ json describe_kv_tokens(const Subject& subject) {
   return out;
 }
 
+// The virtual buffers of one rank, as the vAttention paper counts them (section 5.2): one for each
+// layer's K and V, of B sequences of L tokens of S bytes. B is --max-batch; an instance reserves
+// twice as much, because the KV of as many sequences may be on its way.
+json describe_addresses(const Subject& subject, const KvOptions& kv) {
+  const KvShards& shards = subject.shards;
+  KvShape rank;  // the one with the most
+  for (int i = 0; i < shards.n_ranks(); ++i)
+    if (const KvShape own = rank_shape(kv.shape, shards, i); own.token_bytes() > rank.token_bytes())
+      rank = own;
+  const double n = 2.0 * rank.n_layers, batch = double(subject.options.integer("max-batch"));
+  const double token = double(rank.token_bytes()) / n, buffer = batch * subject.max_len * token;
+  std::printf(
+      "    addresses   %.0f buffers of %.0f x %d x %.0f = %.0f bytes, %.0f bytes in all%s\n", n,
+      batch, subject.max_len, token, buffer, n * buffer,
+      shards.n_ranks() > 1 ? ", of each rank" : "");
+  return {{"buffers", n},
+          {"sequences", batch},
+          {"tokens", subject.max_len},
+          {"token_bytes", token},
+          {"buffer_bytes", buffer},
+          {"bytes", n * buffer},
+          {"ranks", shards.n_ranks()},
+          {"reserved_bytes", n * buffer * max_sequences(1)}};
+}
+
 json describe_pool(const Subject& subject, const KvScheme& scheme) {
   const ModelConfig& c = subject.config;
   auto kv_bytes = size_t(subject.options.integer("kv-bytes"));
@@ -188,11 +214,14 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
                .block_tokens = int(subject.options.integer("block-tokens")),
                .max_sequence_tokens = subject.max_len,
                .page_group_bytes = page_group_bytes(subject.options),
-               .max_sequences = max_sequences(int(subject.options.integer("max-batch")))};
+               .max_sequences = max_sequences(int(subject.options.integer("max-batch"))),
+               .on_card = subject.options.text("device") != "cpu"};
   auto plan = plan_pool(scheme.name, kv);
   if (!plan) {
     std::printf("  %-11s none: %s\n", scheme.name, plan.error().message.c_str());
-    return {{"scheme", scheme.name}, {"error", plan.error().message}};
+    json none = {{"scheme", scheme.name}, {"error", plan.error().message}};
+    if (scheme.block_bytes) none["addresses"] = describe_addresses(subject, kv);
+    return none;
   }
   const KvLayout& layout = plan.value();
   int64_t tokens = int64_t(layout.n_blocks) * layout.block_tokens;
@@ -212,6 +241,7 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
               {"tokens", tokens},
               {"unused_bytes", unused},
               {"table_bytes", tables}};
+  if (scheme.block_bytes) out["addresses"] = describe_addresses(subject, kv);
   for (auto [order, name] :
        {std::pair{KvOrder::layer_major, "layer_major"}, {KvOrder::token_major, "token_major"}}) {
     const int run = scheme.block_bytes ? subject.max_len : layout.block_tokens;  // of addresses
@@ -230,7 +260,7 @@ int info_main(const Options& options) {
   const std::string dir = model_dir(options);
   const std::string& json_path = options.text("json");
   if (Status status = check_writable(json_path); !status) return fail(status.error(), 2);
-  if (!is_model_folder(dir)) return fail(invalid("MODEL_DIR " + dir + " is not a folder"), 2);
+  if (Status status = check_model_folder(dir, false); !status) return fail(status.error(), 2);
   auto loaded = load_model_config(dir);
   if (!loaded) return fail(loaded.error(), 2);
   Subject subject{loaded.value(), options};
@@ -245,6 +275,15 @@ int info_main(const Options& options) {
     return fail(
         invalid("--tokens: the longest sequence is " + std::to_string(subject.max_len) + " tokens"),
         2);
+
+  subject.shards = {.n_layers = subject.config.n_layers,
+                    .n_kv_heads = subject.config.n_kv_heads,
+                    .tp = int(options.integer("prefill-tp")),
+                    .pp = int(options.integer("prefill-pp"))};
+  if (Status status =
+          check_model_shards(subject.config, subject.shards, "--prefill-tp", "--prefill-pp");
+      !status)
+    return fail(status.error(), 2);
 
   json out = {{"model", subject.config.name},
               {"family", subject.config.family},

@@ -33,6 +33,7 @@ constexpr Subcommand kSubcommands[] = {
     {"peak", peak_main, "", "measure what this machine can do: the 100 % of every share"},
     {"info", info_main, "[MODEL_DIR]", "a model's shape and the memory it takes"},
     {"prefix-stats", prefix_stats_main, "FILE", "how much the prompts of a file repeat"},
+    {"export", export_main, "DIR", "write the demo model inside this binary as a folder"},
 };
 
 bool takes_model(const Subcommand& subcommand) {
@@ -53,6 +54,7 @@ std::string overview() {
     text += usage + subcommand.summary + "\n";
   }
   text += "\n  help [SUBCOMMAND]       its options\n  --version               of this program\n";
+  text += "\n  An option --kv-bytes is XPYD_KV_BYTES in the environment; the command line wins.\n";
   return text;
 }
 
@@ -73,7 +75,7 @@ int misuse(const std::string& message, const std::string& hint) {
 int unknown_subcommand(const std::string& name) {
   std::vector<std::string> names = {"help"};
   for (const Subcommand& subcommand : kSubcommands) names.push_back(subcommand.name);
-  return misuse("unknown subcommand '" + name + "'; nearest: '" + nearest_name(name, names) + "'",
+  return misuse("unknown subcommand '" + name + "'" + nearest_hint(name, names),
                 "`xpyd help` lists them");
 }
 
@@ -109,6 +111,7 @@ int run(const std::vector<std::string>& words) {
   for (const std::string& argument : arguments) {
     if (argument == "--") break;
     if (argument == "--help" || argument == "-h") return help({name});
+    if (argument == "--version") return run({argument});
   }
 
   int max_positional = *subcommand->positional ? 1 : 0;

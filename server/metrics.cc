@@ -10,14 +10,18 @@
 namespace xpyd {
 namespace {
 
-// vLLM's buckets, so that quantiles of both are comparable.
-constexpr double kTtft[] = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
-                            1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560};
-constexpr double kInterToken[] = {.01, .025, .05, .075, .1,  .15, .2, .3, .4, .5,
-                                  .75, 1,    2.5, 5,    7.5, 10,  20, 40, 80};
-constexpr double kLatency[] = {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
-                               30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
+// vLLM's buckets, so that quantiles of both are comparable, and finer ones below them: a small
+// model's token takes 0.2 ms.
+constexpr double kTtft[] = {.0002, .0005, .001, .002, .005, .01, .02, .04, .06, .08, .1,  .25, .5,
+                            .75,   1,     2.5,  5,    7.5,  10,  20,  40,  80,  160, 640, 2560};
+constexpr double kInterToken[] = {.00005, .0001, .0002, .0003, .0005, .001, .002, .005, .01,
+                                  .025,   .05,   .075,  .1,    .15,   .2,   .3,   .4,   .5,
+                                  .75,    1,     2.5,   5,     7.5,   10,   20,   40,   80};
+constexpr double kLatency[] = {.001, .002, .005, .01, .02, .05, .1,  .2,   .3,  .5,
+                               .8,   1,    1.5,  2,   2.5, 5,   10,  15,   20,  30,
+                               40,   50,   60,   120, 240, 480, 960, 1920, 7680};
 constexpr double kN[] = {1, 2, 5, 10, 20};
+constexpr double kPreemptions[] = {1, 2, 3, 4, 5, 10, 20};
 
 std::vector<double> tokens_up_to(int max_tokens) {
   std::vector<double> bounds;
@@ -136,6 +140,19 @@ class MetricsText {
     sample(engine("all"), h.sum_, "_sum");
     sample(engine("all"), static_cast<double>(h.count_), "_count");
   }
+  // A histogram of which only sum and count are known.
+  template <class Sum, class Count>
+  void totals(const std::string& name, const char* help, std::span<const InstanceStats> all,
+              Sum sum, Count count) {
+    if (all.empty()) return;
+    family(name, "histogram", help);
+    for (const auto& instance : all) {
+      const double n = static_cast<double>(count(instance));
+      sample(engine(instance.name, "le=\"+Inf\""), n, "_bucket");
+      sample(engine(instance.name), static_cast<double>(sum(instance)), "_sum");
+      sample(engine(instance.name), n, "_count");
+    }
+  }
   // One sample for each instance and value of a label.
   void tiers(const std::string& name, const char* type, const char* help,
              std::span<const InstanceStats> all, const std::string& label,
@@ -170,6 +187,8 @@ Metrics::Metrics(std::string prefix, std::string model_name, int max_model_len)
       prefill_(kLatency),
       decode_(kLatency),
       inference_(kLatency),
+      time_per_token_(kInterToken),
+      preemptions_(kPreemptions),
       prompt_tokens_per_request_(tokens_up_to(max_model_len)),
       generation_tokens_per_request_(tokens_up_to(max_model_len)),
       max_tokens_(tokens_up_to(max_model_len)),
@@ -198,12 +217,16 @@ void Metrics::finished(const FinishedRequest& r) {
   prompt_tokens_per_request_.observe(r.prompt_tokens);
   cached_prompt_tokens_ += static_cast<uint64_t>(r.cached_tokens);
   e2e_.observe(std::max(0.0, r.last_token_s - r.arrival_s));
+  preemptions_.observe(r.preemptions);
   if (r.first_token_s == 0) return;  // ended without a token: no interval below exists
   for (int tokens : r.generated) generation_tokens_per_request_.observe(tokens);
   max_generated_.observe(*std::max_element(r.generated.begin(), r.generated.end()));
   queue_.observe(std::max(0.0, r.scheduled_s - r.queued_s));
   prefill_.observe(std::max(0.0, r.first_token_s - r.scheduled_s));
-  decode_.observe(std::max(0.0, r.last_token_s - r.first_token_s));
+  const double decode_s = std::max(0.0, r.last_token_s - r.first_token_s);
+  decode_.observe(decode_s);
+  if (const int longest = *std::max_element(r.generated.begin(), r.generated.end()); longest > 1)
+    time_per_token_.observe(decode_s / (longest - 1));
   inference_.observe(std::max(0.0, r.last_token_s - r.scheduled_s));
 }
 
@@ -223,6 +246,13 @@ std::string Metrics::render(const ServiceStats& service) const {
                  [](I i) { return i.running; });
   text.instances("num_requests_waiting", "gauge", "Requests waiting for their first step.", all,
                  [](I i) { return i.waiting; });
+  text.family("num_requests_waiting_by_reason", "gauge",
+              "capacity: those of num_requests_waiting; deferred: those of "
+              "num_requests_remote_prefilling.");
+  for (I i : all) {
+    text.sample(text.engine(i.name, "reason=\"capacity\""), i.waiting);
+    text.sample(text.engine(i.name, "reason=\"deferred\""), i.queue_remote_prefilling);
+  }
   text.instances("num_requests_remote_prefilling", "gauge",
                  "Requests whose prefill runs elsewhere and will come here.", all,
                  [](I i) { return i.queue_remote_prefilling; });
@@ -294,6 +324,19 @@ std::string Metrics::render(const ServiceStats& service) const {
                  all, [](I i) { return i.transfer_descriptors; });
   text.instances("kv_transfers_total", "counter", "KV transfers.", all,
                  [](I i) { return i.transfers; });
+  text.totals(
+      "nixl_bytes_transferred", "KV bytes of a transfer, by its sender.", all,
+      [](I i) { return i.transfer_bytes; }, [](I i) { return i.transfers; });
+  text.totals(
+      "nixl_num_descriptors", "Contiguous copies of a transfer.", all,
+      [](I i) { return i.transfer_descriptors; }, [](I i) { return i.transfers; });
+  text.totals(
+      "nixl_post_time_seconds", "Planning and posting a transfer.", all,
+      [](I i) { return i.transfer_seconds; }, [](I i) { return i.transfers; });
+  text.instances("nixl_num_failed_transfers_total", "counter", "kv_refused_total.", all,
+                 [](I i) { return i.kv_refused; });
+  text.instances("nixl_num_kv_expired_reqs_total", "counter", "kv_leases_expired_total.", all,
+                 [](I i) { return i.leases_expired; });
   text.instances("kv_refused_total", "counter",
                  "Prompts computed again because their KV came short or changed.", all,
                  [](I i) { return i.kv_refused; });
@@ -301,6 +344,9 @@ std::string Metrics::render(const ServiceStats& service) const {
                  "Promises of room given up because the peer was silent.", all,
                  [](I i) { return i.leases_expired; });
   const ConductorStats& c = service.conductor;
+  text.family("global_prefill_queue_length", "gauge",
+              "Prompts that no prefill instance has taken yet (--disagg decode_first).");
+  text.sample(text.engine("all"), double(c.prefill_jobs));
   text.counter("attempts_total", "Tries at serving a request's choices.", double(c.attempts));
   text.family("attempts_failed_total", "counter", "Tries that an instance's failure ended.");
   for (int i = 0; i < kAttemptFailures; ++i)
@@ -328,6 +374,21 @@ std::string Metrics::render(const ServiceStats& service) const {
                {{"host", &T::host_capacity}, {"disk", &T::disk_capacity}});
     text.tiers("kv_tier_hit_tokens_total", "counter", "Prompt tokens whose KV came from a tier.",
                all, "tier", {{"host", &T::host_hit_tokens}, {"disk", &T::disk_hit_tokens}});
+    text.instances("external_prefix_cache_queries_total", "counter",
+                   "Prompt tokens that the pool's prefix cache did not have.", all,
+                   [](I i) { return i.kv.prefix_query_tokens - i.kv.prefix_hit_tokens; });
+    text.instances("external_prefix_cache_hits_total", "counter",
+                   "Of these, those that a tier had.", all,
+                   [](I i) { return i.kv.tiers.host_hit_tokens + i.kv.tiers.disk_hit_tokens; });
+    text.instances("kv_offload_store_bytes_total", "counter", "KV bytes copied pool to host.", all,
+                   [](I i) { return i.kv.tiers.bytes_out; });
+    text.instances("kv_offload_load_bytes_total", "counter", "KV bytes copied host to pool.", all,
+                   [](I i) { return i.kv.tiers.bytes_in; });
+    text.instances("kv_offload_cpu_cache_usage_perc", "gauge", "Host blocks in use, 0 to 1.", all,
+                   [](I i) {
+                     return double(i.kv.tiers.host_blocks) /
+                            double(std::max<int64_t>(1, i.kv.tiers.host_capacity));
+                   });
     text.tiers("kv_tier_evictions_total", "counter", "Blocks that left a tier for others.", all,
                "tier", {{"host", &T::host_evictions}, {"disk", &T::disk_evictions}});
     text.tiers("kv_tier_bytes_total", "counter", "KV bytes copied between tiers.", all, "way",
@@ -387,6 +448,12 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.histogram("inter_token_latency_seconds", "Token to next token of a choice.", inter_token_);
   text.histogram("time_per_output_token_seconds", "Old name of inter_token_latency_seconds.",
                  inter_token_);
+  text.histogram(
+      "request_time_per_output_token_seconds",
+      "First to last token by the tokens after the first, of a request's longest choice.",
+      time_per_token_);
+  text.histogram("request_num_preemptions", "Times that a request was sent back to the queue.",
+                 preemptions_);
   text.histogram("e2e_request_latency_seconds", "Arrival to last token.", e2e_);
   text.histogram("request_queue_time_seconds", "Arrival at the engine to first step.", queue_);
   text.histogram("request_prefill_time_seconds", "First step to first token.", prefill_);

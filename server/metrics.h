@@ -53,6 +53,7 @@ struct FinishedRequest {
   int n = 1;
   int prompt_tokens = 0, cached_tokens = 0;
   int max_tokens = 0;
+  int preemptions = 0;         // of all its choices
   std::vector<int> generated;  // tokens, by choice
   std::vector<FinishReason> finishes;
   double arrival_s = 0, queued_s = 0, scheduled_s = 0, first_token_s = 0, last_token_s = 0;
@@ -76,7 +77,8 @@ class Metrics {
 
  private:
   std::string prefix_, model_name_;
-  Histogram ttft_, inter_token_, e2e_, queue_, prefill_, decode_, inference_;
+  Histogram ttft_, inter_token_, e2e_, queue_, prefill_, decode_, inference_, time_per_token_,
+      preemptions_;
   Histogram prompt_tokens_per_request_, generation_tokens_per_request_, max_tokens_, max_generated_,
       n_;
   uint64_t prompt_tokens_ = 0, generation_tokens_ = 0, cached_prompt_tokens_ = 0;

@@ -52,8 +52,7 @@ std::vector<OptionRow> make_rows() {
                            admissions = names(admission_rules(), "auto"),
                            placements = names(placement_policies()),
                            orders = names(disagg_policies()), wires = names(transports()),
-                           device_names = names(devices()),
-                           evictions = names(eviction_policies()),
+                           device_names = names(devices()), evictions = names(eviction_policies()),
                            templates = names(chat_templates(), "auto|none"),
                            gemms = available(gemm_variants()),
                            attentions = available(attention_variants());
@@ -67,13 +66,14 @@ std::vector<OptionRow> make_rows() {
       {"prefill-tp", integer, "1", "ranks", "", 1, 1024,
        "tensor-parallel ranks of each prefill or colocated instance, a thread each with its own KV "
        "memory",
-       kEngine},
+       kShape, "tensor-parallel-size tp tp-size"},
       {"prefill-pp", integer, "1", "stages", "", 1, 1024,
-       "pipeline stages of each prefill or colocated instance", kEngine},
+       "pipeline stages of each prefill or colocated instance", kShape,
+       "pipeline-parallel-size pp pp-size"},
       {"decode-tp", integer, "1", "ranks", "", 1, 1024,
-       "tensor-parallel ranks of each decode instance", kEngine},
+       "tensor-parallel ranks of each decode instance", kEngine, "tensor-parallel-size tp tp-size"},
       {"decode-pp", integer, "1", "stages", "", 1, 1024, "pipeline stages of each decode instance",
-       kEngine},
+       kEngine, "pipeline-parallel-size pp pp-size"},
       {"device", choice, "cpu", "", device_names.c_str(), 0, 0,
        "where weights, KV and the model are", kShape},
       {"dtype", choice, "f32", "", "f32|bf16", 0, 0,
@@ -88,11 +88,11 @@ std::vector<OptionRow> make_rows() {
        "element type of the KV cache; int8, int4: a scale and a zero per token and head", kShape},
       {"allocator", choice, "paged", "", allocators.c_str(), 0, 0, "KV memory scheme", kEngine},
       {"block-tokens", integer, "16", "tokens", "", 1, 4096, "tokens of one KV block (paged)",
-       kShape},
+       kShape, "block-size page-size"},
       {"kv-bytes", bytes, "512MiB", "bytes", "", 1, kMaxBytes,
        "KV pool of each instance, exactly; with --transport handoff they share one pool of the sum "
        "(workers: of as much each as the conductor's)",
-       kShape},
+       kShape, "gpu-memory-utilization kv-cache-memory-bytes mem-fraction-static"},
       {"page-group-bytes", bytes, "64KiB", "bytes", "", 4096, 1 << 30,
        "what one map call backs (vattention): a multiple of the page, on CUDA of 2MiB, which is "
        "the "
@@ -148,12 +148,14 @@ std::vector<OptionRow> make_rows() {
        "memory that must be there for a sequence to start; auto: the batching policy's own rule",
        kEngine},
       {"chunk-tokens", integer, "512", "tokens", "", 1, 1 << 20,
-       "chunked: tokens of one step at most", kShape},
+       "chunked: tokens of one step at most", kShape,
+       "max-num-batched-tokens chunked-prefill-size"},
       {"max-step-tokens", integer, "2048", "tokens", "", 1, 1 << 20,
        "other batching policies: tokens of one step at most; a longer prompt takes several",
        kShape},
       {"max-batch", integer, "64", "sequences", "", 1, 65536,
-       "sequences running at once, each instance", kShape},
+       "sequences running at once, each instance", kShape,
+       "max-num-seqs max-running-requests parallel"},
       {"max-queue-bytes", bytes, "256MiB", "bytes", "", 0, kMaxBytes,
        "memory of requests that wait for their first step: 4 KiB and 4 bytes per prompt token of "
        "each; beyond it: 503 and Retry-After; 0: one waits",
@@ -232,10 +234,16 @@ std::vector<OptionRow> make_rows() {
        "--device cuda: replay decode steps as captured graphs", kEngine},
 
       // The front end.
-      {"port", integer, "8000", "", "", 0, 65535, "TCP port; 0: any free one", "serve"},
+      {"port", integer, "8000", "", "", 0, 65535, "TCP port; 0: any free one", "serve", "p"},
       {"host", text, "127.0.0.1", "", "ADDRESS", 0, 0, "address to listen on", "serve"},
-      {"served-model-name", text, "", "", "NAME", 0, 0,
-       "name in the API; empty: the name of the model's folder", "serve"},
+      {"served-model-name", text, "", "", "NAME,...", 0, 0,
+       "names in the API, the first in answers; MODEL_DIR as given is one, too; empty: the name of "
+       "the model's folder",
+       "serve"},
+      {"log-level", choice, "info", "", "debug|info|warning|error", 0, 0,
+       "least of the request log on stderr: debug tells of every answer, info of every completion, "
+       "warning of those refused, error of those that failed here",
+       "serve"},
       {"chat-template", choice, "auto", "", templates.c_str(), 0, 0,
        "how chat messages become a prompt; auto: by the model's files", kEngine},
       {"api-key", text, "", "secret", "KEY", 0, 0,
@@ -268,7 +276,7 @@ std::vector<OptionRow> make_rows() {
        "serve"},
 
       // generate.
-      {"prompt", text, "", "", "TEXT", 0, 0, "what to continue", "generate"},
+      {"prompt", text, "", "", "TEXT", 0, 0, "what to continue", "generate", "p"},
       {"chat", flag, "off", "", "", 0, 0, "the prompt is a user's message: apply the chat template",
        "generate"},
       {"max-tokens", integer, "128", "tokens", "", 1, kMaxTokens, "output tokens at most",
@@ -290,7 +298,7 @@ std::vector<OptionRow> make_rows() {
       {"dataset-path", text, "", "", "FILE", 0, 0, "of sharegpt (JSON) and mooncake (JSON lines)",
        "bench"},
       {"requests", integer, "100", "requests", "", 1, 1 << 20,
-       "how many to send; a file may hold fewer", "bench"},
+       "how many to send; a file may hold fewer", "bench", "num-prompts n"},
       {"rate", number, "inf", "requests/s", "", 1e-6, kInf,
        "arrivals; inf: all at once; the mooncake data set brings its own times", "bench"},
       {"arrival", choice, "poisson", "", "poisson|fixed", 0, 0, "gaps between arrivals", "bench"},
@@ -377,6 +385,11 @@ Status check_options(const Options& options, std::string_view group) {
   if (group == "worker" && options.text("join").empty() == options.text("registry").empty())
     return invalid(
         "--join: expected the conductor's address, or --registry, where it is to be found");
+  if (group == "serve") {
+    const std::string names = "," + options.text("served-model-name") + ",";
+    if (names != ",," && names.find(",,") != names.npos)
+      return invalid("--served-model-name: expected NAME or NAME,NAME, got an empty one");
+  }
   if (group == "serve" && options.given("registry") && options.text("cluster-bind").empty())
     return invalid("--registry: needs --cluster-bind, an address that workers can reach");
   if ((group == "serve" || group == "generate" || group == "worker") &&

@@ -55,11 +55,23 @@ int serve_main(const Options& options) {
   http.max_connections_per_address = int(options.integer("max-connections-per-address"));
   raise_descriptor_limit();
   http.request_timeout_s = options.number("request-timeout");
-  http.model_name = options.text("served-model-name");
-  if (http.model_name.empty()) http.model_name = stack.config.name;
+  http.model_name = stack.config.name;
+  http.more_names = comma_list(options.text("served-model-name"));
+  if (!http.more_names.empty()) {
+    http.model_name = http.more_names.front();
+    http.more_names.erase(http.more_names.begin());
+  }
   http.model_root = stack.model_dir;
-  if (!is_embedded(stack.model_dir))
+  if (!is_embedded(stack.model_dir)) {
     http.model_root = std::filesystem::absolute(stack.model_dir).string();
+  } else if (Result<std::string> folder = cached_demo(); folder) {
+    http.model_root = folder.value();
+  } else {
+    std::fprintf(stderr, "xpyd serve: clients find no tokenizer of the demo model: %s\n",
+                 folder.error().message.c_str());
+  }
+  http.other_names = {stack.model_dir, http.model_root};
+  http.log_level = log_level(options.text("log-level"));
   http.version = version();
   http.max_model_len = stack.max_model_len;
   http.vocab_size = stack.config.vocab;
@@ -119,8 +131,8 @@ int serve_main(const Options& options) {
   if (stack.backend)
     std::fputs(stack.backend->describe().c_str(),
                stderr);  // graphs and kernels chosen since it started
-  std::fprintf(stderr, "logits hash %016llx\n",
-               static_cast<unsigned long long>(stack.runtime->logits_hash()));
+  if (const uint64_t hash = stack.runtime->logits_hash(); hash != 0)  // 0: no request has ended
+    std::fprintf(stderr, "logits hash %016llx\n", static_cast<unsigned long long>(hash));
   return 0;
 }
 

@@ -69,11 +69,11 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   auto stack = std::make_unique<Stack>();
   stack->model_dir = model_dir(options);
   const std::string& dir = stack->model_dir;
-  if (!is_model_folder(dir)) return invalid("MODEL_DIR " + dir + " is not a folder");
+  const bool dummy = options.text("load-format") == "dummy";
+  if (Status status = check_model_folder(dir, !dummy); !status) return status.error();
   Result<ModelConfig> config = load_model_config(dir);
   if (!config) return config.error();
   stack->config = config.value();
-  bool dummy = options.text("load-format") == "dummy";
   if (!dummy || has_model_file(dir + "/tokenizer.json")) {
     Result<std::unique_ptr<const Tokenizer>> tokenizer = Tokenizer::load(dir);
     if (!tokenizer) return tokenizer.error();
@@ -105,6 +105,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   cluster.kv.block_tokens = int(options.integer("block-tokens"));
   cluster.kv.prefix_cache = options.text("prefix-cache") == "on";
   cluster.kv.page_group_bytes = page_group_bytes(options);
+  cluster.kv.on_card = options.text("device") != "cpu";
   cluster.kv.pool_in_groups = options.text("kv-backing") == "groups";
   cluster.kv.page_call_us = options.number("page-op-us");
   cluster.kv.map_ahead = options.text("kv-map-ahead") == "on";

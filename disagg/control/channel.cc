@@ -8,23 +8,14 @@
 #include <future>
 #include <utility>
 
-#include "base/utf8.h"
 #include "disagg/control/channel_impl.h"
 
 namespace xpyd {
 namespace {
 
-constexpr size_t kMaxReasonBytes = 256;  // of a goodbye
 constexpr size_t kKeptBytes = 1u << 20;  // of buffer that an idle channel may keep
 
 }  // namespace
-
-std::string printable(std::string_view text) {
-  std::string out = replace_invalid_utf8(text.substr(0, kMaxReasonBytes));
-  for (char& c : out)
-    if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) c = ' ';
-  return out;
-}
 
 // ---- Channel
 
@@ -102,7 +93,7 @@ void Channel::close(const std::string& reason) {
   Impl& c = *impl_;
   std::lock_guard lock(c.mutex);
   if (!c.open) return;
-  c.reason = printable(reason);
+  c.reason = shown_reason(reason);
   c.writer->append(c.out, kGoodbye, c.reason);
   c.open = false;
   c.loop->attend(c.id);

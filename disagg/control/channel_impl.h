@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/utf8.h"
 #include "disagg/control/address.h"
 #include "disagg/control/channel.h"
 
@@ -18,8 +19,11 @@ namespace xpyd {
 inline constexpr uint16_t kPing = 0, kGoodbye = 1;
 inline constexpr size_t kReadBytes = 64u << 10;
 inline constexpr uint64_t kWakeId = 0;
+inline constexpr size_t kMaxReasonBytes = 256;  // of a goodbye
 
-std::string printable(std::string_view text);  // of a reason
+inline std::string shown_reason(std::string_view text) {
+  return printable(text.substr(0, kMaxReasonBytes));
+}
 
 // One connection, from its first byte to its last.
 struct Channel::Impl {

@@ -67,7 +67,7 @@ void ControlLoop::Impl::take_frames(const ChannelPtr& channel, std::string_view 
     if (type >= kFirstFrameType) {
       if (c.events.on_frame) c.events.on_frame(type, payload);
     } else if (type == kGoodbye) {
-      wrong = "the peer left: " + printable(payload);
+      wrong = "the peer left: " + shown_reason(payload);
     } else if (type != kPing) {
       wrong = "a frame of unknown type " + std::to_string(type);
     }

@@ -24,6 +24,7 @@ namespace xpyd::codec {
 inline constexpr int kMaxChoices = 8;  // of a request
 inline constexpr int kMaxStops = 64;   // stop strings
 inline constexpr int kMaxTopLogprobs = 64;
+inline constexpr size_t kMaxPromptLogprobs = 1 << 20;  // tokens
 inline constexpr int kMaxRanks = 1024;       // of an instance, in each direction
 inline constexpr int kMaxDimension = 1 << 20;  // layers, heads
 inline constexpr double kMaxSeconds = 1e12;
@@ -45,15 +46,16 @@ void fields(A& a, typename A::template Ref<SamplingParams> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<Request> s) {
-  auto& [id, prompt, sampling, max_tokens, min_tokens, n, ignore_eos, stop, stop_token_ids,
-         include_stop_text, skip_special_tokens, prompt_is_text_prefix, priority, cache_salt,
-         session_id, arrival_s, deadline_s] = s;
+  auto& [id, prompt, sampling, max_tokens, min_tokens, n, prompt_logprobs, ignore_eos, stop,
+         stop_token_ids, include_stop_text, skip_special_tokens, prompt_is_text_prefix, priority,
+         cache_salt, session_id, arrival_s, deadline_s] = s;
   a.bits("id", id);
   a.numbers("prompt", prompt, 0);
   a.part("sampling", sampling);
   a.number("max_tokens", max_tokens, 1, INT_MAX);
   a.number("min_tokens", min_tokens, 0, INT_MAX);
   a.number("n", n, 1, kMaxChoices);
+  a.number("prompt_logprobs", prompt_logprobs, -1, kMaxTopLogprobs);
   a.flag("ignore_eos", ignore_eos);
   a.list("stop", stop, kMaxStops);
   a.numbers("stop_token_ids", stop_token_ids, 0);
@@ -69,12 +71,14 @@ void fields(A& a, typename A::template Ref<Request> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<ChoiceState> s) {
-  auto& [choice, stands_for, output, logits_hash, cached_tokens, queued_s, scheduled_s] = s;
+  auto& [choice, stands_for, output, logits_hash, cached_tokens, preemptions, queued_s,
+         scheduled_s] = s;
   a.number("choice", choice, 0, kMaxChoices - 1);
   a.number("stands_for", stands_for, 1, kMaxChoices);
   a.numbers("output", output, 0);
   a.bits("logits_hash", logits_hash);
   a.number("cached_tokens", cached_tokens, 0, INT_MAX);
+  a.number("preemptions", preemptions, 0, INT_MAX);
   a.time("queued_s", queued_s);
   a.time("scheduled_s", scheduled_s);
 }
@@ -88,16 +92,18 @@ void fields(A& a, typename A::template Ref<TokenLogprob> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<Sampled> s) {
-  auto& [chosen, top, nan_logits] = s;
+  auto& [chosen, top, nan_logits, rank] = s;
   a.part("chosen", chosen);
   a.list("top", top, kMaxTopLogprobs);
   a.number("nan_logits", nan_logits, 0, INT_MAX);
+  a.number("rank", rank, 0, INT_MAX);
 }
 
 template <class A>
 void fields(A& a, typename A::template Ref<TokenEvent> s) {
   auto& [request_id, choice, token, text, finish, stop_text, stop_token, error, has_logprobs,
-         sampled, cached_tokens, logits_hash, queued_s, scheduled_s, time_s] = s;
+         sampled, prompt_logprobs, cached_tokens, preemptions, logits_hash, queued_s, scheduled_s,
+         time_s] = s;
   a.bits("request_id", request_id);
   a.number("choice", choice, 0, kMaxChoices - 1);
   a.number("token", token, -1, INT_MAX);
@@ -108,7 +114,9 @@ void fields(A& a, typename A::template Ref<TokenEvent> s) {
   a.text("error", error);
   a.flag("has_logprobs", has_logprobs);
   a.part("sampled", sampled);
+  a.list("prompt_logprobs", prompt_logprobs, kMaxPromptLogprobs);
   a.number("cached_tokens", cached_tokens, 0, INT_MAX);
+  a.number("preemptions", preemptions, 0, INT_MAX);
   a.bits("logits_hash", logits_hash);
   a.time("queued_s", queued_s);
   a.time("scheduled_s", scheduled_s);

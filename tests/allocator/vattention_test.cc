@@ -617,7 +617,19 @@ TEST_CASE("vattention: what cannot work is refused with a word", "[allocator][va
   o = good;
   o.max_sequence_tokens = 1 << 24;
   o.max_sequences = 64;
+  CHECK(plan_pool("vattention", o).ok());  // addresses suffice
+  o.on_card = true;
   refuse(o, "fewer than 2^32");
+  o.on_card = false;
+  o.max_sequences = 1 << 24;
+  refuse(o, "a process has 2^47");
+  // A card's mappings are none of the host's.
+  o = good;
+  o.max_sequences = 100000;
+  o.pool_bytes = size_t(1) << 31;
+  o.on_card = true;
+  o.max_sequence_tokens = 64;
+  CHECK(plan_pool("vattention", o).ok());
   o = good;
   o.shape.n_kv_heads = 1024;
   refuse(o, "less than one token");

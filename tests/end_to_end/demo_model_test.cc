@@ -200,8 +200,8 @@ TEST_CASE("demo model: the embedded folder is model/demo", "[demo]") {
   CHECK(bytes <= 8 << 20);
 
   std::string dir = kDemoModel;
-  CHECK(is_model_folder(dir));
-  CHECK_FALSE(is_model_folder(dir + "x"));
+  CHECK(check_model_folder(dir, true).ok());
+  CHECK_FALSE(check_model_folder(dir + "x", true).ok());
   CHECK_FALSE(has_model_file(dir + "/generation_config.json"));
   CHECK_FALSE(embedded_file(dir + "//config.json").has_value());
   CHECK_FALSE(embedded_file("config.json").has_value());

@@ -83,7 +83,7 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
       {{"bench", "--dataset-path", "x"}, "has no file"},
       {{"bench", "--url", "https://x"}, "https is not supported"},
       {{"bench", "--endpoint", "/v1/chat/completions"}, "--endpoint"},
-      {{"info", "/no/such/folder"}, "is not a folder"},
+      {{"info", "/no/such/folder"}, "there is no such folder"},
       {{"peak", "--threads", "1024"}, "usable cores"},
   };
   for (const auto& [words, expected] : cases) {
@@ -131,6 +131,49 @@ TEST_CASE("command line: KV memory that cannot be had is a message, not the end 
     CHECK(ran.err.find(expected) != std::string::npos);
     if (code == 1) CHECK(ran.err.find("bytes of memory left") != std::string::npos);
   }
+}
+
+TEST_CASE("command line: random weights that do not fit under ulimit -v aborted the program",
+          "[command_line]") {
+  const std::string xpyd = program();
+  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  SKIP_TEST("a sanitizer needs all addresses");
+#endif
+  testing::TempDir dir;
+  std::ofstream(dir.path + "/config.json")
+      << R"({"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 1048576,
+             "intermediate_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8,
+             "head_dim": 128, "vocab_size": 320, "max_position_embeddings": 256,
+             "rms_norm_eps": 1e-5, "rope_theta": 10000, "bos_token_id": 1, "eos_token_id": 2,
+             "tie_word_embeddings": false, "hidden_act": "silu"})";
+  const Ran ran = run("/bin/sh", {"-c", "ulimit -v 1000000; exec '" + xpyd + "' serve " + dir.path +
+                                            " --load-format dummy --topology 1C --port 0 "
+                                            "--kv-bytes 1MiB"});
+  INFO(ran.err);
+  CHECK(ran.code == 1);
+  CHECK(ran.err.find("xpyd: no memory for 1342177280 bytes") != std::string::npos);
+}
+
+TEST_CASE(
+    "command line: a server without requests printed a logits hash of zeros; --version of a "
+    "subcommand",
+    "[command_line]") {
+  const std::string xpyd = program();
+  if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
+  const Ran version = run(xpyd, {"serve", "--version"});
+  CHECK(version.code == 0);
+  CHECK(version.out.starts_with("xpyd "));
+  testing::TempDir dir;
+  const std::string log = dir.path + "/log";
+  const Ran ran = run("/bin/sh", {"-c", "'" + xpyd + "' serve --port 0 --topology 1C 2>" + log +
+                                            " & for i in $(seq 300); do grep -q 'on http' " + log +
+                                            " && break; sleep 0.1; done; kill -TERM $!; wait $!"});
+  const std::string text = read_all(log);
+  INFO(text);
+  CHECK(ran.code == 0);
+  CHECK(text.find(" on http://127.0.0.1:") != std::string::npos);
+  CHECK(text.find("logits hash") == std::string::npos);
 }
 
 TEST_CASE("command line: ranks that cannot be are exit code 2; those that can give the same text",

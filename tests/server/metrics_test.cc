@@ -125,7 +125,8 @@ class Reader {
       last_bound_ = bound, last_count_ = value;
     } else if (suffix == "_count") {
       if (!std::isinf(last_bound_) || value != last_count_) fail("count differs from +Inf bucket");
-      complete_ = true;
+      complete_ = true;  // the next series, of another engine, begins
+      last_bound_ = -INFINITY, last_count_ = 0;
     }
   }
   void end_family() {

@@ -1,0 +1,296 @@
+// echo with logprobs was refused, and prompt_logprobs too: the standard evaluation tools
+// (lm-eval's loglikelihood tasks) could not say what int4 KV costs.
+#include <cmath>
+#include <map>
+#include <mutex>
+
+#include "tests/catch.h"
+#include "tests/late_model.h"
+#include "tests/model/model_fixture.h"
+#include "tests/server/api_fixture.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing {
+namespace {
+
+constexpr int kTop = 3;
+
+struct Direct {
+  double logprob = 0;
+  int rank = 0;
+  std::vector<int32_t> top;
+};
+
+// By one forward pass over the whole prompt, in double, without the sampler.
+std::vector<Direct> direct(const std::vector<int32_t>& prompt) {
+  ThreadTeam team(1);
+  auto model = make_llama(tiny_weights(), team, 128, 128);
+  const std::vector<float> logits = run_prompt(*model, prompt, 128);
+  const size_t vocab = size_t(tiny_config().vocab);
+  std::vector<Direct> all(prompt.size());
+  for (size_t i = 1; i < prompt.size(); ++i) {
+    const float* row = logits.data() + (i - 1) * vocab;
+    double sum = 0;
+    std::vector<int32_t> order;
+    for (size_t v = 0; v < vocab; ++v) {
+      sum += std::exp(double(row[v]));
+      order.push_back(int32_t(v));
+    }
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
+    all[i].logprob = double(row[size_t(prompt[i])]) - std::log(sum);
+    all[i].rank = 1 + int(std::count_if(row, row + vocab,
+                                        [&](float x) { return x > row[size_t(prompt[i])]; }));
+    all[i].top.assign(order.begin(), order.begin() + kTop);
+  }
+  return all;
+}
+
+class Keeper final : public EventSink {
+ public:
+  void on_event(TokenEvent event) override {
+    std::lock_guard lock(mutex);
+    if (!event.prompt_logprobs.empty()) {
+      ++deliveries[event.request_id];
+      prompts[event.request_id] = std::move(event.prompt_logprobs);
+    }
+    cached = std::max(cached, event.cached_tokens);
+    ends += event.finish == FinishReason::length;
+    if (event.finish != FinishReason::none)
+      hashes[{event.request_id, event.choice}] = event.logits_hash;
+  }
+  std::mutex mutex;
+  std::map<uint64_t, std::vector<Sampled>> prompts;
+  std::map<uint64_t, int> deliveries;
+  std::map<std::pair<uint64_t, int>, uint64_t> hashes;
+  int ends = 0, cached = 0;
+};
+
+void check_prompt(const std::vector<int32_t>& prompt, const std::vector<Sampled>& got) {
+  REQUIRE(got.size() == prompt.size());
+  CHECK(std::isnan(got[0].chosen.logprob));
+  const std::vector<Direct> expected = direct(prompt);
+  for (size_t i = 1; i < prompt.size(); ++i) {
+    INFO("token " << i);
+    CHECK(got[i].chosen.token == prompt[i]);
+    CHECK(double(got[i].chosen.logprob) == Approx(expected[i].logprob).margin(2e-5));
+    CHECK(got[i].rank == expected[i].rank);
+    REQUIRE(got[i].top.size() == size_t(kTop));
+    for (int k = 0; k < kTop; ++k) CHECK(got[i].top[size_t(k)].token == expected[i].top[size_t(k)]);
+  }
+}
+
+// Twice the same prompts, so that the second time a prefix cache has them all; and others beside
+// them, whose logits must not change.
+void check_setup(const TinySetup& setup) {
+  INFO(setup.describe());
+  std::map<std::pair<uint64_t, int>, uint64_t> plain;
+  for (bool judged : {false, true}) {
+    TinyCluster tiny(setup);
+    auto sink = std::make_shared<Keeper>();
+    std::map<uint64_t, std::vector<int32_t>> asked;
+    uint64_t id = 0;
+    int choices = 0;
+    for (int round = 0; round < 2; ++round) {
+      for (const auto& prompt : ragged_prompts()) {
+        auto request = tiny_request(++id, prompt, 4);
+        if (id % 4 != 0) {
+          request->n = id % 3 == 0 ? 2 : 1;
+          if (judged) request->prompt_logprobs = kTop, asked[id] = prompt;
+        }
+        choices += request->n;
+        REQUIRE(tiny.cluster->submit(request, sink).ok());
+      }
+      tiny.run();
+    }
+    CHECK(sink->ends == choices);
+    for (const auto& instance : tiny.cluster->instances())
+      instance->memory().check_invariants(!tiny.cluster->stats().shared_pool);
+    CHECK(sink->prompts.size() == asked.size());
+    for (const auto& [number, prompt] : asked) {
+      INFO("request " << number << " of " << prompt.size() << " tokens");
+      CHECK(sink->deliveries[number] == 1);
+      check_prompt(prompt, sink->prompts[number]);
+    }
+    if (!judged) plain = sink->hashes;
+    CHECK(sink->hashes == plain);
+  }
+}
+
+TEST_CASE("prompt logprobs are those of a direct computation", "[engine][prompt_logprobs]") {
+  for (const char* scheme : {"paged", "contiguous", "slots", "vattention", "token"})
+    for (int step_tokens : {16, 512}) {
+      TinySetup setup{.scheme = scheme, .share = KvShare::alias};
+      setup.step_tokens = step_tokens;
+      setup.max_batch = 5;
+      if (std::string(scheme) == "slots") setup.share = KvShare::takeover;
+      check_setup(setup);
+    }
+}
+
+TEST_CASE("prompt logprobs under every batching policy, with preemptions and on several ranks",
+          "[engine][prompt_logprobs]") {
+  for (const char* batching : {"chunked", "prefill_first", "static", "persistent"}) {
+    TinySetup setup{.batching = batching};
+    setup.pool_bytes = 12 * 16 * 256;
+    setup.max_batch = 3;
+    check_setup(setup);
+  }
+  check_setup({.prefill_tp = 2, .prefill_pp = 2, .max_batch = 7});
+  TinySetup one{.topology = "1C"};
+  one.max_batch = 2;
+  one.step_tokens = 8;
+  check_setup(one);
+}
+
+TEST_CASE("prompt logprobs come from P, in every order and over every wire",
+          "[engine][prompt_logprobs]") {
+  for (const char* wire : {"local", "handoff"})
+    for (const char* disagg :
+         {"prefill_first", "decode_first", "conditional_threshold", "conditional_cost"})
+      for (bool pull : {false, true}) {
+        TinySetup setup{.topology = "1P1D", .transport = wire, .disagg = disagg};
+        setup.disagg_options.pull = pull && std::string(wire) == "local";
+        setup.disagg_options.max_local_prefill_tokens = 20;
+        setup.step_tokens = 32;
+        setup.max_batch = 6;
+        check_setup(setup);
+      }
+}
+
+TEST_CASE("prompt logprobs where the model chooses the tokens itself",
+          "[engine][prompt_logprobs]") {
+  ThreadTeam team(1);
+  const long begun = LateModel::begun;
+  TinySetup setup;
+  setup.max_batch = 4;
+  setup.make_model = [&](const TinySetup& s, DeviceQueue&) {
+    return Result<std::unique_ptr<Model>>(std::make_unique<LateModel>(
+        make_llama(tiny_weights(), team, std::max(s.step_tokens, s.max_batch), s.max_batch)));
+  };
+  check_setup(setup);
+  CHECK(LateModel::begun > begun);  // the others' steps are still ahead
+}
+
+// ---- the API
+
+// What a service says of prompt and output, one logprob for each token: -(its id) / 10.
+std::vector<TokenEvent> judged_hello(const Request& request, int choice) {
+  auto events = FakeService::hello(request, choice);
+  auto say = [](int32_t id) {
+    Sampled s;
+    s.chosen = {id, -float(id) / 10};
+    s.top = {{'!', -0.5f}};
+    s.rank = 7;
+    return s;
+  };
+  if (request.prompt_logprobs >= 0 && choice == 0) {
+    for (int32_t id : request.prompt) events[0].prompt_logprobs.push_back(say(id));
+    events[0].prompt_logprobs[0].chosen.logprob = NAN;
+  }
+  for (TokenEvent& event : events) {
+    event.has_logprobs = request.sampling.top_logprobs >= 0;
+    event.sampled = say(event.token);
+  }
+  return events;
+}
+
+struct JudgedServer : TestServer {
+  JudgedServer() { service.script = judged_hello; }
+  json ask(const std::string& body) {
+    Reply reply = post("/v1/completions", body);
+    INFO(reply.body);
+    REQUIRE(reply.status == 200);
+    return parsed(reply.body);
+  }
+};
+
+TEST_CASE("echo with logprobs: the prompt's tokens come first, the first without a logprob",
+          "[server][prompt_logprobs]") {
+  JudgedServer server;
+  json choice = server.ask(
+      R"({"prompt":["éb","c"],"echo":true,"logprobs":1,"max_tokens":2,"n":2})")["choices"][1];
+  CHECK_SAME(choice["text"], "ébhe");
+  json lists = choice["logprobs"];
+  CHECK_SAME(lists["tokens"], json::parse(R"(["bytes:\\xc3","bytes:\\xa9","b","h","e"])"));
+  CHECK(lists["token_logprobs"][0].is_null());
+  CHECK(lists["top_logprobs"][0].is_null());
+  CHECK(lists["token_logprobs"][2].get<double>() == Approx(-9.8));
+  CHECK(lists["top_logprobs"][2]["b"].get<double>() == Approx(-9.8));
+  CHECK(lists["top_logprobs"][2]["!"].get<double>() == Approx(-0.5));
+  CHECK(lists["token_logprobs"][4].get<double>() == Approx(-10.1));
+  CHECK_SAME(lists["text_offset"], json::parse("[0,0,1,2,3]"));
+  CHECK(server.service.seen()[0].prompt_logprobs == 1);
+  // As lm-eval asks: ids, one token more, which it drops.
+  json ids = server.ask(R"({"prompt":[[97,98,99]],"echo":true,"logprobs":1,"max_tokens":1})");
+  CHECK(ids["choices"][0]["logprobs"]["token_logprobs"].size() == 4);
+  CHECK(ids["choices"][0]["text"] == "abch");
+}
+
+TEST_CASE("echo of nothing more: max_tokens 0", "[server][prompt_logprobs]") {
+  JudgedServer server;
+  json answer = server.ask(
+      R"({"prompt":"ab","echo":true,"logprobs":0,"max_tokens":0,"return_token_ids":true})");
+  CHECK_SAME(answer["choices"][0]["text"], "ab");
+  CHECK(answer["choices"][0]["logprobs"]["tokens"].size() == 2);
+  CHECK(answer["choices"][0]["logprobs"]["text_offset"].size() == 2);
+  CHECK(answer["choices"][0]["token_ids"].empty());
+  CHECK(answer["usage"]["completion_tokens"] == 0);
+  check_error(server.post("/v1/completions", R"({"prompt":"ab","max_tokens":0})"), 400,
+              "invalid_request_error", "max_tokens", nullptr);
+  check_error(server.post("/v1/completions", R"({"prompt":"ab","echo":true,"max_tokens":-1})"), 400,
+              "invalid_request_error", "max_tokens", nullptr);
+}
+
+TEST_CASE("echo with logprobs in a stream: with the first event", "[server][prompt_logprobs]") {
+  JudgedServer server;
+  auto events = chunks(
+      server.post("/v1/completions",
+                  R"({"prompt":"ab","echo":true,"logprobs":1,"max_tokens":2,"stream":true})"));
+  REQUIRE(events.size() == 2);
+  json first = events[0]["choices"][0], second = events[1]["choices"][0];
+  CHECK_SAME(first["text"], "abh");
+  CHECK_SAME(first["logprobs"]["tokens"], json::parse(R"(["a","b","h"])"));
+  CHECK_SAME(first["logprobs"]["text_offset"], json::parse("[0,1,2]"));
+  CHECK_SAME(second["logprobs"]["text_offset"], json::parse("[3]"));
+}
+
+TEST_CASE("prompt_logprobs: vLLM's field, by token id, with ranks", "[server][prompt_logprobs]") {
+  JudgedServer server;
+  json choice = server.ask(R"({"prompt":"ab","prompt_logprobs":1,"max_tokens":1})")["choices"][0];
+  CHECK_SAME(choice["text"], "h");
+  CHECK(choice["logprobs"].is_null());
+  CHECK_SAME(choice["prompt_logprobs"],
+             json::parse(R"([null,{"98":{"logprob":-9.8,"rank":7,"decoded_token":"b"},
+                                   "33":{"logprob":-0.5,"rank":1,"decoded_token":"!"}}])"));
+  Reply chat = server.post("/v1/chat/completions",
+                           R"({"messages":[{"role":"user","content":"a"}],"prompt_logprobs":0})");
+  REQUIRE(chat.status == 200);
+  CHECK(parsed(chat.body)["prompt_logprobs"].size() == server.service.seen()[1].prompt.size());
+  for (const char* body : {R"({"prompt":"ab","prompt_logprobs":1,"stream":true})",
+                           R"({"prompt":"ab","prompt_logprobs":21})",
+                           R"({"prompt":"ab","prompt_logprobs":1,"session_id":"s"})"})
+    check_error(server.post("/v1/completions", body), 400, "invalid_request_error",
+                "prompt_logprobs", nullptr);
+  check_error(
+      server.post("/v1/completions", R"({"prompt":"a","echo":true,"logprobs":1,"session_id":"s"})"),
+      400, "invalid_request_error", "echo", nullptr);
+}
+
+TEST_CASE("logprobs of tokens with one text: a client's dictionary keeps the likeliest",
+          "[server][prompt_logprobs]") {
+  TestServer server;
+  server.service.script = [](const Request& request, int choice) {
+    auto events = FakeService::hello(request, choice);
+    for (TokenEvent& event : events) {
+      event.has_logprobs = true;
+      event.sampled.chosen = {900, -3};  // no token: its text is its id's
+      event.sampled.top = {{'!', -0.1f}, {'!', -2}};
+    }
+    return events;
+  };
+  Reply reply = server.post("/v1/completions", R"({"prompt":"a","max_tokens":1,"logprobs":2})");
+  CHECK(reply.body.find(R"("top_logprobs":[{"!":-0.1,"token_id:900":-3}])") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace xpyd::testing
