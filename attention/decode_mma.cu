@@ -31,9 +31,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     split_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
                      const __grid_constant__ KvRows kv, int chunks) {
   // KV heads of a token are neighbours in memory: blocks that run together read whole pages of it.
-  int kv_head = int(blockIdx.x) / chunks, chunk = int(blockIdx.x) % chunks, split = int(blockIdx.y);
-  int seq = int(blockIdx.z), thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  SplitWork work = split_work(args, seq, split);
+  int kv_head = int(blockIdx.x) / chunks, chunk = int(blockIdx.x) % chunks;
+  int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  SplitWork work = split_work(args, int(blockIdx.y));
   Tokens tokens = work.tokens;
   if (tokens.begin >= tokens.end) return;
   int group = args.n_heads / args.layout.shape.n_kv_heads;
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
   Carver carver;
   Tiles<T, kDim, kStages> kept(carver);
-  const int32_t* table = table_of(args.step, seq);
+  const int32_t* table = table_of(args.step, work.seq);
   auto find = [&](int tile) {
     return find_rows(kv, table, kv_head, tile * kTileTokens + warp * kWarpTokens, tokens, lane);
   };
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       uint32_t* out = reinterpret_cast<uint32_t*>(static_cast<bf16*>(args.out) + q_at);
       out[i] = pack_bf16(acc.x / sum, acc.y / sum);
     } else {
-      float2* to = reinterpret_cast<float2*>(partial(args, seq, split, head + row));
+      float2* to = reinterpret_cast<float2*>(partial(args, int(blockIdx.y), head + row));
       to[pair] = acc;
       if (pair == 0) to[kDim / 2] = float2{top, sum};
     }
@@ -137,9 +137,7 @@ template <class T, int kDim>
 void run(const CudaAttentionArgs& args, Stream& stream) {
   int n_kv_heads = args.layout.shape.n_kv_heads,
       chunks = divide_up(args.n_heads / n_kv_heads, kRows);
-  Shape shape = {.grid = dim3(unsigned(n_kv_heads * chunks),
-                              unsigned(divide_up(args.step.max_kv_length, kSplitTokens)),
-                              unsigned(args.step.n_seqs)),
+  Shape shape = {.grid = dim3(unsigned(n_kv_heads * chunks), unsigned(args.step.n_splits)),
                  .block = kThreads,
                  .shared_bytes = split_shared_bytes<T, kDim>()};
   launch(split_mma_kernel<T, kDim>, "split_mma", shape, stream, args, rows_of(args), chunks);
@@ -149,7 +147,7 @@ void run(const CudaAttentionArgs& args, Stream& stream) {
 
 void split_mma(const CudaAttentionArgs& args, Stream& stream) {
   check(args);
-  if (args.step.n_seqs == 0 || args.step.max_kv_length == 0) return;
+  if (args.step.n_splits == 0) return;
   for_kv(args, [&]<class T, int kDim>() { run<T, kDim>(args, stream); });
   merge_splits(args, stream);
 }

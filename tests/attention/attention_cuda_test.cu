@@ -62,16 +62,23 @@ bool is_contiguous(const Cache& cache) { return cache.views[0].contiguous(); }
 // A step's tables on the device. An entry of a block table is out of this world unless one of its
 // tokens [first, kv_length) is visible, where `first` is what the step's first query sees.
 struct DeviceStep {
-  cuda::Memory q_offsets, kv_lengths, token_seqs, positions, tables;
+  cuda::Memory q_offsets, kv_lengths, token_seqs, positions, tables, table_begins, splits,
+      split_begins;
   CudaStep step;
 
   DeviceStep(const Cache& cache, const std::vector<Part>& parts, int window, cuda::Stream& stream) {
-    std::vector<int32_t> offsets = {0}, lengths, seqs, places, table;
-    int block = cache.layout.block_tokens, stride = 1;
-    for (const Part& part : parts)
-      if (!is_contiguous(cache))
-        stride = std::max(stride, (part.kv_length + block - 1) / block + 2);
+    std::vector<int32_t> offsets = {0}, lengths, seqs, places, table, begins, listed;
+    std::vector<CudaSplit> list;
+    int block = cache.layout.block_tokens;
     for (const Part& part : parts) {
+      // Two entries more than there are blocks: whoever reads past a table meets no other.
+      const int entries =
+          is_contiguous(cache) ? 1 : (part.kv_length + block - 1) / block + 2;
+      begins.push_back(int32_t(table.size()));
+      listed.push_back(int32_t(list.size()));
+      const CudaSplitRange range = cuda_splits(part.n_q == 1 ? part.kv_length : 0, window);
+      for (int split = range.begin; split < range.end; ++split)
+        list.push_back({int32_t(lengths.size()), split});
       offsets.push_back(offsets.back() + part.n_q);
       lengths.push_back(part.kv_length);
       for (int i = 0; i < part.n_q; ++i) {
@@ -79,7 +86,7 @@ struct DeviceStep {
         places.push_back(part.kv_length - part.n_q + i);
       }
       int first = window ? std::max(0, part.kv_length - part.n_q - window + 1) : 0;
-      for (int i = 0; i < stride; ++i) {
+      for (int i = 0; i < entries; ++i) {
         bool used = part.n_q > 0 && (is_contiguous(cache) ||
                                      (i * block < part.kv_length && (i + 1) * block > first));
         table.push_back(used ? cache.tables[size_t(part.seq)][size_t(i)] : 0x3fffffff);
@@ -89,11 +96,14 @@ struct DeviceStep {
     }
     q_offsets = upload(offsets, stream), kv_lengths = upload(lengths, stream);
     token_seqs = upload(seqs, stream), positions = upload(places, stream),
-    tables = upload(table, stream);
+    tables = upload(table, stream), table_begins = upload(begins, stream);
+    splits = upload(list, stream), split_begins = upload(listed, stream);
     step.q_offsets = q_offsets.as<int32_t>(), step.kv_lengths = kv_lengths.as<int32_t>();
     step.token_seqs = token_seqs.as<int32_t>(), step.positions = positions.as<int32_t>();
     step.block_tables = tables.as<int32_t>();
-    step.table_stride = stride, step.contiguous = is_contiguous(cache);
+    step.table_begins = table_begins.as<int32_t>(), step.contiguous = is_contiguous(cache);
+    step.splits = splits.as<CudaSplit>(), step.n_splits = int(list.size());
+    step.split_begins = split_begins.as<int32_t>();
     step.n_seqs = int(parts.size()), step.n_tokens = offsets.back();
   }
 };
@@ -113,8 +123,7 @@ struct DeviceCall {
     pool = upload(cache.pool, stream), q = upload(as(dtype, step.q), stream);
     out = upload(std::vector<std::byte>(n * dtype_bytes(dtype), std::byte{0xff}), stream);
     size_t floats =
-        cuda_attention_workspace(int(parts.size()), tables.step.n_tokens, step.args.n_heads,
-                                 shape.head_dim, tables.step.max_kv_length);
+        cuda_attention_workspace(tables.step.n_splits, step.args.n_heads, shape.head_dim);
     workspace = upload(std::vector<float>(floats, std::nanf("")), stream);
     args = {.q = q.data(),
             .out = out.data(),
@@ -450,13 +459,13 @@ TEST_CASE("cuda attention: a captured step runs with other lengths under its bou
     auto move = [&](const cuda::Memory& to, const cuda::Memory& from) {
       cuda::copy(to.data(), from.data(), std::min(to.size(), from.size()), call.stream);
     };
-    // The graph's stride is that of the larger step, so are its tables.
-    std::vector<int32_t> table(size_t(3 * call.args.step.table_stride), 0x3fffffff);
-    for (size_t s : {size_t(0), size_t(2)})
-      std::copy_n(cache.tables[s].begin(), size_t((small[s].kv_length + 15) / 16),
-                  table.begin() + long(s) * call.args.step.table_stride);
-    cuda::Memory tables = upload(table, call.stream);
-    move(call.tables.tables, tables);
+    move(call.tables.tables, now.tables.tables);
+    move(call.tables.table_begins, now.tables.table_begins);
+    // Its list is longer than this step's: the rest is padding.
+    cuda::fill(call.tables.splits.data(), 0xff, call.tables.splits.size(), call.stream);
+    cuda::copy(call.tables.splits.data(), now.tables.splits.data(),
+               size_t(now.args.step.n_splits) * sizeof(CudaSplit), call.stream);
+    move(call.tables.split_begins, now.tables.split_begins);
     move(call.tables.q_offsets, now.tables.q_offsets),
         move(call.tables.kv_lengths, now.tables.kv_lengths);
     move(call.tables.token_seqs, now.tables.token_seqs),
