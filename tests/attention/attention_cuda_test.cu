@@ -72,8 +72,7 @@ struct DeviceStep {
     int block = cache.layout.block_tokens;
     for (const Part& part : parts) {
       // Two entries more than there are blocks: whoever reads past a table meets no other.
-      const int entries =
-          is_contiguous(cache) ? 1 : (part.kv_length + block - 1) / block + 2;
+      const int entries = is_contiguous(cache) ? 1 : (part.kv_length + block - 1) / block + 2;
       begins.push_back(int32_t(table.size()));
       listed.push_back(int32_t(list.size()));
       const CudaSplitRange range = cuda_splits(part.n_q == 1 ? part.kv_length : 0, window);
@@ -162,15 +161,18 @@ double cached(const AttentionArgs& args, int s, int kv, int t, int h, int d) {
 // the same; sums over tokens (n + 8) 2u. Numerator and denominator both have it. Tensor cores take
 // weights rounded to bf16, 2^-8, in the numerator. Last, the rounding to the dtype of out.
 //
-// Tensor cores also take what codes stand for rounded to bf16: `rounded` is the truth over these
+// flash_mma also takes what codes stand for rounded to bf16: `rounded` is the truth over these
 // elements, to the same bound. From the other truth it differs by 2^-9 of each |V|, and by 2^-9 of
 // each |q k| in the exponent, in numerator and denominator.
+//
+// split_mma multiplies the codes themselves, counted from the middle of their range, and adds the
+// rest: `coded`, where each |x| above is at most |x| + 2 (middle) scale.
 struct Truth {
   std::vector<float> out;
   std::vector<double> chain, weighted;  // relative error of f32 sums; sum_t weight |V|
   std::vector<double> magnitudes;       // largest sum |q k| scale of a row's tokens
 
-  explicit Truth(Step& step, bool rounded = false)
+  explicit Truth(Step& step, bool rounded = false, bool coded = false)
       : out(step.out.size()), chain(out.size()), weighted(out.size()), magnitudes(out.size()) {
     AttentionArgs exact = step.args, absolute = step.args;
     std::vector<float> sums(out.size());
@@ -180,9 +182,17 @@ struct Truth {
       return rounded ? double(to_f32(to_bf16(float(x)))) : x;
     };
     attention_reference_over(exact, element);
+    auto size = [&](int s, int kv, int t, int h, int d) {
+      const KvView& view = step.args.views[size_t(s)];
+      const KvShape& shape = view.layout->shape;
+      const double x = std::abs(element(s, kv, t, h, d));
+      if (!coded) return x;
+      const std::byte* row = view.row(step.args.layer, kv, t, h);
+      return x + (shape.dtype == Dtype::int8 ? 256 : 16) *
+                     double(kv_scale(row + shape.element_bytes()).scale);
+    };
     attention_reference_over(absolute, [&](int s, int kv, int t, int h, int d) {
-      double x = element(s, kv, t, h, d);
-      return kv ? std::abs(x) : x;
+      return kv ? size(s, kv, t, h, d) : element(s, kv, t, h, d);
     });
     std::copy(sums.begin(), sums.end(), weighted.begin());
     const AttentionArgs& args = step.args;
@@ -200,8 +210,7 @@ struct Truth {
           for (int t = begin; t < end; ++t) {
             double sum = 0;
             for (int d = 0; d < dim; ++d)
-              sum += std::abs(double(args.q[row + size_t(d)]) *
-                              cached(args, int(s), 0, t, h / group, d));
+              sum += std::abs(double(args.q[row + size_t(d)])) * size(int(s), 0, t, h / group, d);
             magnitude = std::max(magnitude, sum * double(args.scale));
           }
           double weight = (2 * dim + 16) * u * magnitude + (n / 32 + 3) * 0x1p-22;
@@ -285,16 +294,18 @@ int check_variants(const Heads& heads, const Dtypes& dtypes, const testing::Case
   fill_visible(cache, parts, window);
   Step step(cache, parts, heads.n_heads, layer, window);
   round_q(step, dtypes.q);
-  const Truth truth(step), rounded(step, true);
+  const Truth truth(step), rounded(step, true), coded(step, false, shape.quantised());
   int ran = 0;
   for (const Variant& variant : cuda_attention_variants()) {
     if (variant.phase == Variant::decode && !only_decodes(parts)) continue;
     DeviceCall call(cache, parts, step, dtypes.q);
     if (variant.refuses(call.args, card())) continue;
     variant.run(call.args, call.stream);
-    const bool undone = needs_mma(variant) && shape.quantised();
+    const bool mma_codes = needs_mma(variant) && shape.quantised(),
+               undone = mma_codes && variant.phase == Variant::prefill;
     const std::vector<float> got = call.result();
-    std::string off = truth.compare(got, needs_mma(variant), dtypes.q, undone);
+    std::string off =
+        (mma_codes && !undone ? coded : truth).compare(got, needs_mma(variant), dtypes.q, undone);
     if (undone && off.empty()) off = rounded.compare(got, true, dtypes.q);
     INFO(variant.name << (variant.phase == Variant::decode ? " (decode), " : " (prefill), ")
                       << memory.name << ", q " << dtype_name(dtypes.q) << ", kv "
@@ -390,7 +401,9 @@ TEST_CASE("cuda attention: every memory, block size and order gives the same bit
           std::vector<float> got = run(variant, cache, parts, step, dtypes.q);
           if (first.empty()) {
             first = got;
-            const Truth truth(step, needs_mma(variant));
+            const bool decode = variant.phase == Variant::decode;
+            const Truth truth(step, needs_mma(variant) && !decode,
+                              needs_mma(variant) && decode && cache.layout.shape.quantised());
             CHECK(truth.compare(got, needs_mma(variant), dtypes.q) == "");
           }
           INFO(variant.name << ", " << memory.name << ", window " << window);

@@ -84,8 +84,8 @@ int compare(const Problem& p, size_t group_bytes) {
   cuda::Memory out = cuda::Memory::device(2 * n_out).value(),
                host = cuda::Memory::pinned(2 * n_out);
   cuda::Memory workspace =
-      cuda::Memory::device(
-          16 + 4 * cuda_attention_workspace(int(list.size()), n_heads, shape.head_dim))
+      cuda::Memory::device(16 +
+                           4 * cuda_attention_workspace(int(list.size()), n_heads, shape.head_dim))
           .value();
   auto bits = [&](const CudaAttentionVariant& variant, std::byte* pool) {
     CudaAttentionArgs args{.q = q.data(),
