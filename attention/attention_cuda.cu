@@ -18,8 +18,7 @@ __global__ void merge_kernel(const __grid_constant__ CudaAttentionArgs args) {
   if (first == last) return;
   int listed = args.step.split_begins[seq];
   const float* part = partial(args, listed + first - args.step.splits[listed].split, head);
-  size_t distance = size_t(args.n_heads) * partial_floats(dim),
-         state = partial_floats(dim) - 4;
+  size_t distance = size_t(args.n_heads) * partial_floats(dim), state = partial_floats(dim) - 4;
   for (int d = int(threadIdx.x); d < dim; d += int(blockDim.x)) {
     float max = kNone, sum = 0, acc = 0;
     for (int split = first; split <= last; split += kAtOnce) {

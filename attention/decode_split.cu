@@ -1,9 +1,9 @@
 // Flash-Decoding (2023): the KV of a sequence is cut into splits, a block each, so that few
 // sequences still fill the card; the merge (merge_splits) folds them in order. One block per
-// (sequence, split) of the host's list and KV head, so all query heads of the group share each load of K and V, which
-// cp.async brings a tile ahead. What it teaches: decode is a stream of KV, and with 8 heads per
-// group its arithmetic on plain cores takes as long as the stream does; that is where split_mma
-// begins.
+// (sequence, split) of the host's list and KV head, so all query heads of the group share each load
+// of K and V, which cp.async brings a tile ahead. What it teaches: decode is a stream of KV, and
+// with 8 heads per group its arithmetic on plain cores takes as long as the stream does; that is
+// where split_mma begins.
 #include <bit>
 
 #include "attention/attention_cuda_kernel.h"

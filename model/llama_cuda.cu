@@ -148,9 +148,8 @@ Status CudaLlama::allocate() {
                gate_up = part(rows * size_t(gate_up_stride_) * element),
                logits = part(n_logits * size_t(c_.vocab) * sizeof(float)),
                workspace =
-                   part(sizeof(float) *
-                        cuda_attention_workspace(StepPlanner::max_splits(options_), c_.n_heads,
-                                                 c_.head_dim)),
+                   part(sizeof(float) * cuda_attention_workspace(StepPlanner::max_splits(options_),
+                                                                 c_.n_heads, c_.head_dim)),
                chosen = part(n_logits * kChosenBytes);
   const size_t max_ints = StepPlanner::max_ints(options_);
   const size_t arrays = part(max_ints * sizeof(int32_t));
@@ -385,8 +384,7 @@ const Draw* CudaLlama::start(const StepInput& step, int n_previous, std::span<co
   const int batch = graph_batch(step);
   planner_.begin();
   const bool split = decode_->run != prefill_->run;  // one kernel takes all sequences at once
-  const std::optional<Plan> padded =
-      batch > 0 ? planner_.plan_padded(step, batch) : std::nullopt;
+  const std::optional<Plan> padded = batch > 0 ? planner_.plan_padded(step, batch) : std::nullopt;
   const Plan plan = padded ? *padded : planner_.plan(step, split);
   const Draw* sampling = planner_.add(rows);
   planner_.copy(stream_);

@@ -10,8 +10,8 @@ namespace {
 constexpr size_t kSamplingInts = sizeof(Draw) / sizeof(int32_t);
 static_assert(sizeof(Draw) % sizeof(int32_t) == 0 &&
               alignof(Draw) == alignof(int32_t));
-// Of one attention call: more than 2 M tokens, which few cards hold. 69 MB of workspace with 32 heads
-// of 128.
+// Of one attention call: more than 2 M tokens, which few cards hold. 69 MB of workspace with 32
+// heads of 128.
 constexpr int kMaxSplits = 4096;
 
 Plan plan_of(const StepInput& step) {
@@ -85,11 +85,10 @@ std::optional<Plan> StepPlanner::plan_padded(const StepInput& step, int batch) {
     longest = std::max(longest, length), n_splits += cuda_splits(length, 0).end;
   if (n_splits > max_splits_) return std::nullopt;
   n_splits = std::min(int(std::bit_ceil(unsigned(std::max(n_splits, batch)))), max_splits_);
-  const int entries =
-      step.views[0].contiguous()
-          ? batch
-          : std::min(n_splits * table_entries(step.views[0], kCudaSplitTokens),
-                     batch * max_table_entries_);
+  const int entries = step.views[0].contiguous()
+                          ? batch
+                          : std::min(n_splits * table_entries(step.views[0], kCudaSplitTokens),
+                                     batch * max_table_entries_);
   // A window's tokens lie in this many splits, wherever it begins.
   if (window_ > 0) n_splits = std::min(n_splits, batch * (window_ / kCudaSplitTokens + 2));
   Plan plan = plan_of(step);

@@ -125,10 +125,9 @@ class Queries {
     q_ = cuda::Memory::device(p.n_queries() * sizeof(bf16)).value();
     out_ = cuda::Memory::device(q_.size()).value();
     fill_random(q_.data(), p.n_queries(), kQueries, kQueryScale, stream);
-    workspace_ =
-        cuda::Memory::device(
-            std::max<size_t>(16, 4 * cuda_attention_workspace(n_splits_, p.n_heads, kDim)))
-            .value();
+    workspace_ = cuda::Memory::device(
+                     std::max<size_t>(16, 4 * cuda_attention_workspace(n_splits_, p.n_heads, kDim)))
+                     .value();
     std::vector<std::future<Truth>> truths;  // seconds each
     for (size_t token : {size_t{0}, size_t(n) / 3, size_t(n) - 1})
       truths.push_back(std::async(std::launch::async, [this, token] { return make(token); }));
