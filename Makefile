@@ -181,11 +181,12 @@ test-rdma: build  ## the rdma wire in a small virtual machine with Soft-RoCE: re
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests $(BUILD)/xpyd_rdma_speed
 	@$(RDMA_VM) $(BIN) $(BUILD)/xpyd_tests $(BUILD)/xpyd_rdma_speed ib_write_bw ib_read_bw ib_write_lat ib_read_lat
 
-cuda: deps  ## compile everything for sm_80 and sm_90a into build/cuda (needs nvcc, no GPU); registers and spills
+cuda: deps  ## compile everything for sm_80 and sm_90a into build/cuda (needs nvcc, no GPU); registers, spills and a lint of the machine code
 	@test -n "$(NVCC)" || { echo "make cuda: nvcc was not found; install the CUDA toolkit (12.4 to 13) or give NVCC=path"; exit 1; }
 	@$(MAKE) --no-print-directory -j$$(nproc) CUDA=1 BUILD=build/cuda $(addprefix build/cuda/,xpyd xpyd_gpu_tests xpyd_gpu_report xpyd_experiments)
 	@ldd build/cuda/xpyd | awk '/libibverbs|libnl-/ && $$3 !~ /build.cuda/ { print $$3 }' | xargs -r cp -Lt build/cuda
 	@tools/kernel-registers build/cuda/cuda >experiments/results/kernel-registers.csv && echo "experiments/results/kernel-registers.csv"
+	@CUDA_HOME=$(CUDA_HOME) $(PYTHON) tools/lint-sass build/cuda/cuda --csv experiments/results/sass-loops.csv
 
 gpu-report: cuda  ## on a machine with a card: check and time everything CUDA; writes experiments/results (MODEL=dir compares text)
 	@MODEL=$(MODEL) tools/gpu-report build/cuda

@@ -16,9 +16,9 @@ __global__ void merge_kernel(const __grid_constant__ CudaAttentionArgs args) {
   Tokens seen = visible(args.step.kv_lengths[seq] - 1, args.sliding_window);
   int first = seen.begin / kSplitTokens, last = (seen.end - 1) / kSplitTokens;
   if (first == last) return;
-  const float* part = partial(args, seq, first, head);
-  size_t distance = size_t(partial(args, seq, first + 1, head) - part),
-         state = partial_floats(dim) - 4;
+  int listed = args.step.split_begins[seq];
+  const float* part = partial(args, listed + first - args.step.splits[listed].split, head);
+  size_t distance = size_t(args.n_heads) * partial_floats(dim), state = partial_floats(dim) - 4;
   for (int d = int(threadIdx.x); d < dim; d += int(blockDim.x)) {
     float max = kNone, sum = 0, acc = 0;
     for (int split = first; split <= last; split += kAtOnce) {
@@ -62,10 +62,8 @@ void check(const CudaAttentionArgs& args) {
 
 }  // namespace cuda::attention
 
-size_t cuda_attention_workspace(int max_seqs, int, int n_heads, int head_dim, int max_kv_length) {
-  using namespace cuda::attention;
-  return size_t(max_seqs) * size_t(divide_up(max_kv_length, kSplitTokens)) * size_t(n_heads) *
-         partial_floats(head_dim);
+size_t cuda_attention_workspace(int n_splits, int n_heads, int head_dim) {
+  return size_t(n_splits) * size_t(n_heads) * cuda::attention::partial_floats(head_dim);
 }
 
 std::span<const CudaAttentionVariant> cuda_attention_variants() {

@@ -13,6 +13,22 @@
 
 namespace xpyd {
 
+// Of KV, that a block of a decode kernel takes of one KV head: splits are cut from position 0 of
+// the sequence.
+constexpr int kCudaSplitTokens = 512;
+struct CudaSplit {
+  int32_t seq, split;  // seq -1: nothing (padding of a captured step)
+};
+// The splits of which a sequence's last token sees something.
+struct CudaSplitRange {
+  int begin, end;
+};
+constexpr CudaSplitRange cuda_splits(int kv_length, int sliding_window) {
+  const int seen =
+      sliding_window > 0 && kv_length > sliding_window ? kv_length - sliding_window : 0;
+  return {seen / kCudaSplitTokens, (kv_length + kCudaSplitTokens - 1) / kCudaSplitTokens};
+}
+
 // One step as kernels see it. All pointers: device memory. Token i is query token i - q_offsets[s]
 // of its sequence s and stands at position kv_lengths[s] - (q_offsets[s + 1] - q_offsets[s]) +
 // that.
@@ -21,9 +37,13 @@ struct CudaStep {
   const int32_t* kv_lengths = nullptr;  // [n_seqs], this step's tokens included
   const int32_t* token_seqs = nullptr;  // [n_tokens]: the sequence of each token
   const int32_t* positions = nullptr;   // [n_tokens]
-  const int32_t* block_tables =
-      nullptr;  // [n_seqs, table_stride]; contiguous: [n_seqs, 1], the slot
-  int table_stride = 0;
+  // One table behind another; contiguous: of one entry, the slot.
+  const int32_t* block_tables = nullptr;
+  const int32_t* table_begins = nullptr;  // [n_seqs]: where the table of a sequence begins
+  // What decode rows compute, by ascending sequence and split: at least what each query sees.
+  const CudaSplit* splits = nullptr;      // [n_splits]
+  const int32_t* split_begins = nullptr;  // [n_seqs]: where those of a sequence begin
+  int n_splits = 0;                       // padding included
   bool contiguous = false;  // one block holds the whole sequence
   int n_seqs = 0, n_tokens = 0;
   int max_q_tokens = 0;   // of one sequence: at most this (a captured graph keeps an upper bound)
@@ -45,9 +65,8 @@ struct CudaAttentionArgs {
   float* workspace = nullptr;  // [cuda_attention_workspace() floats]: partial results of splits
 };
 
-// Floats that any variant needs for steps of at most these sizes.
-size_t cuda_attention_workspace(int max_seqs, int max_tokens, int n_heads, int head_dim,
-                                int max_kv_length);
+// Floats that any variant needs for steps of at most this many splits.
+size_t cuda_attention_workspace(int n_splits, int n_heads, int head_dim);
 
 // One way to compute attention; `prefill` rows take steps with any number of query tokens per
 // sequence, `decode` rows steps with at most one per sequence.

@@ -13,8 +13,7 @@ namespace xpyd::cuda::attention {
 // Cut from position 0 of the sequence, never from the end or from a batch's shape: a query's bits
 // depend on nothing but its own prefix.
 constexpr int kTileTokens = 64;  // of KV that one online-softmax step takes (tensor-core kernels)
-constexpr int kSplitTokens =
-    512;  // of KV that one block of a split kernel takes; a multiple of tiles
+constexpr int kSplitTokens = kCudaSplitTokens;  // a multiple of tiles
 
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kNone = -std::numeric_limits<float>::infinity();  // the maximum of no scores
@@ -34,14 +33,14 @@ __device__ inline Tokens visible(int position, int sliding_window) {
 // `layout` outlives the view: it is the kernel's parameter.
 __device__ inline KvView view_of(const CudaStep& step, std::byte* pool, const KvLayout& layout,
                                  int seq) {
-  const int32_t* table = step.block_tables + size_t(seq) * size_t(step.table_stride);
+  const int32_t* table = step.block_tables + step.table_begins[seq];
   if (step.contiguous) return KvView{pool, &layout, nullptr, table[0]};
   return KvView{pool, &layout, table, 0};
 }
 
 // The blocks of a sequence, as KvRows reads them.
 __device__ inline const int32_t* table_of(const CudaStep& step, int seq) {
-  return step.block_tables + size_t(seq) * size_t(step.table_stride);
+  return step.block_tables + step.table_begins[seq];
 }
 inline KvRows rows_of(const CudaAttentionArgs& args) {
   return args.layout.rows(args.layer, args.step.contiguous);
@@ -91,31 +90,33 @@ __device__ inline void put(void* to, Dtype dtype, size_t i, float x) {
   }
 }
 
-// Partial results of splits, in the workspace: [seq][split][head] of (accumulator[head_dim],
-// maximum, sum), scores in units of log2. A sequence whose visible tokens lie in one split has
-// none.
+// Partial results, in the workspace: [i of step.splits][head] of (accumulator[head_dim], maximum,
+// sum), scores in units of log2. A sequence whose visible tokens lie in one split has none.
 __host__ __device__ inline size_t partial_floats(int head_dim) {
   return size_t(divide_up(head_dim, 4) * 4 + 4);
 }
-__device__ inline float* partial(const CudaAttentionArgs& args, int seq, int split, int head) {
-  size_t n_splits = size_t(divide_up(args.step.max_kv_length, kSplitTokens));
-  size_t row = (size_t(seq) * n_splits + size_t(split)) * size_t(args.n_heads) + size_t(head);
+__device__ inline float* partial(const CudaAttentionArgs& args, int i, int head) {
+  size_t row = size_t(i) * size_t(args.n_heads) + size_t(head);
   return args.workspace + row * partial_floats(args.layout.shape.head_dim);
 }
 
 // What a block of a split kernel computes: the part of one sequence's visible tokens that lies in
 // one split.
 struct SplitWork {
+  int seq, split;
   int q_token;    // row of q and out
   Tokens tokens;  // empty: nothing to do
   bool alone;     // all visible tokens are here: write out, not a partial
 };
-__device__ inline SplitWork split_work(const CudaAttentionArgs& args, int seq, int split) {
+__device__ inline SplitWork split_work(const CudaAttentionArgs& args, int i) {
+  auto [seq, split] = args.step.splits[i];
+  if (seq < 0) return {seq, split, 0, {0, 0}, false};
   int q_token = args.step.q_offsets[seq];
-  if (args.step.q_offsets[seq + 1] == q_token) return {q_token, {0, 0}, false};
   Tokens seen = visible(args.step.kv_lengths[seq] - 1, args.sliding_window);
   int begin = split * kSplitTokens, end = begin + kSplitTokens;
-  return {q_token,
+  return {seq,
+          split,
+          q_token,
           {begin > seen.begin ? begin : seen.begin, end < seen.end ? end : seen.end},
           seen.begin / kSplitTokens == (seen.end - 1) / kSplitTokens};
 }

@@ -66,25 +66,20 @@ struct Tiles {
   }
 };
 
-// Rows of codes are aligned to 4 bytes, so they come in words. kStages tiles of codes are on their
-// way, one tile is bf16: each warp turns its own tokens into it, after everybody has read the last.
+// Codes of K and V with their scales and zeros, kStages tiles of them on their way. Such rows are
+// aligned to 4 bytes, so they come in words.
 template <int kBits, int kDim, int kStages>
-struct Tiles<Codes<kBits>, kDim, kStages> {
-  static constexpr bool kCoded = true;
+struct CodeTiles {
   static constexpr int kWords = kDim * kBits / 32;     // of a row's codes; then scale and zero
+  static constexpr int kPitch = kWords + 4;            // in shared memory: neighbours' banks differ
   static constexpr int kKept = kStages * kTileTokens;  // rows of K, as many of V behind them
-  Shared<bf16> keys, values;
   Shared<uint32_t> codes, scales;
   static constexpr size_t bytes() {
-    return 2 * shared_bytes<bf16>(kTileTokens * kDim) + shared_bytes<uint32_t>(2 * kKept * kWords) +
-           shared_bytes<uint32_t>(2 * kKept);
+    return shared_bytes<uint32_t>(2 * kKept * kPitch) + shared_bytes<uint32_t>(2 * kKept);
   }
-  __device__ explicit Tiles(Carver& carver)
-      : keys(carver.take<bf16>(kTileTokens * kDim)),
-        values(carver.take<bf16>(kTileTokens * kDim)),
-        codes(carver.take<uint32_t>(2 * kKept * kWords)),
+  __device__ explicit CodeTiles(Carver& carver)
+      : codes(carver.take<uint32_t>(2 * kKept * kPitch)),
         scales(carver.take<uint32_t>(2 * kKept)) {}
-  __device__ int at(int) const { return 0; }
   __device__ void load(int tile, const std::byte* pool, uint32_t rows, int warp, int lane) const {
     constexpr size_t kRowBytes = 4 * (kWords + 1);
     constexpr int kAtOnce = 32 / kWords;
@@ -94,13 +89,31 @@ struct Tiles<Codes<kBits>, kDim, kStages> {
         int r = i * kAtOnce + lane / kWords, word = lane % kWords;
         uint32_t row = __shfl_sync(0xffffffffu, rows, kv * kWarpTokens + r);
         bool valid = row != kNoRow;
-        cp_async_4(codes, (kv * kKept + first + r) * kWords + word,
+        cp_async_4(codes, (kv * kKept + first + r) * kPitch + word,
                    pool + size_t(valid ? row : 0) * kRowBytes + 4 * word, valid);
       }
     bool valid = rows != kNoRow;  // of this lane's row: K's for 16 lanes, V's for 16
     cp_async_4(scales, lane / kWarpTokens * kKept + first + lane % kWarpTokens,
                pool + size_t(valid ? rows : 0) * kRowBytes + 4 * kWords, valid);
   }
+};
+
+// One tile of them is bf16: each warp turns its own tokens into it, after everybody has read the
+// last.
+template <int kBits, int kDim, int kStages>
+struct Tiles<Codes<kBits>, kDim, kStages> : CodeTiles<kBits, kDim, kStages> {
+  using Kept = CodeTiles<kBits, kDim, kStages>;
+  using Kept::codes, Kept::scales, Kept::kKept, Kept::kPitch;
+  static constexpr bool kCoded = true;
+  Shared<bf16> keys, values;
+  static constexpr size_t bytes() {
+    return Kept::bytes() + 2 * shared_bytes<bf16>(kTileTokens * kDim);
+  }
+  __device__ explicit Tiles(Carver& carver)
+      : Kept(carver),
+        keys(carver.take<bf16>(kTileTokens * kDim)),
+        values(carver.take<bf16>(kTileTokens * kDim)) {}
+  __device__ int at(int) const { return 0; }
   __device__ void ready(int tile, int warp, int lane) const {
     undo(keys, 0, tile, warp, lane);
     undo(values, 1, tile, warp, lane);
@@ -116,7 +129,7 @@ struct Tiles<Codes<kBits>, kDim, kStages> {
       float2 scale = unpack_f16(scales[from]);
       uint32_t words[8 / kPerWord], pairs[4];
       for (int w = 0; w < 8 / kPerWord; ++w)
-        words[w] = codes[from * kWords + piece * (8 / kPerWord) + w];
+        words[w] = codes[from * kPitch + piece * (8 / kPerWord) + w];
       auto value = [&](int d) {
         uint32_t code = words[d / kPerWord] >> (d % kPerWord * kBits) & ((1u << kBits) - 1);
         // Exact: 2^23 + code, without a conversion, which is slower.
@@ -145,6 +158,43 @@ __device__ inline void add_scores(float (&s)[kRowTiles][kTokens / 8][4],
   }
 }
 
+// Codes as two bf16 of a word, exactly, counted from the middle of their range (8 bits: 128, 4
+// bits: 8), of the low halves of `pair` and of its high halves alike: the low byte of each half (8
+// bits) or its low nibble. 128 + code has an exponent of its own; the highest of 8 bits, which has
+// no place in bf16's seven, chooses what is taken off: 128 or 256.
+template <int kBits>
+struct Centred {
+  // Not to be known when this is compiled: an instruction takes one constant, the others must be in
+  // registers, or it becomes two. No grid here has a z.
+  uint32_t add = 0x43004300u + blockIdx.z, off = 0xc380c380u + blockIdx.z;
+  __device__ uint32_t operator()(uint32_t pair) const {
+    constexpr uint32_t kOnes = 0x3f803f80u;
+    if constexpr (kBits == 8)
+      return fma_bf16x2((pair & 0x007f007fu) | add, kOnes, (pair & 0x00800080u) ^ off);
+    return fma_bf16x2((pair & 0x000f000fu) | add, kOnes, 0xc308c308u);  // - 136
+  }
+};
+template <int kBits>
+constexpr float kCentre = kBits == 8 ? 128 : 8;
+// What stands behind a row, for codes counted from the middle: element = x code + y.
+template <int kBits>
+__device__ inline float2 centred_scale(uint32_t word) {
+  float2 scale = unpack_f16(word);
+  return {scale.x, __fmaf_rn(scale.x, kCentre<kBits>, scale.y)};
+}
+
+template <int kN>
+__device__ inline void load_words(uint32_t (&to)[kN], const Shared<uint32_t>& from, int at) {
+  if constexpr (kN % 4 == 0) {
+    for (int i = 0; i < kN; i += 4) {
+      uint4 words = load_16(from, at + i);
+      to[i] = words.x, to[i + 1] = words.y, to[i + 2] = words.z, to[i + 3] = words.w;
+    }
+  } else {
+    for (int i = 0; i < kN; ++i) to[i] = from[at + i];
+  }
+}
+
 // Calls f<T, head_dim>() for the elements of these arguments' KV, as Tiles names them.
 template <class F>
 void for_kv(const CudaAttentionArgs& args, F&& f) {
@@ -166,10 +216,11 @@ struct Rows {
   float max[kRowTiles][2];  // of dot products, not scaled
   float sum[kRowTiles][2];  // over this lane's columns
   float acc[kRowTiles][kDim / 8][4];
+  float shift[kRowTiles][2];  // codes: what belongs to every element, over this lane's columns
 
   __device__ void clear() {
     for (int i = 0; i < kRowTiles; ++i) {
-      for (int half = 0; half < 2; ++half) max[i][half] = kNone, sum[i][half] = 0;
+      for (int half = 0; half < 2; ++half) max[i][half] = kNone, sum[i][half] = shift[i][half] = 0;
       for (auto& block : acc[i])
         for (float& x : block) x = 0;
     }
@@ -200,9 +251,11 @@ struct Rows {
         sum[i][half] = __fmaf_rn(sum[i][half], keep[half], added);
       }
       // A maximum is seldom new after the first tiles; then nothing changes.
-      if (__any_sync(0xffffffffu, keep[0] != 1 || keep[1] != 1))
+      if (__any_sync(0xffffffffu, keep[0] != 1 || keep[1] != 1)) {
         for (auto& block : acc[i])
           for (int c = 0; c < 4; ++c) block[c] *= keep[c / 2];
+        for (int half = 0; half < 2; ++half) shift[i][half] *= keep[half];
+      }
     }
   }
 
@@ -230,8 +283,8 @@ struct Rows {
   }
 
   // The sum over all columns, in all four lanes of a row.
-  __device__ float total(int i, int half) const {
-    float x = sum[i][half];
+  __device__ static float total(const float (&of)[kRowTiles][2], int i, int half) {
+    float x = of[i][half];
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
   }

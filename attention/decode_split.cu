@@ -1,9 +1,9 @@
 // Flash-Decoding (2023): the KV of a sequence is cut into splits, a block each, so that few
 // sequences still fill the card; the merge (merge_splits) folds them in order. One block per
-// (split, KV head, sequence), so all query heads of the group share each load of K and V, which
-// cp.async brings a tile ahead. What it teaches: decode is a stream of KV, and with 8 heads per
-// group its arithmetic on plain cores takes as long as the stream does; that is where split_mma
-// begins.
+// (sequence, split) of the host's list and KV head, so all query heads of the group share each load
+// of K and V, which cp.async brings a tile ahead. What it teaches: decode is a stream of KV, and
+// with 8 heads per group its arithmetic on plain cores takes as long as the stream does; that is
+// where split_mma begins.
 #include <bit>
 
 #include "attention/attention_cuda_kernel.h"
@@ -71,9 +71,9 @@ template <class T, int kHeads>
 __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args,
                                 const __grid_constant__ KvRows kv, int chunks) {
   // KV heads of a token are neighbours in memory: blocks that run together read whole pages of it.
-  int kv_head = int(blockIdx.x) / chunks, chunk = int(blockIdx.x) % chunks, split = int(blockIdx.y);
-  int seq = int(blockIdx.z), thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  SplitWork work = split_work(args, seq, split);
+  int kv_head = int(blockIdx.x) / chunks, chunk = int(blockIdx.x) % chunks;
+  int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  SplitWork work = split_work(args, int(blockIdx.y));
   Tokens tokens = work.tokens;
   if (tokens.begin >= tokens.end) return;
   int dim = args.layout.shape.head_dim, group = args.n_heads / args.layout.shape.n_kv_heads;
@@ -94,10 +94,10 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args,
   Shared<float2> key_scales = carver.take<float2>(Kept<T>::kScales);
   Shared<float2> value_scales = carver.take<float2>(Kept<T>::kScales);
 
-  const int32_t* table = table_of(args.step, seq);
+  const int32_t* table = table_of(args.step, work.seq);
   size_t row_bytes = args.layout.shape.row_bytes(), value_distance = kv.value * row_bytes;
   for (int i = thread; i < kSplitTokens; i += kThreads) {
-    int t = split * kSplitTokens + i;
+    int t = work.split * kSplitTokens + i;
     bool readable = t >= tokens.begin && t < tokens.end;
     rows[i] = readable ? kv.row(table, 0, t, kv_head) : 0;
   }
@@ -259,7 +259,7 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args,
       put(args.out, args.dtype, q_at + size_t(i), float(q[i]) / float(state[2 * kHeads + h]));
       continue;
     }
-    float* to = partial(args, seq, split, head + h);
+    float* to = partial(args, int(blockIdx.y), head + h);
     to[d] = q[i];
     float* to_state = to + (partial_floats(dim) - 4);
     if (d == 0) to_state[0] = state[kHeads + h], to_state[1] = state[2 * kHeads + h];
@@ -270,9 +270,7 @@ template <class T, int kHeads>
 void run(const CudaAttentionArgs& args, Stream& stream) {
   const KvShape& shape = args.layout.shape;
   int chunks = divide_up(args.n_heads / shape.n_kv_heads, kHeads);
-  Shape grid = {.grid = dim3(unsigned(shape.n_kv_heads * chunks),
-                             unsigned(divide_up(args.step.max_kv_length, kSplitTokens)),
-                             unsigned(args.step.n_seqs)),
+  Shape grid = {.grid = dim3(unsigned(shape.n_kv_heads * chunks), unsigned(args.step.n_splits)),
                 .block = kThreads,
                 .shared_bytes = split_shared_bytes<T>(kHeads, shape.head_dim)};
   launch(split_kv_kernel<T, kHeads>, "split_kv", grid, stream, args, rows_of(args), chunks);
@@ -290,7 +288,7 @@ void run_group(const CudaAttentionArgs& args, Stream& stream) {
 
 void split_kv(const CudaAttentionArgs& args, Stream& stream) {
   check(args);
-  if (args.step.n_seqs == 0 || args.step.max_kv_length == 0) return;
+  if (args.step.n_splits == 0) return;
   switch (args.layout.shape.dtype) {
     case Dtype::f32:
       run_group<float>(args, stream);

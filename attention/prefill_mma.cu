@@ -113,7 +113,7 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
   bf16* out = static_cast<bf16*>(args.out) + (q_rows - static_cast<const bf16*>(args.q));
   for (int i = 0; i < kRowTiles; ++i)
     for (int half = 0; half < 2; ++half) {
-      float inverse = 1 / rows.total(i, half);
+      float inverse = 1 / rows.total(rows.sum, i, half);
       int row = warp_row + 16 * i + 8 * half + lane / 4;
       if (row >= n_rows) continue;
       for (int n = 0; n < kDim / 8; ++n)

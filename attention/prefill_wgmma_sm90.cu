@@ -73,29 +73,44 @@ struct Copying {
   const Shared<uint64_t>& barriers;
 };
 
-// One tile, the i-th, K and V, by a warp. Lane i starts box i. Tile `v` (0: K, 1: V) of stage
-// `stage` is `tiles`[v][stage].
+// This lane's box of a tile, counted in tokens from the tile's begin, and whether anybody reads it.
+template <int kDim, bool kWhole>
+struct Box {
+  int first, rows, boxed;  // boxed: tokens of the tile that come in boxes
+  bool copies, seen;
+  __device__ __forceinline__ Box(const Copying& c, int tile) {
+    int lane = int(threadIdx.x) % 32, begin = tile * kTile;
+    boxed = kWhole ? kTile : (c.length - begin) / kSmallBox * kSmallBox;
+    rows = kWhole ? c.pool.box_rows : kSmallBox;
+    first = lane / Plan<kDim>::kHalves * rows;
+    copies = first < boxed;
+    seen = copies && begin + first < c.readable.end && begin + first + rows > c.readable.begin;
+  }
+  // Where its keys are; its values are pool.kv.value on.
+  __device__ __forceinline__ uint32_t find(const Copying& c, int tile) const {
+    return seen ? c.pool.kv.row(c.table, 0, tile * kTile + first, c.kv_head) : 0;
+  }
+};
+
+// One tile, the i-th, K and V, by a warp. Lane i starts box i, whose keys are at `kv_row`. Tile `v`
+// (0: K, 1: V) of stage `stage` is `tiles`[v][stage].
 //
 // kWhole: the sequence has all the tile's tokens. Otherwise it ends there, and contiguous memory
 // may have no pages behind (vAttention): `map` has small boxes, and the last tokens come as words.
 template <int kDim, bool kWhole>
-__device__ __forceinline__ void copy_tile(const Copying& c, int tile, int i, int& n_landed) {
+__device__ __forceinline__ void copy_tile(const Copying& c, int tile, int i, uint32_t kv_row,
+                                          int& n_landed) {
   using P = Plan<kDim>;
   int lane = int(threadIdx.x) % 32, half = lane % P::kHalves, begin = tile * kTile;
-  int boxed = kWhole ? kTile : (c.length - begin) / kSmallBox * kSmallBox;  // tokens
-  int box_rows = kWhole ? c.pool.box_rows : kSmallBox;
-  int first = lane / P::kHalves * box_rows;  // token of this lane's box within the tile
-  bool copies = first < boxed;
-  bool seen =
-      copies && begin + first < c.readable.end && begin + first + box_rows > c.readable.begin;
+  const auto [first, box_rows, boxed, copies, seen] = Box<kDim, kWhole>(c, tile);
 #pragma unroll(kWhole ? 2 : 1)
   for (int v = 0; v < 2; ++v) {
     // A box without readable tokens lies outside of the matrix, which gives zeros.
     int row = c.pool.rows, column = 0;
     if (seen) {
-      uint32_t kv_row = c.pool.kv.row(c.table, v, begin + first, c.kv_head);
-      row = int(kv_row / c.pool.kv.token);
-      column = int(kv_row % c.pool.kv.token) * kDim + half * kBoxColumns;
+      uint32_t at_row = kv_row + (v ? c.pool.kv.value : 0);
+      row = int(at_row / c.pool.kv.token);
+      column = int(at_row % c.pool.kv.token) * kDim + half * kBoxColumns;
     }
     int at = (v * kStages + i % kStages) * kTile * kDim;
     int full = (v ? kFullValues : kFullKeys) + i % kStages;
@@ -135,12 +150,18 @@ __device__ __forceinline__ void copy_tile(const Copying& c, int tile, int i, int
 template <int kDim>
 __device__ inline void copy_tiles(Copying c, const TensorMap& small) {
   int tile = c.readable.begin / kTile, i = 0, n_landed = 0;
-  for (; tile < divide_up(c.readable.end, kTile) && (tile + 1) * kTile <= c.length; ++tile, ++i)
-    copy_tile<kDim, true>(c, tile, i, n_landed);
-  if (tile < divide_up(c.readable.end, kTile))
+  const int end = divide_up(c.readable.end, kTile), whole_end = min(end, c.length / kTile);
+  // The block table is asked a tile ahead: it answers while stages become free.
+  auto find = [&](int of) { return of < whole_end ? Box<kDim, true>(c, of).find(c, of) : 0; };
+  for (uint32_t next = find(tile); tile < whole_end; ++tile, ++i) {
+    uint32_t now = next;
+    next = find(tile + 1);
+    copy_tile<kDim, true>(c, tile, i, now, n_landed);
+  }
+  if (tile < end)
     copy_tile<kDim, false>(
         {c.bytes, c.pool, small, c.table, c.kv_head, c.readable, c.length, c.tiles, c.barriers},
-        tile, i, n_landed);
+        tile, i, Box<kDim, false>(c, tile).find(c, tile), n_landed);
 }
 
 // 64 rows of a computing warpgroup, as wgmma lays them on its threads: a thread has parts of rows

@@ -69,6 +69,18 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
 __device__ inline float2 unpack_f16(uint32_t word) {
   return {f16_to_f32(uint16_t(word)), f16_to_f32(uint16_t(word >> 16))};
 }
+__device__ inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+  auto half = [](uint32_t word, int shift) { return to_f32(bf16{uint16_t(word >> shift)}); };
+  return pack_bf16(fmaf(half(a, 0), half(b, 0), half(c, 0)),
+                   fmaf(half(a, 16), half(b, 16), half(c, 16)));
+}
+__device__ inline uint32_t byte_perm(uint32_t low, uint32_t high, uint32_t select) {
+  const uint64_t bytes = low | uint64_t(high) << 32;
+  uint32_t word = 0;
+  for (int i = 0; i < 4; ++i)
+    word |= (uint32_t(bytes >> 8 * (select >> 4 * i & 7)) & 0xff) << 8 * i;
+  return word;
+}
 #else
 // 16 bytes of shared memory at once, at element i (16-byte aligned), as four words.
 template <class T>
@@ -146,6 +158,17 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
   uint32_t word;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(word) : "f"(high), "f"(low));
   return word;
+}
+
+// a b + c, of two bf16 in each word.
+__device__ inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t word;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;\n" : "=r"(word) : "r"(a), "r"(b), "r"(c));
+  return word;
+}
+// Byte i is that of `low`, `high` which nibble i of `select` names: 0 to 3, 4 to 7.
+__device__ inline uint32_t byte_perm(uint32_t low, uint32_t high, uint32_t select) {
+  return __byte_perm(low, high, select);
 }
 
 // Two f16 of one word as floats, the lower half first.

@@ -76,6 +76,19 @@ class GreenSplit final : public Split {
 
 }  // namespace
 
+int Split::n_sms_of(const Stream& stream) {
+  CUresult (*green)(CUstream, CUgreenCtx*) = nullptr;
+  CUresult (*resource)(CUgreenCtx, CUdevResource*, CUdevResourceType) = nullptr;
+  CUgreenCtx part = nullptr;
+  CUdevResource sms{};
+  if (!look_up(green, "cuStreamGetGreenCtx", 12040) ||
+      !look_up(resource, "cuGreenCtxGetDevResource", 12040) ||
+      green(stream.handle(), &part) != CUDA_SUCCESS || !part ||
+      resource(part, &sms, CU_DEV_RESOURCE_TYPE_SM) != CUDA_SUCCESS)
+    return 0;
+  return int(sms.sm.smCount);
+}
+
 Result<std::unique_ptr<Split>> Split::cut(const Card& card, int n_sms) {
   if (n_sms < 1 || n_sms >= card.n_sms)
     return invalid("--gpu-split " + std::to_string(n_sms) + ": " + card.name + " has " +

@@ -61,11 +61,13 @@ __global__ void __launch_bounds__(kCopyThreads)
 class CudaQueue final : public DeviceQueue, public VendorQueue {
  public:
   // bus: its copies are between the card and host memory.
-  explicit CudaQueue(bool high_priority, bool bus = false) : stream_(high_priority), bus_(bus) {}
-  explicit CudaQueue(cudaStream_t handle) : stream_(handle) {}
+  explicit CudaQueue(bool high_priority, bool bus = false, bool copies = true)
+      : stream_(high_priority), bus_(bus), lists_(copies ? kLists : 0) {}
+  explicit CudaQueue(cudaStream_t handle) : stream_(handle), lists_(kLists) {}
   ~CudaQueue() override { stream_.wait(); }
 
   void copy(std::span<const Copy> copies, bool) override {
+    XPYD_CHECK(!lists_.empty(), "a queue for the vendor's library alone");
     size_t bytes = 0;
     for (const Copy& copy : copies) bytes += copy.bytes;
     if (bus_ && bytes >= copies.size() * kEngineBytes) {
@@ -110,7 +112,11 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
     return std::optional<DmaBuf>(DmaBuf(file, at - begin));
   }
   void* handle() override { return stream_.handle(); }
-  std::unique_ptr<DeviceQueue> make_beside() override { return std::make_unique<CudaQueue>(false); }
+  // A bare stream: it is made while kernels run that wait for a peer, and allocating would wait for
+  // them.
+  std::unique_ptr<DeviceQueue> make_beside() override {
+    return std::make_unique<CudaQueue>(false, false, false);
+  }
   cuda::Stream& stream() { return stream_; }
 
  private:
@@ -141,7 +147,7 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
 
   cuda::Stream stream_;
   const bool bus_ = false;
-  List lists_[kLists];
+  std::vector<List> lists_;
   int turn_ = 0;
   size_t n_ = 0;                                    // copies in lists_[turn_]
   std::deque<std::unique_ptr<cuda::Event>> marks_;  // the last ones given out, not known to be done

@@ -13,7 +13,8 @@ class VendorQueue {
  public:
   virtual ~VendorQueue() = default;
   virtual void* handle() = 0;  // CUDA: the cudaStream_t
-  // Another one, a VendorQueue itself, on the same device and in no order with this one.
+  // Another one, a VendorQueue itself, on the same device and in no order with this one. It does
+  // not copy(), and making it allocates no memory.
   virtual std::unique_ptr<DeviceQueue> make_beside() = 0;
 };
 

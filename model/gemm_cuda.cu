@@ -1,9 +1,13 @@
 // The product over cuBLASLt. For every prepared shape the heuristics' candidates are run on the
 // weights themselves and random rows, for sizes of M in powers of two, and a hash of the bits of
-// every output row is kept. Candidates that give the same rows add in the same order. Of the orders
-// that some candidate has for every M, the one that the heuristics place best over all sizes is
-// taken, small M as much as large, and for each size the fastest candidate of that order. Clocks
-// choose among equals only: which order it is depends on nothing but the card and the library.
+// every output row is kept. Candidates that give the same rows add in the same order; small M are
+// slid over kKnownRows rows, for another order leaves most sums their bits once they are bf16, and
+// where an algorithm also writes f32, those bits are compared too. Of the orders that some
+// candidate has for every M, the one that the heuristics place best over all sizes is taken, small
+// M as much as large, and for each size the fastest candidate of that order. Clocks choose among
+// equals only: which order it is depends on nothing but the card and the library. A stream that has
+// a part of the card's SMs takes the same order, and among its algorithms those that are fast
+// there.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -16,6 +20,7 @@
 #include <vector>
 
 #include "base/cuda_kernel.h"
+#include "base/cuda_split.h"
 #include "base/row_hash.h"
 #include "model/gemm_cuda.h"
 
@@ -33,6 +38,8 @@ constexpr size_t kCheckBytes = size_t(512) << 20;  // of x or of y: bounds the r
 constexpr int kCandidates = 16;
 constexpr int kOrders = 8;  // that are followed
 constexpr int kTimed = 4;   // candidates of one order and size
+constexpr int kKnownRows = 256;   // that every size of M is compared by, at least
+constexpr int kExactRows = 1024;  // that are compared in f32, at most
 // The order is sought among these sizes' candidates, and over all sizes up to the last, whatever is
 // asked for: instances that take larger and smaller steps add alike.
 constexpr int kSeeds[] = {1, 16, 128, 1024};
@@ -102,8 +109,9 @@ int bucket_of(int m) { return std::bit_width(unsigned(m - 1)); }  // m <= 1 << b
 // Everything of a product but M and the pointers, and what was chosen for each power of two of M.
 struct Product {
   CudaGemmArgs like;
+  int n_sms;  // that the stream may take; 0: all
   cublasLtMatmulDescOpaque_t operation;
-  std::vector<Algo> chosen;  // [bucket]
+  std::vector<std::vector<Algo>> chosen;  // [bucket], fastest first
   std::string notes;
 
   bool is_like(const CudaGemmArgs& a) const {
@@ -113,20 +121,27 @@ struct Product {
   }
 };
 
-using Hashes = std::vector<uint64_t>;  // [rows]
+// Rows of a product, as hashes of their bits.
+struct Hashes {
+  std::vector<uint64_t> rows, exact;  // the same before rounding to bf16; empty: not known
+
+  bool operator==(const Hashes&) const = default;
+  // What both know is the same.
+  bool agrees(const Hashes& some) const {
+    auto same = [](const std::vector<uint64_t>& a, const std::vector<uint64_t>& b) {
+      return std::equal(a.begin(), a.begin() + ptrdiff_t(std::min(a.size(), b.size())), b.begin());
+    };
+    return !some.rows.empty() && same(rows, some.rows) && same(exact, some.exact);
+  }
+};
 
 // One order of additions, and for each power of two of M algorithms that have it.
 struct Order {
-  Hashes rows;
+  Hashes bits;
   Algo found;                          // the algorithm that it was seen in
-  std::vector<std::vector<Algo>> fit;  // [bucket], at most kTimed
+  std::vector<std::vector<Algo>> fit;  // [bucket]: at most kTimed of the card's and of the part's
   int covered = 0, places = 0;  // buckets; the heuristics' places in those of the first kSeeds
 
-  bool agrees(const Hashes& some) const {
-    return !some.empty() &&
-           std::equal(some.begin(), some.begin() + ptrdiff_t(std::min(some.size(), rows.size())),
-                      rows.begin());
-  }
   bool before(const Order& other) const {
     return covered != other.covered ? covered > other.covered : places < other.places;
   }
@@ -151,10 +166,11 @@ struct Layouts {
 // belongs to no handle.
 class Choices {
  public:
-  std::optional<Product> find(const CudaGemmArgs& like, int max_m) {
+  std::optional<Product> find(const CudaGemmArgs& like, int n_sms, int max_m) {
     std::lock_guard lock(mutex_);
     for (const Product& made : made_)
-      if (made.is_like(like) && bucket_of(max_m) < int(made.chosen.size())) return made;
+      if (made.is_like(like) && made.n_sms == n_sms && bucket_of(max_m) < int(made.chosen.size()))
+        return made;
     return std::nullopt;
   }
   void add(const Product& product) {
@@ -185,8 +201,12 @@ class Trial {
 
   Status allocate(int max_m) {
     rows_ = std::min(max_m, most_);
+    exact_rows_ = args_.y_dtype == Dtype::f32 ? 0 : std::min(rows_, kExactRows);
+    // Slices of y begin at 16 bytes, as every y does.
+    const size_t y_bytes =
+        std::max(size_t(rows_) * y_row_, size_t(exact_rows_) * exact_row_bytes());
     for (auto [memory, bytes] : {std::pair(&x_, size_t(rows_) * x_row_),
-                                 {&y_, size_t(rows_) * y_row_},
+                                 {&y_, y_bytes + kKnownRows * size_t(16)},
                                  {&hashes_, size_t(rows_) * 8}}) {
       Result<cuda::Memory> made = cuda::Memory::device(bytes);
       if (!made) return made.error();
@@ -201,21 +221,18 @@ class Trial {
   }
   int rows() const { return rows_; }
 
-  // The bits of the first m rows, as far as there is room; none where it cannot run.
-  Hashes run(const Algo& algo, int m) {
-    args_.m = std::min(m, rows_);
-    cuda::fill(y_.data(), 0xff, size_t(args_.m) * y_row_, stream_);
-    cuda::fill(hashes_.data(), 0, size_t(args_.m) * 8, stream_);
-    if (multiply_(algo, args_) != CUBLAS_STATUS_SUCCESS) return {};
-    cuda::launch(hash_kernel, "hash", cuda::Shape{dim3(unsigned(args_.m)), dim3(256)}, stream_,
-                 args_.y, args_.y_dtype, args_.w.n, args_.y_stride,
-                 hashes_.as<unsigned long long>());
-    cuda::copy(host_.data(), hashes_.data(), size_t(args_.m) * 8, stream_);
-    stream_.wait();
-    return Hashes(host_.as<uint64_t>(), host_.as<uint64_t>() + args_.m);
+  // The bits of the first rows, as far as there is room, as products of m rows one behind another;
+  // none where it cannot run. known: of kKnownRows at least; else of the first product alone.
+  Hashes run(const Algo& algo, int m, bool known = true) {
+    const int whole = std::min(m, rows_), least = known ? std::min(kKnownRows, rows_) : 1,
+              n = (least + whole - 1) / whole * whole;
+    Hashes bits{run_slices(algo, whole, n <= rows_ ? n : n - whole, args_.y_dtype), {}};
+    if (!bits.rows.empty() && int(bits.rows.size()) <= exact_rows_)
+      bits.exact = run_slices(algo, whole, int(bits.rows.size()), Dtype::f32);
+    return bits;
   }
   double seconds(const Algo& algo, int m, cuda::Memory& workspace) {
-    args_.m = std::min(m, rows_);
+    args_.x = x_.data(), args_.y = y_.data(), args_.m = std::min(m, rows_);
     double best = 1e9;
     for (int i = 0; i < 3; ++i) {
       // Most of what the L2 cache holds of the weights gives way, as between two steps.
@@ -230,11 +247,31 @@ class Trial {
   }
 
  private:
+  size_t exact_row_bytes() const { return size_t(args_.y_stride) * sizeof(float); }
+  std::vector<uint64_t> run_slices(const Algo& algo, int m, int n, Dtype y_dtype) {
+    CudaGemmArgs slice = args_;
+    slice.m = m, slice.y_dtype = y_dtype;
+    const size_t y_bytes =
+        (size_t(m) * size_t(args_.y_stride) * dtype_bytes(y_dtype) + 15) / 16 * 16;
+    cuda::fill(y_.data(), 0xff, size_t(n / m) * y_bytes, stream_);
+    cuda::fill(hashes_.data(), 0, size_t(n) * 8, stream_);
+    for (int first = 0; first < n; first += m) {
+      slice.x = x_.data() + size_t(first) * x_row_;
+      slice.y = y_.data() + size_t(first / m) * y_bytes;
+      if (multiply_(algo, slice) != CUBLAS_STATUS_SUCCESS) return {};
+      cuda::launch(hash_kernel, "hash", cuda::Shape{dim3(unsigned(m)), dim3(256)}, stream_, slice.y,
+                   y_dtype, slice.w.n, slice.y_stride, hashes_.as<unsigned long long>() + first);
+    }
+    cuda::copy(host_.data(), hashes_.data(), size_t(n) * 8, stream_);
+    stream_.wait();
+    return {host_.as<uint64_t>(), host_.as<uint64_t>() + n};
+  }
+
   CudaGemmArgs args_;
   cuda::Stream& stream_;
   Multiply multiply_;
   size_t x_row_, y_row_;
-  int most_, rows_ = 0;
+  int most_, rows_ = 0, exact_rows_ = 0;
   cuda::Memory x_, y_, hashes_, host_;
   cuda::Event begin_{true}, end_{true};
 };
@@ -256,15 +293,30 @@ struct CudaGemm::Impl {
                           workspace.size(), stream.handle());
   }
 
-  // Eligible algorithms for M, best first by cuBLASLt's estimate. The heuristics are asked for
-  // those that do not split K; should they know none by that name, for all, and splits_k() decides.
-  std::vector<Algo> candidates(Product& p, int m) {
-    std::vector<Algo> eligible = offered(p, m, one_order);
-    if (eligible.empty() && one_order) eligible = offered(p, m, false);
+  // Eligible algorithms for M, best first by cuBLASLt's estimate for that many SMs (0: the card).
+  // The heuristics are asked for those that do not split K; should they know none by that name, for
+  // all, and splits_k() decides.
+  std::vector<Algo> candidates(const Product& p, int m, int sms) {
+    std::vector<Algo> eligible = offered(p, m, sms, one_order);
+    if (eligible.empty() && one_order) eligible = offered(p, m, sms, false);
     return eligible;
   }
-  std::vector<Algo> offered(Product& p, int m, bool unsplit) {
+  static cublasLtMatmulDescOpaque_t operation(Dtype x_dtype, int sms) {
+    cublasLtMatmulDescOpaque_t made;
+    // Pedantic: f32 stays f32, no TF32 and no emulation.
+    XPYD_CUBLAS(cublasLtMatmulDescInit(
+        &made, x_dtype == Dtype::f32 ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F,
+        CUDA_R_32F));
+    auto set = [&](cublasLtMatmulDescAttributes_t what, auto value) {
+      XPYD_CUBLAS(cublasLtMatmulDescSetAttribute(&made, what, &value, sizeof value));
+    };
+    set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+    if (sms > 0) set(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, int32_t(sms));
+    return made;
+  }
+  std::vector<Algo> offered(const Product& p, int m, int sms, bool unsplit) {
     Layouts layouts(p.like, m);
+    cublasLtMatmulDescOpaque_t what_for = operation(p.like.x_dtype, sms);
     cublasLtMatmulPreferenceOpaque_t preference;
     XPYD_CUBLAS(cublasLtMatmulPreferenceInit(&preference));
     auto prefer = [&](cublasLtMatmulPreferenceAttributes_t what, auto value) {
@@ -280,7 +332,7 @@ struct CudaGemm::Impl {
     cublasLtMatmulHeuristicResult_t results[kCandidates];
     int found = 0;
     const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle, &p.operation, &layouts.w, &layouts.x, &layouts.y,
+        cublasLtMatmulAlgoGetHeuristic(handle, &what_for, &layouts.w, &layouts.x, &layouts.y,
                                        &layouts.y, &preference, kCandidates, results, &found);
     std::vector<Algo> eligible;
     if (status == CUBLAS_STATUS_SUCCESS)
@@ -295,6 +347,7 @@ struct CudaGemm::Impl {
   cuda::Stream& stream;
   const bool one_order;
   cublasLtHandle_t handle = nullptr;
+  int n_sms = 0;  // that the stream may take; 0: all
   cuda::Memory workspace;
   std::vector<Product> products;
 };
@@ -309,6 +362,7 @@ Status CudaGemm::Impl::open() {
                        cublasLtGetStatusString(status)};
     }
     XPYD_CUBLAS(status);
+    n_sms = cuda::Split::n_sms_of(stream);
   }
   if (workspace.size() == 0) {
     Result<cuda::Memory> memory = cuda::Memory::device(kWorkspace);
@@ -333,46 +387,57 @@ Status CudaGemm::Impl::choose(Product& p, int max_m) {
                             dtype_name(like.x_dtype) + " -> " + dtype_name(like.y_dtype);
   if (!one_order) {
     for (int bucket = 0; bucket < n_buckets; ++bucket)
-      fit[size_t(bucket)] = candidates(p, most_of(bucket));
+      fit[size_t(bucket)] = candidates(p, most_of(bucket), p.n_sms);
   } else {
     std::vector<Order> orders;
     for (int m : kSeeds)
-      for (const Algo& algo : candidates(p, m)) {
+      for (const Algo& algo : candidates(p, m, 0)) {
         if (int(orders.size()) == kOrders) break;
         Hashes bits = trial.run(algo, seeded);
-        if (bits.empty() || std::any_of(orders.begin(), orders.end(),
-                                        [&](const Order& o) { return o.rows == bits; }))
+        if (bits.rows.empty() || std::any_of(orders.begin(), orders.end(),
+                                             [&](const Order& o) { return o.bits == bits; }))
           continue;
         orders.push_back({std::move(bits), algo, decltype(fit)(size_t(n_buckets))});
       }
     for (int bucket = 0; bucket < n_buckets; ++bucket) {
       const int most = most_of(bucket), least = std::min((1 << bucket) / 2 + 1, most);
-      std::vector<Algo> tried = candidates(p, most);
+      std::vector<Algo> tried = candidates(p, most, 0);
       const int n_offered = int(tried.size());
       // Where the heuristics offer none of its kind.
       for (const Order& o : orders) tried.push_back(o.found);
+      const int n_of_card = int(tried.size());
+      if (p.n_sms > 0)
+        for (const Algo& algo : candidates(p, most, p.n_sms)) tried.push_back(algo);
       // Rows after the last seed's have no record: there, the order's first algorithm is the rest
       // of it.
       for (Order& o : orders)
-        if (most > int(o.rows.size()) && int(o.rows.size()) < trial.rows()) {
+        if (most > int(o.bits.rows.size()) && int(o.bits.rows.size()) < trial.rows()) {
           Hashes more = trial.run(o.found, most);
-          if (o.agrees(more)) o.rows = std::move(more);
+          if (o.bits.agrees(more)) o.bits.rows = std::move(more.rows);
         }
       for (int i = 0; i < int(tried.size()); ++i) {
         auto full = [&](const Order& o) {  // or missing a smaller size, and so out of the race
-          return o.fit[size_t(bucket)].size() == kTimed || o.covered < bucket;
+          return int(o.fit[size_t(bucket)].size()) >= (i < n_of_card ? 1 : 2) * kTimed ||
+                 o.covered < bucket;
         };
-        if (std::all_of(orders.begin(), orders.end(), full)) break;
-        const Hashes whole = trial.run(tried[size_t(i)], most),
-                     part = trial.run(tried[size_t(i)], least);
+        if (std::all_of(orders.begin(), orders.end(), full)) continue;
+        auto fits = [&](const Hashes& some) {
+          return [&](const Order& o) {
+            return !full(o) && some.rows.size() <= o.bits.rows.size() && o.bits.agrees(some);
+          };
+        };
+        // Most wrong ones show in the first rows.
+        const Algo& algo = tried[size_t(i)];
+        if (std::none_of(orders.begin(), orders.end(), fits(trial.run(algo, most, false))))
+          continue;
+        const Hashes whole = trial.run(algo, most), part = trial.run(algo, least);
         for (Order& o : orders) {
-          if (full(o) || whole.size() > o.rows.size() || !o.agrees(whole) || !o.agrees(part))
-            continue;
+          if (!fits(whole)(o) || !fits(part)(o)) continue;
           if (o.fit[size_t(bucket)].empty()) {
             ++o.covered;
             if (bucket < n_seeded) o.places += std::min(i, n_offered);
           }
-          o.fit[size_t(bucket)].push_back(tried[size_t(i)]);
+          o.fit[size_t(bucket)].push_back(algo);
         }
       }
     }
@@ -392,16 +457,17 @@ Status CudaGemm::Impl::choose(Product& p, int max_m) {
 
   std::string last;
   for (int bucket = 0; bucket < n_buckets; ++bucket) {
-    const Algo* fastest = nullptr;
-    double least = 0;
-    for (const Algo& algo : fit[size_t(bucket)]) {
-      const double seconds = trial.seconds(algo, most_of(bucket), workspace);
-      if (!fastest || seconds < least) fastest = &algo, least = seconds;
-    }
-    if (!fastest || least == 1e9)
+    std::vector<std::pair<double, const Algo*>> timed;
+    for (const Algo& algo : fit[size_t(bucket)])
+      if (const double seconds = trial.seconds(algo, most_of(bucket), workspace); seconds < 1e9)
+        timed.emplace_back(seconds, &algo);
+    if (timed.empty())
       return Error{ErrorCode::unavailable, "cuBLASLt has no algorithm for " + shape};
-    p.chosen.push_back(*fastest);
-    const std::string name = name_of(fastest->value);
+    std::stable_sort(timed.begin(), timed.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<Algo>& chosen = p.chosen.emplace_back();
+    for (const auto& [seconds, algo] : timed) chosen.push_back(*algo);
+    const std::string name = name_of(chosen[0].value);
     if (name != last) p.notes += " M <= " + std::to_string(1 << bucket) + ": " + name + ";";
     last = name;
   }
@@ -418,18 +484,11 @@ Status CudaGemm::prepare(const CudaGemmArgs& like, int max_m) {
     if (p.is_like(like) && bucket_of(max_m) < int(p.chosen.size())) return ok();
   if (Status status = impl_->open(); !status) return status;
   if (impl_->one_order)
-    if (auto made = choices().find(like, max_m)) {
+    if (auto made = choices().find(like, impl_->n_sms, max_m)) {
       impl_->products.push_back(std::move(*made));
       return ok();
     }
-  Product p{like, {}, {}, {}};
-  // Pedantic: f32 stays f32, no TF32 and no emulation.
-  XPYD_CUBLAS(cublasLtMatmulDescInit(
-      &p.operation, like.x_dtype == Dtype::f32 ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F,
-      CUDA_R_32F));
-  const cublasOperation_t transposed = CUBLAS_OP_T;
-  XPYD_CUBLAS(cublasLtMatmulDescSetAttribute(&p.operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
-                                             sizeof transposed));
+  Product p{like, impl_->n_sms, Impl::operation(like.x_dtype, impl_->n_sms), {}, {}};
   if (Status status = impl_->choose(p, max_m); !status) return status;
   if (impl_->one_order) choices().add(p);
   impl_->products.push_back(std::move(p));
@@ -440,7 +499,15 @@ void CudaGemm::run(const CudaGemmArgs& a) {
   if (a.m == 0) return;
   for (Product& p : impl_->products) {
     if (!p.is_like(a) || bucket_of(a.m) >= int(p.chosen.size())) continue;
-    XPYD_CUBLAS(impl_->multiply(p, p.chosen[size_t(bucket_of(a.m))], a));
+    // What a part of the card cannot start, say for lack of room for a cluster, gives way to the
+    // next of the same order.
+    std::vector<Algo>& algos = p.chosen[size_t(bucket_of(a.m))];
+    for (auto algo = algos.begin(); algo != algos.end(); ++algo)
+      if (impl_->multiply(p, *algo, a) == CUBLAS_STATUS_SUCCESS) {
+        std::rotate(algos.begin(), algo, algo + 1);
+        return;
+      }
+    XPYD_CUBLAS(impl_->multiply(p, algos[0], a));
     return;
   }
   XPYD_CHECK(false, "no prepare() of " + std::to_string(a.w.n) + " x " + std::to_string(a.w.k) +

@@ -123,9 +123,9 @@ class CudaLlama final : public CudaModel {
   std::array<Begun, 2> steps_;
   long begun_ = 0, ended_ = 0;
   int n_previous_ = 0;  // wanted rows of the step begun last
-  // A graph fits steps of this batch, KV bound, table stride, pool and layout (blocks, their
-  // tokens, order); null until the second such step.
-  using GraphKey = std::tuple<int, int, int, const std::byte*, bool, int, int, KvOrder>;
+  // A graph fits steps of this batch, splits, KV bound, table entries, pool and layout (blocks,
+  // their tokens, order); null until the second such step.
+  using GraphKey = std::tuple<int, int, int, int, const std::byte*, bool, int, int, KvOrder>;
   std::map<GraphKey, cuda::Graph> graphs_;
   Counts counts_;
 };
@@ -148,9 +148,8 @@ Status CudaLlama::allocate() {
                gate_up = part(rows * size_t(gate_up_stride_) * element),
                logits = part(n_logits * size_t(c_.vocab) * sizeof(float)),
                workspace =
-                   part(sizeof(float) *
-                        cuda_attention_workspace(options_.max_seqs, options_.max_step_tokens,
-                                                 c_.n_heads, c_.head_dim, options_.max_kv_length)),
+                   part(sizeof(float) * cuda_attention_workspace(StepPlanner::max_splits(options_),
+                                                                 c_.n_heads, c_.head_dim)),
                chosen = part(n_logits * kChosenBytes);
   const size_t max_ints = StepPlanner::max_ints(options_);
   const size_t arrays = part(max_ints * sizeof(int32_t));
@@ -176,7 +175,8 @@ Status CudaLlama::allocate() {
   hashes_ = reinterpret_cast<uint64_t*>(base + chosen);
   sampled_ = reinterpret_cast<int32_t*>(hashes_ + n_logits);
   nans_ = sampled_ + n_logits;
-  planner_.allocate(options_, reinterpret_cast<int32_t*>(base + arrays), max_ints);
+  planner_.allocate(options_, c_.window_from_layer == 0 ? c_.sliding_window : 0,
+                    reinterpret_cast<int32_t*>(base + arrays), max_ints);
   if (n_logits > 0) {
     pinned_logits_ = cuda::Memory::pinned(n_logits * size_t(c_.vocab) * sizeof(float));
     for (Begun& step : steps_) step.pinned = cuda::Memory::pinned(n_logits * kChosenBytes);
@@ -275,8 +275,12 @@ void CudaLlama::attend(int layer, const Plan& plan, const AttentionParts& parts,
     args.out = attended_ + size_t(first_row) * row_bytes;
     variant.run(args, stream_);
   };
-  run(*decode_, parts.decode, 0);
-  run(*prefill_, parts.prefill, parts.decode.n_tokens);
+  int first = 0;
+  for (const CudaStep& part : parts.decode) {
+    run(*decode_, part, first);
+    first += part.n_tokens;
+  }
+  run(*prefill_, parts.prefill, first);
 }
 
 void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
@@ -356,7 +360,7 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
 void CudaLlama::run_graph(const Plan& plan) {
   const KvLayout& layout = plan.layout;
   const auto [entry, fresh] = graphs_.try_emplace(
-      GraphKey{plan.n, plan.all.max_kv_length, plan.all.table_stride, plan.pool,
+      GraphKey{plan.n, plan.all.n_splits, plan.all.max_kv_length, plan.table_entries, plan.pool,
                plan.all.contiguous, layout.n_blocks, layout.block_tokens, layout.order});
   cuda::Graph& graph = entry->second;
   if (fresh) return enqueue(plan, nullptr);
@@ -380,10 +384,11 @@ const Draw* CudaLlama::start(const StepInput& step, int n_previous, std::span<co
   const int batch = graph_batch(step);
   planner_.begin();
   const bool split = decode_->run != prefill_->run;  // one kernel takes all sequences at once
-  const Plan plan = batch > 0 ? planner_.plan_padded(step, batch) : planner_.plan(step, split);
+  const std::optional<Plan> padded = batch > 0 ? planner_.plan_padded(step, batch) : std::nullopt;
+  const Plan plan = padded ? *padded : planner_.plan(step, split);
   const Draw* sampling = planner_.add(rows);
   planner_.copy(stream_);
-  if (batch > 0)
+  if (padded)
     run_graph(plan);
   else
     enqueue(plan, step.observer);

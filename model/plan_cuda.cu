@@ -10,7 +10,9 @@ namespace {
 constexpr size_t kSamplingInts = sizeof(Draw) / sizeof(int32_t);
 static_assert(sizeof(Draw) % sizeof(int32_t) == 0 &&
               alignof(Draw) == alignof(int32_t));
-constexpr int kMinGraphKv = 256;  // tokens: the smallest upper bound of a captured step's sequences
+// Of one attention call: more than 2 M tokens, which few cards hold. 69 MB of workspace with 32
+// heads of 128.
+constexpr int kMaxSplits = 4096;
 
 Plan plan_of(const StepInput& step) {
   Plan plan;
@@ -52,72 +54,100 @@ void OrderedStep::take(const StepInput& step, bool sort) {
   }
 }
 
-size_t StepPlanner::max_ints(const CudaModelOptions& o) {
-  const size_t rows = size_t(o.max_step_tokens), seqs = size_t(o.max_seqs);
-  // Four sets of sequences: all, those with several tokens, and the same two of the wanted rows.
-  const size_t set = 2 * rows + 2 * seqs + 1 + seqs * size_t(o.max_table_entries);
-  return 2 * rows + 4 * set + size_t(o.max_logits) * (1 + kSamplingInts);
+int StepPlanner::max_splits(const CudaModelOptions& o) {
+  const int longest = cuda_splits(o.max_kv_length, 0).end;
+  return std::min(o.max_seqs * longest, std::max(longest, kMaxSplits));
 }
 
-void StepPlanner::allocate(const CudaModelOptions& o, int32_t* device, size_t max_ints) {
+size_t StepPlanner::max_ints(const CudaModelOptions& o) {
+  const size_t rows = size_t(o.max_step_tokens), seqs = size_t(o.max_seqs),
+               splits = size_t(o.max_seqs) * size_t(cuda_splits(o.max_kv_length, 0).end);
+  // All sequences and the wanted ones; of both those with one token, and the others.
+  const size_t part = 2 * rows + 4 * seqs + 2;
+  return 2 * rows + 6 * part + 2 * (seqs * size_t(o.max_table_entries) + 2 * splits) +
+         size_t(o.max_logits) * (1 + kSamplingInts);
+}
+
+void StepPlanner::allocate(const CudaModelOptions& o, int window, int32_t* device,
+                           size_t max_ints) {
   max_kv_length_ = o.max_kv_length;
   max_table_entries_ = o.max_table_entries;
+  max_splits_ = max_splits(o);
+  window_ = window;
   wanted_.reserve(size_t(o.max_step_tokens));
   upload_.allocate(device, max_ints);
 }
 
-Plan StepPlanner::plan_padded(const StepInput& step, int batch) {
+std::optional<Plan> StepPlanner::plan_padded(const StepInput& step, int batch) {
   const int n = int(step.kv_lengths.size());
-  const int longest = *std::max_element(step.kv_lengths.begin(), step.kv_lengths.end());
-  const int bound =
-      std::min(std::max(kMinGraphKv, int(std::bit_ceil(unsigned(longest)))), max_kv_length_);
-  const int stride = std::min(table_entries(step.views[0], bound), max_table_entries_);
+  int longest = 0, n_splits = 0;  // of all tokens, whatever the window
+  for (int length : step.kv_lengths)
+    longest = std::max(longest, length), n_splits += cuda_splits(length, 0).end;
+  if (n_splits > max_splits_) return std::nullopt;
+  n_splits = std::min(int(std::bit_ceil(unsigned(std::max(n_splits, batch)))), max_splits_);
+  const int entries = step.views[0].contiguous()
+                          ? batch
+                          : std::min(n_splits * table_entries(step.views[0], kCudaSplitTokens),
+                                     batch * max_table_entries_);
+  // A window's tokens lie in this many splits, wherever it begins.
+  if (window_ > 0) n_splits = std::min(n_splits, batch * (window_ / kCudaSplitTokens + 2));
   Plan plan = plan_of(step);
   const StepUpload::Place ids = upload_.take(size_t(batch));
   std::copy_n(step.token_ids.begin(), n, ids.host);
   std::fill(ids.host + n, ids.host + batch, 0);
   plan.token_ids = ids.device;
   plan.n = plan.n_wanted = plan.n_logits = batch;
-  plan.all = upload_.add(step.q_offsets, step.kv_lengths, step.views, 0, n, batch, batch, stride);
-  plan.all.max_q_tokens = 1;
-  plan.all.max_kv_length = bound;
-  plan.parts.decode = plan.wanted_parts.decode = plan.all;
+  plan.all = upload_.add(step.q_offsets, step.kv_lengths, step.views, 0, n,
+                         {batch, batch, entries, n_splits}, window_);
+  plan.table_entries = entries;
+  plan.all.max_kv_length = longest > kCudaSplitTokens ? max_kv_length_ : kCudaSplitTokens;
+  plan.parts.decode = plan.wanted_parts.decode = {plan.all};
   return plan;
 }
 
-// The parts of `all`: its first n_decode sequences as they lie there, the others in arrays of their
-// own.
-AttentionParts StepPlanner::split(const CudaStep& all, const StepInput& step, int n_decode,
-                                  int table_stride) {
+CudaStep StepPlanner::add_all(const StepInput& step, int n_tokens) {
+  const int n_seqs = int(step.kv_lengths.size());
+  int entries = 0;
+  for (size_t s = 0; s < step.views.size(); ++s)
+    entries += table_entries(step.views[s], step.kv_lengths[s]);
+  return upload_.add(step.q_offsets, step.kv_lengths, step.views, 0, n_seqs,
+                     {n_seqs, n_tokens, entries});
+}
+
+// The parts of `all`, whose block tables serve them too.
+AttentionParts StepPlanner::split(const CudaStep& all, const StepInput& step, int n_decode) {
   AttentionParts parts;
-  if (n_decode > 0) {
-    parts.decode = all;
-    parts.decode.n_seqs = parts.decode.n_tokens = n_decode;
-    parts.decode.max_q_tokens = 1;
+  auto add = [&](int first, int n, int n_tokens, int n_splits) {
+    return upload_.add(step.q_offsets, step.kv_lengths, step.views, first, n,
+                       {n, n_tokens, 0, n_splits}, window_, &all);
+  };
+  for (int first = 0, end = 0; first < n_decode; first = end) {
+    int n_splits = 0;
+    for (; end < n_decode; ++end) {
+      const CudaSplitRange range = cuda_splits(step.kv_lengths[size_t(end)], window_);
+      if (n_splits + range.end - range.begin > max_splits_) break;
+      n_splits += range.end - range.begin;
+    }
+    parts.decode.push_back(add(first, end - first, end - first, n_splits));
   }
   if (n_decode == 0)
     parts.prefill = all;
   else if (n_decode < all.n_seqs)
-    parts.prefill =
-        upload_.add(step.q_offsets, step.kv_lengths, step.views, n_decode, all.n_seqs - n_decode,
-                    all.n_seqs - n_decode, all.n_tokens - n_decode, table_stride);
+    parts.prefill = add(n_decode, all.n_seqs - n_decode, all.n_tokens - n_decode, 0);
   return parts;
 }
 
 Plan StepPlanner::plan(const StepInput& original, bool split_phases) {
   ordered_.take(original, split_phases);
   const StepInput step = ordered_.input();
-  const int n = int(step.token_ids.size()), n_seqs = int(step.kv_lengths.size());
-  int stride = 1;
-  for (size_t s = 0; s < step.views.size(); ++s)
-    stride = std::max(stride, table_entries(step.views[s], step.kv_lengths[s]));
+  const int n = int(step.token_ids.size());
   Plan plan = plan_of(step);
   plan.n = n;
   const StepUpload::Place ids = upload_.take(size_t(n));
   std::copy_n(step.token_ids.begin(), n, ids.host);
   plan.token_ids = ids.device;
-  plan.all = upload_.add(step.q_offsets, step.kv_lengths, step.views, 0, n_seqs, n_seqs, n, stride);
-  plan.parts = split(plan.all, step, ordered_.n_decode, stride);
+  plan.all = add_all(step, n);
+  plan.parts = split(plan.all, step, ordered_.n_decode);
   plan.n_logits = int(step.logit_rows.size());
   if (plan.n_logits == 0) return plan;
 
@@ -130,14 +160,12 @@ Plan StepPlanner::plan(const StepInput& original, bool split_phases) {
     std::copy_n(wanted_.tokens.begin(), plan.n_wanted, rows.host);
     plan.wanted = rows.device;
     const StepInput few{{}, wanted_.q_offsets, wanted_.kv_lengths, wanted_.views, {}, nullptr};
-    const int n_few = int(few.kv_lengths.size());
-    const CudaStep all = upload_.add(few.q_offsets, few.kv_lengths, few.views, 0, n_few, n_few,
-                                     plan.n_wanted, stride);
+    const CudaStep all = add_all(few, plan.n_wanted);
     // Wanted tokens of one-token sequences stand first, one each.
     int n_decode = 0;
     while (n_decode < plan.n_wanted && wanted_.tokens[size_t(n_decode)] < ordered_.n_decode)
       ++n_decode;
-    plan.wanted_parts = split(all, few, n_decode, stride);
+    plan.wanted_parts = split(all, few, n_decode);
   }
   const StepUpload::Place rows = upload_.take(size_t(plan.n_logits));
   for (size_t i = 0; i < size_t(plan.n_logits); ++i)

@@ -4,6 +4,7 @@
 // Thread safety: one thread, its stream's.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -14,9 +15,11 @@
 
 namespace xpyd {
 
-// Sequences as attention takes them: those with one query token first, then the others.
+// Sequences as attention takes them: those with one query token first, then the others. Decode is
+// cut into several calls where its splits are more than the workspace has room for.
 struct AttentionParts {
-  CudaStep decode, prefill;  // n_seqs may be 0; tokens of `prefill` follow those of `decode`
+  std::vector<CudaStep> decode;  // each one's tokens follow those of the one before
+  CudaStep prefill;              // n_seqs may be 0; its tokens come last
 };
 
 // A step on the device. Everything that is enqueued for it depends on these values alone.
@@ -24,6 +27,7 @@ struct Plan {
   const int32_t* token_ids = nullptr;  // [n]
   int n = 0;                           // rows, padding included
   CudaStep all;                        // for append
+  int table_entries = 0;               // of a padded step's block tables
   AttentionParts parts;
   // The last layer: rows that go on after the append; null: all do.
   const int32_t* wanted = nullptr;  // [n_wanted]
@@ -50,7 +54,10 @@ class StepPlanner {
  public:
   // int32 of the largest step that these options allow.
   static size_t max_ints(const CudaModelOptions& options);
-  void allocate(const CudaModelOptions& options, int32_t* device, size_t max_ints);
+  // Splits of one decode part, at most.
+  static int max_splits(const CudaModelOptions& options);
+  // window: the least that no layer sees beyond; 0: some layer sees everything.
+  void allocate(const CudaModelOptions& options, int window, int32_t* device, size_t max_ints);
 
   // In this order, once per step: begin(), one of the plans, add(), copy().
   void begin() { upload_.begin(); }
@@ -58,16 +65,19 @@ class StepPlanner {
   // kernel.
   Plan plan(const StepInput& step, bool split);
   // A step of one token per sequence with all logits wanted, padded to `batch` sequences and to the
-  // next power of two of the longest: the same plan for all such steps.
-  Plan plan_padded(const StepInput& step, int batch);
+  // next power of two of splits: the same plan for all such steps. Nothing where its splits take
+  // several parts.
+  std::optional<Plan> plan_padded(const StepInput& step, int batch);
   // Where the device finds these rows; null where there are none.
   const Draw* add(std::span<const Draw> rows);
   void copy(cuda::Stream& stream) { upload_.copy(stream); }
+  size_t bytes() const { return upload_.bytes(); }  // that copy() moves
 
  private:
-  AttentionParts split(const CudaStep& all, const StepInput& step, int n_decode, int table_stride);
+  CudaStep add_all(const StepInput& step, int n_tokens);
+  AttentionParts split(const CudaStep& all, const StepInput& step, int n_decode);
 
-  int max_kv_length_ = 0, max_table_entries_ = 0;
+  int max_kv_length_ = 0, max_table_entries_ = 0, max_splits_ = 0, window_ = 0;
   WantedRows wanted_;
   OrderedStep ordered_;
   StepUpload upload_;

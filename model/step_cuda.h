@@ -29,13 +29,19 @@ class StepUpload {
     const int32_t* device;
   };
   Place take(size_t n);
-  // Sequences [first, first + n) of a step, their tokens counted from 0, in arrays of `n_seqs`
-  // sequences and `n_tokens` tokens: beyond the real ones are sequences without tokens, and tokens
-  // of no sequence.
+  // Sequences [first, first + n) of a step, their tokens counted from 0, in arrays of these sizes:
+  // beyond the real ones are sequences without tokens, tokens of no sequence and splits of none.
+  struct Sizes {
+    int n_seqs, n_tokens;
+    int table_entries;  // of all block tables together
+    int n_splits = 0;   // 0: no list, not for decode rows
+  };
+  // `tables`: another step of these sequences, whose tables serve this one too.
   CudaStep add(std::span<const int32_t> q_offsets, std::span<const int32_t> kv_lengths,
-               std::span<const KvView> views, int first, int n, int n_seqs, int n_tokens,
-               int table_stride);
+               std::span<const KvView> views, int first, int n, const Sizes& sizes, int window = 0,
+               const CudaStep* tables = nullptr);
   void copy(cuda::Stream& stream);
+  size_t bytes() const { return used_ * sizeof(int32_t); }
 
  private:
   static constexpr int kPieces = 2;  // one is written while the other may still be read

@@ -58,6 +58,10 @@ Result<CudaSharing> parse_split(const std::string& text, const cuda::Card& card)
 }  // namespace
 
 Result<std::unique_ptr<Backend>> open_cuda_backend(const BackendOptions& o) {
+  // A kernel that is loaded at its first launch waits for those that run, and NCCL's wait for a
+  // peer.
+  if (o.options.text("transport").find("nccl") != std::string::npos)
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   Result<cuda::Card> opened = cuda::open();
   if (!opened) return opened.error();
   const cuda::Card& card = opened.value();

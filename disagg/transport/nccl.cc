@@ -188,6 +188,7 @@ class NcclTransport final : public KvTransport {
 
  private:
   static constexpr const char* kKind = "nccl1";
+  static constexpr double kReclaimSeconds = 5;
   struct Peer {
     std::shared_ptr<Link> link;
     std::string text;
@@ -293,6 +294,9 @@ class NcclTransport final : public KvTransport {
     };
   }
 
+  struct AtLast {
+    ~AtLast() { await_aborted(kReclaimSeconds); }
+  } at_last_;  // after everything below
   const TransportOptions options_;
   const NcclApi& api_;
   SideAddress address_;

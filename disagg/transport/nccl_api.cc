@@ -2,6 +2,12 @@
 
 #include <dlfcn.h>
 
+#include <chrono>
+#include <filesystem>
+#include <mutex>
+#include <set>
+#include <thread>
+
 namespace xpyd {
 namespace {
 
@@ -10,7 +16,42 @@ std::string version_text(int version) {
          std::to_string(version % 100);
 }
 
+constexpr int kReclaimsLater = 22800;  // version
+
+std::mutex mutex;
+std::set<std::string> reclaiming;  // threads
+
+std::set<std::string> threads() {
+  std::set<std::string> ids;
+  std::error_code gone;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", gone))
+    ids.insert(task.path().filename());
+  return ids;
+}
+
 }  // namespace
+
+void abort_comm(const NcclApi& api, NcclComm comm) {
+  if (api.version < kReclaimsLater) {
+    api.comm_abort(comm);
+    return;
+  }
+  const std::set<std::string> before = threads();
+  api.comm_abort(comm);
+  std::lock_guard lock(mutex);
+  for (const std::string& thread : threads())
+    if (!before.contains(thread)) reclaiming.insert(thread);
+}
+
+void await_aborted(double seconds) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  std::lock_guard lock(mutex);
+  while (!reclaiming.empty() && std::chrono::steady_clock::now() < until) {
+    const std::set<std::string> now = threads();
+    std::erase_if(reclaiming, [&](const std::string& thread) { return !now.contains(thread); });
+    if (!reclaiming.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
 
 Result<NcclApi> load_nccl(const std::string& name) {
   const auto unusable = [](const std::string& why) {

@@ -13,7 +13,7 @@ Pipe::Pipe(const NcclApi& api, std::unique_ptr<DeviceQueue> queue, const NcclUni
 }
 
 Pipe::~Pipe() {
-  if (comm_) api_.comm_abort(comm_);
+  if (comm_) abort_comm(api_, comm_);
   queue_->wait();
 }
 
@@ -27,7 +27,7 @@ void Pipe::abort(const std::string& why) {
   if (state_ == State::broken) return;
   state_ = State::broken;
   why_ = why;
-  if (comm_) api_.comm_abort(std::exchange(comm_, nullptr));
+  if (comm_) abort_comm(api_, std::exchange(comm_, nullptr));
   end_mark_ = queue_->mark();
   drained_ = false;
 }

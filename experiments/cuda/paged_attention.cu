@@ -76,6 +76,16 @@ class Problem {
       seqs.push_back(i / s.n_q), positions.push_back(s.length - s.n_q + i % s.n_q);
     table_ = to_card(table, stream), offsets_ = to_card(offsets, stream);
     seqs_ = to_card(seqs, stream), positions_ = to_card(positions, stream);
+    const int n_splits = cuda_splits(s.length, 0).end;  // of a sequence
+    std::vector<CudaSplit> splits;
+    std::vector<int32_t> split_begins, table_begins;
+    for (int i = 0; i < s.n_seqs; ++i) {
+      table_begins.push_back(i * per_seq);
+      split_begins.push_back(i * n_splits);
+      for (int split = 0; split < n_splits; ++split) splits.push_back({i, split});
+    }
+    splits_ = to_card(splits, stream), split_begins_ = to_card(split_begins, stream);
+    table_begins_ = to_card(table_begins, stream);
     lengths_ = to_card(std::vector<int32_t>(size_t(s.n_seqs), s.length), stream);
     const size_t n_elements = size_t(n) * kHeads * kDim;
     q_ = cuda::Memory::device(n_elements * sizeof(bf16)).value();
@@ -87,7 +97,7 @@ class Problem {
     pool_ = cuda::Memory::device(args_.layout.pool_bytes()).value();
     workspace_ =
         cuda::Memory::device(
-            std::max<size_t>(16, 4 * cuda_attention_workspace(s.n_seqs, n, kHeads, kDim, s.length)))
+            std::max<size_t>(16, 4 * cuda_attention_workspace(int(splits.size()), kHeads, kDim)))
             .value();
     args_.q = q_.data(), args_.out = out_.data(), args_.dtype = Dtype::bf16;
     args_.pool = pool_.data();
@@ -96,7 +106,10 @@ class Problem {
                   .token_seqs = seqs_.as<int32_t>(),
                   .positions = positions_.as<int32_t>(),
                   .block_tables = table_.as<int32_t>(),
-                  .table_stride = per_seq,
+                  .table_begins = table_begins_.as<int32_t>(),
+                  .splits = splits_.as<CudaSplit>(),
+                  .split_begins = split_begins_.as<int32_t>(),
+                  .n_splits = int(splits.size()),
                   .contiguous = block == 0,
                   .n_seqs = s.n_seqs,
                   .n_tokens = n,
@@ -158,7 +171,8 @@ class Problem {
   Shape shape_;
   cuda::Stream& stream_;
   CudaAttentionArgs args_;
-  cuda::Memory table_, offsets_, lengths_, seqs_, positions_, q_, out_, pool_, workspace_;
+  cuda::Memory table_, table_begins_, offsets_, lengths_, seqs_, positions_, splits_, split_begins_;
+  cuda::Memory q_, out_, pool_, workspace_;
 };
 
 std::vector<Values> points(const Setting& setting) {

@@ -113,13 +113,21 @@ class Queries {
       seqs.push_back(i / p.n_q), positions.push_back(p.length - p.n_q + i % p.n_q);
     offsets_ = upload(offsets, stream), lengths_ = upload(lengths, stream);
     seqs_ = upload(seqs, stream), positions_ = upload(positions, stream);
+    const int n_splits = cuda_splits(p.length, 0).end;  // of a sequence
+    std::vector<CudaSplit> splits;
+    std::vector<int32_t> begins;
+    for (int s = 0; s < p.n_seqs; ++s) {
+      begins.push_back(s * n_splits);
+      for (int i = 0; i < n_splits; ++i) splits.push_back({s, i});
+    }
+    n_splits_ = int(splits.size());
+    splits_ = upload(splits, stream), split_begins_ = upload(begins, stream);
     q_ = cuda::Memory::device(p.n_queries() * sizeof(bf16)).value();
     out_ = cuda::Memory::device(q_.size()).value();
     fill_random(q_.data(), p.n_queries(), kQueries, kQueryScale, stream);
-    workspace_ =
-        cuda::Memory::device(std::max<size_t>(16, 4 * cuda_attention_workspace(
-                                                          p.n_seqs, n, p.n_heads, kDim, p.length)))
-            .value();
+    workspace_ = cuda::Memory::device(
+                     std::max<size_t>(16, 4 * cuda_attention_workspace(n_splits_, p.n_heads, kDim)))
+                     .value();
     std::vector<std::future<Truth>> truths;  // seconds each
     for (size_t token : {size_t{0}, size_t(n) / 3, size_t(n) - 1})
       truths.push_back(std::async(std::launch::async, [this, token] { return make(token); }));
@@ -136,6 +144,9 @@ class Queries {
                      .kv_lengths = lengths_.as<int32_t>(),
                      .token_seqs = seqs_.as<int32_t>(),
                      .positions = positions_.as<int32_t>(),
+                     .splits = splits_.as<CudaSplit>(),
+                     .split_begins = split_begins_.as<int32_t>(),
+                     .n_splits = n_splits_,
                      .n_seqs = p_.n_seqs,
                      .n_tokens = p_.n_seqs * p_.n_q,
                      .max_q_tokens = p_.n_q,
@@ -201,7 +212,8 @@ class Queries {
 
   Problem p_;
   cuda::Stream& stream_;
-  cuda::Memory q_, out_, offsets_, lengths_, seqs_, positions_, workspace_;
+  cuda::Memory q_, out_, offsets_, lengths_, seqs_, positions_, splits_, split_begins_, workspace_;
+  int n_splits_ = 0;
   std::vector<Truth> truth_;
 };
 
@@ -249,7 +261,10 @@ class Cache {
       args_.pool = pool_.data();
     }
     args_.step.block_tables = table_.as<int32_t>();
-    args_.step.table_stride = per_seq;
+    std::vector<int32_t> begins;
+    for (int s = 0; s < p.n_seqs; ++s) begins.push_back(s * per_seq);
+    table_begins_ = upload(begins, queries.stream());
+    args_.step.table_begins = table_begins_.as<int32_t>();
     args_.step.contiguous = contiguous;
     cuda::launch(fill_cache_kernel, "fill_cache",
                  cuda::Shape{dim3(unsigned(p.length), unsigned(p.n_seqs)), dim3(256)},
@@ -269,7 +284,7 @@ class Cache {
  private:
   const Queries& queries_;
   CudaAttentionArgs args_;
-  cuda::Memory pool_, table_;
+  cuda::Memory pool_, table_, table_begins_;
   std::shared_ptr<PageGroups> groups_;
   std::unique_ptr<VirtualRange> range_;
 };

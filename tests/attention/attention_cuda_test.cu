@@ -62,16 +62,22 @@ bool is_contiguous(const Cache& cache) { return cache.views[0].contiguous(); }
 // A step's tables on the device. An entry of a block table is out of this world unless one of its
 // tokens [first, kv_length) is visible, where `first` is what the step's first query sees.
 struct DeviceStep {
-  cuda::Memory q_offsets, kv_lengths, token_seqs, positions, tables;
+  cuda::Memory q_offsets, kv_lengths, token_seqs, positions, tables, table_begins, splits,
+      split_begins;
   CudaStep step;
 
   DeviceStep(const Cache& cache, const std::vector<Part>& parts, int window, cuda::Stream& stream) {
-    std::vector<int32_t> offsets = {0}, lengths, seqs, places, table;
-    int block = cache.layout.block_tokens, stride = 1;
-    for (const Part& part : parts)
-      if (!is_contiguous(cache))
-        stride = std::max(stride, (part.kv_length + block - 1) / block + 2);
+    std::vector<int32_t> offsets = {0}, lengths, seqs, places, table, begins, listed;
+    std::vector<CudaSplit> list;
+    int block = cache.layout.block_tokens;
     for (const Part& part : parts) {
+      // Two entries more than there are blocks: whoever reads past a table meets no other.
+      const int entries = is_contiguous(cache) ? 1 : (part.kv_length + block - 1) / block + 2;
+      begins.push_back(int32_t(table.size()));
+      listed.push_back(int32_t(list.size()));
+      const CudaSplitRange range = cuda_splits(part.n_q == 1 ? part.kv_length : 0, window);
+      for (int split = range.begin; split < range.end; ++split)
+        list.push_back({int32_t(lengths.size()), split});
       offsets.push_back(offsets.back() + part.n_q);
       lengths.push_back(part.kv_length);
       for (int i = 0; i < part.n_q; ++i) {
@@ -79,7 +85,7 @@ struct DeviceStep {
         places.push_back(part.kv_length - part.n_q + i);
       }
       int first = window ? std::max(0, part.kv_length - part.n_q - window + 1) : 0;
-      for (int i = 0; i < stride; ++i) {
+      for (int i = 0; i < entries; ++i) {
         bool used = part.n_q > 0 && (is_contiguous(cache) ||
                                      (i * block < part.kv_length && (i + 1) * block > first));
         table.push_back(used ? cache.tables[size_t(part.seq)][size_t(i)] : 0x3fffffff);
@@ -89,11 +95,14 @@ struct DeviceStep {
     }
     q_offsets = upload(offsets, stream), kv_lengths = upload(lengths, stream);
     token_seqs = upload(seqs, stream), positions = upload(places, stream),
-    tables = upload(table, stream);
+    tables = upload(table, stream), table_begins = upload(begins, stream);
+    splits = upload(list, stream), split_begins = upload(listed, stream);
     step.q_offsets = q_offsets.as<int32_t>(), step.kv_lengths = kv_lengths.as<int32_t>();
     step.token_seqs = token_seqs.as<int32_t>(), step.positions = positions.as<int32_t>();
     step.block_tables = tables.as<int32_t>();
-    step.table_stride = stride, step.contiguous = is_contiguous(cache);
+    step.table_begins = table_begins.as<int32_t>(), step.contiguous = is_contiguous(cache);
+    step.splits = splits.as<CudaSplit>(), step.n_splits = int(list.size());
+    step.split_begins = split_begins.as<int32_t>();
     step.n_seqs = int(parts.size()), step.n_tokens = offsets.back();
   }
 };
@@ -113,8 +122,7 @@ struct DeviceCall {
     pool = upload(cache.pool, stream), q = upload(as(dtype, step.q), stream);
     out = upload(std::vector<std::byte>(n * dtype_bytes(dtype), std::byte{0xff}), stream);
     size_t floats =
-        cuda_attention_workspace(int(parts.size()), tables.step.n_tokens, step.args.n_heads,
-                                 shape.head_dim, tables.step.max_kv_length);
+        cuda_attention_workspace(tables.step.n_splits, step.args.n_heads, shape.head_dim);
     workspace = upload(std::vector<float>(floats, std::nanf("")), stream);
     args = {.q = q.data(),
             .out = out.data(),
@@ -153,15 +161,18 @@ double cached(const AttentionArgs& args, int s, int kv, int t, int h, int d) {
 // the same; sums over tokens (n + 8) 2u. Numerator and denominator both have it. Tensor cores take
 // weights rounded to bf16, 2^-8, in the numerator. Last, the rounding to the dtype of out.
 //
-// Tensor cores also take what codes stand for rounded to bf16: `rounded` is the truth over these
+// flash_mma also takes what codes stand for rounded to bf16: `rounded` is the truth over these
 // elements, to the same bound. From the other truth it differs by 2^-9 of each |V|, and by 2^-9 of
 // each |q k| in the exponent, in numerator and denominator.
+//
+// split_mma multiplies the codes themselves, counted from the middle of their range, and adds the
+// rest: `coded`, where each |x| above is at most |x| + 2 (middle) scale.
 struct Truth {
   std::vector<float> out;
   std::vector<double> chain, weighted;  // relative error of f32 sums; sum_t weight |V|
   std::vector<double> magnitudes;       // largest sum |q k| scale of a row's tokens
 
-  explicit Truth(Step& step, bool rounded = false)
+  explicit Truth(Step& step, bool rounded = false, bool coded = false)
       : out(step.out.size()), chain(out.size()), weighted(out.size()), magnitudes(out.size()) {
     AttentionArgs exact = step.args, absolute = step.args;
     std::vector<float> sums(out.size());
@@ -171,9 +182,17 @@ struct Truth {
       return rounded ? double(to_f32(to_bf16(float(x)))) : x;
     };
     attention_reference_over(exact, element);
+    auto size = [&](int s, int kv, int t, int h, int d) {
+      const KvView& view = step.args.views[size_t(s)];
+      const KvShape& shape = view.layout->shape;
+      const double x = std::abs(element(s, kv, t, h, d));
+      if (!coded) return x;
+      const std::byte* row = view.row(step.args.layer, kv, t, h);
+      return x + (shape.dtype == Dtype::int8 ? 256 : 16) *
+                     double(kv_scale(row + shape.element_bytes()).scale);
+    };
     attention_reference_over(absolute, [&](int s, int kv, int t, int h, int d) {
-      double x = element(s, kv, t, h, d);
-      return kv ? std::abs(x) : x;
+      return kv ? size(s, kv, t, h, d) : element(s, kv, t, h, d);
     });
     std::copy(sums.begin(), sums.end(), weighted.begin());
     const AttentionArgs& args = step.args;
@@ -191,8 +210,7 @@ struct Truth {
           for (int t = begin; t < end; ++t) {
             double sum = 0;
             for (int d = 0; d < dim; ++d)
-              sum += std::abs(double(args.q[row + size_t(d)]) *
-                              cached(args, int(s), 0, t, h / group, d));
+              sum += std::abs(double(args.q[row + size_t(d)])) * size(int(s), 0, t, h / group, d);
             magnitude = std::max(magnitude, sum * double(args.scale));
           }
           double weight = (2 * dim + 16) * u * magnitude + (n / 32 + 3) * 0x1p-22;
@@ -276,16 +294,18 @@ int check_variants(const Heads& heads, const Dtypes& dtypes, const testing::Case
   fill_visible(cache, parts, window);
   Step step(cache, parts, heads.n_heads, layer, window);
   round_q(step, dtypes.q);
-  const Truth truth(step), rounded(step, true);
+  const Truth truth(step), rounded(step, true), coded(step, false, shape.quantised());
   int ran = 0;
   for (const Variant& variant : cuda_attention_variants()) {
     if (variant.phase == Variant::decode && !only_decodes(parts)) continue;
     DeviceCall call(cache, parts, step, dtypes.q);
     if (variant.refuses(call.args, card())) continue;
     variant.run(call.args, call.stream);
-    const bool undone = needs_mma(variant) && shape.quantised();
+    const bool mma_codes = needs_mma(variant) && shape.quantised(),
+               undone = mma_codes && variant.phase == Variant::prefill;
     const std::vector<float> got = call.result();
-    std::string off = truth.compare(got, needs_mma(variant), dtypes.q, undone);
+    std::string off =
+        (mma_codes && !undone ? coded : truth).compare(got, needs_mma(variant), dtypes.q, undone);
     if (undone && off.empty()) off = rounded.compare(got, true, dtypes.q);
     INFO(variant.name << (variant.phase == Variant::decode ? " (decode), " : " (prefill), ")
                       << memory.name << ", q " << dtype_name(dtypes.q) << ", kv "
@@ -381,7 +401,9 @@ TEST_CASE("cuda attention: every memory, block size and order gives the same bit
           std::vector<float> got = run(variant, cache, parts, step, dtypes.q);
           if (first.empty()) {
             first = got;
-            const Truth truth(step, needs_mma(variant));
+            const bool decode = variant.phase == Variant::decode;
+            const Truth truth(step, needs_mma(variant) && !decode,
+                              needs_mma(variant) && decode && cache.layout.shape.quantised());
             CHECK(truth.compare(got, needs_mma(variant), dtypes.q) == "");
           }
           INFO(variant.name << ", " << memory.name << ", window " << window);
@@ -450,13 +472,13 @@ TEST_CASE("cuda attention: a captured step runs with other lengths under its bou
     auto move = [&](const cuda::Memory& to, const cuda::Memory& from) {
       cuda::copy(to.data(), from.data(), std::min(to.size(), from.size()), call.stream);
     };
-    // The graph's stride is that of the larger step, so are its tables.
-    std::vector<int32_t> table(size_t(3 * call.args.step.table_stride), 0x3fffffff);
-    for (size_t s : {size_t(0), size_t(2)})
-      std::copy_n(cache.tables[s].begin(), size_t((small[s].kv_length + 15) / 16),
-                  table.begin() + long(s) * call.args.step.table_stride);
-    cuda::Memory tables = upload(table, call.stream);
-    move(call.tables.tables, tables);
+    move(call.tables.tables, now.tables.tables);
+    move(call.tables.table_begins, now.tables.table_begins);
+    // Its list is longer than this step's: the rest is padding.
+    cuda::fill(call.tables.splits.data(), 0xff, call.tables.splits.size(), call.stream);
+    cuda::copy(call.tables.splits.data(), now.tables.splits.data(),
+               size_t(now.args.step.n_splits) * sizeof(CudaSplit), call.stream);
+    move(call.tables.split_begins, now.tables.split_begins);
     move(call.tables.q_offsets, now.tables.q_offsets),
         move(call.tables.kv_lengths, now.tables.kv_lengths);
     move(call.tables.token_seqs, now.tables.token_seqs),

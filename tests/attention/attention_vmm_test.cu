@@ -63,9 +63,13 @@ int compare(const Problem& p, size_t group_bytes) {
       cuda::copy(range->data() + at, whole.data() + at, size_t(length) * token, stream);
     }
 
-  std::vector<int32_t> offsets = {0}, seqs, positions, slots;
+  std::vector<int32_t> offsets = {0}, seqs, positions, slots, listed;
+  std::vector<CudaSplit> list;
   for (int s = 0; s < n_seqs; ++s) {
     offsets.push_back((s + 1) * p.n_q), slots.push_back(s);
+    listed.push_back(int32_t(list.size()));
+    const CudaSplitRange seen = cuda_splits(p.lengths[size_t(s)], p.window);
+    for (int split = seen.begin; split < seen.end; ++split) list.push_back({s, split});
     for (int i = 0; i < p.n_q; ++i)
       seqs.push_back(s), positions.push_back(p.lengths[size_t(s)] - p.n_q + i);
   }
@@ -75,12 +79,13 @@ int compare(const Problem& p, size_t group_bytes) {
                lengths_at =
                    upload(std::vector<int32_t>(p.lengths.begin(), p.lengths.end()), stream),
                seqs_at = upload(seqs, stream), positions_at = upload(positions, stream),
-               slots_at = upload(slots, stream);
+               slots_at = upload(slots, stream), splits_at = upload(list, stream),
+               listed_at = upload(listed, stream);
   cuda::Memory out = cuda::Memory::device(2 * n_out).value(),
                host = cuda::Memory::pinned(2 * n_out);
   cuda::Memory workspace =
-      cuda::Memory::device(
-          16 + 4 * cuda_attention_workspace(n_seqs, n, n_heads, shape.head_dim, longest))
+      cuda::Memory::device(16 +
+                           4 * cuda_attention_workspace(int(list.size()), n_heads, shape.head_dim))
           .value();
   auto bits = [&](const CudaAttentionVariant& variant, std::byte* pool) {
     CudaAttentionArgs args{.q = q.data(),
@@ -93,7 +98,10 @@ int compare(const Problem& p, size_t group_bytes) {
                                     .token_seqs = seqs_at.as<int32_t>(),
                                     .positions = positions_at.as<int32_t>(),
                                     .block_tables = slots_at.as<int32_t>(),
-                                    .table_stride = 1,
+                                    .table_begins = slots_at.as<int32_t>(),  // 0, 1, …
+                                    .splits = splits_at.as<CudaSplit>(),
+                                    .split_begins = listed_at.as<int32_t>(),
+                                    .n_splits = int(list.size()),
                                     .contiguous = true,
                                     .n_seqs = n_seqs,
                                     .n_tokens = n,

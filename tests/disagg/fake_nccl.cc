@@ -256,9 +256,17 @@ int comm_get_async_error(NcclComm handle, int* result) {
   return kNcclSuccess;
 }
 
+std::atomic<int> reclaims = 0;
+
 int comm_abort(NcclComm handle) {
   auto comm = library().find(handle);
   comm->abort();
+  // As NCCL does since 2.28.
+  ++reclaims;
+  std::thread([] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    --reclaims;
+  }).detach();
   std::lock_guard lock(library().mutex);
   library().comms.erase(handle);
   return kNcclSuccess;
@@ -321,7 +329,7 @@ const NcclApi& fake_nccl() {
                            .recv = recv,
                            .get_error_string = get_error_string,
                            .get_last_error = get_last_error,
-                           .version = kNcclOldest};
+                           .version = 22809};
   return api;
 }
 
@@ -341,6 +349,7 @@ void break_fake_comms() {
   for (auto& [handle, comm] : library().comms) comm->fail();
 }
 
+int fake_reclaims() { return reclaims; }
 int fake_comms_made() { return library().made; }
 
 }  // namespace xpyd::testing

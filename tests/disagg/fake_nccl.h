@@ -25,5 +25,6 @@ void fail_fake_joins(bool fail);
 // Every communicator of this process that stands breaks, as when a network fails.
 void break_fake_comms();
 int fake_comms_made();  // by this process, so far
+int fake_reclaims();    // of aborted communicators that threads are still at
 
 }  // namespace xpyd::testing

@@ -191,6 +191,15 @@ TEST_CASE("nccl: a communicator that cannot be made is why there is no connectio
   CHECK(poster->connect(kOwner, owner->address()) == "");
 }
 
+TEST_CASE("nccl: a transport has ended when NCCL has given back what was aborted", "[nccl]") {
+  {
+    auto poster = make_side_here(fake_wire(), kPoster), owner = make_side_here(fake_wire(), kOwner);
+    REQUIRE(poster->connect(kOwner, owner->address()) == "");
+    REQUIRE(owner->connect(kPoster, poster->address()) == "");
+  }
+  CHECK(fake_reclaims() == 0);
+}
+
 TEST_CASE("nccl: a communicator that breaks is replaced", "[nccl]") {
   auto poster = make_side_here(fake_wire(), kPoster), owner = make_side_here(fake_wire(), kOwner);
   REQUIRE(poster->connect(kOwner, owner->address()) == "");

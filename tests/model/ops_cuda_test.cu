@@ -202,6 +202,8 @@ void check_turn(const TurnCase& c) {
   const std::vector<int32_t> tables =
       c.contiguous ? std::vector<int32_t>{2, 0, 0, 0}
                    : std::vector<int32_t>{8, 1, 5, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  const std::vector<int32_t> begins =
+      c.contiguous ? std::vector<int32_t>{0, 1, 2, 3} : std::vector<int32_t>{0, 4, 8, 12};
   const auto qkv = random_floats(size_t(padded * stride), random, c.dtype),
              bias = random_floats(size_t(width), random), q_norm = random_floats(size_t(d), random),
              k_norm = random_floats(size_t(d), random);
@@ -216,6 +218,7 @@ void check_turn(const TurnCase& c) {
                on_turns = to_card(turns, stream), on_offsets = to_card(q_offsets, stream),
                on_lengths = to_card(kv_lengths, stream), on_seqs = to_card(token_seqs, stream),
                on_positions = to_card(positions, stream), on_tables = to_card(tables, stream),
+               on_begins = to_card(begins, stream),
                q = floats_to_card(std::vector<float>(q_size, -7), c.dtype, stream),
                pool = to_card(std::vector<uint8_t>(layout.pool_bytes(), 0x5a), stream);
   CudaStep step{.q_offsets = on_offsets.as<int32_t>(),
@@ -223,7 +226,7 @@ void check_turn(const TurnCase& c) {
                 .token_seqs = on_seqs.as<int32_t>(),
                 .positions = on_positions.as<int32_t>(),
                 .block_tables = on_tables.as<int32_t>(),
-                .table_stride = c.contiguous ? 1 : 4,
+                .table_begins = on_begins.as<int32_t>(),
                 .contiguous = c.contiguous,
                 .n_seqs = 4,
                 .n_tokens = padded,
@@ -268,7 +271,7 @@ void check_turn(const TurnCase& c) {
       if (is_q) {
         std::copy_n(got_q.begin() + (i * c.n_heads + h) * d, d, row.begin());
       } else if (i < n) {
-        const int32_t* table = tables.data() + token_seqs[size_t(i)] * step.table_stride;
+        const int32_t* table = tables.data() + begins[size_t(token_seqs[size_t(i)])];
         const KvView view{got_pool.data(), &layout, c.contiguous ? nullptr : table, table[0]};
         std::byte* at = view.row(layer, is_v, positions[size_t(i)], (h - c.n_heads) % c.n_kv_heads);
         read_kv_row(c.kv_dtype, d, at, 0, d, row.data());

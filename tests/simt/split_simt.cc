@@ -1,21 +1,38 @@
 // base/cuda_split.h on the interpreter: two parts by count, in multiples of 2 as on sm_80, and
 // ordinary streams.
+#include <map>
+#include <mutex>
+
 #include "base/cuda_split.h"
 
 namespace xpyd::cuda {
 namespace {
 
+std::mutex mutex;
+std::map<cudaStream_t, int> sms;  // of streams of parts
+
 class CountedSplit final : public Split {
  public:
   CountedSplit(int first, int second) : n_sms_{first, second} {}
   int n_sms(int part) const override { return n_sms_[part]; }
-  cudaStream_t make_stream(int, bool) override { return simt::make_stream(); }
+  cudaStream_t make_stream(int part, bool) override {
+    std::lock_guard lock(mutex);
+    const cudaStream_t stream = simt::make_stream();
+    sms[stream] = n_sms_[part];
+    return stream;
+  }
 
  private:
   int n_sms_[2];
 };
 
 }  // namespace
+
+int Split::n_sms_of(const Stream& stream) {
+  std::lock_guard lock(mutex);
+  const auto found = sms.find(stream.handle());
+  return found == sms.end() ? 0 : found->second;
+}
 
 Result<std::unique_ptr<Split>> Split::cut(const Card& card, int n_sms) {
   const int first = (n_sms + 1) / 2 * 2;

@@ -1,0 +1,217 @@
+// model/gemm_cuda.cu's choice of algorithms, over a cuBLASLt whose orders of additions are planted
+// (cublasLt.h beside this).
+#include <cstring>
+
+#include "base/cuda_split.h"
+#include "tests/catch.h"
+#include "tests/model/cuda_fixture.h"
+
+// Its class is gemm_simt.cc's everywhere else.
+#define CudaGemm LibraryGemm
+#pragma GCC diagnostic ignored "-Wsubobject-linkage"  // one file
+#include "model/gemm_cuda.cu"
+
+namespace cublas = simt::cublas;
+
+const cublas::Algorithm* cublas::find(int id) {
+  for (const Algorithm& a : all)
+    if (a.id == id) return &a;
+  return nullptr;
+}
+const char* cublasLtGetStatusString(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_SUCCESS ? "success" : "not supported";
+}
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  *handle = &cublas::all;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDescOpaque_t* desc, cublasComputeType_t,
+                                      cudaDataType_t) {
+  *desc = {};
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDescOpaque_t* desc,
+                                              cublasLtMatmulDescAttributes_t what, const void* from,
+                                              size_t) {
+  if (what == CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET) std::memcpy(&desc->sm_target, from, 4);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayoutOpaque_t* layout, cudaDataType_t dtype,
+                                        uint64_t rows, uint64_t columns, int64_t stride) {
+  *layout = {dtype, rows, columns, stride};
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreferenceOpaque_t*) {
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreferenceOpaque_t*,
+                                                    cublasLtMatmulPreferenceAttributes_t,
+                                                    const void*, size_t) {
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t what,
+                                                    void* to, size_t bytes, size_t* written) {
+  std::memset(to, 0, bytes);
+  if (what == CUBLASLT_ALGO_CONFIG_ID) std::memcpy(to, &algo->id, 4);
+  *written = bytes;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
+    cublasLtHandle_t, const cublasLtMatmulDescOpaque_t* desc, const cublasLtMatrixLayoutOpaque_t*,
+    const cublasLtMatrixLayoutOpaque_t* x, const cublasLtMatrixLayoutOpaque_t*,
+    const cublasLtMatrixLayoutOpaque_t*, const cublasLtMatmulPreferenceOpaque_t*, int wanted,
+    cublasLtMatmulHeuristicResult_t* results, int* found) {
+  *found = 0;
+  const int m = int(x->columns);
+  for (const cublas::Algorithm& a : cublas::all)
+    if (*found < wanted && a.sm_target == desc->sm_target && m >= a.min_m && m <= a.max_m)
+      results[(*found)++] = {{a.id}, CUBLAS_STATUS_SUCCESS};
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t*, const void*,
+                              const void* w, const cublasLtMatrixLayoutOpaque_t* w_layout,
+                              const void* x, const cublasLtMatrixLayoutOpaque_t* x_layout,
+                              const void*, const void*, const cublasLtMatrixLayoutOpaque_t*,
+                              void* y, const cublasLtMatrixLayoutOpaque_t* y_layout,
+                              const cublasLtMatmulAlgo_t* algo, void*, size_t,
+                              cudaStream_t stream) {
+  using namespace xpyd;
+  const cublas::Algorithm a = *cublas::find(algo->id);
+  if (std::count(cublas::broken.begin(), cublas::broken.end(), a.id) ||
+      (a.only_bf16 && y_layout->dtype == CUDA_R_32F))
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  XPYD_CHECK(reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0);
+  cublas::ran.push_back(a.id);
+  auto product = [=, wl = *w_layout, xl = *x_layout, yl = *y_layout] {
+    const auto* wp = static_cast<const bf16*>(w);
+    const auto* xp = static_cast<const bf16*>(x);
+    const int k = int(wl.rows);
+    for (size_t m = 0; m < xl.columns; ++m)
+      for (size_t n = 0; n < wl.columns; ++n) {
+        auto term = [&](int i) {
+          return to_f32(wp[n * size_t(wl.stride) + size_t(i)]) *
+                 to_f32(xp[m * size_t(xl.stride) + size_t(i)]);
+        };
+        float sum = 0, second = 0;
+        if (a.order == cublas::Order::ascending)
+          for (int i = 0; i < k; ++i) sum += term(i);
+        if (a.order == cublas::Order::descending)
+          for (int i = k; i-- > 0;) sum += term(i);
+        if (a.order == cublas::Order::halves)
+          for (int i = 0; i < k / 2; ++i) sum += term(i), second += term(k / 2 + i);
+        const size_t at = m * size_t(yl.stride) + n;
+        if (yl.dtype == CUDA_R_32F)
+          static_cast<float*>(y)[at] = sum + second;
+        else
+          static_cast<bf16*>(y)[at] = to_bf16(sum + second);
+      }
+  };
+  cuda::simt::launch("product", 1, 1, 0, stream, product);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+namespace xpyd::testing {
+namespace {
+
+using cublas::Order;
+constexpr int kN = 24, kMost = 1024;
+
+struct Choice {
+  // Each of a k of its own: choices are kept for the process.
+  Choice(std::vector<cublas::Algorithm> algorithms, int k, cuda::Stream& on,
+         Dtype y_dtype = Dtype::bf16)
+      : stream(on), gemm(on) {
+    cublas::all = std::move(algorithms);
+    cublas::broken.clear();
+    Random random{uint64_t(k)};
+    auto draw = [&](int n) {
+      std::vector<float> values(size_t(n) * size_t(k));
+      for (float& value : values) value = float(2 * random.uniform() - 1);
+      return floats_to_card(values, Dtype::bf16, stream);
+    };
+    w = draw(kN), x = draw(kMost);
+    args = {.x = x.data(),
+            .w = {w.data(), kN, k, k},
+            .x_dtype = Dtype::bf16,
+            .y_dtype = y_dtype,
+            .x_stride = k,
+            .y_stride = kN};
+  }
+  // Which algorithm takes this size.
+  int chosen(int m) {
+    run(0, m);
+    return cublas::ran.back();
+  }
+  std::vector<float> run(int first, int m) {
+    cuda::Memory y = floats_to_card(std::vector<float>(size_t(m * kN), -7), args.y_dtype, stream);
+    CudaGemmArgs some = args;
+    some.x = x.as<bf16>() + size_t(first) * size_t(args.x_stride);
+    some.y = y.data(), some.m = m;
+    gemm.run(some);
+    return floats_from_card(y.data(), size_t(m * kN), args.y_dtype, stream);
+  }
+  cuda::Stream& stream;
+  LibraryGemm gemm;
+  cuda::Memory w, x;
+  CudaGemmArgs args;
+};
+
+}  // namespace
+
+TEST_CASE("cuda gemm: an order that one row of bf16 hides is not taken for M = 1",
+          "[cuda][model][gemm]") {
+  // For small M the heuristics name the wrong order first; its bf16 rows are mostly the same.
+  for (bool only_bf16 : {false, true}) {
+    cuda::Stream stream;
+    Choice c({{1, Order::descending, 1, 8, 0, only_bf16},
+              {2, Order::ascending, 1, 1 << 20, 0, only_bf16}},
+             256 + 8 * only_bf16, stream);
+    REQUIRE(c.gemm.prepare(c.args, kMost).ok());
+    for (int m : {1, 2, 3, 4, 8, 9, 256}) CHECK(c.chosen(m) == 2);
+    const std::vector<float> whole = c.run(0, kMost);
+    for (int row = 0; row < kMost; ++row) {
+      const std::vector<float> alone = c.run(row, 1);
+      REQUIRE(std::memcmp(alone.data(), whole.data() + row * kN, size_t(kN) * 4) == 0);
+    }
+  }
+}
+
+TEST_CASE("cuda gemm: orders that no bf16 row tells apart are told apart in f32",
+          "[cuda][model][gemm]") {
+  // K of 8: an order changes one bit in some 2^13, and bf16 rows hide nearly all of that.
+  cuda::Stream stream;
+  Choice c({{1, Order::halves, 1, 4}, {2, Order::ascending, 1, 1 << 20}}, 8, stream);
+  REQUIRE(c.gemm.prepare(c.args, kMost).ok());
+  CHECK(c.chosen(1) == 2);
+  CHECK(c.chosen(4) == 2);
+}
+
+TEST_CASE("cuda gemm: a part of the card has its own algorithms of the card's order",
+          "[cuda][model][gemm]") {
+  cuda::Card card;
+  card.n_sms = 16;
+  auto split = cuda::Split::cut(card, 4).value();
+  cuda::Stream whole, part(split->make_stream(0, false));
+  const std::vector<cublas::Algorithm> algorithms = {{1, Order::ascending, 1, 1 << 20},
+                                                     {2, Order::descending, 1, 1 << 20, 4},
+                                                     {3, Order::ascending, 1, 1 << 20, 4}};
+  Choice of_card(algorithms, 96, whole), of_part(algorithms, 96, part);
+  REQUIRE(of_card.gemm.prepare(of_card.args, kMost).ok());
+  cublas::ran.clear();
+  REQUIRE(of_part.gemm.prepare(of_part.args, kMost).ok());
+  // Chosen anew and from the heuristics for 4 SMs too, and with the bits of the whole card.
+  CHECK(std::count(cublas::ran.begin(), cublas::ran.end(), 3) > 0);
+  CHECK(of_card.chosen(5) == 1);
+  CHECK(of_part.chosen(5) != 2);
+  CHECK(of_card.run(0, 5) == of_part.run(0, 5));
+  // A choice that no longer starts gives way to another of the same order.
+  const std::vector<float> before = of_part.run(0, 5);
+  const int first = of_part.chosen(5);
+  cublas::broken = {first};
+  CHECK(of_part.run(0, 5) == before);
+  CHECK(of_part.chosen(5) == 4 - first);
+}
+
+}  // namespace xpyd::testing
