@@ -250,7 +250,7 @@ void Sim::configure() {
                             .first_generation = chance(0.5)};
   options.max_queue = 1000;
   options.prefill_window = up_to(2);
-  options.max_tries = 200;
+  options.max_tries = options.max_crashes = 200;  // nobody here dies of a request
   options.seed = random_.next();
 
   const int p = up_to(3), d = up_to(3), c = int(random_.below(2));
