@@ -142,11 +142,6 @@ class KvMemory {
     return true;
   }
 
-  // reserve() without tiers: what it finds is in place.
-  virtual Result<KvReservation> reserve_here(std::span<const int32_t> tokens, uint64_t salt) {
-    return reserve(tokens, salt);
-  }
-
   // Cached tokens that are in this memory, at this moment. Any thread may call it.
   virtual int probe(std::span<const int32_t> tokens, uint64_t salt) const = 0;
 

@@ -77,17 +77,11 @@ TieredMemory::Sequence& TieredMemory::start(KvHandle handle, std::span<const int
   return s;
 }
 
-Result<KvReservation> TieredMemory::reserve_here(std::span<const int32_t> tokens, uint64_t salt) {
-  Result<KvReservation> reserved = memory_->reserve(tokens, salt);
-  if (reserved)
-    start(reserved.value().handle, tokens.first(size_t(reserved.value().cached_tokens)), salt);
-  return reserved;
-}
-
 Result<KvReservation> TieredMemory::reserve(std::span<const int32_t> tokens, uint64_t salt) {
-  Result<KvReservation> reserved = reserve_here(tokens, salt);
+  Result<KvReservation> reserved = memory_->reserve(tokens, salt);
   if (!reserved) return reserved;
   KvReservation r = reserved.value();
+  start(r.handle, tokens.first(size_t(r.cached_tokens)), salt);
   begin_load(r.handle, r, tokens, salt);
   return r;
 }

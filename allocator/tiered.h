@@ -43,7 +43,6 @@ class TieredMemory final : public KvMemory {
   std::byte* base() const override { return memory_->base(); }
   std::byte* rank_base(int rank) const override { return memory_->rank_base(rank); }
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override;
-  Result<KvReservation> reserve_here(std::span<const int32_t> tokens, uint64_t salt) override;
   bool ready(KvHandle handle) override;
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override {
     return memory_->probe(tokens, salt);

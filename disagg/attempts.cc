@@ -42,6 +42,14 @@ double InstanceParts::new_deadline() {
   return lease_s > 0 ? clock.now() + lease_s : std::numeric_limits<double>::infinity();
 }
 
+double InstanceParts::post_deadline(double until_s, size_t bytes) const {
+  constexpr double kPatience = 5;       // seconds, where no lease says
+  constexpr double kSlowestWire = 1e8;  // bytes/s; a wire of 1 Gb/s does more
+  const double now = clock.now();
+  const double patience = (lease_s > 0 ? lease_s : kPatience) + double(bytes) / kSlowestWire;
+  return now + (until_s > 0 ? std::min(patience, (until_s - now) / 2) : patience);
+}
+
 KvShards shards_of(const KvMemory& memory) {
   if (memory.shards()) return *memory.shards();
   const KvShape& shape = memory.layout().shape;

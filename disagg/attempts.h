@@ -38,6 +38,10 @@ struct InstanceParts {
 
   void tell(InstanceId to, Message message);
   double new_deadline();  // Clock seconds
+  // Of a post of so many bytes. However alive the peer is, what a wire has lost is not waited for
+  // for ever; and of the time that the request has (`until_s`; 0: all) half is left to compute its
+  // prompt again.
+  double post_deadline(double until_s, size_t bytes) const;
   Status add_peer(InstanceInfo info);  // the error: it has another model, or an impossible shape
   // Rows of tokens [token_begin, token_end), all layers, of every rank, as few pieces as the layout
   // allows.

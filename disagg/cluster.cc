@@ -1,6 +1,7 @@
 #include "disagg/cluster.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "allocator/block_ledger.h"
 #include "allocator/kv_plan.h"
@@ -51,14 +52,26 @@ KvOptions kv_options(const ClusterOptions& o) {
 
 }  // namespace
 
+Limits limits(const ClusterOptions& o) {
+  return {.vocab = o.vocab,
+          .max_model_len = o.max_model_len,
+          .n_layers = o.kv.shape.n_layers,
+          .n_kv_heads = o.kv.shape.n_kv_heads,
+          .head_dim = o.kv.shape.head_dim};
+}
+
 ConductorOptions conductor_options(const ClusterOptions& o) {
   return {.placement = o.placement,
           .disagg = o.disagg ? o.disagg : find_disagg_policy("prefill_first"),
           .disagg_options = o.disagg_options,
           .zero_copy = o.transport->shared_pool,
           .max_model_len = o.max_model_len,
+          .limits = limits(o),
           .max_queue_bytes = o.max_queue_bytes,
-          .seed = o.seed};
+          .seed = o.seed,
+          .chunk_tokens = o.step_tokens,
+          .stream_kv = o.stream_kv,
+          .prior = o.prior};
 }
 
 Status check_shared_pool(const ClusterOptions& o, bool processes) {
@@ -229,6 +242,12 @@ void Cluster::send(InstanceId from, InstanceId to, Message message) {
 Status Cluster::start() {
   for (auto& instance : instances_)
     threads_.emplace_back([this, &instance = *instance] { instance.run(stop_); });
+  threads_.emplace_back([this] {
+    std::unique_lock lock(stop_mutex_);
+    while (
+        !stopping_.wait_for(lock, std::chrono::milliseconds(100), [this] { return stop_.load(); }))
+      conductor_.tick();
+  });
   return ok();
 }
 
@@ -238,13 +257,18 @@ void Cluster::clear_prefix_caches() {
 
 bool Cluster::turn() {
   bool moved = false;
+  conductor_.tick();
   for (auto& instance : instances_) moved |= instance->turn();
   return moved;
 }
 
 void Cluster::stop() {
   drain();
-  stop_.store(true);
+  {
+    std::lock_guard lock(stop_mutex_);
+    stop_.store(true);
+    stopping_.notify_all();
+  }
   for (auto& instance : instances_) instance->poke();
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();

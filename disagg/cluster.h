@@ -5,8 +5,11 @@
 #pragma once
 
 #include <atomic>
+#include <climits>
+#include <condition_variable>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -51,11 +54,13 @@ struct ClusterOptions {
   int max_batch = 64;     // sequences per instance
   int step_tokens = 512;  // tokens per step
   int max_model_len = 0;  // tokens: prompt and output together
+  int vocab = INT_MAX;    // token ids
   int64_t max_queue_bytes = 256ll << 20;  // of requests that wait for their first step
   bool ahead = true;  // engines plan a step while the model computes the one before, where it can
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // may be null
   uint64_t seed = 0;
+  std::optional<CostPrior> prior = {};  // conditional_cost
   Device* device = &cpu_device();
   // One model per instance, of its role's shards(); `instance` counts from 0. Its work goes to
   // `queue`, of `device`.
@@ -66,6 +71,7 @@ struct ClusterOptions {
 // being sent away.
 constexpr int max_sequences(int max_batch) { return 2 * max_batch; }
 
+Limits limits(const ClusterOptions& options);  // of what crosses a process
 ConductorOptions conductor_options(const ClusterOptions& options);
 // Whether the instances can draw from one pool, where the wire wants that.
 Status check_shared_pool(const ClusterOptions& options, bool processes);
@@ -118,6 +124,8 @@ class Cluster final : public Runtime, private Post {
   std::vector<std::unique_ptr<Instance>> instances_;
   std::vector<std::thread> threads_;
   std::atomic<bool> stop_{false};
+  std::mutex stop_mutex_;
+  std::condition_variable stopping_;
 };
 
 }  // namespace xpyd

@@ -41,11 +41,11 @@ void Conductor::joined(InstanceInfo info, std::shared_ptr<InstanceProbe> probe) 
   pass_on(out);
 }
 
-void Conductor::left(InstanceId id, const std::string& why) {
+void Conductor::left(InstanceId id, const std::string& why, AttemptFailure reason) {
   Out out;
   {
     std::lock_guard lock(mutex_);
-    remove(id, AttemptFailure::instance_gone, why, out);
+    remove(id, reason, why, out);
   }
   pass_on(out);
 }
@@ -59,6 +59,7 @@ void Conductor::remove(InstanceId id, AttemptFailure reason, const std::string& 
   for (const auto& [attempt, a] : attempts_)
     if (a.decode == id || (a.prefill == id && !handed_over(a))) hit.push_back(attempt);
   std::sort(hit.begin(), hit.end());  // the same order on every machine
+  if (reason == AttemptFailure::instance_gone) blame(id, hit);
   for (AttemptId attempt : hit) fail(attempt, reason, why, out);
   retry_parked(out);
 }

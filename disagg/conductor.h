@@ -22,12 +22,20 @@
 
 #include "base/random.h"
 #include "disagg/cache_view.h"
+#include "disagg/control/ranges.h"
 #include "disagg/messages.h"
 #include "disagg/order.h"
 #include "disagg/placement.h"
 #include "disagg/service.h"
+#include "model/cost_model.h"
 
 namespace xpyd {
+
+// What instances cost that have not been measured yet (conditional_cost).
+struct CostPrior {
+  CostModel model;
+  Rates rates;  // the machine's peaks
+};
 
 struct ConductorOptions {
   const PlacementPolicy* placement = nullptr;
@@ -37,11 +45,17 @@ struct ConductorOptions {
   int max_model_len = 0;    // tokens: prompt and output together
   int64_t max_queue_bytes =
       256ll << 20;          // queue_bytes() of requests that wait for their first step
+  Limits limits = {};       // of what comes from another process
   int prefill_window = 1;   // decode_first: jobs that a prefill instance has not started yet
   int max_tries = 16;       // attempts of one choice
+  // Instances that may end in a row while they compute a choice; then it is what ends them.
+  int max_crashes = 2;
   double patience_s = 30;   // that a request waits for an instance to be there
   double lease_s = 0;       // an instance that is silent for so long is gone; 0: never
   uint64_t seed = 0;
+  int chunk_tokens = 512;  // of a step
+  StreamKv stream_kv = StreamKv::layer;
+  std::optional<CostPrior> prior = {};
 };
 
 // What the conductor can ask about an instance at once. Any thread.
@@ -71,7 +85,9 @@ class Conductor final : public Service {
 
   InstanceId new_id();
   void joined(InstanceInfo info, std::shared_ptr<InstanceProbe> probe);
-  void left(InstanceId id, const std::string& why);
+  // `refused`: it is there, and not listened to any more.
+  void left(InstanceId id, const std::string& why,
+            AttemptFailure reason = AttemptFailure::instance_gone);
   void drain(InstanceId id, bool on);  // it gets nothing new
   void receive(InstanceId from, Message message);
   void tick();  // every so often: who is silent, who has waited too long
@@ -122,6 +138,7 @@ class Conductor final : public Service {
     std::map<int, TokenEvent> early;  // by index: what overtook others
     int cached_tokens = -1;
     double scheduled_s = 0;
+    int crashes = 0;  // instances that ended while they computed it, since its last token
   };
   struct Entry {
     std::shared_ptr<const Request> request;
@@ -131,6 +148,7 @@ class Conductor final : public Service {
     int tries = 0;
     bool aborted = false;
     bool begun = false;  // else it counts in queued_bytes_
+    bool guilty = false;  // it ends the instances that compute it
   };
   struct Parked {
     uint64_t request;
@@ -156,10 +174,16 @@ class Conductor final : public Service {
   void forget_choice(uint64_t request, Entry& entry);
   static int promised(const Member& member, PromptHashes& prompt);
   Placement place(PromptHashes& prompt);
+  void add_costs(DisaggView& view, const InstanceStats& prefill, const InstanceStats& decode,
+                 const KvShape& shape) const;
   bool start(uint64_t id, int first, int count);
   void fail(AttemptId attempt, AttemptFailure reason, const std::string& why, Out& out);
   void remove(InstanceId id, AttemptFailure reason, const std::string& why, Out& out);
   bool handed_over(const Attempt& attempt) const;
+  bool computes(InstanceId id, const Attempt& attempt) const;
+  void blame(InstanceId id, const std::vector<AttemptId>& attempts);
+  bool suspect(uint64_t request, int choice) const;
+  bool suspect_runs() const;
   void uncharge_prompt(Attempt& attempt);
   void begin(Entry& entry);
   void forget(AttemptId attempt);

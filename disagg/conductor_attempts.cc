@@ -1,8 +1,11 @@
 // Conductor: what comes of an attempt, and what is done with the rest of one that fails.
 #include <algorithm>
+#include <cstdio>
 #include <iterator>
+#include <string_view>
 #include <utility>
 
+#include "base/siphash.h"
 #include "disagg/conductor.h"
 #include "disagg/envelope.h"
 
@@ -35,9 +38,14 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
   const uint64_t request = attempt.request;
   Entry& entry = requests_.at(request);
   Choice& choice = entry.choices[size_t(at)];
-  if (choice.ended || message.index < int(choice.output.size()) ||
-      message.index > entry.request->max_tokens)
-    return;
+  const int most = entry.request->max_tokens;
+  if (choice.ended || message.index < int(choice.output.size()) || message.index > most) return;
+  // What is placed anew goes on from these tokens: they come from another process.
+  if (message.event.token >= 0 &&
+      (message.index == most ||
+       (message.index + 1 == most && message.event.finish == FinishReason::none)))
+    return fail(message.attempt, AttemptFailure::refused, "it goes on beyond its last token", out);
+  message.event.request_id = entry.request->id;
   if (message.index > int(choice.output.size())) {  // it has overtaken the other instance's
     choice.early.emplace(message.index, std::move(message.event));
     return;
@@ -57,6 +65,7 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
 void Conductor::take(Entry& entry, Choice& choice, TokenEvent event, Out& out) {
   if (event.token >= 0) {
     choice.output.push_back(event.token);
+    choice.crashes = 0;
     choice.logits_hash = event.logits_hash;
   }
   // A choice that was placed anew tells of its first time.
@@ -120,6 +129,40 @@ bool Conductor::handed_over(const Attempt& attempt) const {
   return true;
 }
 
+// As far as the conductor knows: the prompt has begun there, or its KV has gone there.
+bool Conductor::computes(InstanceId id, const Attempt& a) const {
+  if (id == a.prefill) return !a.queued;
+  return a.prefill >= 0 && !a.prompting;
+}
+
+// An instance has ended in the middle of these. Whose turn it was nobody knows: a request that has
+// ended several alone is what they died of; several of them are tried again one after the other,
+// until each has told a token or is the only one that it can have been.
+void Conductor::blame(InstanceId id, const std::vector<AttemptId>& attempts) {
+  std::vector<uint64_t> often;
+  for (AttemptId number : attempts) {
+    const Attempt& attempt = attempts_.at(number);
+    if (!computes(id, attempt)) continue;
+    Entry& entry = requests_.at(attempt.request);
+    for (int c = attempt.first; c < attempt.first + attempt.count; ++c)
+      if (Choice& choice = entry.choices[size_t(c)];
+          !choice.ended && ++choice.crashes >= options_.max_crashes)
+        often.push_back(attempt.request);
+  }
+  if (!often.empty() && std::ranges::count(often, often[0]) == long(often.size()))
+    requests_.at(often[0]).guilty = true;
+}
+
+bool Conductor::suspect(uint64_t request, int choice) const {
+  return requests_.at(request).choices[size_t(choice)].crashes >= options_.max_crashes;
+}
+
+bool Conductor::suspect_runs() const {
+  return std::ranges::any_of(attempts_, [this](const auto& entry) {
+    return suspect(entry.second.request, entry.second.first);
+  });
+}
+
 void Conductor::uncharge_prompt(Attempt& attempt) {
   if (!std::exchange(attempt.prompting, false)) return;
   if (Member* member = find(attempt.prefill)) member->load.queued_tokens -= attempt.uncached;
@@ -161,6 +204,16 @@ void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string&
   Entry& entry = requests_.at(attempt.request);
   const bool late = entry.request->deadline_s > 0 && clock_.now() > entry.request->deadline_s;
   const bool hopeless = ++entry.tries > options_.max_tries * int(entry.choices.size());
+  if (entry.guilty) {
+    const std::vector<int32_t>& prompt = entry.request->prompt;
+    const std::string_view bytes(reinterpret_cast<const char*>(prompt.data()),
+                                 prompt.size() * sizeof prompt[0]);
+    std::fprintf(stderr,
+                 "xpyd: request %llu is given up: %d instances in a row ended while they computed "
+                 "it; its prompt has %zu tokens and the hash %016llx\n",
+                 static_cast<unsigned long long>(entry.request->id), options_.max_crashes,
+                 prompt.size(), static_cast<unsigned long long>(siphash({}, bytes)));
+  }
   bool begun = false;
   for (int c = attempt.first; c < attempt.first + attempt.count; ++c) {
     Choice& choice = entry.choices[size_t(c)];
@@ -174,6 +227,9 @@ void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string&
       end_choice(entry, c, FinishReason::abort, "", out);
     } else if (late) {
       end_choice(entry, c, FinishReason::timeout, "", out);
+    } else if (entry.guilty) {
+      end_choice(entry, c, FinishReason::error,
+                 "given up: instances ended while they computed it: " + why, out);
     } else if (hopeless) {
       end_choice(entry, c, FinishReason::error, "given up after many attempts: " + why, out);
     }
@@ -195,12 +251,15 @@ void Conductor::retry_parked(Out& out) {
   const double now = clock_.now();
   std::vector<Parked> parked;
   parked.swap(parked_);
-  for (const Parked& p : parked) {
+  for (Parked& p : parked) {
     Entry& entry = requests_.at(p.request);
+    const bool its_turn = !suspect(p.request, p.first) || !suspect_runs();
+    if (!its_turn) p.since_s = now;
     const double deadline = entry.request->deadline_s;
     const bool late = deadline > 0 && now > deadline;
     const bool waited = now > p.since_s + options_.patience_s;
-    if (!entry.aborted && !late && now >= p.not_before_s && start(p.request, p.first, p.count))
+    if (!entry.aborted && !late && now >= p.not_before_s && its_turn &&
+        start(p.request, p.first, p.count))
       continue;
     if (!entry.aborted && !late && !waited) {
       parked_.push_back(p);

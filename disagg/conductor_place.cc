@@ -1,4 +1,5 @@
 // Conductor: where a request's choices go, and the global prefill queue.
+#include <algorithm>
 #include <utility>
 
 #include "disagg/conductor.h"
@@ -14,6 +15,9 @@ std::vector<int32_t> tokens_of(const Request& request, const std::vector<int32_t
 }
 
 double ratio(double seconds, int64_t n) { return n > 0 ? seconds / double(n) : 0; }
+
+// Of prompts an instance has computed too little to tell from.
+constexpr int kFewTokens = 512;
 
 }  // namespace
 
@@ -42,6 +46,30 @@ Placement Conductor::place(PromptHashes& prompt) {
                                     .random = random_.next()});
 }
 
+// As measured, where there is enough to tell from; before, what the model's work takes at the
+// machine's peaks: an instance that nobody has used yet is not free, and not out of reach.
+void Conductor::add_costs(DisaggView& view, const InstanceStats& prefill,
+                          const InstanceStats& decode, const KvShape& shape) const {
+  const std::optional<CostPrior>& prior = options_.prior;
+  const bool pull = options_.disagg_options.pull;
+  const int uncached = std::max(1, view.tokens - view.cached_prefill);
+  const double wire_s = (pull ? decode : prefill).wire_s_per_byte;
+  view.prefill_s_per_token = ratio(prefill.step_seconds, prefill.prompt_tokens);
+  if (prior && prefill.prompt_tokens < kFewTokens)
+    view.prefill_s_per_token =
+        seconds(prior->model.prefill(uncached, view.tokens - uncached), prior->rates) / uncached;
+  view.decode_s_per_token = view.prefill_s_per_token;
+  view.step_s = ratio(decode.step_seconds, decode.steps);
+  if (prior && decode.steps == 0)
+    view.step_s =
+        seconds(prior->model.decode(std::max(1, view.decode_sequences), view.tokens), prior->rates);
+  view.kv_s_per_token = wire_s * double(shape.token_bytes());
+  if (prior && wire_s == 0 && !options_.zero_copy)  // a copy on this machine: no wire is faster
+    view.kv_s_per_token = 2 * double(shape.token_bytes()) / prior->rates.bytes_per_s;
+  view.chunk_tokens = options_.chunk_tokens;
+  view.overlap = overlap(options_.stream_kv, pull, shape.n_layers, uncached, options_.chunk_tokens);
+}
+
 // Places choices [first, first + count) of a request. False: there is nobody to place them on.
 bool Conductor::start(uint64_t id, int first, int count) {
   Entry& entry = requests_.at(id);
@@ -68,11 +96,7 @@ bool Conductor::start(uint64_t id, int first, int count) {
                     .prefill_queued_tokens = p.queued_tokens,
                     .decode_queued_tokens = d.queued_tokens,
                     .decode_sequences = d.sequences};
-    view.prefill_s_per_token = ratio(ps.step_seconds, ps.prompt_tokens);
-    view.decode_s_per_token = view.prefill_s_per_token;
-    view.step_s = ratio(ds.step_seconds, ds.steps);
-    const InstanceStats& poster = options_.disagg_options.pull ? ds : ps;
-    view.kv_s_per_token = poster.wire_s_per_byte * double(prefill.info.layout.shape.token_bytes());
+    add_costs(view, ps, ds, prefill.info.layout.shape);
     attempt.order = options_.disagg->decide(view, options_.disagg_options);
     if (attempt.order == DisaggOrder::pull && options_.zero_copy) attempt.order = DisaggOrder::push;
     // There P says nothing of the logits that it sees.
@@ -164,6 +188,13 @@ void Conductor::on(InstanceId from, PrefillJob job, Out&) {
   if (found == attempts_.end() || found->second.decode != from) return;
   if (found->second.order != DisaggOrder::decode_first || std::exchange(found->second.asked, true))
     return;
+  // Of what it says no more than the number is needed.
+  const Entry& entry = requests_.at(found->second.request);
+  job.request = entry.request;
+  job.state = {.choice = found->second.first,
+               .stands_for = found->second.count,
+               .output = entry.choices[size_t(found->second.first)].output};
+  job.decode = from;
   jobs_.push_back(std::move(job));
   dispatch_jobs();
 }

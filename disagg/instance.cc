@@ -108,8 +108,9 @@ void Instance::look_for_answers() {
 }
 
 void Instance::handle(InstanceId, StartRequest message) {
-  if (message.order == DisaggOrder::decode_first) return receiver_.start(std::move(message));
   const AttemptId attempt = message.attempt;
+  if (sender_.has(attempt) || receiver_.has(attempt)) return;  // it comes from another process
+  if (message.order == DisaggOrder::decode_first) return receiver_.start(std::move(message));
   SequencePtr sequence = attempts_.begin(attempt, std::move(message.request), message.state);
   sequence->queue_ticket = attempts_.ticket(attempt, AttemptProgress::started);
   sequence->prompt_ticket = attempts_.ticket(attempt, AttemptProgress::prompt_done);
@@ -123,6 +124,7 @@ void Instance::handle(InstanceId, StartRequest message) {
 // All but the prompt's last token, whose logits the decode instance wants: one that is sampled here
 // is nobody's.
 void Instance::handle(InstanceId, PrefillJob message) {
+  if (sender_.has(message.attempt) || receiver_.has(message.attempt)) return;
   auto request = std::make_shared<Request>();
   request->id = message.request->id;
   request->prompt = message.request->prompt;
@@ -219,15 +221,15 @@ void Instance::handle(InstanceId, PeerBroken message) {
 }
 
 // Between the same two instances an attempt goes one way only.
-void Instance::handle(InstanceId, ReservationCancelled message) {
-  sender_.handle(message);
-  receiver_.handle(message);
+void Instance::handle(InstanceId from, ReservationCancelled message) {
+  sender_.handle(from, message);
+  receiver_.handle(from, message);
 }
 
-void Instance::handle(InstanceId, KvRenewed message) {
+void Instance::handle(InstanceId from, KvRenewed message) {
   for (AttemptId attempt : message.attempts) {
-    sender_.renewed(attempt);
-    receiver_.renewed(attempt);
+    sender_.renewed(from, attempt);
+    receiver_.renewed(from, attempt);
   }
 }
 
@@ -334,12 +336,13 @@ void Instance::publish() {
   s.wait_seconds = engine.wait_seconds;
   s.schedule_seconds = engine.schedule_seconds;
   s.transfers = sent.transfers;
-  s.transfer_bytes = sent.bytes;
-  s.transfer_descriptors = sent.descriptors;
-  s.transfer_seconds = sent.seconds;
+  const ReceiverStats& received = receiver_.stats();
+  s.transfer_bytes = sent.bytes + received.bytes;
+  s.transfer_descriptors = sent.descriptors + received.descriptors;
+  s.transfer_seconds = sent.seconds + received.seconds;
   s.wire_s_per_byte = parts_.rate.s_per_byte();
-  s.kv_refused = receiver_.stats().refused_kv;
-  s.leases_expired = receiver_.stats().expired;
+  s.kv_refused = received.refused_kv;
+  s.leases_expired = received.expired;
   s.heartbeat_s = clock_.now();
 }
 

@@ -80,7 +80,7 @@ class Instance final : private EngineHooks {
   void handle(InstanceId from, KvReserved message) { sender_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvDelivered message) { receiver_.handle(from, std::move(message)); }
   void handle(InstanceId from, KvOffered message) { receiver_.handle(from, std::move(message)); }
-  void handle(InstanceId from, KvTaken message) { (void)from, sender_.handle(message); }
+  void handle(InstanceId from, KvTaken message) { sender_.handle(from, message); }
   void handle(InstanceId from, ReservationCancelled message);
   void handle(InstanceId from, KvRenewed message);
   // The conductor's alone.

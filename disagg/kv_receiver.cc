@@ -42,8 +42,8 @@ void KvReceiver::handle(InstanceId from, ReserveKv message) {
 }
 
 void KvReceiver::handle(InstanceId from, KvOffered message) {
-  const bool sound = !message.choices.empty() && !message.choices[0].output.empty();
-  if (!sound || !parts_.peers.contains(from) || attempts_.aborted(message.attempt)) {
+  if (has(message.attempt)) return;
+  if (!parts_.peers.contains(from) || attempts_.aborted(message.attempt)) {
     parts_.tell(from, ReservationCancelled{message.attempt});
     return;
   }
@@ -74,10 +74,16 @@ void KvReceiver::handle(InstanceId from, KvDelivered message) {
   }
   Incoming& in = found->second;
   if (in.order == DisaggOrder::push) {
-    if (message.choices.empty()) {  // it comes from another process
+    // It comes from another process: each choice is one token further than the prompt's KV.
+    const size_t next = in.tokens.size() + 1 - in.request->prompt.size();
+    const bool sound = std::ranges::all_of(message.choices, [&](const ChoiceState& state) {
+      return state.output.size() == next && next < size_t(in.request->max_tokens) &&
+             state.choice + state.stands_for <= in.n_choices();
+    });
+    if (message.choices.empty() || !sound) {
       give_back(from, message.attempt, message.handover);
-      parts_.tell(kConductor,
-                  AttemptFailed{message.attempt, AttemptFailure::refused, "its delivery is empty"});
+      parts_.tell(kConductor, AttemptFailed{message.attempt, AttemptFailure::refused,
+                                            "its delivery does not fit the request"});
       return drop(message.attempt);
     }
     in.choices = std::move(message.choices);
@@ -91,9 +97,9 @@ void KvReceiver::handle(InstanceId from, KvDelivered message) {
   finished_prefills_.push_back(message.attempt);
 }
 
-void KvReceiver::handle(const ReservationCancelled& message) {
+void KvReceiver::handle(InstanceId from, const ReservationCancelled& message) {
   auto found = incoming_.find(message.attempt);
-  if (found == incoming_.end()) return;
+  if (found == incoming_.end() || found->second.from != from) return;
   Incoming& in = found->second;
   if (in.delivered) {  // a post has failed after the delivery
     in.arrived = in.arrived && in.posts == 0;
@@ -108,9 +114,9 @@ void KvReceiver::handle(const ReservationCancelled& message) {
   drop(message.attempt);
 }
 
-void KvReceiver::renewed(AttemptId attempt) {
+void KvReceiver::renewed(InstanceId from, AttemptId attempt) {
   auto found = incoming_.find(attempt);
-  if (found != incoming_.end() && found->second.from >= 0)
+  if (found != incoming_.end() && found->second.from == from)
     found->second.deadline_s = parts_.new_deadline();
 }
 
@@ -157,7 +163,7 @@ bool KvReceiver::grant(AttemptId attempt, Incoming& in) {
     const int need =
         (n_tokens + kv.block_tokens - 1) / kv.block_tokens -
         parts_.memory.probe(in.tokens, kv_salt(*in.request, attempt)) / kv.block_tokens;
-    if (need + spare > kv.available() || !reserve(attempt, in)) return false;
+    if ((in.kv == kNoKv && need + spare > kv.available()) || !reserve(attempt, in)) return false;
   }
   in.granted = true;
   granted_choices_ += in.n_choices();
@@ -175,16 +181,20 @@ bool KvReceiver::grant(AttemptId attempt, Incoming& in) {
   return true;
 }
 
+// What a tier of this instance has need not cross: it is loaded while the other one computes. Until
+// it is there those who came later wait, too, and nothing but it is held.
 bool KvReceiver::reserve(AttemptId attempt, Incoming& in) {
   KvMemory& memory = parts_.memory;
-  // What a tier of this instance has the other one has computed or loaded: it comes from there.
-  const Result<KvReservation> reserved =
-      memory.reserve_here(in.tokens, kv_salt(*in.request, attempt));
-  if (!reserved) return false;
-  in.kv = reserved.value().handle;
-  in.cached_tokens = reserved.value().cached_tokens;
+  if (in.kv == kNoKv) {
+    const Result<KvReservation> reserved = memory.reserve(in.tokens, kv_salt(*in.request, attempt));
+    if (!reserved) return false;
+    in.kv = reserved.value().handle;
+    in.loading = reserved.value().loading;
+  }
+  if (!memory.ready(in.kv)) return false;
+  in.cached_tokens = memory.written_tokens(in.kv);
   if (!memory.append(in.kv, int(in.tokens.size()) - in.cached_tokens)) {
-    memory.free(std::exchange(in.kv, kNoKv));
+    if (!in.loading) memory.free(std::exchange(in.kv, kNoKv));
     return false;
   }
   in.lease = memory.pin(in.kv);
@@ -217,13 +227,18 @@ void KvReceiver::read(Incoming& in) {
   in.delivered = true;
   const int n_tokens = int(in.tokens.size());
   if (in.cached_tokens >= n_tokens) return;
+  const double start = parts_.clock.now();
   parts_.plan_read(in.from, in.source, in.kv, {in.cached_tokens, n_tokens, 0, parts_.n_layers},
                    plan_);
   in.checksums = in.source.checksums;
   in.read_s = parts_.clock.now();
   in.read_bytes = plan_.bytes;
-  in.reading =
-      parts_.wire.post({in.from, KvOp::read, in.source.window, in.deadline_s}, plan_);
+  in.reading = parts_.wire.post({in.from, KvOp::read, in.source.window,
+                                 parts_.post_deadline(in.request->deadline_s, plan_.bytes)},
+                                plan_);
+  stats_.bytes += int64_t(plan_.bytes);
+  stats_.descriptors += int64_t(plan_.copies.size());
+  stats_.seconds += parts_.clock.now() - start;
 }
 
 // ---- What has come.
@@ -391,7 +406,7 @@ void KvReceiver::drop(AttemptId attempt) {
   if (in.kv != kNoKv) {
     if (in.reading) parts_.wire.cancel(*in.reading);
     parts_.memory.free(in.kv);
-    quarantine_.push_back({in.window, in.reading, in.lease});
+    if (in.granted) quarantine_.push_back({in.window, in.reading, in.lease});
   }
   incoming_.erase(found);
   free_quarantined();

@@ -18,6 +18,8 @@ namespace xpyd {
 struct ReceiverStats {
   int64_t refused_kv = 0;  // deliveries whose KV was short, late or changed: computed again here
   int64_t expired = 0;     // promises given up because the peer was silent
+  int64_t bytes = 0, descriptors = 0;  // pull: of its posts
+  double seconds = 0;                  // … planning and posting
 };
 
 class KvReceiver {
@@ -30,8 +32,8 @@ class KvReceiver {
   void handle(InstanceId from, ReserveKv message);
   void handle(InstanceId from, KvDelivered message);
   void handle(InstanceId from, KvOffered message);
-  void handle(const ReservationCancelled& message);
-  void renewed(AttemptId attempt);
+  void handle(InstanceId from, const ReservationCancelled& message);
+  void renewed(InstanceId from, AttemptId attempt);
   // Gives up what is shared with the peer. `why`: for the conductor; "" where it knows.
   void peer_gone(InstanceId peer, const std::string& why = "");
 
@@ -42,6 +44,7 @@ class KvReceiver {
 
   // Posts of what was delivered are on their way: nobody but the wire tells when they have arrived.
   bool counts() const { return !finished_prefills_.empty(); }
+  bool has(AttemptId attempt) const { return incoming_.contains(attempt); }
   bool empty() const { return incoming_.empty() && quarantine_.empty(); }
   int expected() const { return int(incoming_.size()); }
   const ReceiverStats& stats() const { return stats_; }
@@ -56,6 +59,7 @@ class KvReceiver {
     SequencePtr sequence;             // decode_first
     KvPlace source;                   // pull
     bool granted = false;
+    bool loading = false;             // not granted: what a tier has of it is held already
     KvHandle kv = kNoKv;              // kNoKv for a zero-copy transport
     KvLease lease = 0;
     int cached_tokens = 0;

@@ -25,6 +25,7 @@ void KvSender::started(const Sequence& sequence) {
   if (out.over || out.order == DisaggOrder::pull) return;
   out.told = true;
   out.n_tokens = sequence.given;
+  out.until_s = sequence.request->deadline_s;
   out.deadline_s = parts_.new_deadline();
   parts_.tell(out.peer, ReserveKv{sequence.attempt, sequence.request, state_of(sequence)});
 }
@@ -70,8 +71,10 @@ void KvSender::send_kv(Outgoing& out, KvHandle kv, int layer_begin, int layer_en
       stats_.descriptors += int64_t(plan_.copies.size());
       const double post_s = parts_.clock.now();
       const uint32_t number = uint32_t(++out.posts);
-      const TransferId id = parts_.wire.post(
-          {out.peer, KvOp::write, out.destination->window, out.deadline_s, number}, plan_);
+      const TransferId id =
+          parts_.wire.post({out.peer, KvOp::write, out.destination->window,
+                            parts_.post_deadline(out.until_s, plan_.bytes), number},
+                           plan_);
       const TransferState state = parts_.wire.poll(id);
       if (state == TransferState::in_flight)
         out.in_flight.push_back({id, parts_.memory.pin(kv), post_s, plan_.bytes});
@@ -123,25 +126,28 @@ void KvSender::cancelled(const Sequence& sequence) {
   out.over = true;
 }
 
-void KvSender::handle(const KvTaken& message) {
+void KvSender::handle(InstanceId from, const KvTaken& message) {
   auto found = outgoing_.find(message.attempt);
-  if (found == outgoing_.end() || !(found->second.offered || found->second.given)) return;
+  if (found == outgoing_.end() || found->second.peer != from ||
+      !(found->second.offered || found->second.given))
+    return;
   if (found->second.offered) ++stats_.transfers;
   found->second.told = false;  // nothing more to say
   found->second.over = true;
 }
 
-void KvSender::handle(const ReservationCancelled& message) {
+void KvSender::handle(InstanceId from, const ReservationCancelled& message) {
   auto found = outgoing_.find(message.attempt);
-  if (found == outgoing_.end()) return;
+  if (found == outgoing_.end() || found->second.peer != from) return;
   found->second.told = false;
   give_up(message.attempt, found->second, AttemptFailure::given_up,
           "its decode instance has given it up");
 }
 
-void KvSender::renewed(AttemptId attempt) {
+void KvSender::renewed(InstanceId from, AttemptId attempt) {
   auto found = outgoing_.find(attempt);
-  if (found != outgoing_.end()) found->second.deadline_s = parts_.new_deadline();
+  if (found != outgoing_.end() && found->second.peer == from)
+    found->second.deadline_s = parts_.new_deadline();
 }
 
 void KvSender::peer_gone(InstanceId peer, const std::string& why) {

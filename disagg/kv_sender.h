@@ -13,10 +13,6 @@
 
 namespace xpyd {
 
-// When the KV of a prompt crosses: as each layer of each chunk is done, after each chunk, or at the
-// end.
-enum class StreamKv : uint8_t { layer, chunk, request };
-
 // Sent by this instance; cumulative.
 struct SenderStats {
   int64_t transfers = 0, bytes = 0, descriptors = 0;
@@ -39,9 +35,10 @@ class KvSender {
   void cancelled(const Sequence& sequence);
 
   void handle(InstanceId from, KvReserved message);
-  void handle(const KvTaken& message);
-  void handle(const ReservationCancelled& message);
-  void renewed(AttemptId attempt);
+  // Of a peer that has no part in the attempt they mean nothing.
+  void handle(InstanceId from, const KvTaken& message);
+  void handle(InstanceId from, const ReservationCancelled& message);
+  void renewed(InstanceId from, AttemptId attempt);
   // Gives up what is shared with the peer. `why`: for the conductor; "" where it knows.
   void peer_gone(InstanceId peer, const std::string& why = "");
 
@@ -51,6 +48,7 @@ class KvSender {
   // Ends what waits here; nothing is told to peers.
   void clear(FinishReason reason, const std::string& error);
 
+  bool has(AttemptId attempt) const { return outgoing_.contains(attempt); }
   bool empty() const { return outgoing_.empty(); }
   int sending() const;
   const SenderStats& stats() const { return stats_; }
@@ -62,6 +60,7 @@ class KvSender {
     bool computing = true;  // the engine has its sequence
     bool told = false;      // the peer knows of it
     int n_tokens = 0;       // told: for which it was asked for room
+    double until_s = 0;     // told: of the request
     std::optional<KvPlace> destination;
     std::vector<int> sent;  // [n_layers]: tokens already posted
     struct Flight {

@@ -41,10 +41,11 @@ DisaggOrder conditional_cost(const DisaggView& view, const DisaggOptions& o) {
   const double local_s = double(view.decode_queued_tokens) * view.decode_s_per_token +
                          local_tokens * view.decode_s_per_token + chunks * view.step_s;
   const double damage_s = double(view.decode_sequences) * local_tokens * view.decode_s_per_token;
-  const double transfer_s =
-      double(view.tokens - view.cached_decode) * view.kv_s_per_token * (1 - view.overlap);
+  const double compute_s = remote_tokens * view.prefill_s_per_token;
+  const double transfer_s = double(view.tokens - view.cached_decode) * view.kv_s_per_token;
+  const double exposed_s = transfer_s - std::min(transfer_s * view.overlap, compute_s);
   const double remote_s = double(view.prefill_queued_tokens) * view.prefill_s_per_token +
-                          remote_tokens * view.prefill_s_per_token + transfer_s + view.step_s;
+                          compute_s + exposed_s + view.step_s;
   return remote_s < local_s + damage_s ? remote(o) : DisaggOrder::local;
 }
 
@@ -56,6 +57,12 @@ constexpr DisaggPolicy kPolicies[] = {
 };
 
 }  // namespace
+
+double overlap(StreamKv stream, bool pull, int n_layers, int tokens, int chunk_tokens) {
+  if (pull || stream == StreamKv::request) return 0;
+  const double last = std::min(1.0, double(chunk_tokens) / std::max(1, tokens));
+  return 1 - (stream == StreamKv::layer ? last / n_layers : last);
+}
 
 std::span<const DisaggPolicy> disagg_policies() { return kPolicies; }
 

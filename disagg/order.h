@@ -17,6 +17,10 @@ enum class DisaggOrder : uint8_t {
                  // blocks
 };
 
+// When the KV of a prompt crosses: as each layer of each chunk is done, after each chunk, or at the
+// end.
+enum class StreamKv : uint8_t { layer, chunk, request };
+
 struct DisaggOptions {
   bool pull = false;                     // prefill_first: D reads
   int max_local_prefill_tokens =
@@ -42,9 +46,13 @@ struct DisaggView {
   double decode_s_per_token = 0;     // computing a prompt on D, beside its decodes
   double step_s = 0;                 // of D, without a prompt
   double kv_s_per_token = 0;         // over the wire
-  double overlap = 0;                // share of the transfer that is hidden behind the computation
+  double overlap = 0;                // overlap()
   int chunk_tokens = 512;
 };
+
+// The share of a prompt's transfer that can go on while the prompt is computed: all but what its
+// last computation alone makes ready.
+double overlap(StreamKv stream, bool pull, int n_layers, int tokens, int chunk_tokens);
 
 struct DisaggPolicy {
   const char* name;

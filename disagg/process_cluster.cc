@@ -38,7 +38,10 @@ class ProcessCluster::Probe final : public InstanceProbe {
 };
 
 ProcessCluster::ProcessCluster(ProcessClusterOptions options, Clock& clock)
-    : options_(std::move(options)), clock_(clock), conductor_(options_.conductor, clock, *this) {}
+    : options_(std::move(options)),
+      clock_(clock),
+      door_{kToConductor, options_.conductor.limits},
+      conductor_(options_.conductor, clock, *this) {}
 
 Result<std::unique_ptr<ProcessCluster>> ProcessCluster::create(ProcessClusterOptions options,
                                                                Clock& clock) {
@@ -86,11 +89,13 @@ ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
     workers_[id].process = peer.id;
   }
   return {[this, id, channel](uint16_t type, std::string_view payload) {
-            Result<Envelope> got = decode(type, payload, clock_.now());
+            Result<Envelope> got = decode(type, payload, clock_.now(), door_);
             if (got) return on_message(id, std::move(got.value().message));
-            std::fprintf(stderr, "xpyd: a message of instance %d: %s\n", id,
+            std::fprintf(stderr, "xpyd: instance %d is refused: it said %s\n", id,
                          got.error().message.c_str());
-            channel->close("a message cannot be read");
+            // What it had is placed anew, and is no reason to suspect the request.
+            conductor_.left(id, "it was refused", AttemptFailure::refused);
+            channel->close("refused: it said " + got.error().message);
           },
           [this, id](const std::string& why) { on_closed(id, why); }};
 }
@@ -144,6 +149,7 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
   if (auto* report = std::get_if<Report>(&message)) {
     std::lock_guard lock(mutex_);
     Worker& worker = workers_.at(id);
+    report->stats.name = worker.name;  // not what it says
     if (worker.probe) worker.probe->heard(report->stats);
   }
   conductor_.receive(id, std::move(message));
@@ -248,6 +254,19 @@ Status ProcessCluster::retire(const std::string& name, std::optional<Role> role)
   }
   conductor_.drain(id, true);
   return ok();
+}
+
+// What a worker's door would refuse costs its channel: it is refused here. What is too long the
+// conductor says in words of its own.
+Status ProcessCluster::submit(std::shared_ptr<const Request> request,
+                              std::shared_ptr<EventSink> sink) {
+  const StartRequest start{.request = request};
+  if (int64_t(request->prompt.size()) + request->max_tokens <= options_.conductor.max_model_len)
+    if (auto crossed = decode(frame_type(start), encode(kConductor, 0, start, clock_.now()),
+                              clock_.now(), {kToInstance, options_.conductor.limits});
+        !crossed)
+      return crossed.error();
+  return conductor_.submit(std::move(request), std::move(sink));
 }
 
 ServiceStats ProcessCluster::stats() const {

@@ -13,6 +13,7 @@
 
 #include "disagg/conductor.h"
 #include "disagg/control/channel.h"
+#include "disagg/control/codec.h"
 #include "disagg/transport/handoff_pool.h"
 
 namespace xpyd {
@@ -44,9 +45,7 @@ class ProcessCluster final : public Runtime, public Post {
   bool wait_idle(double seconds) override { return conductor_.wait_idle(seconds); }
   void stop() override;  // and closes every channel
 
-  Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override {
-    return conductor_.submit(std::move(request), std::move(sink));
-  }
+  Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
   void abort(uint64_t request_id) override { conductor_.abort(request_id); }
   ServiceStats stats() const override;
   std::string trouble() const override { return conductor_.trouble(); }
@@ -75,6 +74,7 @@ class ProcessCluster final : public Runtime, public Post {
 
   const ProcessClusterOptions options_;
   Clock& clock_;
+  const Door door_;
   std::string address_;
   Conductor conductor_;
 

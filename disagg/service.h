@@ -26,7 +26,8 @@ struct InstanceStats {
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
   double step_seconds = 0, schedule_seconds = 0;  // in forward + sampling; in planning
   double wait_seconds = 0;                        // of step_seconds: waiting for the model
-  int64_t transfer_bytes = 0, transfer_descriptors = 0, transfers = 0;  // sent by this instance
+  int64_t transfers = 0;                          // prompts whose KV has left here
+  int64_t transfer_bytes = 0, transfer_descriptors = 0;  // posted here: by P, or pulled by D
   double transfer_seconds = 0;  // of its thread: planning and posting
   double wire_s_per_byte = 0;   // from post to done, over its last posts; 0: not known
   int64_t kv_refused = 0;      // received: short or changed, so that the prompt was computed again

@@ -193,12 +193,12 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
 // ---- Connections.
 
 ChannelEvents Worker::on_conductor(ChannelPtr channel) {
-  return {[this](uint16_t type, std::string_view payload) {
-            Result<Envelope> got = decode(type, payload, clock_.now());
+  return {[this, channel](uint16_t type, std::string_view payload) {
+            Result<Envelope> got =
+                decode(type, payload, clock_.now(), {kToInstance, limits(options_.cluster)});
             if (got) return on_message(kConductor, std::move(got.value().message));
-            log_refusal("a message of the conductor: " + got.error().message);
-            std::lock_guard lock(mutex_);
-            if (conductor_) conductor_->close("a message cannot be read");
+            log_refusal("the conductor is refused: it said " + got.error().message);
+            channel->close("refused: it said " + got.error().message);
           },
           [this, channel](const std::string& why) {
             std::lock_guard lock(mutex_);
@@ -210,14 +210,13 @@ ChannelEvents Worker::on_conductor(ChannelPtr channel) {
 }
 
 ChannelEvents Worker::on_peer(InstanceId id, ChannelPtr channel) {
-  return {[this, id](uint16_t type, std::string_view payload) {
-            Result<Envelope> got = decode(type, payload, clock_.now());
-            if (got) {
-              on_message(id, std::move(got.value().message));
-            } else {
-              log_refusal("a message of instance " + std::to_string(id) + ": " +
-                          got.error().message);
-            }
+  return {[this, id, channel](uint16_t type, std::string_view payload) {
+            Result<Envelope> got =
+                decode(type, payload, clock_.now(), {kBetweenInstances, limits(options_.cluster)});
+            if (got) return on_message(id, std::move(got.value().message));
+            log_refusal("instance " + std::to_string(id) + " is refused: it said " +
+                        got.error().message);
+            channel->close("refused: it said " + got.error().message);
           },
           [this, id, channel](const std::string&) {
             std::lock_guard lock(mutex_);
@@ -271,7 +270,7 @@ void Worker::attach(InstanceId id, ChannelPtr channel) {
     channel->send(uint16_t(uint8_t(frame[0]) | uint8_t(frame[1]) << 8),
                   std::string_view(frame).substr(2));
   peer.waiting.clear();
-  if (std::exchange(peer.broken, false) && instance_)
+  if (std::exchange(peer.broken, false) && instance_ && peer.info.id >= 0)
     instance_->send(kConductor, PeerJoined{peer.info});
 }
 

@@ -312,7 +312,10 @@ ConductorOptions TimedCluster::conductor_options() const {
           .zero_copy = options_.wire_gbps == 0,
           .max_model_len = options_.pool_tokens,
           .max_queue_bytes = int64_t{1} << 50,
-          .seed = options_.seed};
+          .seed = options_.seed,
+          .chunk_tokens = options_.step_tokens,
+          .stream_kv = options_.stream_kv,
+          .prior = CostPrior{timed_model_cost(), kTimedRates}};
 }
 
 TimedCluster::TimedCluster(const TimedOptions& options) : options_(options) {

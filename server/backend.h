@@ -11,6 +11,7 @@
 #include "base/options.h"
 #include "base/status.h"
 #include "model/config.h"
+#include "model/cost_model.h"
 #include "model/model.h"
 
 namespace xpyd {
@@ -44,6 +45,7 @@ struct PeakFigure {
 struct DevicePeak {
   std::string device;  // "NVIDIA H200"
   std::vector<PeakFigure> figures;
+  Rates rates;  // of bf16 products and of reads
 };
 
 // Of the names that --dtype and --kv-dtype take.

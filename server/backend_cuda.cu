@@ -124,7 +124,8 @@ Result<DevicePeak> cuda_device_peak() {
                      {"pinned host to device", "GB/s", peak.to_card_gbps},
                      {"device to pinned host", "GB/s", peak.from_card_gbps},
                      {"one kernel on a stream", "us", peak.launch_us},
-                     {"one kernel in a graph of 100", "us", peak.graph_launch_us}}};
+                     {"one kernel in a graph of 100", "us", peak.graph_launch_us}},
+                    {1e12 * peak.one_order_tflops, 1e9 * peak.read_gbps}};
 }
 
 }  // namespace xpyd

@@ -316,7 +316,8 @@ std::string Metrics::render(const ServiceStats& service) const {
                  [](I i) { return i.kv.prefix_hit_tokens; });
   text.instances("num_preemptions_total", "counter", "Sequences sent back to the queue.", all,
                  [](I i) { return i.preemptions; });
-  text.instances("kv_transfer_bytes_total", "counter", "KV bytes sent to other instances.", all,
+  text.instances("kv_transfer_bytes_total", "counter",
+                 "KV bytes that this instance posted: sent, or pulled.", all,
                  [](I i) { return i.transfer_bytes; });
   text.instances("kv_transfer_seconds_total", "counter", "Time in KV transfers.", all,
                  [](I i) { return i.transfer_seconds; });

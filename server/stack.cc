@@ -4,8 +4,10 @@
 #include <cstdio>
 #include <limits>
 #include <sstream>
+#include <thread>
 
 #include "allocator/sharded.h"
+#include "base/peak.h"
 #include "base/version.h"
 #include "batch/admission.h"
 #include "model/folder.h"
@@ -48,6 +50,21 @@ Status check_ranks(const Options& options, const ClusterOptions& cluster,
                      " has no decode instance; colocated instances take --prefill-tp and "
                      "--prefill-pp");
   return ok();
+}
+
+// What one of so many instances on this machine can do at most.
+Result<Rates> instance_rates(const Options& options, size_t n_instances) {
+  if (const auto peak = find_device(options.text("device"))->peak) {
+    Result<DevicePeak> measured = peak();
+    if (!measured) return measured.error();
+    return measured.value().rates;
+  }
+  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  size_t threads = size_t(options.integer("threads"));
+  if (threads == 0) threads = std::max<size_t>(1, cores / n_instances);
+  ThreadTeam team(int(std::min(threads, cores)));
+  const PeakRow peak = cached_peak(team).all;
+  return Rates{1e9 * peak.fma_gflops, 1e9 * peak.read_gbps};
 }
 
 }  // namespace
@@ -146,12 +163,20 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
                    " hands blocks over, and reads none");
   std::istringstream nics(options.text("rdma-nics"));
   for (std::string nic; std::getline(nics, nic, ',');) cluster.nics.push_back(nic);
+  if (!worker && std::string(cluster.disagg->name) == "conditional_cost") {
+    Result<Rates> rates = instance_rates(options, cluster.topology.size());
+    if (!rates) return rates.error();
+    const Dtype dtype = find_dtype(options.text("dtype"));
+    cluster.prior = CostPrior{{stack->config, dtype, dtype, find_dtype(options.text("kv-dtype"))},
+                              rates.value()};
+  }
   cluster.kv_checksum = options.text("kv-checksum") == "on";
   cluster.stream_kv = stream_kv(options.text("stream-kv"));
   cluster.max_batch = int(options.integer("max-batch"));
   cluster.step_tokens =
       int(options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
   cluster.max_model_len = stack->max_model_len;
+  cluster.vocab = stack->config.vocab;
   cluster.max_queue_bytes = options.integer("max-queue-bytes");
   cluster.ahead = options.text("async-scheduling") == "on";
   cluster.eos_tokens = stack->config.eos_tokens;

@@ -2,6 +2,7 @@
 
 #include <climits>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <type_traits>
@@ -28,7 +29,10 @@ struct Encoder {
   ByteWriter& to;
   double now;
 
-  void number(const char*, int value, int, int) { to.number(value); }
+  template <class T>
+  void number(const char*, T value, Number) {
+    to.number(value);
+  }
   template <class T>
   void real(const char*, T value, double, double) {
     to.number(value);
@@ -48,7 +52,7 @@ struct Encoder {
     to.text(is_utf8(value) ? value : replace_invalid_utf8(value));
   }
   template <class T>
-  void numbers(const char*, const std::vector<T>& values, std::type_identity_t<T> = 0) {
+  void numbers(const char*, const std::vector<T>& values, Number = {}) {
     to.numbers(values);
   }
   template <class T>
@@ -84,9 +88,12 @@ struct Decoder {
 
   ByteReader& from;
   double now;
+  const Limits& limits;
 
-  void number(const char* name, int& value, int min, int max) {
-    value = from.number<int>(name, min, max);
+  template <class T>
+  void number(const char* name, T& value, Number range) {
+    const Bounds b = bounds(range, limits);
+    value = from.number<T>(name, T(b.least), T(b.most));
   }
   template <class T>
   void real(const char* name, T& value, double min, double max) {
@@ -115,10 +122,16 @@ struct Decoder {
     value = from.utf8(name, kMaxFramePayloadBytes);
   }
   template <class T>
-  void numbers(const char* name, std::vector<T>& values, std::type_identity_t<T> min = 0) {
+  void numbers(const char* name, std::vector<T>& values) {
     values = from.numbers<T>(name, kMaxFramePayloadBytes);
-    for (T value : values)
-      if (value < min) return from.fail(name, std::to_string(value) + " is below the least");
+  }
+  void numbers(const char* name, std::vector<int32_t>& values, Number range) {
+    numbers(name, values);
+    const Bounds b = bounds(range, limits);
+    for (int32_t value : values)
+      if (value < b.least || value > b.most)
+        return from.fail(name, std::to_string(value) + ", expected from " +
+                                   std::to_string(b.least) + " to " + std::to_string(b.most));
   }
   // One by one: an element in memory is larger than its bytes here may be.
   template <class T>
@@ -159,7 +172,10 @@ struct Describer {
     out += std::string(kind) + " " + name + " " + std::to_string(bytes) + " " + std::to_string(a) +
            " " + std::to_string(b) + "\n";
   }
-  void number(const char* name, int&, int min, int max) { add("number", name, 4, min, max); }
+  template <class T>
+  void number(const char* name, T&, Number range) {
+    add("number", name, sizeof(T), double(range));
+  }
   template <class T>
   void real(const char* name, T&, double min, double max) {
     add("real", name, sizeof(T), min, max);
@@ -176,8 +192,8 @@ struct Describer {
   }
   void text(const char* name, std::string&) { add("text", name, 1); }
   template <class T>
-  void numbers(const char* name, std::vector<T>&, std::type_identity_t<T> min = 0) {
-    add("numbers", name, sizeof(T), double(min));
+  void numbers(const char* name, std::vector<T>&, Number range = Number::n_kinds) {
+    add("numbers", name, sizeof(T), double(range));
   }
   template <class T>
   void list(const char* name, std::vector<T>&, size_t max) {
@@ -209,35 +225,87 @@ void for_each_kind(F f, std::index_sequence<I...>) {
 }
 using Kinds = std::make_index_sequence<std::variant_size_v<Message::variant>>;
 
+// The kinds in the variant's order, and who says them to whom: D down, from the conductor; U up, to
+// it; B both; A across, between instances; - by a worker to its own instance.
+// clang-format off
+constexpr const char* kKinds[] = {
+    "D StartRequest", "D AbortAttempt", "D PeerJoined", "D PeerGone", "U TokenOf",
+    "U AttemptProgress", "U AttemptFailed", "U Report", "B PrefillJob", "A ReserveKv",
+    "A KvReserved", "A KvDelivered", "A ReservationCancelled", "A KvOffered", "A KvTaken",
+    "A KvRenewed", "- PeerBroken", "D ClearPrefixCache", "D Welcome", "D Retire",
+    "U JoinRequest", "U Joined", "U LeaveRequest", "U CacheReport"};
+// clang-format on
+static_assert(std::size(kKinds) == std::variant_size_v<Message::variant>);
+
+bool may_come(char who, Way way) {
+  return way == kAnyWay || (way == kToInstance && (who == 'D' || who == 'B')) ||
+         (way == kToConductor && (who == 'U' || who == 'B')) ||
+         (way == kBetweenInstances && who == 'A');
+}
+
 // What must hold between fields.
-Status check_choice(const ChoiceState& state) {
-  if (state.choice + state.stands_for > codec::kMaxChoices)
-    return invalid("stands_for: more than " + std::to_string(codec::kMaxChoices) + " choices");
-  return ok();
-}
+struct Check {
+  const Limits& limits;
 
-// So that no later arithmetic on it overflows.
-Status check_layout(const KvLayout& layout) {
-  double bytes = double(layout.shape.token_bytes()) * layout.block_tokens * layout.n_blocks;
-  if (bytes > 0x1p50) return invalid("layout: a pool of more than 1 PiB");
-  return ok();
-}
+  static Status choice(const ChoiceState& s) {
+    if (s.choice + s.stands_for > kMaxChoices)
+      return invalid("stands_for: more than " + std::to_string(kMaxChoices) + " choices");
+    if (s.stands_for > 1 && !s.output.empty())
+      return invalid("output: of several choices, expected none");
+    return ok();
+  }
+  // Something of the request is left to be done, and fits the context.
+  Status work(const Request& r, const ChoiceState& s) const {
+    const int64_t longest = int64_t(r.prompt.size()) + r.max_tokens;
+    if (longest > limits.max_model_len)
+      return invalid("max_tokens: " + std::to_string(longest) + " with the prompt, expected " +
+                     std::to_string(limits.max_model_len) + " at most");
+    if (Status status = choice(s); !status) return status;
+    if (s.choice + s.stands_for > r.n)
+      return invalid("choice: of a request with " + std::to_string(r.n));
+    if (s.output.size() >= size_t(r.max_tokens))
+      return invalid("output: " + std::to_string(s.output.size()) + " tokens, expected less than " +
+                     std::to_string(r.max_tokens));
+    return ok();
+  }
+  // So that no later arithmetic on it overflows.
+  static Status layout(const KvLayout& layout) {
+    double bytes = double(layout.shape.token_bytes()) * layout.block_tokens * layout.n_blocks;
+    if (bytes > 0x1p50) return invalid("layout: a pool of more than 1 PiB");
+    return ok();
+  }
 
-Status check(const Message& message) {
-  Status status = ok();
-  auto one = [&](const ChoiceState& state) {
-    if (status) status = check_choice(state);
-  };
-  std::visit(
-      [&](const auto& m) {
-        if constexpr (requires { m.info; }) status = check_layout(m.info.layout);
-        if constexpr (requires { m.state; }) one(m.state);
-        if constexpr (requires { m.choices; })
-          for (const ChoiceState& state : m.choices) one(state);
-      },
-      message);
-  return status;
-}
+  template <class M>
+  Status operator()(const M& m) const {
+    if constexpr (requires { m.info; }) return layout(m.info.layout);
+    if constexpr (requires { m.state; }) return work(*m.request, m.state);
+    return ok();
+  }
+  Status operator()(const PrefillJob& m) const {
+    if (m.request->prompt.size() + m.state.output.size() < 2)
+      return invalid("prompt: nothing that another instance could compute");
+    return work(*m.request, m.state);
+  }
+  Status operator()(const KvDelivered& m) const {
+    for (const ChoiceState& state : m.choices)
+      if (Status status = choice(state); !status) return status;
+    return ok();
+  }
+  Status operator()(const KvOffered& m) const {
+    if (m.choices.empty()) return invalid("choices: none");
+    for (const ChoiceState& state : m.choices) {
+      if (Status status = work(*m.request, state); !status) return status;
+      if (state.output.empty() || state.output.size() != m.choices[0].output.size())
+        return invalid("output: expected as much of each choice, and one token at least");
+    }
+    return ok();
+  }
+  Status operator()(const TokenOf& m) const {
+    if (m.event.token < 0 && m.event.finish == FinishReason::none)
+      return invalid("token: none, and no end either");
+    return ok();
+  }
+};
 
 }  // namespace
 
@@ -252,23 +320,29 @@ std::string encode(InstanceId from, InstanceId to, const Message& message, doubl
   return writer.take();
 }
 
-Result<Envelope> decode(uint16_t type, std::string_view payload, double now) {
+Result<Envelope> decode(uint16_t type, std::string_view payload, double now, const Door& door) {
+  const size_t kind = size_t(type) - kFirstFrameType;
+  if (type < kFirstFrameType || kind >= std::size(kKinds))
+    return invalid("a message of unknown type " + std::to_string(type));
+  const auto wrong = [kind](const Error& error) {
+    return invalid(kKinds[kind] + 2 + (": " + error.message));
+  };
+  if (!may_come(kKinds[kind][0], door.way)) return wrong({{}, "not for this one to say"});
   Envelope envelope;
   ByteReader reader(payload);
   envelope.to = reader.number<InstanceId>("to", kConductor, INT_MAX);
   envelope.from = reader.number<InstanceId>("from", kConductor, INT_MAX);
-  Decoder decoder{reader, now};
-  bool known = false;
+  Decoder decoder{reader, now, door.limits};
   for_each_kind(
       [&]<size_t I>(std::in_place_index_t<I>) {
-        if (type != kFirstFrameType + I) return;
-        known = true;
-        codec::fields(decoder, envelope.message.emplace<I>());
+        if (kind == I) codec::fields(decoder, envelope.message.emplace<I>());
       },
       Kinds());
-  if (!known) return invalid("a message of unknown type " + std::to_string(type));
-  if (Status status = reader.finish(); !status) return status.error();
-  if (Status status = check(envelope.message); !status) return status.error();
+  if (Status status = reader.finish(); !status) return wrong(status.error());
+  const Check check{door.limits};
+  const Status fits = std::visit([&](const auto& m) { return check(m); },
+                                 static_cast<const Message::variant&>(envelope.message));
+  if (!fits) return wrong(fits.error());
   return envelope;
 }
 

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "base/status.h"
+#include "disagg/control/ranges.h"
 #include "disagg/messages.h"
 
 namespace xpyd {
@@ -24,9 +25,17 @@ uint16_t frame_type(const Message& message);
 // `now`: Clock seconds, here.
 std::string encode(InstanceId from, InstanceId to, const Message& message, double now);
 
-// Whatever the bytes are: a message in which every count, enumerator, token id and text is in its
-// range, or an error that names the field.
-Result<Envelope> decode(uint16_t type, std::string_view payload, double now);
+// What a process lets in on one channel: who speaks there to whom, and the ranges of what is said.
+// Nobody but the conductor, on its own channel, can say what the conductor says.
+enum Way : uint8_t { kToInstance, kToConductor, kBetweenInstances, kAnyWay };
+struct Door {
+  Way way = kAnyWay;
+  Limits limits = {};
+};
+
+// Whatever the bytes are: a message that may come this way, in which every count, enumerator, token
+// id and text is in its range and the fields fit each other; or an error that names kind and field.
+Result<Envelope> decode(uint16_t type, std::string_view payload, double now, const Door& door = {});
 
 // For whoever passes a message on without looking inside.
 Result<InstanceId> destination(std::string_view payload);

@@ -201,12 +201,14 @@ TEST_CASE("tiers: a block is moved once, however many want it", "[tiers]") {
     const auto tokens = tokens_of(1, 22);
     KvHandle handles[3];
     for (int i = 0; i < 2; ++i) {
-      const KvReservation r = t.kv->reserve_here(tokens, 0).value();
+      const KvReservation r = t.kv->reserve(tokens, 0).value();
       CHECK(!r.loading);
       handles[i] = r.handle;
       REQUIRE(t.kv->append(r.handle, 22));
-      write_rows(t.kv->view(r.handle), tokens, 0, 0);
-      t.kv->written(r.handle, tokens);
+    }
+    for (int i = 0; i < 2; ++i) {
+      write_rows(t.kv->view(handles[i]), tokens, 0, 0);
+      t.kv->written(handles[i], tokens);
     }
     CHECK(t.stats().bytes_out == int64_t(5 * kBlockBytes));
     // A third asks for what is still on its way out.
@@ -618,8 +620,7 @@ class Trial {
 
   void reserve() {
     Live s{kNoKv, random_.below(2) * 77, {}, draw_tokens(), false, 0};
-    const Result<KvReservation> r = random_.below(8) == 0 ? kv().reserve_here(s.prompt, s.salt)
-                                                          : kv().reserve(s.prompt, s.salt);
+    const Result<KvReservation> r = kv().reserve(s.prompt, s.salt);
     if (!r) return;
     s.handle = r.value().handle;
     s.loading = r.value().loading;

@@ -249,7 +249,7 @@ void Sim::configure() {
                             .first_generation = chance(0.5)};
   options.max_queue_bytes = 16 << 20;
   options.prefill_window = up_to(2);
-  options.max_tries = 200;
+  options.max_tries = options.max_crashes = 200;  // nobody here dies of a request
   options.seed = random_.next();
 
   const int p = up_to(3), d = up_to(3), c = int(random_.below(2));

@@ -10,7 +10,7 @@
 #include "disagg/control/channel.h"
 #include "disagg/envelope.h"
 #include "tests/catch.h"
-#include "tests/fields.h"
+#include "tests/disagg/full_messages.h"
 
 namespace xpyd::testing {
 namespace {
@@ -18,46 +18,6 @@ namespace {
 static_assert(n_fields<AbortAttempt> == 1);
 static_assert(n_fields<KvDelivered> == 6);
 static_assert(n_fields<KvTierStats> == 19);
-
-constexpr double kSender = 5000, kReceiver = 123.5;  // "now", by two clocks
-
-// Fills every member with something that is not its default, all different as far as types allow.
-class Filler {
- public:
-  template <class T>
-  void operator()(T& x) {
-    int next = ++counter_;
-    if constexpr (std::is_same_v<T, bool>) {
-      x = !x;
-    } else if constexpr (std::is_same_v<T, float>) {
-      x = 0.5f + float(next % 32) / 64;  // in the range of a probability, which some are
-    } else if constexpr (std::is_same_v<T, double>) {
-      x = kSender - next - 0.25;  // in the range of a time, which most are
-    } else if constexpr (std::is_enum_v<T>) {
-      x = T(1);
-    } else if constexpr (std::is_same_v<T, int>) {
-      x = next % 2 + 3;  // in the range of a choice, which some are, and of two added
-    } else if constexpr (std::is_integral_v<T>) {
-      x = T(0x1122334455660000) + T(next);
-    } else if constexpr (std::is_same_v<T, std::string>) {
-      x = "text " + std::to_string(next) + " é";
-    } else if constexpr (requires { x.push_back({}); }) {
-      x.resize(size_t(2 + next % 3));
-      for (auto& element : x) (*this)(element);
-    } else if constexpr (fields_detail::is_optional<T>) {
-      (*this)(x.emplace());
-    } else if constexpr (std::is_same_v<T, std::shared_ptr<const Request>>) {
-      auto request = std::make_shared<Request>();
-      (*this)(*request);
-      x = request;
-    } else {
-      for_each_field(x, *this);
-    }
-  }
-
- private:
-  int counter_ = 0;
-};
 
 // All members, as text.
 struct Printer {
@@ -103,27 +63,6 @@ std::string print_message(const Message& message) {
          std::visit([](const auto& m) { return print(m); }, message);
 }
 
-template <size_t I = 0, class F>
-void for_each_kind(F f) {
-  if constexpr (I < std::variant_size_v<Message::variant>) {
-    f(std::in_place_index<I>);
-    for_each_kind<I + 1>(f);
-  }
-}
-
-// One of each kind, every field set.
-std::vector<Message> full_messages() {
-  std::vector<Message> messages;
-  for_each_kind([&]<size_t I>(std::in_place_index_t<I>) {
-    Message message;
-    auto& m = message.emplace<I>();
-    Filler filler;
-    filler(m);
-    messages.push_back(std::move(message));
-  });
-  return messages;
-}
-
 // Catches a field that codec_fields.h does not send: its default arrives.
 TEST_CASE("every field of every message arrives", "[disagg][control][codec]") {
   std::vector<Message> all = full_messages();
@@ -153,6 +92,7 @@ TEST_CASE("every field of every message arrives", "[disagg][control][codec]") {
 
 TEST_CASE("a time crosses as an age", "[disagg][control][codec]") {
   TokenOf message;
+  message.event.token = 1;
   message.event.queued_s = kSender - 2;
   message.event.scheduled_s = kSender + 1;
   message.event.time_s = 0;  // none
@@ -263,7 +203,8 @@ TEST_CASE("what no honest peer sends is refused by name", "[disagg][control][cod
   offered.choices[1].stands_for = 9;
   CHECK(has(error(offered), "stands_for: 9"));
   PeerJoined joined;
-  joined.info.layout = {{4096, 4096, 4096, Dtype::f32}, KvOrder::layer_major, 1 << 30, 1 << 30};
+  joined.info.id = 1;
+  joined.info.layout = {{4096, 4096, 4096, Dtype::f32}, KvOrder::layer_major, 1 << 29, 1 << 29};
   CHECK(has(error(joined), "layout"));
   joined.info.layout.shape.n_layers = -1;
   CHECK(has(error(joined), "n_layers: -1"));

@@ -85,7 +85,7 @@ class Bed {
                                   .fingerprint = fingerprint(*stack_)};
     cluster.conductor.lease_s = lease_s;
     // However often a busy machine makes instances look silent.
-    cluster.conductor.max_tries = 1000;
+    cluster.conductor.max_tries = cluster.conductor.max_crashes = 1000;
     cluster.conductor.patience_s = 120;
     cluster.pool = pool_ = make_handoff_pool(stack_->options).value();
     cluster_ = ProcessCluster::create(std::move(cluster), stack_->clock).value();

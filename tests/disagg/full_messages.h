@@ -1,0 +1,93 @@
+// One message of each kind with every member set, such as an honest member could say it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "disagg/envelope.h"
+#include "tests/fields.h"
+
+namespace xpyd::testing {
+
+inline constexpr double kSender = 5000, kReceiver = 123.5;  // "now", by two clocks
+
+// Fills every member with something that is not its default, all different as far as types allow.
+class Filler {
+ public:
+  template <class T>
+  void operator()(T& x) {
+    int next = ++counter_;
+    if constexpr (std::is_same_v<T, bool>) {
+      x = !x;
+    } else if constexpr (std::is_same_v<T, float>) {
+      x = 0.5f + float(next % 32) / 64;  // in the range of a probability, which some are
+    } else if constexpr (std::is_same_v<T, double>) {
+      x = kSender - next - 0.25;  // in the range of a time, which most are
+    } else if constexpr (std::is_enum_v<T>) {
+      x = T(1);
+    } else if constexpr (std::is_same_v<T, int>) {
+      x = next % 2 + 3;  // in the range of a choice, which some are, and of two added
+    } else if constexpr (std::is_integral_v<T>) {
+      x = T(0x1122334455660000) + T(next);
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      x = "text " + std::to_string(next) + " é";
+    } else if constexpr (requires { x.push_back({}); }) {
+      x.resize(size_t(2 + next % 3));
+      for (auto& element : x) (*this)(element);
+    } else if constexpr (fields_detail::is_optional<T>) {
+      (*this)(x.emplace());
+    } else if constexpr (std::is_same_v<T, std::shared_ptr<const Request>>) {
+      auto request = std::make_shared<Request>();
+      (*this)(*request);
+      x = request;
+    } else {
+      for_each_field(x, *this);
+    }
+  }
+
+ private:
+  int counter_ = 0;
+};
+
+// What must hold between fields.
+template <class M>
+void make_sound(M& m) {
+  const auto one = [](ChoiceState& state) {
+    state.stands_for = 1;
+    state.output.resize(2, 4);
+  };
+  if constexpr (requires { m.request; }) {
+    auto request = std::make_shared<Request>(*m.request);
+    request->n = 8;
+    request->max_tokens = 20;
+    m.request = request;
+  }
+  if constexpr (requires { m.state; }) one(m.state);
+  if constexpr (requires { m.choices; })
+    for (ChoiceState& state : m.choices) one(state);
+}
+
+template <size_t I = 0, class F>
+void for_each_kind(F f) {
+  if constexpr (I < std::variant_size_v<Message::variant>) {
+    f(std::in_place_index<I>);
+    for_each_kind<I + 1>(f);
+  }
+}
+
+// One of each kind, every field set.
+inline std::vector<Message> full_messages() {
+  std::vector<Message> messages;
+  for_each_kind([&]<size_t I>(std::in_place_index_t<I>) {
+    Message message;
+    auto& m = message.emplace<I>();
+    Filler filler;
+    filler(m);
+    make_sound(m);
+    messages.push_back(std::move(message));
+  });
+  return messages;
+}
+
+}  // namespace xpyd::testing

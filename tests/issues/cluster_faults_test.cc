@@ -1,0 +1,324 @@
+// What instances of one process owe each other when a wire loses what it was given; what a D makes
+// of its tiers; what is counted of what it pulls; and how the order of P and D is chosen while
+// nobody has been measured.
+
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <thread>
+
+#include "disagg/transport/fault.h"
+#include "disagg/transport/forwarding.h"
+#include "server/options.h"
+#include "server/stack.h"
+#include "tests/catch.h"
+#include "tests/disagg/sim_cluster.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+constexpr size_t kTokenBytes = 256;  // of the tiny model
+
+Tokens prompt_of(int length, int family) {
+  Tokens prompt;
+  for (int i = 0; i < length; ++i) prompt.push_back((i * 5 + family * 11 + 1) % 96);
+  return prompt;
+}
+
+Tokens undisturbed(const Tokens& prompt, int max_tokens) {
+  TinyCluster tiny({.scheme = "contiguous", .batching = "static"});
+  REQUIRE(tiny.submit(tiny_request(1, prompt, max_tokens)).ok());
+  tiny.run();
+  return tiny.recorder->choice(1).tokens;
+}
+
+// A wire of the table with faults, as a function that the table could have.
+FaultOptions faults;
+std::string wire;
+Result<std::unique_ptr<KvTransport>> make_faulty(const TransportOptions& options) {
+  auto made = find_transport(wire)->make(options);
+  if (!made) return made;
+  return make_fault_transport(std::move(made).value(), faults, options);
+}
+
+void wait_until(const std::function<bool()>& holds, double seconds) {
+  RealClock clock;
+  for (const double until = clock.now() + seconds; !holds() && clock.now() < until;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+}
+
+int held(const TinyCluster& tiny) {
+  int sum = 0;
+  for (const auto& instance : tiny.cluster->instances()) {
+    const KvStats kv = instance->memory().stats();
+    sum += kv.capacity - kv.free - kv.cached;
+  }
+  return sum;
+}
+
+struct Order {
+  const char* disagg;
+  bool pull;
+};
+constexpr Order kOrders[] = {
+    {"prefill_first", false}, {"prefill_first", true}, {"decode_first", false}};
+
+// `serve --topology 1P1D --transport fault:local,drop=1 --request-timeout 2`: each answer was a
+// 504, and P's blocks stayed in_transfer for ever.
+TEST_CASE("lost posts in one process: computed again within the request's time, and nothing leaks",
+          "[issues][lost_posts]") {
+  for (const char* name : {"local", "shm", "tcp"})
+    for (const Order& order : kOrders)
+      for (const StreamKv stream : {StreamKv::layer, StreamKv::request}) {
+        if (order.pull && stream == StreamKv::layer) continue;
+        INFO(name << " " << order.disagg << " pull " << order.pull << " " << int(stream));
+        wire = name;
+        faults = {.seed = 3, .drop = 1};
+        TinySetup setup{.topology = "1P1D", .transport = name, .disagg = order.disagg};
+        setup.disagg_options.pull = order.pull;
+        setup.stream_kv = stream;
+        setup.max_batch = 4;
+        TinyCluster tiny(setup, make_faulty);
+        REQUIRE(tiny.cluster->start().ok());
+        for (uint64_t i = 0; i < 8; ++i) {
+          auto request = tiny_request(i, prompt_of(40, int(i)), 12);
+          request->ignore_eos = true;
+          request->arrival_s = tiny.clock.now();
+          request->deadline_s = tiny.clock.now() + 2;
+          REQUIRE(tiny.submit(request).ok());
+        }
+        CHECK(tiny.cluster->wait_idle(4));
+        wait_until([&] { return held(tiny) == 0; }, 3);
+        CHECK(held(tiny) == 0);
+        int whole = 0;
+        for (uint64_t i = 0; i < 8; ++i) {
+          const Recorder::Choice choice = tiny.recorder->choice(i);
+          CHECK(choice.ends == 1);
+          if (choice.finish == FinishReason::timeout) continue;  // it waited for others' posts
+          CHECK(choice.finish == FinishReason::length);
+          CHECK(choice.tokens == undisturbed(prompt_of(40, int(i)), 12));
+          ++whole;
+        }
+        CHECK(whole >= 4);
+        CHECK(tiny.cluster->stats().instances[1].kv_refused >= 4);
+        tiny.cluster->stop();
+      }
+}
+
+TEST_CASE("faults over every wire in one process: every request ends, and nothing leaks",
+          "[issues][lost_posts]") {
+  const std::pair<const char*, FaultOptions> kFaults[] = {
+      {"drop", {.seed = 1, .drop = 0.3}},
+      {"delay", {.seed = 2, .delay_s = 0.01}},
+      {"truncate", {.seed = 3, .truncate = 1}},
+      {"reorder", {.seed = 4, .reorder = 0.5}},
+      {"duplicate", {.seed = 5, .duplicate = 1}},
+      {"all", {.seed = 6, .drop = 0.1, .reorder = 0.2, .duplicate = 0.3, .truncate = 0.2,
+               .delay_s = 0.005}}};
+  for (const char* name : {"local", "shm", "tcp"})
+    for (const auto& [what, fault] : kFaults)
+      for (const Order& order : kOrders) {
+        INFO(name << " " << what << " " << order.disagg << " pull " << order.pull);
+        wire = name;
+        faults = fault;
+        TinySetup setup{.topology = "2P1D", .transport = name, .disagg = order.disagg};
+        setup.disagg_options.pull = order.pull;
+        TinyCluster tiny(setup, make_faulty);
+        REQUIRE(tiny.cluster->start().ok());
+        for (uint64_t i = 0; i < 12; ++i) {
+          auto request = tiny_request(i, prompt_of(20 + 9 * int(i % 5), int(i)), 6);
+          request->ignore_eos = true;
+          request->deadline_s = tiny.clock.now() + 1;
+          REQUIRE(tiny.submit(request).ok());
+        }
+        CHECK(tiny.cluster->wait_idle(4));
+        wait_until([&] { return held(tiny) == 0; }, 3);
+        CHECK(held(tiny) == 0);
+        for (uint64_t i = 0; i < 12; ++i) CHECK(tiny.recorder->choice(i).ends == 1);
+        tiny.cluster->stop();
+      }
+}
+
+// What waits for its next try was looked at when something else happened, and never by itself.
+TEST_CASE("an attempt that fails again and again in one process ends in its time",
+          "[issues][lost_posts]") {
+  struct Deaf final : ForwardingTransport {
+    using ForwardingTransport::ForwardingTransport;
+    Result<WindowKey> open(PeerId, KvOp, std::span<const MemoryRange>) override {
+      return invalid("no windows today");
+    }
+  };
+  TinyCluster tiny({.topology = "1P1D"},
+                   [](const TransportOptions& options) -> Result<std::unique_ptr<KvTransport>> {
+                     return std::unique_ptr<KvTransport>(
+                         std::make_unique<Deaf>(find_transport("local")->make(options).value()));
+                   });
+  REQUIRE(tiny.cluster->start().ok());
+  auto request = tiny_request(1, prompt_of(30, 1), 300);  // each try brings P's token
+  request->ignore_eos = true;
+  request->deadline_s = tiny.clock.now() + 0.7;
+  REQUIRE(tiny.submit(request).ok());
+  CHECK(tiny.cluster->wait_idle(10));
+  CHECK(tiny.recorder->choice(1).finish == FinishReason::timeout);
+  tiny.cluster->stop();
+}
+
+TEST_CASE("pull: D counts the bytes, pieces and seconds of what it reads", "[issues][pull]") {
+  InstanceStats by[2];
+  for (bool pull : {false, true}) {
+    TinySetup setup{.topology = "1P1D"};
+    setup.disagg_options.pull = pull;
+    setup.stream_kv = StreamKv::request;
+    TinyCluster tiny(setup);
+    REQUIRE(tiny.submit(tiny_request(1, prompt_of(60, 1), 4)).ok());
+    tiny.run();
+    const auto stats = tiny.cluster->stats().instances;
+    by[pull] = stats[pull ? 1 : 0];
+    CHECK(stats[pull ? 0 : 1].transfer_bytes == 0);
+    CHECK(stats[0].transfers == 1);
+  }
+  for (const InstanceStats& poster : by) {
+    CHECK(poster.transfer_bytes == int64_t(60 * kTokenBytes));
+    CHECK(poster.transfer_seconds > 0);
+  }
+  CHECK(by[1].transfer_descriptors == by[0].transfer_descriptors);
+}
+
+// D stored what it had, and took all of it over the wire again.
+TEST_CASE("tiers: what D's tier has is loaded there, and does not cross again", "[issues][tiers]") {
+  for (const Order& order : kOrders)
+    for (const char* scheme : {"paged", "vattention"}) {
+      INFO(order.disagg << " pull " << order.pull << " " << scheme);
+      TinySetup setup{.topology = "1P1D", .scheme = scheme, .disagg = order.disagg};
+      setup.disagg_options.pull = order.pull;
+      setup.prefix_cache = false;  // what a tier has alone
+      setup.pool_bytes = 4 * 512 * kTokenBytes;
+      setup.tiers.host_bytes = 400 * 8 * kTokenBytes;
+      setup.tiers.block_tokens = 8;
+      TinyCluster tiny(setup);
+      int64_t bytes[2] = {};
+      for (int round = 0; round < 2; ++round) {
+        for (int i = 0; i < 6; ++i)
+          REQUIRE(tiny.submit(tiny_request(uint64_t(round * 10 + i), prompt_of(60 + i, i), 4)).ok());
+        tiny.run();
+        for (const InstanceStats& s : tiny.cluster->stats().instances)
+          bytes[round] += s.transfer_bytes;
+        for (int i = 0; i < 6; ++i)
+          CHECK(tiny.recorder->choice(uint64_t(round * 10 + i)).tokens ==
+                undisturbed(prompt_of(60 + i, i), 4));
+      }
+      const KvStats d = tiny.cluster->instances()[1]->memory().stats();
+      CHECK(d.tiers.host_hit_tokens >= 6 * 56);
+      CHECK(bytes[1] - bytes[0] <= bytes[0] - int64_t(6 * 56 * kTokenBytes));
+      CHECK(held(tiny) == 0);
+      tiny.cluster->instances()[1]->memory().check_invariants();
+    }
+}
+
+TEST_CASE("tiers: a request that ends while D loads gives everything back", "[issues][tiers]") {
+  for (int turns = 0; turns < 12; ++turns) {
+    TinySetup setup{.topology = "1P1D"};
+    setup.prefix_cache = false;
+    setup.tiers.host_bytes = 400 * 8 * kTokenBytes;
+    setup.tiers.block_tokens = 8;
+    setup.tiers.copy_gbps = 0.0005;  // GB/s: a prompt's 60 tokens take 30 ms
+    TinyCluster tiny(setup);
+    REQUIRE(tiny.submit(tiny_request(1, prompt_of(60, 1), 4)).ok());
+    tiny.run();
+    REQUIRE(tiny.submit(tiny_request(2, prompt_of(60, 1), 4)).ok());
+    for (int i = 0; i < turns; ++i) (void)tiny.cluster->turn();
+    tiny.cluster->abort(2);
+    tiny.run();
+    wait_until([&] { return tiny.cluster->turn(), held(tiny) == 0; }, 5);
+    CHECK(held(tiny) == 0);
+    CHECK(tiny.recorder->choice(2).ends == 1);
+  }
+}
+
+// ---- conditional_cost.
+
+const DisaggPolicy& cost() { return *find_disagg_policy("conditional_cost"); }
+
+TEST_CASE("conditional_cost: the chunk and the overlap count", "[issues][order]") {
+  CHECK(overlap(StreamKv::layer, false, 32, 500, 512) == Approx(31.0 / 32));
+  CHECK(overlap(StreamKv::layer, false, 32, 2048, 512) == Approx(1 - 0.25 / 32));
+  CHECK(overlap(StreamKv::chunk, false, 32, 2048, 512) == Approx(0.75));
+  CHECK(overlap(StreamKv::chunk, false, 32, 100, 512) == 0);
+  CHECK(overlap(StreamKv::request, false, 32, 2048, 512) == 0);
+  CHECK(overlap(StreamKv::layer, true, 32, 2048, 512) == 0);
+  // The transfer takes as long as the computation: worth it where it hides behind it.
+  DisaggView view{.tokens = 1000,
+                  .prefill_s_per_token = 1e-4,
+                  .decode_s_per_token = 1e-4,
+                  .step_s = 0.01,
+                  .kv_s_per_token = 1e-4,
+                  .chunk_tokens = 100};
+  view.overlap = 0;
+  CHECK(cost().decide(view, {}) == DisaggOrder::local);
+  view.overlap = 0.9;
+  CHECK(cost().decide(view, {}) == DisaggOrder::push);
+  // No more hides than there is computation.
+  view.cached_prefill = 990;
+  CHECK(cost().decide(view, {}) == DisaggOrder::push);
+  view.kv_s_per_token = 1e-3;
+  CHECK(cost().decide(view, {}) == DisaggOrder::local);
+  // Each chunk costs a local prompt a step of D.
+  view = {.tokens = 1000, .prefill_s_per_token = 1e-4, .decode_s_per_token = 1e-4, .step_s = 0.01};
+  view.kv_s_per_token = 3e-5;
+  view.chunk_tokens = 2000;
+  CHECK(cost().decide(view, {}) == DisaggOrder::local);
+  view.chunk_tokens = 100;
+  CHECK(cost().decide(view, {}) == DisaggOrder::push);
+}
+
+// It was local for ever: until P has run it seemed to cost as little as D, and it was never run.
+TEST_CASE("conditional_cost: a P that nobody has used yet gets its share", "[issues][order]") {
+  for (bool pull : {false, true}) {
+    SimOptions options;
+    options.conductor.disagg = &cost();
+    options.conductor.disagg_options.pull = pull;
+    options.conductor.chunk_tokens = 16;
+    options.conductor.prior = CostPrior{{checksum_config()}, {1e6, 1e8}};
+    SimCluster sim;
+    sim.open(std::move(options));
+    sim.add_all("1P1D");
+    sim.tick();
+    auto recorder = std::make_shared<Recorder>();
+    for (uint64_t id = 1; id <= 3; ++id) {
+      auto request = tiny_request(id, Tokens(id == 1 ? 4 : 100, 5), 20);
+      request->ignore_eos = true;
+      REQUIRE(sim.conductor().submit(request, recorder).ok());
+      sim.ticks(5);
+    }
+    for (int i = 0; i < 5000 && !sim.conductor().wait_idle(0); ++i) sim.tick();
+    CHECK(sim.find("P0")->instance->stats().transfers >= 1);
+    CHECK(recorder->ended() == 3);
+  }
+}
+
+TEST_CASE("conditional_cost: the server knows the model's work and the machine's peaks",
+          "[issues][order]") {
+  TempDir dir;
+  const char* before = std::getenv("XDG_CACHE_HOME");
+  const std::string kept = before ? before : "";
+  setenv("XDG_CACHE_HOME", dir.path.c_str(), 1);
+  const std::vector<std::string> words = {"--topology", "1P1D", "--disagg", "conditional_cost",
+                                          "--kv-bytes", "4MiB", "--threads", "1",
+                                          "--chunk-tokens", "96", "--stream-kv", "chunk"};
+  const auto stack =
+      prepare_stack(Options::parse(option_table(), "serve", words, 0).value()).value();
+  before ? setenv("XDG_CACHE_HOME", kept.c_str(), 1) : unsetenv("XDG_CACHE_HOME");
+  const ConductorOptions options = conductor_options(stack->options);
+  REQUIRE(options.prior.has_value());
+  CHECK(options.prior->rates.flops_per_s > 1e8);
+  CHECK(options.prior->rates.bytes_per_s > 1e8);
+  CHECK(options.prior->model.config.hidden == stack->config.hidden);
+  CHECK(options.chunk_tokens == 96);
+  CHECK(options.stream_kv == StreamKv::chunk);
+}
+
+}  // namespace
+}  // namespace xpyd::testing

@@ -1,0 +1,614 @@
+// What a member of the cluster says is checked at the door of whoever hears it: one bad number used
+// to abort every process that it came to, one after the other (a TokenOf with token 600 of 512: the
+// replay of its request aborted fifteen healthy workers).
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <thread>
+
+#include "base/json.h"
+#include "disagg/control/codec.h"
+#include "disagg/control/codec_fields.h"
+#include "disagg/process_cluster.h"
+#include "disagg/worker.h"
+#include "server/options.h"
+#include "server/stack.h"
+#include "tests/catch.h"
+#include "tests/disagg/control_end.h"
+#include "tests/disagg/full_messages.h"
+#include "tests/disagg/sim_cluster.h"
+#include "tests/tiny_model.h"
+
+namespace xpyd::testing {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+// An archive (codec_fields.h) that sets one number of a message to one that it cannot be, the
+// n-th of all that there are.
+struct Spoiler {
+  template <class T>
+  using Ref = T&;
+
+  const Limits& limits;
+  int n;             // counts down
+  std::string what;  // was spoilt; "": there are no more
+
+  template <class T>
+  void set(const char* name, T& value, std::initializer_list<double> wrongs) {
+    for (double wrong : wrongs) {
+      if (std::is_integral_v<T> && (wrong < double(std::numeric_limits<T>::min()) ||
+                                    wrong > double(std::numeric_limits<T>::max())))
+        continue;  // its type cannot say that
+      if (n-- != 0) continue;
+      value = T(wrong);
+      what = std::string(name) + " = " + std::to_string(wrong);
+    }
+  }
+  template <class T>
+  void number(const char* name, T& value, Number kind) {
+    const Bounds b = bounds(kind, limits);
+    set(name, value, {1.001 * double(b.least) - 1, 1.001 * double(b.most) + 1});
+  }
+  template <class T>
+  void real(const char* name, T& value, double min, double max) {
+    set(name, value, {min - 1, 2 * max + 1, std::nan("")});
+  }
+  template <class T>
+  void bits(const char*, T&) {}
+  void flag(const char*, bool&) {}
+  void time(const char* name, double& value) { set(name, value, {1e15, std::nan("")}); }
+  template <class E>
+  void choice(const char* name, E& value, E last) {
+    int number = int(value);
+    set(name, number, {double(last) + 1});
+    value = E(number);
+  }
+  void text(const char*, std::string&) {}
+  template <class T>
+  void numbers(const char*, std::vector<T>&) {}
+  void numbers(const char* name, std::vector<int32_t>& values, Number kind) {
+    number(name, values.back(), kind);
+  }
+  template <class T>
+  void list(const char* name, std::vector<T>& values, size_t max) {
+    if constexpr (!std::is_same_v<T, std::string>) codec::fields(*this, values.back());
+    (void)name, (void)max;
+  }
+  template <class T>
+  void maybe(const char*, std::optional<T>& value) {
+    codec::fields(*this, *value);
+  }
+  template <class T>
+  void part(const char*, T& value) {
+    codec::fields(*this, value);
+  }
+  void request(const char*, std::shared_ptr<const Request>& value) {
+    Request copy = *value;
+    codec::fields(*this, copy);
+    value = std::make_shared<Request>(copy);
+  }
+};
+
+struct Lie {
+  Message message;
+  std::string what;
+};
+
+// Every number of every message, set to what it cannot be; and every message whole.
+std::vector<Lie> lies(const Limits& limits) {
+  std::vector<Lie> all;
+  for (const Message& message : full_messages()) {
+    all.push_back({message, "whole"});
+    for (int n = 0;; ++n) {
+      Message wrong = message;
+      Spoiler spoiler{limits, n, ""};
+      std::visit([&](auto& m) { codec::fields(spoiler, m); }, wrong);
+      if (spoiler.what.empty()) break;
+      all.push_back({std::move(wrong), spoiler.what});
+    }
+  }
+  return all;
+}
+
+constexpr Limits kLimits{
+    .vocab = 512, .max_model_len = 64, .n_layers = 4, .n_kv_heads = 4, .head_dim = 4};
+
+std::string refusal(const Message& message, const Door& door) {
+  auto got = decode(frame_type(message), encode(1, 2, message, kSender), kSender, door);
+  return got ? "" : got.error().message;
+}
+
+TEST_CASE("lies: each number of each message beyond its range is refused by name",
+          "[lies][codec]") {
+  int n = 0;
+  for (const Lie& lie : lies(kLimits)) {
+    const std::string text = refusal(lie.message, {kAnyWay, kLimits});
+    INFO(message_name(lie.message) << ": " << lie.what << ": " << text);
+    if (lie.what == "whole") {
+      CHECK(text == "");
+    } else {
+      const std::string field = lie.what.substr(0, lie.what.find(' '));
+      CHECK(text.find(message_name(lie.message) + (": " + field + ": ")) == 0);
+      ++n;
+    }
+  }
+  CHECK(n > 350);
+}
+
+TEST_CASE("lies: what the conductor says is heard from the conductor alone", "[lies][codec]") {
+  int heard[3] = {};
+  const Way ways[] = {kToInstance, kToConductor, kBetweenInstances};
+  for (const Message& message : full_messages())
+    for (int way = 0; way < 3; ++way) heard[way] += refusal(message, {ways[way], kLimits}) == "";
+  CHECK(heard[0] == 8);
+  CHECK(heard[1] == 9);
+  CHECK(heard[2] == 7);
+  for (const Message& message : {Message(PeerGone{3}), Message(Retire{}), Message(AbortAttempt{1})})
+    CHECK(refusal(message, {kBetweenInstances, kLimits}).find("not for this one to say") !=
+          std::string::npos);
+}
+
+TEST_CASE("lies: what does not fit together is refused", "[lies][codec]") {
+  auto request = std::make_shared<Request>();
+  request->prompt = {1, 2, 3};
+  request->max_tokens = 5;
+  const Door door{kAnyWay, kLimits};
+  CHECK(refusal(ReserveKv{1, request, {}}, door) == "");
+  CHECK(refusal(ReserveKv{1, request, {.output = {1, 2, 3, 4, 5}}}, door) != "");  // all of it
+  CHECK(refusal(ReserveKv{1, request, {.choice = 1}}, door) != "");                // of one
+  CHECK(refusal(ReserveKv{1, request, {.stands_for = 2, .output = {1}}}, door) != "");
+  CHECK(refusal(KvOffered{1, request, {}, {}}, door) != "");
+  CHECK(refusal(KvOffered{1, request, {{.output = {4}}}, {}}, door) == "");
+  CHECK(refusal(KvOffered{1, request, {{}}, {}}, door) != "");
+  CHECK(refusal(TokenOf{1, 0, {}}, door) != "");  // neither a token nor an end
+  auto longest = std::make_shared<Request>(*request);
+  longest->max_tokens = 62;
+  CHECK(refusal(ReserveKv{1, longest, {}}, door) != "");
+  auto short_one = std::make_shared<Request>(*request);
+  short_one->prompt = {1};
+  CHECK(refusal(PrefillJob{1, short_one, {}, 2}, door) != "");
+}
+
+// A conductor and workers of this process, as `serve --processes` and `worker` have them, so that
+// an abort of one of them ends the test.
+class Bed {
+ public:
+  explicit Bed(const std::string& role) : dir_() {
+    const std::vector<std::string> words = {
+        "--processes", "--topology", "1P1D",        "--max-model-len", "200", "--max-batch", "4",
+        "--threads",   "1",          "--transport", "tcp",             "--kv-bytes", "1MiB"};
+    const Options options = Options::parse(option_table(), "serve", words, 0).value();
+    stack_ = prepare_stack(options).value();
+    REQUIRE(open_backend(*stack_, options).ok());
+    ProcessClusterOptions cluster{.conductor = conductor_options(stack_->options),
+                                  .listen = "unix:" + dir_.path + "/conductor",
+                                  .fingerprint = fingerprint(*stack_)};
+    cluster.conductor.lease_s = 30;
+    cluster_ = ProcessCluster::create(std::move(cluster), stack_->clock).value();
+    role_ = role_of(role);
+  }
+  ~Bed() {
+    cluster_->stop();
+    for (auto& worker : workers_) worker->stop();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  void add_worker(std::string join = "") {
+    WorkerOptions options{.cluster = stack_->options,
+                          .role = role_,
+                          .join = join.empty() ? cluster_->address() : join,
+                          .listen = "unix:" + dir_.path + "/peer" + std::to_string(threads_.size()),
+                          .fingerprint = fingerprint(*stack_),
+                          .retry_s = 0.002};
+    workers_.push_back(std::make_unique<Worker>(std::move(options), stack_->clock));
+    threads_.emplace_back([&worker = *workers_.back()] { (void)worker.run(); });
+  }
+  ControlEndpoint endpoint(const std::string& address, NodeRole role, const char* id) const {
+    return {address, {}, {role, id, fingerprint(*stack_), codec_schema()}};
+  }
+  // It answers as it should.
+  void check_answers(uint64_t id) {
+    auto request = tiny_request(id, {7, 8, 9, 10}, 6);
+    request->ignore_eos = true;
+    REQUIRE(cluster_->submit(request, recorder).ok());
+    REQUIRE(cluster_->wait_idle(60));
+    CHECK(recorder->choice(id).finish == FinishReason::length);
+    CHECK(recorder->choice(id).tokens.size() == 6);
+  }
+  ProcessCluster& cluster() { return *cluster_; }
+  Stack& stack() { return *stack_; }
+  const std::string& folder() const { return dir_.path; }
+  Limits limits() const { return xpyd::limits(stack_->options); }
+
+  std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
+
+ private:
+  TempDir dir_;
+  std::unique_ptr<Stack> stack_;
+  std::unique_ptr<ProcessCluster> cluster_;
+  Role role_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<std::thread> threads_;
+};
+
+void say(End& end, const Message& message) {
+  end.channel->send(frame_type(message), encode(1, kConductor, message, 1000));
+}
+
+// Joins as an instance would; then it has a name.
+void join(End& liar, Role role) {
+  say(liar, JoinRequest{role});
+  liar.wait([&] { return !liar.frames.empty(); });
+  InstanceInfo info{.id = 1, .role = role, .capacity_blocks = 100, .block_tokens = 16,
+                    .max_batch = 4};
+  info.layout = {{}, KvOrder::layer_major, 16, 100};
+  info.address = "tcp:127.0.0.1:1";
+  say(liar, Joined{info});
+}
+
+// What is said on stderr meanwhile goes to a file.
+class StderrInFile {
+ public:
+  explicit StderrInFile(std::string path) : path_(std::move(path)), kept_(dup(2)) {
+    const int file = open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
+    dup2(file, 2);
+    ::close(file);
+  }
+  ~StderrInFile() {
+    dup2(kept_, 2);
+    ::close(kept_);
+  }
+  std::string text() const { return read_small_file(path_, 1 << 20).value(); }
+
+ private:
+  const std::string path_;
+  const int kept_;
+};
+
+// Each lie is in the log, in its order, with the name of the message.
+void check_log(const std::string& log, const std::vector<Lie>& said) {
+  size_t at = 0;
+  for (const Lie& lie : said) {
+    INFO(message_name(lie.message) << ", " << lie.what);
+    at = log.find(std::string("is refused: it said ") + message_name(lie.message) + ": ", at);
+    REQUIRE(at != std::string::npos);
+    ++at;
+  }
+  CHECK(said.size() > 350);
+}
+
+// Those of all that may not be said this way; whole messages that may are none.
+std::vector<Lie> lies(Way way, const Limits& limits) {
+  std::vector<Lie> all = lies(limits);
+  std::erase_if(all, [&](const Lie& lie) { return refusal(lie.message, {way, limits}) == ""; });
+  return all;
+}
+
+TEST_CASE("lies: a token beyond the vocabulary ends its member, and nobody else",
+          "[lies][processes]") {
+  Bed bed("colocated");
+  ControlLoop loop(bed.stack().clock);
+  End liar;
+  REQUIRE(loop.connect(bed.endpoint(bed.cluster().address(), NodeRole::colocated, "new"), 5,
+                       liar.on_open())
+              .ok());
+  join(liar, Role::colocated);
+  REQUIRE(bed.cluster().wait_members(1, 20));
+  auto request = tiny_request(1, {7, 8, 9, 10}, 6);
+  request->ignore_eos = true;
+  REQUIRE(bed.cluster().submit(request, bed.recorder).ok());
+  std::optional<AttemptId> attempt;
+  const auto started = [&] {
+    for (const auto& [type, payload] : liar.frames)
+      if (auto got = decode(uint16_t(type), payload, 0); got.ok())
+        if (auto* start = std::get_if<StartRequest>(&got.value().message))
+          attempt = start->attempt;
+    return attempt.has_value();
+  };
+  liar.wait(started);
+  bed.add_worker();
+  REQUIRE(bed.cluster().wait_members(2, 30));
+  TokenOf token{*attempt, 0, {.request_id = 1, .token = bed.limits().vocab + 88}};
+  say(liar, token);
+  liar.wait_closed();
+  CHECK(liar.closed.find("TokenOf: token: " + std::to_string(bed.limits().vocab + 88)) !=
+        std::string::npos);
+  REQUIRE(bed.cluster().wait_idle(60));
+  CHECK(bed.recorder->choice(1).finish == FinishReason::length);
+  bed.check_answers(2);
+  CHECK(bed.recorder->choice(1).tokens == bed.recorder->choice(2).tokens);
+  const ConductorStats totals = bed.cluster().conductor().totals();
+  CHECK(totals.failed_by[size_t(AttemptFailure::refused)] == 1);
+  CHECK(totals.failed_attempts == 1);
+}
+
+TEST_CASE("lies: the conductor drops the member that says one, whichever it is",
+          "[lies][processes]") {
+  Bed bed("colocated");
+  bed.add_worker();
+  REQUIRE(bed.cluster().wait_members(1, 30));
+  ControlLoop loop(bed.stack().clock);
+  const std::vector<Lie> all = lies(kToConductor, bed.limits());
+  int n = 0;
+  {
+    StderrInFile log(bed.folder() + "/log");
+    for (const Lie& lie : all) {
+      End liar;
+      REQUIRE(loop.connect(bed.endpoint(bed.cluster().address(), NodeRole::decode, "new"), 5,
+                           liar.on_open())
+                  .ok());
+      if (n++ % 8 == 0) join(liar, Role::decode);  // a member, and one that is none
+      say(liar, lie.message);
+      liar.wait_closed();
+    }
+    check_log(log.text(), all);
+  }
+  bed.check_answers(1);
+}
+
+TEST_CASE("lies: a worker closes the channel of a peer that says one, or speaks as the conductor",
+          "[lies][processes]") {
+  Bed bed("colocated");
+  bed.add_worker();
+  REQUIRE(bed.cluster().wait_members(1, 30));
+  const std::string door = bed.cluster().conductor().members()[0].control;
+  ControlLoop loop(bed.stack().clock);
+  const std::vector<Lie> all = lies(kBetweenInstances, bed.limits());
+  {
+    StderrInFile log(bed.folder() + "/log");
+    for (const Lie& lie : all) {
+      End liar;
+      REQUIRE(loop.connect(bed.endpoint(door, NodeRole::decode, "i99"), 5, liar.on_open()).ok());
+      say(liar, lie.message);
+      liar.wait_closed();
+    }
+    check_log(log.text(), all);
+  }
+  bed.check_answers(1);
+}
+
+TEST_CASE("lies: a worker leaves a conductor that says one, and joins the next",
+          "[lies][processes]") {
+  Bed bed("colocated");
+  const std::vector<Lie> all = lies(kToInstance, bed.limits());
+  ControlLoop loop(bed.stack().clock);
+  End conductor;
+  REQUIRE(loop.listen(bed.endpoint("unix:" + bed.folder() + "/liar", NodeRole::conductor, "c"),
+                      conductor.on_open())
+              .ok());
+  int n = 0;
+  {
+    StderrInFile log(bed.folder() + "/log");
+    bed.add_worker("unix:" + bed.folder() + "/liar");
+    for (const Lie& lie : all) {
+      conductor.wait([&] { return conductor.opens == n + 1; });
+      say(conductor, lie.message);
+      conductor.wait([&] { return conductor.closes == n + 1; });
+      ++n;
+    }
+    check_log(log.text(), all);
+  }
+  // And now an honest word.
+  conductor.wait([&] { return conductor.opens == n + 1; });
+  say(conductor, Welcome{.id = 1, .name = "C0", .lease_s = 30});
+  const auto joined = [&] {
+    return !conductor.frames.empty() &&
+           std::ranges::any_of(conductor.frames, [](const auto& frame) {
+             return frame.first == frame_type(Joined{});
+           });
+  };
+  conductor.wait(joined);
+}
+
+// ---- What is in range, and of nobody's.
+
+class Meddled : public SimCluster {
+ public:
+  explicit Meddled(bool pull) {
+    SimOptions options;
+    options.conductor.disagg_options.pull = pull;
+    open(std::move(options));
+    add_all("2P1D");
+    tick();
+  }
+  void send(InstanceId from, InstanceId to, Message message) override {
+    Message again = message;
+    if (meddle) meddle(message);
+    SimCluster::send(from, to, std::move(message));
+    if (twice && twice(again)) SimCluster::send(from, to, std::move(again));
+  }
+  void check() {
+    Tokens prompt(60, 7);
+    auto request = tiny_request(1, prompt, 12);
+    request->ignore_eos = true;
+    REQUIRE(conductor().submit(request, recorder).ok());
+    for (int i = 0; i < 20000 && !conductor().wait_idle(0); ++i) tick();
+    ticks(800);
+    CHECK(check_memory(true) == "");
+    CHECK(recorder->choice(1).tokens == checksum_tokens(prompt, 12));
+    CHECK(recorder->choice(1).ends == 1);
+  }
+  std::function<void(Message&)> meddle;
+  std::function<bool(const Message&)> twice;
+  std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
+};
+
+TEST_CASE("lies: work that is given or offered twice is done once", "[lies]") {
+  for (bool pull : {false, true}) {
+    Meddled sim(pull);
+    sim.twice = [](const Message& m) {
+      return std::holds_alternative<StartRequest>(m) || std::holds_alternative<KvOffered>(m) ||
+             std::holds_alternative<ReserveKv>(m) || std::holds_alternative<PrefillJob>(m);
+    };
+    sim.check();
+    CHECK(sim.conductor().totals().failed_attempts == 0);
+  }
+}
+
+TEST_CASE("lies: a delivery that does not fit its request is a failed attempt", "[lies]") {
+  using Change = void (*)(KvDelivered&);
+  for (Change change : {Change([](KvDelivered& m) { m.choices[0].output.clear(); }),
+                        Change([](KvDelivered& m) { m.choices[0].output.resize(5); }),
+                        Change([](KvDelivered& m) { m.choices[0].choice = 3; }),
+                        Change([](KvDelivered& m) { m.choices.clear(); })}) {
+    Meddled sim(false);
+    sim.meddle = [&](Message& m) {
+      if (auto* delivered = std::get_if<KvDelivered>(&m); delivered && change)
+        std::exchange(change, nullptr)(*delivered);
+    };
+    sim.check();
+    CHECK(sim.conductor().totals().failed_by[size_t(AttemptFailure::refused)] == 1);
+  }
+}
+
+TEST_CASE("lies: a prefill job is what the conductor knows of it, not what D says", "[lies]") {
+  SimOptions options;
+  options.conductor.disagg = find_disagg_policy("decode_first");
+  class Jobs final : public SimCluster {
+   public:
+    void send(InstanceId from, InstanceId to, Message message) override {
+      if (auto* job = std::get_if<PrefillJob>(&message); job && to == kConductor) {
+        auto other = std::make_shared<Request>(*job->request);
+        other->prompt = {1};
+        job->request = other;
+        job->decode = from + 1;
+      }
+      SimCluster::send(from, to, std::move(message));
+    }
+  } sim;
+  sim.open(std::move(options));
+  sim.add_all("1P1D");
+  sim.tick();
+  auto recorder = std::make_shared<Recorder>();
+  const Tokens prompt(60, 9);
+  auto request = tiny_request(1, prompt, 6);
+  request->ignore_eos = true;
+  REQUIRE(sim.conductor().submit(request, recorder).ok());
+  for (int i = 0; i < 5000 && !sim.conductor().wait_idle(0); ++i) sim.tick();
+  CHECK(recorder->choice(1).tokens == checksum_tokens(prompt, 6));
+  CHECK(sim.conductor().totals().failed_attempts == 0);
+}
+
+TEST_CASE("lies: tokens beyond max_tokens are not taken", "[lies]") {
+  Meddled sim(false);
+  int n = 0;
+  sim.meddle = [&](Message& m) {
+    auto* token = std::get_if<TokenOf>(&m);
+    if (!token || token->event.finish == FinishReason::none || n++ > 0) return;
+    token->event.finish = FinishReason::none;
+  };
+  sim.check();
+  CHECK(sim.conductor().totals().failed_by[size_t(AttemptFailure::refused)] == 1);
+}
+
+// ---- A request that ends whoever computes it.
+
+class Deadly final : public SimCluster {
+ public:
+  Deadly() { open({}); }
+  ~Deadly() override { close(); }
+  void ask(uint64_t id, int max_tokens = 12) {
+    prompts_[id] = Tokens(40, int32_t(id));
+    auto request = tiny_request(id, prompts_[id], max_tokens);
+    request->ignore_eos = true;
+    REQUIRE(conductor().submit(request, recorder).ok());
+  }
+  // An attempt at request 1 has begun: that ends the instance, in the step before its first token.
+  void send(InstanceId from, InstanceId to, Message message) override {
+    if (auto* start = std::get_if<StartRequest>(&message); start && start->request->id == 1)
+      deadly_ = start->attempt;
+    if (auto* token = std::get_if<TokenOf>(&message); token && token->attempt == deadly_) {
+      dead_ = from;
+      return;
+    }
+    if (dead_ == from && from != kConductor) return;
+    SimCluster::send(from, to, std::move(message));
+  }
+  void run() {
+    for (int i = 0; i < 20000 && !conductor().wait_idle(0); ++i) {
+      tick();
+      if (dead_ >= 0) {
+        crash(std::exchange(dead_, -1), true);
+        ++crashes;
+        add(Role::colocated);
+      }
+    }
+  }
+  const Tokens& prompt(uint64_t id) { return prompts_[id]; }
+
+  int crashes = 0;
+  std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
+
+ private:
+  InstanceId dead_ = -1;
+  AttemptId deadly_ = 0;
+  std::map<uint64_t, Tokens> prompts_;
+};
+
+TEST_CASE("a request that has ended two instances ends with an error, and its prompt's hash is told",
+          "[lies][conductor]") {
+  TempDir dir;
+  Deadly sim;
+  sim.add_all("3C");
+  sim.tick();
+  sim.ask(1);
+  std::string log;
+  {
+    StderrInFile file(dir.path + "/log");
+    sim.run();
+    log = file.text();
+  }
+  CHECK(sim.crashes == 2);
+  CHECK(sim.recorder->choice(1).finish == FinishReason::error);
+  CHECK(sim.recorder->choice(1).error.find("instances ended while they computed it") !=
+        std::string::npos);
+  CHECK(sim.recorder->choice(1).ends == 1);
+  INFO(log);
+  CHECK(log.find("request 1 is given up: 2 instances in a row ended while they computed it; its "
+                 "prompt has 40 tokens and the hash ") != std::string::npos);
+}
+
+TEST_CASE("a request that ends instances does not take those with it that were there by chance",
+          "[lies][conductor]") {
+  Deadly sim;
+  sim.add_all("2C");
+  sim.tick();
+  for (uint64_t id = 1; id <= 8; ++id) sim.ask(id);
+  sim.run();
+  CHECK(sim.crashes >= 2);
+  CHECK(sim.crashes <= 4);
+  CHECK(sim.recorder->choice(1).finish == FinishReason::error);
+  for (uint64_t id = 2; id <= 8; ++id) {
+    INFO("request " << id << " " << sim.recorder->choice(id).error);
+    CHECK(sim.recorder->choice(id).tokens == checksum_tokens(sim.prompt(id), 12));
+  }
+  sim.ticks(800);
+  CHECK(sim.check_memory(true) == "");
+}
+
+TEST_CASE("a request whose instances end goes on as long as it gets on", "[lies][conductor]") {
+  Deadly sim;
+  sim.add_all("2C");
+  sim.tick();
+  sim.ask(2, 100);
+  int crashes = 0;
+  for (int i = 0; i < 20000 && !sim.conductor().wait_idle(0); ++i) {
+    sim.tick();
+    const size_t n = sim.recorder->choice(2).tokens.size();
+    if (n < size_t(10 * (crashes + 1)) || n > 90) continue;
+    for (const auto& [id, node] : sim.nodes)
+      if (node->instance->stats().running > 0) {
+        sim.crash(id, true);
+        sim.add(Role::colocated);
+        ++crashes;
+        break;
+      }
+  }
+  CHECK(crashes >= 6);
+  CHECK(sim.recorder->choice(2).tokens == checksum_tokens(sim.prompt(2), 100));
+}
+
+}  // namespace
+}  // namespace xpyd::testing
