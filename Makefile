@@ -40,7 +40,7 @@ LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-l
 
 room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*.cc $(1)/control/*.cc))
 LIB_SRC   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.cc),$(foreach r,$(ROOMS),$(call room_sources,$(r))))
-TEST_SRC  := $(wildcard tests/*.cc) $(foreach r,$(ROOMS) $(if $(filter server,$(ROOMS)),end_to_end issues),$(wildcard tests/$(r)/*.cc))
+TEST_SRC  := $(filter-out $(if $(filter disagg,$(ROOMS)),,tests/tiny_model.cc),$(wildcard tests/*.cc)) $(foreach r,$(ROOMS) $(if $(filter server,$(ROOMS)),end_to_end issues),$(wildcard tests/$(r)/*.cc))
 BENCH_SRC := $(wildcard experiments/bench/*.cc)
 EXP_SRC   := $(wildcard experiments/*.cc)
 EXP_CU    := $(wildcard experiments/cuda/*.cu)
@@ -162,7 +162,7 @@ test-etcd: build  ## cluster membership by Debian's etcd-server (fetched into bu
 	@$(MAKE) --no-print-directory test TESTS='[etcd]'
 
 # The rooms in which something is compiled differently there; the server as a whole answers a question.
-AARCH64_ROOMS ?= base allocator attention model batch
+AARCH64_ROOMS ?= base allocator attention model
 AARCH64        = $(MAKE) --no-print-directory -j$$(nproc) CXX=aarch64-linux-gnu-g++ BUILD=build/aarch64 SYSROOT=build/aarch64/sysroot
 AARCH64_LIBS   = liburing-dev nettle-dev libibverbs-dev libibverbs1 libnl-3-200 libnl-route-3-200 \
                  $(shell apt-cache depends libboost-program-options-dev libboost-context-dev | sed -nE 's/.*Depends: (libboost-.*-dev)$$/\1/p')
@@ -173,7 +173,7 @@ test-aarch64: deps  ## the portable kernels on Arm: compiled by Debian's cross c
 	@$(AARCH64) build/aarch64/xpyd
 	@$(AARCH64) ROOMS="$(AARCH64_ROOMS)" SIMT= LIB=build/aarch64/librooms.a build/aarch64/xpyd_tests
 	@$(QEMU_AARCH64) build/aarch64/xpyd generate --prompt 'The key of box 17 is amber. The key of box 17 is' --max-tokens 4 2>/dev/null | grep -q amber
-	@$(QEMU_AARCH64) build/aarch64/xpyd_tests $(TESTS)
+	@$(QEMU_AARCH64) build/aarch64/xpyd_tests $(or $(TESTS),~[peak])
 
 RDMA_VM = tests/rdma_vm/run build/rdma_vm tests/rdma_vm/tests.sh
 test-rdma: build  ## the rdma wire in a small virtual machine with Soft-RoCE: requests, tests, and speed beside perftest's
