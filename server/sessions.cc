@@ -10,7 +10,8 @@ namespace xpyd {
 size_t Conversation::bytes() const {
   size_t sum = tokens.size() * sizeof(int32_t);
   for (const ChatMessage& message : messages)
-    sum += sizeof message + message.role.size() + message.content.size();
+    sum += sizeof message + message.role.size() + message.content.size() +
+           64 * jinja::weight_of(message.fields);
   return sum;
 }
 
