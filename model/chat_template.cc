@@ -178,13 +178,15 @@ Result<jinja::Text> ChatTemplate::run(const std::vector<ChatMessage>& messages,
     Value content = text(message.content, true);
     if (!reads_text_) content = parts_of(std::move(content));
     std::vector<std::pair<Value, Value>> items;
+    // Nothing but calls is none, which templates look for; else it would print as "None".
+    const bool has_calls = message.fields.dict() && message.fields.dict()->find("tool_calls");
     if (message.fields.dict())
       items = message.fields.dict()->items;
     else
       items = {{text("role", false), Value()}, {text("content", false), Value()}};
     for (auto& [key, value] : items) {
       if (key.text()->bytes == "role") value = text(role, false);
-      if (key.text()->bytes != "content" || value.is_none()) continue;
+      if (key.text()->bytes != "content" || (value.is_none() && has_calls)) continue;
       if (!value.list() || !reads_parts_) value = content;
     }
     list.push_back(jinja::dict_value(std::move(items)));

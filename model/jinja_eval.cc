@@ -38,6 +38,7 @@ void Evaluator::charge(size_t units) {
 }
 
 Value Evaluator::make_namespace(std::vector<std::pair<std::string, Value>> attributes) {
+  charge(8 + attributes.size());
   namespaces_.push_back(std::make_shared<Namespace>(Namespace{std::move(attributes)}));
   return namespaces_.back();
 }
@@ -538,7 +539,7 @@ std::vector<Value> Evaluator::iterate(const Value& value) {
   }
   const Text* text = value.text();
   if (!text) throw Fault{std::string("cannot iterate over ") + value.type_name()};
-  charge(2 * text->bytes.size());
+  charge(4 * text->bytes.size());
   for (size_t at = 0; at < text->bytes.size();) {
     const size_t end = at + code_point_at(std::string_view(text->bytes).substr(at, 4), 1);
     items.push_back(text_value(text->substr(at, end)));

@@ -178,13 +178,16 @@ Value indent(Evaluator& e, const Value& v, A& a) {
 template <class T>
 bool parse(const Text& text, T& out) {
   std::string word = text.bytes;
+  const bool grouped = std::erase(word, '_') > 0;
   const size_t begin = word.find_first_not_of(" \t\n\r\f\v"),
                end = word.find_last_not_of(" \t\n\r\f\v");
   if (begin == word.npos) return false;
   word = word.substr(begin, end - begin + 1);
   if (word[0] == '+' && word.size() > 1 && word[1] != '-') word.erase(0, 1);
   auto [at, error] = std::from_chars(word.data(), word.data() + word.size(), out);
-  return error == std::errc() && at == word.data() + word.size();
+  const bool good = error == std::errc() && at == word.data() + word.size();
+  if (good && grouped) throw Fault{"a number with _ in a string is not supported"};
+  return good;
 }
 Value int_(Evaluator&, const Value& v, A& a) {
   const Value fallback = a.positional[0].is_undefined() ? Value(int64_t{0}) : a.positional[0];
