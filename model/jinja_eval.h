@@ -100,6 +100,7 @@ const Builtin* find_function(std::string_view name);
 const Builtin* find_method(const Value& object, std::string_view name);
 bool is_method(std::string_view name);  // of any type
 
+[[noreturn]] void fail_undefined(const Value& value);
 Text joined(Evaluator& e, const std::vector<Value>& items, const Text& between);
 Text printf_text(Evaluator& e, const Text& format, const Value& values);  // format % values
 Text escaped(const Text& text);                                           // for HTML
