@@ -1,276 +1,227 @@
 #include "model/chat_template.h"
 
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
-#include "base/utf8.h"
 #include "model/folder.h"
-#include "model/unicode.h"
+#include "model/tokenizer_steps.h"
 
 namespace xpyd {
 namespace {
 
+using jinja::Value;
+
 constexpr size_t kMaxConfigBytes = size_t{16} << 20;
+constexpr const char* kPlain =
+    "{% for message in messages %}{{ '\n' if not loop.first }}{{ message.content }}{% endfor %}";
 
-// Python's str.isspace(), which Jinja's trim and the templates' strip() go by.
-bool is_python_space(uint32_t c) { return unicode::is_space(c) || (c >= 0x1c && c <= 0x1f); }
-
-std::string_view strip_left(std::string_view text) {
-  while (!text.empty()) {
-    CodePoint c = next_code_point(text);
-    if (!is_python_space(c.value)) break;
-    text.remove_prefix(c.bytes);
-  }
-  return text;
+Value text(std::string_view words, bool from_client) {
+  return jinja::text_value({words, from_client});
 }
 
-std::string_view strip_right(std::string_view text) {
-  size_t kept = 0;
-  for (size_t i = 0; i < text.size();) {
-    CodePoint c = next_code_point(text.substr(i));
-    i += c.bytes;
-    if (!is_python_space(c.value)) kept = i;
-  }
-  return text.substr(0, kept);
+// A file's text; "" where there is none.
+Result<std::string> read_optional(const std::string& path) {
+  auto file = read_model_file(path, kMaxConfigBytes);
+  if (!file.ok() && file.error().code == ErrorCode::not_found) return std::string();
+  return file;
 }
 
-std::string_view strip(std::string_view text) { return strip_left(strip_right(text)); }
-
-using Messages = std::vector<ChatMessage>;
-using Rendered = Result<std::vector<PromptPiece>>;
-
-class Prompt {
- public:
-  Prompt& control(std::string_view text) { return add(text, true); }
-  Prompt& message(std::string_view text) { return add(text, false); }
-  std::vector<PromptPiece> pieces;
-
- private:
-  Prompt& add(std::string_view text, bool from_template) {
-    if (text.empty()) return *this;
-    if (pieces.empty() || pieces.back().from_template != from_template)
-      pieces.push_back({"", from_template});
-    pieces.back().text += text;
-    return *this;
-  }
-};
-
-// Every message's role as templates name it.
-Result<std::vector<std::string_view>> roles_of(const Messages& messages) {
-  if (messages.empty()) return invalid("messages: expected at least one message");
-  std::vector<std::string_view> roles;
-  for (size_t i = 0; i < messages.size(); ++i) {
-    std::string_view role;
-    for (const char* known : {"system", "user", "assistant", "tool"})
-      if (messages[i].role == known) role = known;
-    if (messages[i].role == "developer") role = "system";
-    if (role.empty())
-      return invalid("messages[" + std::to_string(i) +
-                     "].role: expected system, developer, user, assistant or tool");
-    roles.push_back(role);
-  }
-  return roles;
+// A special token is a string, or an object with its content.
+const std::string* token_text(const nlohmann::json& value) {
+  const nlohmann::json* content = value.is_object() ? find_field(value, "content") : &value;
+  return content && content->is_string() ? &content->get_ref<const std::string&>() : nullptr;
 }
 
-// [system] user assistant user ...: the index of the first user message.
-Result<size_t> check_alternating(const Messages& messages) {
-  auto roles = roles_of(messages);
-  if (!roles.ok()) return roles.error();
-  size_t first = roles.value()[0] == "system" ? 1 : 0;
-  if (first == messages.size()) return invalid("messages: expected a user message");
-  for (size_t i = first; i < messages.size(); ++i) {
-    std::string expected = (i - first) % 2 == 0 ? "user" : "assistant";
-    if (roles.value()[i] != expected)
-      return invalid("messages[" + std::to_string(i) + "].role: this model's chat template wants " +
-                     "an optional system message, then user and assistant in turn; expected " +
-                     expected + ", got " + messages[i].role);
-  }
-  return first;
-}
-
-Rendered llama2(const Messages& messages, bool) {
-  auto first = check_alternating(messages);
-  if (!first.ok()) return first.error();
-  Prompt prompt;
-  for (size_t i = first.value(); i < messages.size(); ++i) {
-    const std::string& content = messages[i].content;
-    if ((i - first.value()) % 2 == 1) {
-      prompt.control(" ").message(strip(content)).control(" </s>");
-    } else if (i == 1 && first.value() == 1) {
-      // The template strips system and user text as one.
-      std::string_view text = strip_right(content);
-      prompt.control("<s>[INST] <<SYS>>\n").message(messages[0].content);
-      prompt.control(text.empty() ? "\n<</SYS>>" : "\n<</SYS>>\n\n").message(text);
-      prompt.control(" [/INST]");
-    } else {
-      prompt.control("<s>[INST] ").message(strip(content)).control(" [/INST]");
-    }
-  }
-  return std::move(prompt.pieces);
-}
-
-Rendered llama3(const Messages& messages, bool add_generation_prompt) {
-  auto roles = roles_of(messages);
-  if (!roles.ok()) return roles.error();
-  Prompt prompt;
-  prompt.control("<|begin_of_text|>");
-  for (size_t i = 0; i < messages.size(); ++i) {
-    std::string_view role = roles.value()[i];
-    if (role == "tool") role = "ipython";  // Llama 3.1's name for it
-    prompt.control("<|start_header_id|>").control(role).control("<|end_header_id|>\n\n");
-    prompt.message(strip(messages[i].content)).control("<|eot_id|>");
-  }
-  if (add_generation_prompt) prompt.control("<|start_header_id|>assistant<|end_header_id|>\n\n");
-  return std::move(prompt.pieces);
-}
-
-Rendered chatml(const Messages& messages, bool add_generation_prompt) {
-  auto roles = roles_of(messages);
-  if (!roles.ok()) return roles.error();
-  Prompt prompt;
-  for (size_t i = 0; i < messages.size(); ++i) {
-    prompt.control("<|im_start|>").control(roles.value()[i]).control("\n");
-    prompt.message(messages[i].content).control("<|im_end|>\n");
-  }
-  if (add_generation_prompt) prompt.control("<|im_start|>assistant\n");
-  return std::move(prompt.pieces);
-}
-
-Rendered mistral_family(const Messages& messages, bool v3) {
-  auto first = check_alternating(messages);
-  if (!first.ok()) return first.error();
-  Prompt prompt;
-  prompt.control("<s>");
-  // The system text stands in the first user message; in v3 in the last message, if the user's.
-  size_t with_system = first.value() == 0 ? messages.size() : v3 ? messages.size() - 1 : 1;
-  for (size_t i = first.value(); i < messages.size(); ++i) {
-    const std::string& content = messages[i].content;
-    if ((i - first.value()) % 2 == 1) {
-      prompt.control(" ").message(v3 ? strip(content) : content).control("</s>");
-      continue;
-    }
-    prompt.control(v3 ? "[INST] " : " [INST] ");
-    if (i == with_system) prompt.message(messages[0].content).control("\n\n");
-    prompt.message(content).control(v3 ? "[/INST]" : " [/INST]");
-  }
-  return std::move(prompt.pieces);
-}
-Rendered mistral(const Messages& messages, bool) { return mistral_family(messages, false); }
-Rendered mistral_v3(const Messages& messages, bool) { return mistral_family(messages, true); }
-
-Rendered plain(const Messages& messages, bool) {
-  auto roles = roles_of(messages);
-  if (!roles.ok()) return roles.error();
-  Prompt prompt;
-  for (size_t i = 0; i < messages.size(); ++i)
-    prompt.message(i == 0 ? "" : "\n").message(messages[i].content);
-  return std::move(prompt.pieces);
-}
-
-const ChatTemplate kTemplates[] = {
-    {"llama2", llama2, "<s> </s>", "Llama-2-chat's tokenizer_config.json"},
-    {"llama3", llama3, "<|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|>",
-     "Llama-3-Instruct's; without the date lines that 3.1's puts before the system text"},
-    {"chatml", chatml, "<|im_start|> <|im_end|>",
-     "OpenAI's ChatML, as Qwen; without Qwen2.5's default system message"},
-    {"mistral", mistral, "<s> </s>", "Mistral-7B-Instruct-v0.1's and v0.2's"},
-    {"mistral_v3", mistral_v3, "<s> </s> [INST] [/INST]",
-     "Mistral-7B-Instruct-v0.3's, without tools"},
-    {"plain", plain, "", "none: the messages' text, one per line"},
-};
-
-// The folder's own template, "" if it has none.
-Result<std::string> template_of(const std::string& dir) {
-  std::string jinja = dir + "/chat_template.jinja", config = dir + "/tokenizer_config.json";
-  auto file = read_model_file(jinja, kMaxConfigBytes);
-  if (file.ok() || file.error().code != ErrorCode::not_found) return file;
-  auto file_text = read_model_file(config, kMaxConfigBytes);
-  if (!file_text.ok()) {
-    if (file_text.error().code == ErrorCode::not_found) return std::string();
-    return file_text.error();
-  }
-  auto json = parse_json(file_text.value(), config, {.max_bytes = kMaxConfigBytes});
-  if (!json.ok()) return json.error();
-  if (!json.value().is_object()) return invalid(config + ": expected an object");
-  const nlohmann::json* value = find_field(json.value(), "chat_template");
-  if (value == nullptr) return std::string();
-  if (value->is_string()) return value->get<std::string>();
-  if (!value->is_array())
-    return invalid(config + ": field \"chat_template\": expected a string or an array");
-  for (const nlohmann::json& named : *value) {  // [{"name": "default", "template": ...}, ...]
-    JsonFields fields(named, config + ": chat_template");
-    std::string name = fields.string("name"), text = fields.string("template");
-    if (!fields.status().ok()) return fields.status().error();
-    if (name == "default") return text;
-  }
-  return invalid(config + ": field \"chat_template\": none of the templates is named \"default\"");
-}
-
-std::string known_names() {
-  std::string names;
-  for (const ChatTemplate& row : kTemplates)
-    names += (names.empty() ? "" : ", ") + std::string(row.name);
-  return names;
-}
-
-Result<std::string> recognise(const std::string& dir, const Tokenizer& tokenizer) {
-  std::string text;
-  if (!dir.empty()) {
-    auto found = template_of(dir);
-    if (!found.ok()) return found.error();
-    text = found.value();
-  }
-  auto has_token = [&](const char* token) { return tokenizer.token_id(token) >= 0; };
-  bool use_tokens = text.empty();
-  auto shows = [&](const char* mark) {
-    return use_tokens ? has_token(mark) : text.find(mark) != text.npos;
+// As Hugging Face's special_tokens_map has them, which the template sees as variables.
+void add_special_tokens(const nlohmann::json& config,
+                        std::vector<std::pair<std::string, Value>>& out) {
+  auto add = [&](const std::string& name, Value value) {
+    for (const auto& [known, unused] : out)
+      if (known == name) return;
+    out.emplace_back(name, std::move(value));
   };
-  if (shows("<|start_header_id|>")) return std::string("llama3");
-  if (shows("<|im_start|>")) return std::string("chatml");
-  if (shows("<<SYS>>")) return std::string("llama2");
-  if (shows("[INST]")) return std::string(has_token("[INST]") ? "mistral_v3" : "mistral");
-  if (use_tokens) return std::string("plain");
-  return invalid(
-      dir + ": its chat template is none of those built in; choose one by name: " + known_names());
+  for (const char* name :
+       {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"})
+    if (auto* value = find_field(config, name))
+      if (auto* token = token_text(*value)) add(name, text(*token, false));
+  for (const char* name : {"additional_special_tokens", "extra_special_tokens"}) {
+    const nlohmann::json* value = find_field(config, name);
+    if (value == nullptr || !value->is_structured()) continue;
+    std::vector<Value> list;
+    for (const auto& [key, each] : value->items()) {
+      const std::string* token = token_text(each);
+      if (token && value->is_object()) add(key, text(*token, false));
+      if (token && value->is_array()) list.push_back(text(*token, false));
+    }
+    if (!list.empty()) add(name, jinja::list_value(std::move(list)));
+  }
+}
+
+Value parts_of(Value words) {
+  return jinja::list_value({jinja::dict_value(
+      {{text("type", false), text("text", false)}, {text("text", false), std::move(words)}})});
 }
 
 }  // namespace
 
-std::span<const ChatTemplate> chat_templates() { return kTemplates; }
-
-Result<const ChatTemplate*> find_chat_template(std::string_view name, const std::string& dir,
-                                               const Tokenizer& tokenizer) {
-  std::string wanted(name);
-  if (wanted == "auto") {
-    auto recognised = recognise(dir, tokenizer);
-    if (!recognised.ok()) return recognised.error();
-    wanted = recognised.value();
-  }
-  for (const ChatTemplate& row : kTemplates) {
-    if (row.name != wanted) continue;
-    std::string_view tokens = row.control_tokens;
-    while (!tokens.empty()) {
-      size_t space = std::min(tokens.find(' '), tokens.size());
-      std::string token(tokens.substr(0, space));
-      if (tokenizer.token_id(token) < 0)
-        return invalid("chat template " + wanted + ": the tokenizer has no token " + token);
-      tokens.remove_prefix(std::min(space + 1, tokens.size()));
-    }
-    return &row;
-  }
-  return invalid("chat template \"" + wanted + "\": expected auto or one of " + known_names());
+Status ChatTemplate::set(const std::string& source, const std::string& where, bool tool_use) {
+  auto made = jinja::Template::parse(source);
+  if (!made.ok())
+    return invalid(where + ": chat template, " + made.error().message +
+                   " (--chat-template names another)");
+  (tool_use ? tool_use_ : default_) =
+      std::make_unique<const jinja::Template>(std::move(made).value());
+  return ok();
 }
 
-std::vector<int32_t> encode_chat(const Tokenizer& tokenizer,
-                                 const std::vector<PromptPiece>& pieces) {
-  std::vector<Tokenizer::Part> parts;
-  bool any_template = false;
-  for (const PromptPiece& piece : pieces) {
-    parts.push_back({piece.text, piece.from_template});
-    any_template |= piece.from_template;
+Status ChatTemplate::read_folder(const std::string& dir, bool with_template) {
+  nlohmann::json config = nlohmann::json::object(), map = config;
+  for (auto [name, json] : {std::pair("/tokenizer_config.json", &config),
+                            std::pair("/special_tokens_map.json", &map)}) {
+    auto file = read_optional(dir + name);
+    if (!file.ok()) return file.error();
+    if (file.value().empty()) continue;
+    auto parsed = parse_json(file.value(), dir + name, {.max_bytes = kMaxConfigBytes});
+    if (!parsed.ok()) return parsed.error();
+    *json = std::move(parsed).value();
+    if (!json->is_object()) return invalid(dir + name + ": expected an object");
+    add_special_tokens(*json, special_tokens_);
   }
-  return tokenizer.encode(parts, !any_template);
+  if (!with_template) return ok();
+  auto file = read_optional(dir + "/chat_template.jinja");
+  auto tools = read_optional(dir + "/additional_chat_templates/tool_use.jinja");
+  for (auto* each : {&file, &tools})
+    if (!each->ok()) return each->error();
+  if (!file.value().empty()) {
+    RETURN_IF_ERROR(set(file.value(), dir + "/chat_template.jinja", false));
+    if (tools.value().empty()) return ok();
+    return set(tools.value(), dir + "/additional_chat_templates/tool_use.jinja", true);
+  }
+  const std::string path = dir + "/tokenizer_config.json";
+  const nlohmann::json* value = find_field(config, "chat_template");
+  if (value == nullptr) return ok();
+  if (value->is_string()) return set(value->get<std::string>(), path, false);
+  if (!value->is_array())
+    return invalid(path + ": field \"chat_template\": expected a string or an array");
+  for (const nlohmann::json& named : *value) {  // [{"name": "default", "template": ...}, ...]
+    JsonFields fields(named, path + ": chat_template");
+    const std::string name = fields.string("name"), source = fields.string("template");
+    if (!fields.status().ok()) return fields.status().error();
+    if (name == "default" || name == "tool_use")
+      RETURN_IF_ERROR(set(source, path, name == "tool_use"));
+  }
+  if (default_) return ok();
+  return invalid(path + ": field \"chat_template\": none of the templates is named \"default\"");
+}
+
+Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string& wanted,
+                                                               const std::string& dir,
+                                                               WallClock clock) {
+  std::unique_ptr<ChatTemplate> chat(new ChatTemplate());
+  chat->clock_ = std::move(clock);
+  chat->plain_ = wanted == "plain";
+  Status done = dir.empty() ? ok() : chat->read_folder(dir, wanted == "auto");
+  if (!done.ok()) return done.error();
+  if (chat->plain_) {
+    done = chat->set(kPlain, "plain", false);
+  } else if (wanted != "auto") {
+    auto file = read_small_file(wanted, jinja::Template::kMaxBytes);
+    if (!file.ok())
+      return invalid("--chat-template: expected auto, plain, none or a file; " +
+                     file.error().message);
+    done = chat->set(file.value(), wanted, false);
+  }
+  if (!done.ok()) return done.error();
+  if (!chat->default_) return std::unique_ptr<const ChatTemplate>();
+  chat->look_at_contents();
+  return std::unique_ptr<const ChatTemplate>(std::move(chat));
+}
+
+Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::parse(std::string_view jinja,
+                                                                WallClock clock) {
+  std::unique_ptr<ChatTemplate> chat(new ChatTemplate());
+  chat->clock_ = std::move(clock);
+  if (Status done = chat->set(std::string(jinja), "text", false); !done.ok()) return done.error();
+  chat->look_at_contents();
+  return std::unique_ptr<const ChatTemplate>(std::move(chat));
+}
+
+// By trial: a list of one text part should print what its text alone prints.
+void ChatTemplate::look_at_contents() {
+  const std::string words = "what a user says";
+  auto prints = [&](bool text, bool parts) {
+    reads_text_ = text;
+    reads_parts_ = parts;
+    auto out = run(
+        {{"user", words,
+          parts ? jinja::dict_value(
+                      {{Value(jinja::text_value({"role"})), jinja::text_value({"user"})},
+                       {Value(jinja::text_value({"content"})), parts_of(xpyd::text(words, true))}})
+                : Value()}},
+        {});
+    return out.ok() ? out.value().bytes : "";
+  };
+  const std::string of_text = prints(true, false), of_parts = prints(false, true);
+  reads_text_ = of_text.find(words) != of_text.npos || of_parts.find(words) == of_parts.npos;
+  reads_parts_ = of_text == of_parts || !reads_text_;
+}
+
+Result<jinja::Text> ChatTemplate::run(const std::vector<ChatMessage>& messages,
+                                      const Request& request) const try {
+  const bool has_tools = request.tools.list() != nullptr;
+  const jinja::Template& chosen = has_tools && tool_use_ ? *tool_use_ : *default_;
+  const bool knows_developer = chosen.mentions("developer");
+  std::vector<Value> list;
+  for (const ChatMessage& message : messages) {
+    const std::string& role =
+        message.role == "developer" && !knows_developer ? "system" : message.role;
+    Value content = text(message.content, true);
+    if (!reads_text_) content = parts_of(std::move(content));
+    std::vector<std::pair<Value, Value>> items;
+    // Nothing but calls is none, which templates look for; else it would print as "None".
+    const bool has_calls = message.fields.dict() && message.fields.dict()->find("tool_calls");
+    if (message.fields.dict())
+      items = message.fields.dict()->items;
+    else
+      items = {{text("role", false), Value()}, {text("content", false), Value()}};
+    for (auto& [key, value] : items) {
+      if (key.text()->bytes == "role") value = text(role, false);
+      if (key.text()->bytes != "content" || (value.is_none() && has_calls)) continue;
+      if (!value.list() || !reads_parts_) value = content;
+    }
+    list.push_back(jinja::dict_value(std::move(items)));
+  }
+  std::vector<std::pair<std::string, Value>> variables = special_tokens_;
+  variables.emplace_back("messages", jinja::list_value(std::move(list)));
+  variables.emplace_back("tools", request.tools);
+  variables.emplace_back("documents", jinja::None());
+  variables.emplace_back("add_generation_prompt", request.add_generation_prompt);
+  if (const jinja::Dict* more = request.kwargs.dict())
+    for (const auto& [name, value] : more->items) variables.emplace_back(name.text()->bytes, value);
+  return chosen.render(std::move(variables), clock_());
+} catch (const jinja::Fault& fault) {  // the messages are too large or too deep for a value
+  return invalid("messages: " + fault.what);
+}
+
+Result<std::vector<PromptPiece>> ChatTemplate::render(const std::vector<ChatMessage>& messages,
+                                                      const Request& request) const {
+  if (messages.empty()) return invalid("messages: expected at least one message");
+  auto made = run(messages, request);
+  if (!made.ok()) return invalid("the model's chat template, " + made.error().message);
+  std::vector<PromptPiece> pieces;
+  size_t begin = 0;
+  for (const jinja::Text::Run& run : made.value().runs) {
+    pieces.push_back({made.value().bytes.substr(begin, run.end - begin), !run.from_client});
+    begin = run.end;
+  }
+  return pieces;
+}
+
+std::vector<int32_t> ChatTemplate::encode(const Tokenizer& tokenizer,
+                                          const std::vector<PromptPiece>& pieces) const {
+  std::vector<Tokenizer::Part> parts;
+  for (const PromptPiece& piece : pieces) parts.push_back({piece.text, piece.from_template});
+  return tokenizer.encode(parts, plain_);
 }
 
 }  // namespace xpyd

@@ -1,56 +1,86 @@
-// Chat messages -> prompt text, for the template families of the supported models. The templates
-// are written by hand in C++: a Jinja template out of a model folder is code, and is never run.
+// Chat messages -> prompt text, by the model's own Jinja template (model/jinja.h), rendered as
+// Hugging Face's apply_chat_template does: messages, tools, documents (none),
+// add_generation_prompt, the tokenizer's special tokens (bos_token, eos_token, ...) and
+// chat_template_kwargs are its variables.
+//
+// Thread safety: const after loading.
 #pragma once
 
-#include <span>
+#include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/status.h"
+#include "model/jinja.h"
 #include "model/tokenizer.h"
 
 namespace xpyd {
 
 struct ChatMessage {
-  std::string role;  // system | user | assistant | tool; "developer" is read as system
+  std::string role;  // system | developer | user | assistant | tool
   std::string content;
+  // The whole message, where it has more than these two: a dict with role, content (none, text or a
+  // list of text parts), tool_calls, name, ...
+  jinja::Value fields = {};
 };
 
-// A message's text never becomes a control token: pieces alternate between template text, in which
-// special tokens are parsed, and message text, in which they are not. (Where a template marks turns
-// with plain text, as llama2 and mistral do with "[INST]", a message can still contain that text:
-// those models have no better mark.)
+// A message's text never becomes a control token, whatever the template does to it: pieces
+// alternate between template text, in which special tokens are parsed, and clients' text, in which
+// they are not. Roles, which are one of five words, count as template text. (Where a template marks
+// turns with plain text, a message can still contain that text: such models have no better mark.)
 struct PromptPiece {
   std::string text;
   bool from_template;
 };
 
-struct ChatTemplate {
-  const char* name;  // llama2, llama3, chatml, mistral, mistral_v3, plain
-  // Messages that the template cannot express (none, roles that do not alternate where they must,
-  // an unknown role) are an Error that names the message.
-  Result<std::vector<PromptPiece>> (*render)(const std::vector<ChatMessage>& messages,
-                                             bool add_generation_prompt);
-  const char* control_tokens;  // that the tokenizer must have, with spaces between
-  const char* source;
+class ChatTemplate {
+ public:
+  using WallClock = std::function<int64_t()>;  // seconds since 1970
+
+  struct Request {
+    bool add_generation_prompt = true;
+    jinja::Value tools = jinja::None();  // a list
+    jinja::Value kwargs = {};            // a dict of more variables, or undefined
+  };
+
+  // `wanted` is "auto" (the folder's own: chat_template.jinja, else chat_template in
+  // tokenizer_config.json; "tool_use" of several where a request has tools, else "default"),
+  // "plain" (the messages' text, one per line, for models without any) or a file. Null: "auto", and
+  // the folder has none. Errors name the file and, of a template, the line and what is not
+  // understood.
+  static Result<std::unique_ptr<const ChatTemplate>> load(const std::string& wanted,
+                                                          const std::string& dir, WallClock clock);
+  static Result<std::unique_ptr<const ChatTemplate>> parse(std::string_view jinja, WallClock clock);
+
+  // Messages that the template refuses (raise_exception) are an Error with its words.
+  Result<std::vector<PromptPiece>> render(const std::vector<ChatMessage>& messages,
+                                          const Request& request) const;
+  Result<std::vector<PromptPiece>> render(const std::vector<ChatMessage>& messages,
+                                          bool add_generation_prompt) const {
+    return render(messages, Request{add_generation_prompt, jinja::None(), {}});
+  }
+  bool takes_tools() const { return tool_use_ || default_->mentions("tools"); }
+
+  // Ids equal to those of the whole text at once (so that merges reach across pieces). BOS is where
+  // the template has it; "plain" gets what the tokenizer adds to text.
+  std::vector<int32_t> encode(const Tokenizer& tokenizer,
+                              const std::vector<PromptPiece>& pieces) const;
+
+ private:
+  ChatTemplate() = default;
+  Status set(const std::string& text, const std::string& where, bool tool_use);
+  Status read_folder(const std::string& dir, bool with_template);
+  Result<jinja::Text> run(const std::vector<ChatMessage>& messages, const Request& request) const;
+  void look_at_contents();
+
+  WallClock clock_;
+  std::unique_ptr<const jinja::Template> default_, tool_use_;
+  std::vector<std::pair<std::string, jinja::Value>> special_tokens_;
+  bool plain_ = false;
+  // What the template does with a content: text, a list of parts, or either.
+  bool reads_text_ = true, reads_parts_ = false;
 };
-
-std::span<const ChatTemplate> chat_templates();
-
-// By name, or for "auto" by the folder's chat template (chat_template.jinja, else
-// tokenizer_config.json) and, without one, by the tokenizer's special tokens; with neither it is
-// "plain" (the messages' text, one per line). A folder's template that is not one of ours is an
-// error, as is a template whose control tokens the tokenizer lacks. `dir` may be empty: then there
-// is only the tokenizer to look at.
-Result<const ChatTemplate*> find_chat_template(std::string_view name, const std::string& dir,
-                                               const Tokenizer& tokenizer);
-
-// Ids of the rendered prompt, equal to those of the whole text at once (so that merges reach across
-// pieces, and SentencePiece's space is put before the text, not before each piece). BOS is where
-// the template has it; a prompt without any template text ("plain") gets what the tokenizer adds to
-// text.
-std::vector<int32_t> encode_chat(const Tokenizer& tokenizer,
-                                 const std::vector<PromptPiece>& pieces);
 
 }  // namespace xpyd

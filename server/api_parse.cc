@@ -219,10 +219,82 @@ std::optional<ApiError> read_content(const json* content, std::string& text) {
   return {};
 }
 
+// The arguments of a message's tool calls are JSON text in the API, and values for templates.
+std::optional<ApiError> read_tool_calls(jinja::Value& calls, size_t& values_left) {
+  const char* expected = "tool_calls as a list of {\"function\": {\"name\", \"arguments\"}}";
+  if (calls.is_none()) return {};
+  if (!calls.list()) return field_error("messages", expected);
+  std::vector<jinja::Value> list = calls.list()->items;
+  for (jinja::Value& call : list) {
+    const jinja::Value* function = call.dict() ? call.dict()->find("function") : nullptr;
+    if (function == nullptr || !function->dict() || !function->dict()->find("name"))
+      return field_error("messages", expected);
+    auto call_items = call.dict()->items, items = function->dict()->items;
+    for (auto& [key, value] : items) {
+      if (key.text()->bytes != "arguments" || !value.text()) continue;
+      const std::string text = value.text()->bytes.empty() ? "{}" : value.text()->bytes;
+      auto arguments =
+          parse_json(text, "arguments of a tool call", {.max_values = values_left});
+      if (!arguments.ok()) return bad("messages", "messages: " + arguments.error().message);
+      value = jinja::json_value(text);
+      values_left -= std::min(values_left, jinja::weight_of(value));
+    }
+    for (auto& [key, value] : call_items)
+      if (key.text()->bytes == "function") value = jinja::dict_value(items);
+    call = jinja::dict_value(std::move(call_items));
+  }
+  calls = jinja::list_value(std::move(list));
+  return {};
+}
+
+// `ordered` is the message with its fields in the client's order.
+std::optional<ApiError> read_message(const json& item, const jinja::Value& ordered,
+                                     size_t& values_left, ChatMessage& message) {
+  auto role = item.is_object() ? get_string(item, "role") : Result<std::string>(invalid(""));
+  if (!role.ok())
+    return field_error("messages", "each message to be an object with a role and a content");
+  static constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool"};
+  if (std::find(std::begin(kRoles), std::end(kRoles), role.value()) == std::end(kRoles))
+    return field_error("messages", "a role of system, developer, user, assistant or tool");
+  message.role = std::move(role).value();
+  const json* content = find_field(item, "content");
+  if (auto error = read_content(content, message.content)) return error;
+  if (item.size() == 2 && content != nullptr && content->is_string()) return {};
+  auto items = ordered.dict()->items;
+  for (auto& [key, value] : items)
+    if (key.text()->bytes == "tool_calls")
+      if (auto error = read_tool_calls(value, values_left)) return error;
+  message.fields = jinja::dict_value(std::move(items));
+  return {};
+}
+
+// What a chat brings beside its messages.
+void read_chat_request(Fields& fields, const jinja::Dict& ordered, const ServedModel& model,
+                       ChatTemplate::Request& request) {
+  request.add_generation_prompt = fields.boolean("add_generation_prompt", true);
+  if (const json* tools = fields.find("tools"); tools != nullptr && !tools->empty()) {
+    auto is_object = [](const json& tool) { return tool.is_object(); };
+    if (!tools->is_array() || !std::all_of(tools->begin(), tools->end(), is_object))
+      fields.fail(field_error("tools", "a list of objects"));
+    else if (model.chat_template != nullptr && !model.chat_template->takes_tools())
+      fields.fail(bad("tools", "field \"tools\": this model's chat template does not read them"));
+    request.tools = *ordered.find("tools");
+  }
+  const json* kwargs = fields.find("chat_template_kwargs");
+  if (kwargs == nullptr) return;
+  if (!kwargs->is_object() || kwargs->size() > 64)
+    return fields.fail(field_error("chat_template_kwargs", "an object of at most 64 fields"));
+  for (const char* name : {"messages", "tools", "documents", "add_generation_prompt"})
+    if (kwargs->contains(name))
+      fields.fail(field_error("chat_template_kwargs", std::string("no \"") + name + "\" in it"));
+  request.kwargs = *ordered.find("chat_template_kwargs");
+}
+
 // `list`: the conversation so far; the new messages are put behind it.
-std::optional<ApiError> read_messages(const json* messages, const ServedModel& model,
-                                      bool add_generation_prompt, std::vector<ChatMessage>& list,
-                                      std::vector<int32_t>& ids) {
+std::optional<ApiError> read_messages(const json* messages, const jinja::Dict& ordered,
+                                      const ServedModel& model,
+                                      const ChatTemplate::Request& request,
+                                      std::vector<ChatMessage>& list, std::vector<int32_t>& ids) {
   if (messages == nullptr || !messages->is_array() || messages->empty() ||
       list.size() + messages->size() > kMaxMessages)
     return field_error("messages", "a list of 1 to " + std::to_string(kMaxMessages) + " messages");
@@ -230,27 +302,26 @@ std::optional<ApiError> read_messages(const json* messages, const ServedModel& m
     return bad("messages", "this model has no chat template: use /v1/completions");
   size_t bytes = 0;
   for (const ChatMessage& message : list) bytes += message.content.size();
-  for (const auto& item : *messages) {
-    auto role = item.is_object() ? get_string(item, "role") : Result<std::string>(invalid(""));
-    if (!role.ok())
-      return field_error("messages", "each message to be an object with a role and a content");
-    static constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant",
-                                                  "tool"};
-    if (std::find(std::begin(kRoles), std::end(kRoles), role.value()) == std::end(kRoles))
-      return field_error("messages", "a role of system, developer, user, assistant or tool");
-    if (const json* calls = find_field(item, "tool_calls"); calls != nullptr && !calls->empty())
-      return field_error("messages", "no tool_calls: this server does not support tools");
-    ChatMessage message{std::move(role).value(), ""};
-    if (auto error = read_content(find_field(item, "content"), message.content)) return error;
+  const std::vector<jinja::Value>& as_sent = ordered.find("messages")->list()->items;
+  size_t values_left = 1 << 18;  // in the arguments of tool calls
+  for (size_t i = 0; i < messages->size(); ++i) {
+    ChatMessage message;
+    if (auto error = read_message((*messages)[i], as_sent[i], values_left, message)) return error;
     bytes += message.content.size();
     list.push_back(std::move(message));
   }
   if (bytes > model.max_prompt_bytes)
     return too_long("messages", "your messages are " + std::to_string(bytes) + " bytes long",
                     model);
-  auto pieces = model.chat_template->render(list, add_generation_prompt);
+  auto pieces = model.chat_template->render(list, request);
   if (!pieces.ok()) return bad("messages", pieces.error().message);
-  ids = encode_chat(*model.tokenizer, pieces.value());
+  bytes = 0;
+  for (const PromptPiece& piece : pieces.value()) bytes += piece.text.size();
+  if (bytes > model.max_prompt_bytes)
+    return too_long("messages", "your messages as a prompt are " + std::to_string(bytes) +
+                                    " bytes long",
+                    model);
+  ids = model.chat_template->encode(*model.tokenizer, pieces.value());
   if (ids.empty()) return field_error("messages", "at least one token of prompt");
   return {};
 }
@@ -339,10 +410,8 @@ void refuse_unsupported(Fields& fields, bool chat) {
     fields.unsupported("suffix", suffix != nullptr && *suffix != "");
     return;
   }
-  for (const char* name : {"tools", "functions", "chat_template_kwargs"}) {
-    const json* value = fields.find(name);
-    fields.unsupported(name, value != nullptr && !value->empty());
-  }
+  const json* functions = fields.find("functions");
+  fields.unsupported("functions", functions != nullptr && !functions->empty());
   for (const char* name : {"chat_template", "documents", "audio"})
     fields.unsupported_unless_null(name);
   const json* choice = fields.find("tool_choice");
@@ -497,7 +566,10 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
                     "logprobs of a prompt and a session_id do not go together: the prompt is more "
                     "than this turn"));
   bool add_special_tokens = fields.boolean("add_special_tokens", true);
-  bool add_generation_prompt = fields.boolean("add_generation_prompt", true);
+  const jinja::Value ordered = chat ? jinja::json_value(body) : jinja::Value();
+  ChatTemplate::Request chat_request;
+  if (chat) read_chat_request(fields, *ordered.dict(), model, chat_request);
+  else fields.known("add_generation_prompt");
   for (const char* name : {"user", "request_id", "spaces_between_special_tokens"})
     fields.known(name);
   // Every cheap check is done: tokenizing may take a while.
@@ -517,7 +589,7 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   if (chat) {
     prompts.emplace_back();
     std::vector<ChatMessage> list = so_far.messages;
-    error = read_messages(prompt, model, add_generation_prompt, list, prompts[0].ids);
+    error = read_messages(prompt, *ordered.dict(), model, chat_request, list, prompts[0].ids);
     if (out.turn) out.messages = std::move(list);
   } else {
     error = read_prompts(prompt, model, add_special_tokens && so_far.tokens.empty(), prompts);
@@ -562,7 +634,9 @@ std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model
   Fields fields(object);
   check_model(fields, model);
   bool add_special_tokens = fields.boolean("add_special_tokens", true);
-  bool add_generation_prompt = fields.boolean("add_generation_prompt", true);
+  const jinja::Value ordered = jinja::json_value(body);
+  ChatTemplate::Request request;
+  read_chat_request(fields, *ordered.dict(), model, request);
   bool with_text = fields.boolean("return_token_strs", false);
   const json* messages = fields.find("messages");
   const json* prompt = fields.find("prompt");
@@ -572,7 +646,7 @@ std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model
   std::vector<int32_t> ids;
   std::vector<ChatMessage> list;
   auto error = messages != nullptr
-                   ? read_messages(messages, model, add_generation_prompt, list, ids)
+                   ? read_messages(messages, *ordered.dict(), model, request, list, ids)
                                    : encode_text(prompt->get_ref<const std::string&>(), model,
                                                  add_special_tokens, ids);
   if (error) return error;

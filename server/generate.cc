@@ -59,10 +59,10 @@ int generate_main(const Options& options) {
   const std::string& prompt = options.text("prompt");
   if (options.flag("chat")) {
     if (!stack.chat_template)
-      return fail(invalid("--chat needs a template, and --chat-template is none"), 2);
+      return fail(invalid("--chat: the model has no chat template; --chat-template names one"), 2);
     auto pieces = stack.chat_template->render({{"user", prompt}}, true);
     if (!pieces) return fail(pieces.error(), 2);
-    request->prompt = encode_chat(*stack.tokenizer, pieces.value());
+    request->prompt = stack.chat_template->encode(*stack.tokenizer, pieces.value());
     request->prompt_is_text_prefix = false;
   } else {
     request->prompt = stack.tokenizer->encode(prompt);

@@ -12,7 +12,6 @@
 #include "disagg/order.h"
 #include "disagg/placement.h"
 #include "disagg/transport/transport.h"
-#include "model/chat_template.h"
 #include "model/gemm.h"
 #include "server/backend.h"
 
@@ -53,7 +52,6 @@ std::vector<OptionRow> make_rows() {
                            placements = names(placement_policies()),
                            orders = names(disagg_policies()), wires = names(transports()),
                            device_names = names(devices()), evictions = names(eviction_policies()),
-                           templates = names(chat_templates(), "auto|none"),
                            gemms = available(gemm_variants()),
                            attentions = available(attention_variants());
   // name, kind, default, unit, choices, min, max, help, group
@@ -244,8 +242,10 @@ std::vector<OptionRow> make_rows() {
        "least of the request log on stderr: debug tells of every answer, info of every completion, "
        "warning of those refused, error of those that failed here",
        "serve"},
-      {"chat-template", choice, "auto", "", templates.c_str(), 0, 0,
-       "how chat messages become a prompt; auto: by the model's files", kEngine},
+      {"chat-template", text, "auto", "", "FILE|auto|plain|none", 0, 0,
+       "Jinja template that makes chat messages a prompt; auto: the model folder's; plain: their "
+       "text, one per line",
+       kEngine},
       {"api-key", text, "", "secret", "KEY", 0, 0,
        "clients must send it as a Bearer token; empty: open", "serve"},
       {"api-key-file", text, "", "", "FILE", 0, 0,

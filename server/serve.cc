@@ -102,7 +102,7 @@ int serve_main(const Options& options) {
                                                     : std::optional<Role>(role_of(role)));
   };
   Result<std::unique_ptr<HttpServer>> listening = HttpServer::listen(
-      http, *stack.runtime, stack.tokenizer.get(), stack.chat_template, stack.clock);
+      http, *stack.runtime, stack.tokenizer.get(), stack.chat_template.get(), stack.clock);
   if (!listening) return fail(listening.error());
   HttpServer& server = *listening.value();
   if (http.api_keys.empty() && !server.is_loopback())

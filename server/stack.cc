@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <ctime>
 #include <limits>
 #include <sstream>
 #include <thread>
@@ -100,9 +101,9 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
                      std::to_string(stack->tokenizer->vocab_size() - 1) +
                      ", config.json's vocab_size is " + std::to_string(stack->config.vocab));
     if (const std::string& name = options.text("chat-template"); name != "none") {
-      Result<const ChatTemplate*> chat = find_chat_template(name, dir, *stack->tokenizer);
+      auto chat = ChatTemplate::load(name, dir, [] { return int64_t{std::time(nullptr)}; });
       if (!chat) return chat.error();
-      stack->chat_template = chat.value();
+      stack->chat_template = std::move(chat).value();
     }
   }
   stack->max_model_len = stack->config.max_position;

@@ -22,7 +22,7 @@ struct Stack {
   ModelConfig config;
   std::unique_ptr<const Tokenizer>
       tokenizer;  // null with --load-format dummy and no tokenizer.json
-  const ChatTemplate* chat_template = nullptr;
+  std::unique_ptr<const ChatTemplate> chat_template;  // null: the model has none
   int max_model_len = 0;                // tokens
   ClusterOptions options;               // all that the model files and the command line say of it
   std::unique_ptr<Backend> backend;     // null with --processes: the workers have theirs

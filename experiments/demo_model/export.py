@@ -10,7 +10,7 @@ import torch
 import data
 from model import Llama
 
-# Llama 3's, without tools and dates: the server has the same in C++.
+# Llama 3's, without tools and dates.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n"
     "{{ message['content'] | trim }}<|eot_id|>{% endfor %}"

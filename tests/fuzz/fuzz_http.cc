@@ -85,15 +85,13 @@ std::string tokenizer_json() {
          vocab.take() + "}}";
 }
 
-Result<std::vector<PromptPiece>> render(const std::vector<ChatMessage>& messages, bool) {
-  std::vector<PromptPiece> pieces;
-  for (const auto& message : messages) pieces.push_back({message.content, false});
-  return pieces;
-}
-
 struct Fixture {
   std::unique_ptr<const Tokenizer> tokenizer;
-  ChatTemplate chat{"fuzz", render, ""};
+  std::unique_ptr<const ChatTemplate> chat =
+      ChatTemplate::parse(
+          "{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}{{ tools | tojson }}",
+          [] { return int64_t{0}; })
+          .value();
   RealClock clock;
   EchoService service;
   std::deque<std::function<void()>> posted;
@@ -109,7 +107,7 @@ struct Fixture {
     options.allowed_hosts = {"*"};
     options.log = [](const std::string& line) { XPYD_CHECK(line.size() < 1000); };
     api =
-        std::make_unique<Api>(options, service, tokenizer.get(), &chat, clock,
+        std::make_unique<Api>(options, service, tokenizer.get(), chat.get(), clock,
                               [this](std::function<void()> f) { posted.push_back(std::move(f)); });
   }
   void run_posted() {

@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "base/utf8.h"
-#include "model/chat_template.h"
 #include "model/tokenizer.h"
 
 using namespace xpyd;

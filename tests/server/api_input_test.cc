@@ -127,7 +127,7 @@ TEST_CASE("api: values that are refused, and what is named", "[server][api]") {
   }
   for (std::string extra :
        {R"("tools":[{}])", R"("tool_choice":"auto")", R"("chat_template":"{{ 1 }}")",
-        R"("chat_template_kwargs":{"a":1})", R"("top_logprobs":2)",
+        R"("chat_template_kwargs":[1])", R"("top_logprobs":2)",
         R"("continue_final_message":true)", R"("response_format":{"type":"json_schema"})"}) {
     INFO(extra);
     CHECK(server

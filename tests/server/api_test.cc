@@ -48,7 +48,7 @@ TEST_CASE("api: a chat completion has OpenAI's fields", "[server][api]") {
                             "logprobs":null,"finish_reason":"length","stop_reason":null}])"));
   Request seen = server.service.seen().at(0);
   CHECK(byte_tokenizer().decode(seen.prompt) ==
-        "developer: be brief\nuser: hi!\nassistant: \nassistant: ");
+        "system: be brief\nuser: hi!\nassistant: \nassistant: ");
   CHECK(seen.max_tokens == 5);  // max_completion_tokens wins
   CHECK_FALSE(seen.prompt_is_text_prefix);
 }

@@ -36,18 +36,6 @@ std::string byte_tokenizer_json() {
          vocab.take() + "}}";
 }
 
-Result<std::vector<PromptPiece>> render_lines(const std::vector<ChatMessage>& messages,
-                                              bool add_generation_prompt) {
-  std::vector<PromptPiece> pieces;
-  for (const auto& message : messages) {
-    pieces.push_back({message.role + ": ", true});
-    pieces.push_back({message.content, false});
-    pieces.push_back({"\n", true});
-  }
-  if (add_generation_prompt) pieces.push_back({"assistant: ", true});
-  return pieces;
-}
-
 }  // namespace
 
 const Tokenizer& byte_tokenizer() {
@@ -60,8 +48,13 @@ const Tokenizer& byte_tokenizer() {
 }
 
 const ChatTemplate& line_template() {
-  static const ChatTemplate chat{"lines", render_lines, "the tests"};
-  return chat;
+  static const auto chat =
+      ChatTemplate::parse(
+          "{% for message in messages %}{{ message.role }}: {{ message.content }}\n"
+          "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}",
+          [] { return int64_t{0}; })
+          .value();
+  return *chat;
 }
 
 // ---- FakeService

@@ -1,0 +1,56 @@
+// Jinja templates as chat templates use them, by the Template Designer Documentation of Jinja 3.1
+// (jinja.palletsprojects.com/en/stable/templates) and with what Hugging Face's transformers sets
+// for chats: a sandbox that changes no list or dict, trim_blocks, lstrip_blocks, break and
+// continue,
+// {% generation %}, its own tojson, raise_exception() and strftime_now().
+//
+// Left out, and refused when a template is parsed, with line and name: inheritance, includes and
+// imports, autoescape, translation, lipsum, cycler, joiner, varargs, filters, tests and methods
+// that are not in the tables of jinja_filters.cc and jinja_methods.cc. Refused when a rendering
+// comes across them: integers beyond 64 bits, upper and lower case beyond ASCII, and what Python
+// refuses.
+//
+// A template is a stranger's: expressions nest at most 200 deep, a rendering at most 800; it does a
+// bounded amount of work (which bounds its memory too) and makes a bounded output.
+//
+// Thread safety: const after parsing.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "model/jinja_value.h"
+
+namespace xpyd::jinja {
+
+struct Limits {
+  int64_t work = int64_t{1} << 23;  // nodes, values and 16 bytes of text: about half a second
+  size_t output_bytes = size_t{64} << 20;
+};
+
+class Template {
+ public:
+  static constexpr size_t kMaxBytes = size_t{1} << 20;
+  // The error reads "line N: ...".
+  static Result<Template> parse(std::string_view source);
+  Template(Template&&) noexcept;
+  Template& operator=(Template&&) noexcept;
+  ~Template();
+
+  // `variables` are the names that it may use. `now_unix_s` is for strftime_now (local time).
+  // Text from the variables is a client's where its Text says so.
+  Result<Text> render(std::vector<std::pair<std::string, Value>> variables, int64_t now_unix_s,
+                      const Limits& limits = {}) const;
+  // Whether a name, attribute or string with this text stands in it.
+  bool mentions(std::string_view word) const;
+
+ private:
+  Template();
+  std::vector<std::unique_ptr<Node>> body_;
+  std::vector<std::string> words_;
+};
+
+}  // namespace xpyd::jinja

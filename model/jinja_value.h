@@ -1,0 +1,141 @@
+// The values that a chat template computes with: Python's, as far as Jinja shows them.
+//
+// Thread safety: a value made by json() or from constants is const and may be shared; what a
+// rendering makes belongs to it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace xpyd::jinja {
+
+// Any error within the interpreter; the functions of jinja.h return it as an Error.
+struct Fault {
+  std::string what;
+  int line = 0;  // 0: not known yet
+};
+
+// UTF-8 that knows which of its bytes came from a client, so that these never become control
+// tokens. Everything is made by append() and substr(), so the knowledge survives whatever a
+// template does.
+struct Text {
+  std::string bytes;
+  struct Run {
+    size_t end;
+    bool from_client;
+  };
+  std::vector<Run> runs;  // one after the other up to bytes.size(); neighbours differ
+  bool safe = false;      // Jinja's Markup: `+` escapes what is put beside it
+
+  Text() = default;
+  Text(std::string_view text, bool from_client = false) { append(text, from_client); }  // NOLINT
+  void append(std::string_view text, bool from_client = false);
+  void append(const Text& text, size_t begin = 0, size_t end = std::string::npos);
+  Text substr(size_t begin, size_t end) const;
+  bool any_from_client() const;
+};
+
+struct Value;
+struct Frame;
+struct Node;
+struct Loop;
+struct Builtin;
+
+struct Undefined {
+  std::string name;  // what was looked for
+};
+// Both bounded where a container is made: whoever walks through a value may recurse, and visits
+// what is in it twice as often as it is there.
+struct Extent {
+  int depth = 1;      // of lists and dicts inside each other
+  size_t weight = 1;  // values in it, and 16 bytes of text count as one more
+};
+struct None {};
+struct List {
+  enum class Form { list, tuple, view, range, lazy };  // lazy: a generator, gone after one use
+  Form form = Form::list;
+  std::vector<Value> items;
+  mutable bool spent = false;
+  Extent extent;
+};
+struct Dict {
+  std::vector<std::pair<Value, Value>> items;  // as inserted
+  Extent extent;
+  const Value* find(std::string_view key) const;
+};
+struct Namespace {
+  std::vector<std::pair<std::string, Value>> attributes;
+};
+struct Function;  // a macro, a call block's body, a method with its object, a global function
+
+struct Value {
+  std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const Text>,
+               std::shared_ptr<const List>, std::shared_ptr<const Dict>, std::shared_ptr<Namespace>,
+               std::shared_ptr<Loop>, std::shared_ptr<const Function>>
+      as;
+  Value() = default;
+  template <class T>
+  requires(!std::is_same_v<std::decay_t<T>, Value>) Value(T&& value)
+      : as(std::forward<T>(value)) {}  // NOLINT: implicit on purpose
+
+  template <class T>
+  const T* get() const {
+    auto* held = std::get_if<std::shared_ptr<T>>(&as);
+    return held ? held->get() : nullptr;
+  }
+  const Text* text() const { return get<const Text>(); }
+  const List* list() const { return get<const List>(); }
+  const Dict* dict() const { return get<const Dict>(); }
+  bool is_undefined() const { return std::holds_alternative<Undefined>(as); }
+  bool is_none() const { return std::holds_alternative<None>(as); }
+  bool is_bool() const { return std::holds_alternative<bool>(as); }
+  bool is_integer() const { return std::holds_alternative<int64_t>(as); }
+  const double* real() const { return std::get_if<double>(&as); }
+  bool is_number() const { return is_bool() || is_integer() || real(); }
+  int64_t integer() const;  // of an integer or bool; else a Fault
+  double number() const;    // of a number; else a Fault
+
+  bool truth() const;
+  bool any_from_client() const;
+  const char* type_name() const;
+};
+
+struct Function {
+  const Node* node = nullptr;  // a macro or a call block
+  std::shared_ptr<Frame> closure;
+  const Builtin* builtin = nullptr;
+  Value self;  // of a method
+};
+
+Value text_value(Text text);
+Value list_value(std::vector<Value> items, List::Form form = List::Form::list);
+Value dict_value(std::vector<std::pair<Value, Value>> items);
+
+// JSON that parse_json() has accepted; objects keep their order. Its text is a client's.
+Value json_value(std::string_view json);
+size_t weight_of(const Value& value);
+
+bool equal(const Value& a, const Value& b);
+bool less(const Value& a, const Value& b);  // a Fault where Python has no order
+Text str(const Value& value);               // Python's str()
+std::string repr(const Value& value);       // and repr()
+
+struct JsonStyle {
+  bool ensure_ascii = false, sort_keys = false;
+  std::string indent;  // of one level; used if `pretty`
+  bool pretty = false;
+  std::string item_separator = ", ", key_separator = ": ";
+};
+Text to_json(const Value& value, const JsonStyle& style);  // Python's json.dumps()
+
+// Where the code point with this index begins, in bytes; the end where there are fewer.
+size_t code_point_at(std::string_view text, size_t index);
+size_t count_code_points(std::string_view text);
+bool is_python_space(uint32_t code_point);  // str.isspace()
+
+}  // namespace xpyd::jinja

@@ -1,0 +1,211 @@
+// The template language against what jinja2 makes of the same templates
+// (tests/data/jinja_cases.json, by make_jinja_fixtures.py), its bounds, and what it knows about who
+// wrote a byte.
+#include "model/jinja.h"
+
+#include <ctime>
+
+#include "base/json.h"
+#include "tests/catch.h"
+#include "tests/json.h"
+
+using namespace xpyd;
+using nlohmann::json;
+using testing::data_path;
+using Variables = std::vector<std::pair<std::string, jinja::Value>>;
+
+namespace {
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
+
+// Variables out of JSON text whose fields are in order.
+Variables variables_of(const std::string& text) {
+  Variables out;
+  const jinja::Value object = jinja::json_value(text);
+  for (const auto& [key, value] : object.dict()->items) out.emplace_back(key.text()->bytes, value);
+  return out;
+}
+
+// The output, or "ERROR " and why.
+std::string render(const std::string& source, const Variables& variables = {}, int64_t now = 0,
+                   jinja::Limits limits = {}) {
+  auto made = jinja::Template::parse(source);
+  if (!made.ok()) return "ERROR " + made.error().message;
+  auto out = made.value().render(variables, now, limits);
+  return out.ok() ? out.value().bytes : "ERROR " + out.error().message;
+}
+
+// The value of the first field `name` in JSON text as it stands there: nlohmann sorts fields.
+std::string raw_object(const std::string& text, const std::string& name) {
+  size_t begin = text.find("\"" + name + "\": {") + name.size() + 4, at = begin;
+  int depth = 0;
+  bool inside = false;
+  do {
+    const char c = text[at];
+    if (c == '\\')
+      ++at;
+    else if (c == '"')
+      inside = !inside;
+    else if (!inside && c == '{')
+      ++depth;
+    else if (!inside && c == '}')
+      --depth;
+    ++at;
+  } while (depth > 0);
+  return text.substr(begin, at - begin);
+}
+
+}  // namespace
+
+TEST_CASE("jinja: every construct as jinja2 renders it", "[model][jinja]") {
+  setenv("TZ", "UTC", 1);
+  tzset();
+  auto text = read_small_file(data_path("jinja_cases.json"), 1 << 20);
+  REQUIRE(text.ok());
+  const json file = json::parse(text.value());
+  const Variables variables = variables_of(raw_object(text.value(), "variables"));
+  int rendered = 0, errors = 0;
+  for (const json& one : file["cases"]) {
+    const std::string got = render(one["template"], variables, file["now"]);
+    INFO(one["template"].get<std::string>());
+    INFO(got);
+    if (one.contains("error")) {
+      ++errors;
+      CHECK(got.starts_with("ERROR line "));
+    } else {
+      ++rendered;
+      CHECK(got == one["text"].get<std::string>());
+    }
+  }
+  CHECK(rendered >= 150);
+  CHECK(errors >= 60);
+}
+
+TEST_CASE("jinja: what is not supported is refused at once, by line and name", "[model][jinja]") {
+  const std::pair<const char*, const char*> cases[] = {
+      {"a\n{% include 'x' %}", "line 2: {% include %} is not supported"},
+      {"{% extends 'x' %}", "line 1: {% extends %} is not supported"},
+      {"{% block b %}{% endblock %}", "{% block %} is not supported"},
+      {"{% import 'x' as y %}", "{% import %} is not supported"},
+      {"{% do x %}", "{% do %} is not supported"},
+      {"{% if false %}\n\n{{ x|nope }}{% endif %}", "line 3: the filter 'nope' is not supported"},
+      {"{{ x|urlize }}", "line 1: the filter 'urlize' is not supported"},
+      {"{{ x is nope }}", "line 1: the test 'nope' is not supported"},
+      {"\n{{ x.casefold() }}", "line 2: the method .casefold() is not supported"},
+      {"{{ lipsum() }}", "line 1: 'lipsum' is not supported"},
+      {"{{ cycler(1) }}", "line 1: 'cycler' is not supported"},
+      {"{% macro f() %}{{ varargs }}{% endmacro %}", "line 1: 'varargs' is not supported"},
+      {"{{ 0x10 }}", "line 1: a number that is not decimal"},
+      {"{{ 99999999999999999999 }}", "line 1: an integer beyond 64 bits"},
+      {"{{ '\\N{DASH}' }}", "line 1: \\N{...} in a string"},
+      {"{% if a %}", "expected {% endif %}, found the template's end"},
+      {"{{ a", "line 1: a tag is not closed"},
+      {"{{ \xff }}", "the template is not UTF-8"},
+  };
+  for (auto& [source, error] : cases) {
+    auto made = jinja::Template::parse(source);
+    INFO(source);
+    REQUIRE(!made.ok());
+    INFO(made.error().message);
+    CHECK(has(made.error().message, error));
+  }
+  // And what shows only while rendering.
+  CHECK(render("a\n{{ raise_exception('No ' ~ 1) }}") == "ERROR line 2: No 1");
+  CHECK(render("{{ x.y }}") == "ERROR line 1: 'x' is undefined");
+  CHECK(has(render("{{ 9223372036854775807 + 1 }}"), "beyond 64 bits"));
+  CHECK(has(render("{{ 'stra\u00dfe'|upper }}"), "case of a character beyond ASCII"));
+  CHECK(
+      has(render("{% set ns = namespace() %}{% set ns.__class__ = 1 %}"), "may not begin with _"));
+}
+
+TEST_CASE("jinja: no template takes for ever, all memory or all of the stack", "[model][jinja]") {
+  const auto many = [](const std::string& part, int times) {
+    std::string text;
+    for (int i = 0; i < times; ++i) text += part;
+    return text;
+  };
+  const std::string sources[] = {
+      "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}",
+      "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+      "{% macro f(n) %}{% for i in range(9) %}{{ f(n) if n else '' }}{% endfor %}{% endmacro %}{{ "
+      "f(1) }}",
+      "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% "
+      "endfor %}",
+      "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% "
+      "endfor %}",
+      "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% "
+      "endfor %}{{ ns.x }}",
+      "{% set ns = namespace(x=[1]) %}{% for i in range(9999) %}{% set ns.x = [ns.x] %}{% endfor "
+      "%}{{ ns.x }}",
+      "{{ 'x' * 999999999999 }}",
+      "{{ [0] * 999999999999 }}",
+      "{{ 'x'.center(999999999999) }}",
+      "{{ range(999999999999) }}",
+      "{{ 2 ** 999999999999 }}{{ 1 ** 999999999999 }}",
+      "{% for i in range(9999) %}{{ ('a' * 99999).replace('a' * 9999 + 'b', '') }}{% endfor %}",
+      "{% for x in [[1]] recursive %}{{ loop([[1]]) }}{% endfor %}",
+      "{{ " + many("(", 9999) + "1" + many(")", 9999) + " }}",
+      "{{ " + many("[", 9999) + many("]", 9999) + " }}",
+      "{{ " + many("-", 9999) + "1 }}",
+      "{{ " + many("not ", 9999) + "1 }}",
+      "{{ 1" + many(" + 1", 9999) + " }}",
+      "{{ a" + many(".b", 9999) + " }}",
+      "{{ a" + many("|string", 9999) + " }}",
+      "{{ 1" + many(" if 1 else 1", 9999) + " }}",
+      many("{% if 1 %}", 9999) + many("{% endif %}", 9999),
+      many("{% for x in y %}", 9999),
+      "{% set " + many("(", 9999) + "a = 1 %}",
+  };
+  for (const std::string& source : sources) {
+    INFO(source.substr(0, 120));
+    const double begin = double(clock()) / CLOCKS_PER_SEC;
+    CHECK(render(source).starts_with("ERROR "));
+    CHECK(double(clock()) / CLOCKS_PER_SEC - begin < 20);  // of CPU; a second as it is served
+  }
+  CHECK(has(
+      render("{% for i in range(99) %}{{ 'x' * 99 }}{% endfor %}", {}, 0, {.output_bytes = 999}),
+      "more than 999 bytes"));
+  CHECK(has(render("{% for i in range(99) %}{% endfor %}", {}, 0, {.work = 50}), "takes too long"));
+  CHECK(has(render(std::string(jinja::Template::kMaxBytes + 1, 'x')), "more than 1 MiB"));
+  // Long is not deep.
+  CHECK(render("{% if 0 %}" + many("{% elif 0 %}", 999) + "{% else %}x{% endif %}") == "x");
+  CHECK(render("{{ 1" + many(" ~ 1", 999) + " }}").size() == 1000);
+  // A namespace that holds itself, and a macro that a namespace holds, are freed (LeakSanitizer).
+  CHECK(render("{% set ns = namespace() %}{% set ns.me = ns %}{% macro f() %}{{ ns }}{% endmacro %}"
+               "{% set ns.f = f %}x") == "x");
+}
+
+TEST_CASE("jinja: whose bytes they are survives every operation", "[model][jinja]") {
+  // Clients' bytes stand in <>.
+  const auto marked = [](const std::string& source) {
+    auto made = jinja::Template::parse(source);
+    if (!made.ok()) return made.error().message;
+    auto out =
+        made.value().render(variables_of(R"({"c": "ab cd", "d": {"k": "v"}, "l": ["x", "y"]})"), 0);
+    if (!out.ok()) return out.error().message;
+    std::string text;
+    size_t begin = 0;
+    for (const auto& run : out.value().runs) {
+      const std::string part = out.value().bytes.substr(begin, run.end - begin);
+      text += run.from_client ? "<" + part + ">" : part;
+      begin = run.end;
+    }
+    return text;
+  };
+  CHECK(marked("a{{ c }}b") == "a<ab cd>b");
+  CHECK(marked("{{ '[' + c + ']' }}{{ '(' ~ c ~ ')' }}") == "[<ab cd>](<ab cd>)");
+  CHECK(marked("{% set x = '[' + c %}{{ x[0] }}|{{ x[1:3] }}|{{ x[::-1] }}") == "[|<ab>|<dc ba>[");
+  CHECK(marked("{{ (' ' ~ c ~ ' ').strip() }} {{ ('x' ~ c)|upper }} {{ ('x' ~ c)|title }}") ==
+        "<ab cd> X<AB CD> X<ab Cd>");
+  CHECK(marked("{{ ('-' ~ c).split(' ')|join('+') }}") == "-<ab>+<cd>");
+  CHECK(marked("{{ c.replace('b', '[]') }} {{ 'b.b'.replace('.', c) }}") == "<a>[]< cd> b<ab cd>b");
+  CHECK(marked("{{ '%s!' % c }} {{ '{}!'.format(c) }} {{ c|indent(1, true) }}") ==
+        "<ab cd>! <ab cd>!  <ab cd>");
+  CHECK(marked("{% set x %}[{{ c }}]{% endset %}{{ x }}{% macro f(y) %}({{ y }}){% endmacro %}{{ "
+               "f(c) }}") == "[<ab cd>](<ab cd>)");
+  CHECK(marked("{% for k, v in d.items() %}{{ k }}={{ v }}{% endfor %} {{ l|join(',') }}") ==
+        "<k>=<v> <x>,<y>");
+  // Text of a whole value is a client's where any of it is.
+  CHECK(marked("{{ d|tojson }} {{ ['a']|tojson }} {{ d }} {{ [c] }}") ==
+        "<{\"k\": \"v\"}> [\"a\"] <{'k': 'v'}> <['ab cd']>");
+}

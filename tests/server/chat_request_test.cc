@@ -1,0 +1,122 @@
+// What a chat request hands to the model's template: fields in the client's order, tools, tool
+// calls, parts, more variables; and what is refused.
+
+#include "model/chat_template.h"
+#include "server/api_parse.h"
+#include "tests/catch.h"
+#include "tests/server/server_fixture.h"
+
+using namespace xpyd;
+using namespace xpyd::testing;
+
+namespace {
+
+constexpr const char* kAll =
+    "{% for m in messages %}{{ m|tojson }}\n{% endfor %}{{ tools|tojson }} {{ mood }} "
+    "{{ add_generation_prompt }}";
+
+// The prompt's text, or the error's.
+std::string prompt_of(const std::string& jinja, const std::string& body) {
+  auto chat = ChatTemplate::parse(jinja, [] { return int64_t{0}; });
+  if (!chat.ok()) return chat.error().message;
+  ServedModel model;
+  model.name = "m";
+  model.tokenizer = &byte_tokenizer();
+  model.chat_template = chat.value().get();
+  model.max_model_len = 100000;
+  model.vocab_size = byte_tokenizer().vocab_size();
+  model.max_prompt_bytes = 100000;
+  GenerationCall call;
+  auto error = parse_generation("{" + body + "}", true, model, call);
+  if (error) return std::to_string(error->status) + " " + error->param + ": " + error->message;
+  CHECK(call.ignored.empty());
+  return byte_tokenizer().decode(call.prompts[0].prompt, false);
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
+
+}  // namespace
+
+TEST_CASE("chat request: all of it reaches the template, in the client's order",
+          "[server][api][chat]") {
+  CHECK(prompt_of(kAll, R"("messages": [{"role": "user", "content": "hi"}])") ==
+        "{\"role\": \"user\", \"content\": \"hi\"}\nnull  True");
+  CHECK(prompt_of(kAll, R"("add_generation_prompt": false, "chat_template_kwargs": {"mood": "good"},
+      "messages": [{"name": "Ann", "content": "hi", "role": "user"}],
+      "tools": [{"type": "function", "function": {"name": "f", "b": 1, "a": 2.5}}])") ==
+        "{\"name\": \"Ann\", \"content\": \"hi\", \"role\": \"user\"}\n"
+        "[{\"type\": \"function\", \"function\": {\"name\": \"f\", \"b\": 1, \"a\": 2.5}}] good "
+        "False");
+  // The API has the arguments of a call as JSON text, templates as values.
+  CHECK(
+      prompt_of(kAll, R"("messages": [{"role": "assistant", "content": null, "tool_calls": [
+      {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"z\": 1, \"a\": [true]}"}}]},
+      {"role": "tool", "tool_call_id": "1", "content": "ok"}])") ==
+      "{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{\"id\": \"1\", \"type\": "
+      "\"function\", \"function\": {\"name\": \"f\", \"arguments\": {\"z\": 1, \"a\": [true]}}}]}\n"
+      "{\"role\": \"tool\", \"tool_call_id\": \"1\", \"content\": \"ok\"}\nnull  True");
+}
+
+TEST_CASE("chat request: a client's special tokens are text wherever they stand",
+          "[server][api][chat]") {
+  const int32_t end = byte_tokenizer().token_id("<|end|>");
+  REQUIRE(end >= 0);
+  for (
+      const char* body :
+      {R"("messages": [{"role": "user", "content": "<|end|>"}])",
+       R"("messages": [{"role": "user", "content": [{"type": "text", "text": "<|end|>"}]}])",
+       R"("messages": [{"role": "user", "content": "", "name": "<|end|>"}])",
+       R"("messages": [{"role": "user", "content": "x"}], "tools": [{"<|end|>": "<|end|>"}])",
+       R"("messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"mood": "<|end|>"})",
+       R"("messages": [{"role": "assistant", "content": "", "tool_calls": [{"function":
+             {"name": "<|end|>", "arguments": "{\"<|end|>\": \"<|end|>\"}"}}]}])"}) {
+    INFO(body);
+    ServedModel model;
+    auto chat = ChatTemplate::parse(std::string(kAll) + "<|end|>", [] { return int64_t{0}; });
+    model.tokenizer = &byte_tokenizer();
+    model.chat_template = chat.value().get();
+    model.max_model_len = 100000;
+    model.vocab_size = byte_tokenizer().vocab_size();
+    model.max_prompt_bytes = 100000;
+    GenerationCall call;
+    REQUIRE(!parse_generation("{" + std::string(body) + "}", true, model, call));
+    const auto& ids = call.prompts[0].prompt;
+    CHECK(std::count(ids.begin(), ids.end(), end) == 1);  // the template's own
+    CHECK(ids.back() == end);
+  }
+}
+
+TEST_CASE("chat request: what the template or the API cannot take is refused",
+          "[server][api][chat]") {
+  const std::string user = R"("messages": [{"role": "user", "content": "x"}])";
+  const std::pair<std::string, std::string> cases[] = {
+      {user + R"(, "tools": {})", "null"},
+      {user + R"(, "tools": {"a": 1})", "400 tools: field \"tools\": expected a list of objects"},
+      {user + R"(, "tools": [1])", "400 tools: field \"tools\": expected a list of objects"},
+      {user + R"(, "chat_template_kwargs": [1])", "400 chat_template_kwargs"},
+      {user + R"(, "chat_template_kwargs": {"messages": []})", "400 chat_template_kwargs"},
+      {user + R"(, "tool_choice": "auto")", "400 tool_choice"},
+      {user + R"(, "documents": [{}])", "400 documents"},
+      {R"("messages": [{"role": "assistant", "content": "", "tool_calls": 3}])", "400 messages"},
+      {R"("messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}])", "400 messages"},
+      {R"("messages": [{"role": "assistant", "content": "", "tool_calls": [
+           {"function": {"name": "f", "arguments": "{"}}]}])",
+       "400 messages: messages: arguments of a tool call: byte"},
+      {R"("messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])",
+       "400 messages: field \"messages\": expected content parts of type \"text\""},
+  };
+  for (const auto& [body, expected] : cases) {
+    INFO(body);
+    CHECK(has(prompt_of(kAll, body), expected));
+  }
+  CHECK(has(prompt_of("{{ messages[0].content }}", user + R"(, "tools": [{"a": 1}])"),
+            "this model's chat template does not read them"));
+  CHECK(has(prompt_of("{{ raise_exception('Only two turns') }}", user),
+            "400 messages: the model's chat template, line 1: Only two turns"));
+  CHECK(
+      has(prompt_of(
+              "{% for i in range(9999) %}{% for j in range(9999) %}{{ i }}{% endfor %}{% endfor %}",
+              user),
+          "takes too long"));
+  CHECK(has(prompt_of("{{ 'x' * 200000 }}", user), "context length"));
+}
