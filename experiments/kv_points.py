@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "demo_model"))
 import data  # noqa: E402
@@ -57,6 +58,8 @@ class Server:
         for line in self.process.stderr:
             if found := re.search(r"on http://127\.0\.0\.1:(\d+)", line):
                 self.url = f"http://127.0.0.1:{found.group(1)}"
+                # Its log must be read: a full pipe would stop it.
+                threading.Thread(target=self.process.stderr.read, daemon=True).start()
                 return
         raise SystemExit("kv_points: the server did not start")
 
@@ -65,7 +68,6 @@ class Server:
 
     def __exit__(self, *_):
         self.process.terminate()
-        self.process.stderr.read()
         self.process.wait(60)
 
 
