@@ -255,7 +255,7 @@ void Sim::on_event(const TokenEvent& event) {
 std::string Sim::run() {
   SimOptions options;
   options.conductor.max_tries = 200;
-  options.conductor.max_queue = 1000;
+  options.conductor.max_queue_bytes = 1 << 30;
   open(std::move(options));
   for (Role role : {Role::prefill, Role::prefill, Role::decode, Role::decode})
     children_.push_back({.role = role});
