@@ -152,7 +152,7 @@ int main(int argc, char** argv) {
     const std::vector<std::string> words(argv + 1, argv + argc);
     xpyd::hide_secrets(argc, argv);
     const int code = xpyd::run(words);
-    return code == 0 && xpyd::was_out_of_memory() ? 1 : code;
+    return xpyd::was_out_of_memory() ? 1 : code;  // it was told to end by SIGTERM
   } catch (const std::exception& error) {  // a bug: nothing of ours throws on purpose
     std::fprintf(stderr, "xpyd: %s\n", error.what());
     return 1;
