@@ -1154,7 +1154,7 @@ CLAIMS = [
         "kv_points",
         "What does KV of fewer bits cost in points of the standard tool, lm-eval, for a model that reads facts from its context?",
         "TurboMind, KV int8 and int4: int8 nearly lossless, int4 0.1 to 3.3 points worse, of larger models",
-        4,
+        1,
         [
             Expect("right answers, f32", lambda t: t("accuracy", dtype="f32"), .9, 1, "%"),
             Expect("bf16, points lost", lambda t: 100 * (t("accuracy", dtype="f32") - t("accuracy", dtype="bf16")), -1, 1),

@@ -289,8 +289,8 @@ std::vector<Lie> lies(Way way, const Limits& limits) {
 TEST_CASE("lies: a token beyond the vocabulary ends its member, and nobody else",
           "[lies][processes]") {
   Bed bed("colocated");
+  End liar;  // outlives the loop that calls it
   ControlLoop loop(bed.stack().clock);
-  End liar;
   REQUIRE(loop.connect(bed.endpoint(bed.cluster().address(), NodeRole::colocated, "new"), 5,
                        liar.on_open())
               .ok());
@@ -373,8 +373,8 @@ TEST_CASE("lies: a worker leaves a conductor that says one, and joins the next",
           "[lies][processes]") {
   Bed bed("colocated");
   const std::vector<Lie> all = lies(kToInstance, bed.limits());
+  End conductor;  // outlives the loop that calls it
   ControlLoop loop(bed.stack().clock);
-  End conductor;
   REQUIRE(loop.listen(bed.endpoint("unix:" + bed.folder() + "/liar", NodeRole::conductor, "c"),
                       conductor.on_open())
               .ok());
