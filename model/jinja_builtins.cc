@@ -195,7 +195,7 @@ Value range(E& e, V, A a) {
   for (int64_t i = begin; step > 0 ? i < end : i > end;) {
     e.charge(2);
     if (items.size() >= 100000) throw Fault{"range: more than 100000 numbers"};  // Jinja's sandbox
-    items.push_back(i);
+    items.emplace_back(i);
     if (__builtin_add_overflow(i, step, &i)) break;
   }
   return list_value(std::move(items), List::Form::view);

@@ -191,8 +191,8 @@ Arguments Evaluator::arguments(const Node& node) {
 }
 
 // Puts named arguments where the parameters are, and undefined values where there are none.
-static void bind(const std::vector<std::string>& parameters, const std::string& of,
-                 Arguments& given) {
+static void place(const std::vector<std::string>& parameters, const std::string& of,
+                  Arguments& given) {
   const size_t n = given.positional.size();
   if (n > parameters.size()) throw Fault{"too many arguments for " + of};
   given.positional.resize(parameters.size(), Undefined{"", true});
@@ -222,7 +222,7 @@ bool takes(const Builtin& builtin, std::string_view parameter) {
 Value Evaluator::call(const Builtin& builtin, Value self, Arguments given) {
   charge(2 + weight_of(self) / 4);
   if (builtin.parameters != std::string_view("*"))
-    bind(words(builtin.parameters), builtin.name, given);
+    place(words(builtin.parameters), builtin.name, given);
   if (builtin.of == std::string_view("text filter")) self = text_value(str(self));
   return builtin.run(*this, self, given);
 }
@@ -237,7 +237,7 @@ Value Evaluator::call(const Value& callee, Arguments given) {
 
 Value Evaluator::call_macro(const Node& macro, Arguments given) {
   const size_t n = macro.names.size(), first_default = n - (macro.kids.size() - 1);
-  bind(macro.names, "the macro '" + macro.name + "'", given);
+  place(macro.names, "the macro '" + macro.name + "'", given);
   const Inside inside(*this, root_);
   for (size_t i = 0; i < n; ++i) {
     Value& value = given.positional[i];
