@@ -19,11 +19,12 @@ static Error error_of(const Fault& fault) {
 
 Result<Template> Template::parse(std::string_view source) try {
   if (source.size() > kMaxBytes) return invalid("a template of more than 1 MiB");
+  std::vector<Token> tokens = lex(source);
   Template made;
-  made.body_ = jinja::parse(source);
-  for (const Token& token : lex(source))
+  for (const Token& token : tokens)
     if (token.kind == Token::Kind::name || token.kind == Token::Kind::text)
       made.words_.push_back(token.text);
+  made.block_ = jinja::parse(std::move(tokens));
   return made;
 } catch (const Fault& fault) {
   return error_of(fault);
@@ -31,10 +32,9 @@ Result<Template> Template::parse(std::string_view source) try {
 
 Result<Text> Template::render(std::vector<std::pair<std::string, Value>> variables,
                               int64_t now_unix_s, const Limits& limits) const try {
-  auto frame = std::make_shared<Frame>();
-  frame->variables = std::move(variables);
-  Evaluator evaluator({limits.work, limits.output_bytes, kMaxRunDepth, now_unix_s}, frame);
-  return evaluator.render(body_);
+  Scope given{nullptr, std::move(variables)};
+  Evaluator evaluator({limits.work, limits.output_bytes, kMaxRunDepth}, given, now_unix_s);
+  return evaluator.render(*block_);
 } catch (const Fault& fault) {
   return error_of(fault);
 }

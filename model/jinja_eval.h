@@ -1,34 +1,28 @@
 // What rendering a chat template needs: its variables, its work so far, and the built-in functions.
 #pragma once
 
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "model/jinja_ast.h"
+#include "model/jinja_tree.h"
 
 namespace xpyd::jinja {
 
-struct Frame {
-  std::shared_ptr<Frame> parent;
-  std::vector<std::pair<std::string, Value>> variables;
+using Named = std::vector<std::pair<std::string, Value>>;
+
+// Variables. Loops, macros and captured blocks open a scope, {% if %} does not.
+struct Scope {
+  Scope* parent;
+  Named variables;
   Value* find(std::string_view name);
   void set(const std::string& name, Value value);
 };
 
-struct Loop {
-  const Node* node;
-  std::shared_ptr<Frame> frame;  // around the loop, for loop(...)
-  std::vector<Value> items;
-  size_t index = 0;
-  int depth = 1;
-  Value last_changed;
-};
-
 struct Arguments {
   std::vector<Value> positional;
-  std::vector<std::pair<std::string, Value>> named;
+  Named named;
+  const Value& operator[](size_t i) const { return positional[i]; }
 };
 
 class Evaluator {
@@ -37,72 +31,89 @@ class Evaluator {
     int64_t work = 0;
     size_t output_bytes = 0;
     int depth = 0;
-    int64_t now_unix_s = 0;
   };
-  Evaluator(const Bounds& bounds, std::shared_ptr<Frame> variables);
-  ~Evaluator();  // frees what refers to itself
-  Text render(const std::vector<NodePtr>& body);
+  Evaluator(const Bounds& bounds, Scope& variables, int64_t now)
+      : now_unix_s(now), bounds_(bounds), root_(&variables), scope_(&variables) {}
+  ~Evaluator();  // frees namespaces, which may hold themselves
+  Text render(const Node& block);
 
   // Counts as much work; a Fault beyond the bound. A unit is a node, a value made or 16 bytes of
   // text: some 50 ns and at most 80 bytes of memory.
   void charge(size_t units);
-  void charge_search(std::string_view text, std::string_view part) {
-    charge(1 + text.size() / 16 * (1 + part.size() / 64));
-  }
   // The items that iteration yields.
   std::vector<Value> iterate(const Value& value);
-  Value attribute(const Value& object, const std::string& name);
   Value item(const Value& object, const Value& key);
-  Value call(const Value& callee, Arguments arguments);
-  Value call(const Builtin& builtin, const Value& self, Arguments arguments);
-  int64_t now_unix_s() const { return bounds_.now_unix_s; }
-  Value make_namespace(std::vector<std::pair<std::string, Value>> attributes);
+  bool contains(const Value& container, const Value& value);
+  Value call(const Builtin& builtin, Value self, Arguments arguments);
+  Value make_namespace(Named attributes);
+  const int64_t now_unix_s;
 
  private:
   enum class Flow { next, break_loop, continue_loop };
-  Flow run(const std::vector<NodePtr>& body);
+  class Inside;   // opens a scope
+  class Counted;  // a node that is being run
   Flow run(const Node& node);
-  Flow run_for(const Node& node, std::vector<Value> items, int depth);
-  Text captured(const std::vector<NodePtr>& body);  // in a frame of its own
-  Value eval(const Node& node);
-  Value eval_node(const Node& node);
-  Value binary(const std::string& op, const Value& a, const Value& b);
-  bool compare(const std::string& op, const Value& a, const Value& b);
-  Value slice(const Value& object, const Node& node);
-  Value call_macro(const Function& function, Arguments arguments);
-  Value filter_block(const Node& node, const Value& text);
-  Arguments arguments(const Node& node, size_t first);
-  void assign(const Node& target, Value value);
+  Flow run_block(const Node& block);
+  Flow run_for(const Node& node);
+  Text captured(const Node& block);  // in a scope of its own
   void print(const Text& text);
-  std::shared_ptr<Frame> enter(std::shared_ptr<Frame> parent);
+  void assign(const Node& target, Value value);
+
+  Value eval(const Node& node);
+  Value eval_kind(const Node& node);
+  Value binary(const Node& node);
+  Value arithmetic(const std::string& op, const Value& a, const Value& b);
+  Value slice(const Node& node);
+  Value attribute(const Value& object, const std::string& name);
+  Arguments arguments(const Node& node);
+  Value call(const Value& callee, Arguments arguments);
+  Value call_macro(const Node& macro, Arguments arguments);
 
   const Bounds bounds_;
   int64_t work_ = 0;
   int depth_ = 0;
-  std::shared_ptr<Frame> frame_;
+  Scope *const root_, *scope_;
   Text* out_ = nullptr;
-  std::vector<std::shared_ptr<Frame>> captured_;
+  Value block_text_;  // what a {% filter %} works on
   std::vector<std::shared_ptr<Namespace>> namespaces_;
 };
 
-// A filter, test, method or global function. `args` are as many as `parameters` has names, in
-// their order, undefined where not given; with parameters "*", those given.
+class Evaluator::Counted {
+ public:
+  explicit Counted(Evaluator& e) : e_(e) {
+    e.charge(1);
+    if (e.depth_ >= e.bounds_.depth) throw Fault{"nested too deeply"};
+    ++e.depth_;
+  }
+  ~Counted() { --e_.depth_; }
+
+ private:
+  Evaluator& e_;
+};
+
+// `args` are as many as `parameters` has names, in their order, undefined where not given; with
+// parameters "*", those given.
 struct Builtin {
-  const char* on;  // methods: the type's name as Value::type_name() has it; else ""
+  // "filter", "text filter" (of str() of what stands before it), "test", "function", or of a method
+  // the type's name as Value::type_name() has it.
+  const char* of;
   const char* name;
   const char* parameters;
-  Value (*run)(Evaluator& e, const Value& self, Arguments& args);
-  bool keeps_safe = false;  // methods: right for a |safe string too
+  Value (*run)(Evaluator& e, const Value& self, const Arguments& args);
 };
 const Builtin* find_filter(std::string_view name);
 const Builtin* find_test(std::string_view name);
 const Builtin* find_function(std::string_view name);
+// A method that Python's type has and these tables have not is a Fault.
 const Builtin* find_method(const Value& object, std::string_view name);
 bool is_method(std::string_view name);  // of any type
+bool takes(const Builtin& builtin, std::string_view parameter);
+std::span<const Builtin> text_builtins();
 
 [[noreturn]] void fail_undefined(const Value& value);
+const Text& text_of(const Value& value);  // a Fault if it is none
+Text escaped(const Text& text);           // for HTML, as + does with what stands beside a |safe
 Text joined(Evaluator& e, const std::vector<Value>& items, const Text& between);
-Text printf_text(Evaluator& e, const Text& format, const Value& values);  // format % values
-Text escaped(const Text& text);                                           // for HTML
+Value lower_case(Evaluator& e, const Value& value);  // of a text; else the value itself
 
 }  // namespace xpyd::jinja

@@ -4,7 +4,7 @@
 #include <charconv>
 
 #include "base/utf8.h"
-#include "model/jinja_ast.h"
+#include "model/jinja_tree.h"
 
 namespace xpyd::jinja {
 namespace {
@@ -12,26 +12,6 @@ namespace {
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_name(char c) {
   return is_digit(c) || c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-}
-
-size_t skip_space(std::string_view text, size_t at) {
-  while (at < text.size()) {
-    const CodePoint c = next_code_point(text.substr(at));
-    if (!is_python_space(c.value)) break;
-    at += size_t(c.bytes);
-  }
-  return at;
-}
-
-// Without the white space at its end.
-std::string_view strip_end(std::string_view text) {
-  size_t kept = 0;
-  for (size_t at = 0; at < text.size();) {
-    const CodePoint c = next_code_point(text.substr(at));
-    at += size_t(c.bytes);
-    if (!is_python_space(c.value)) kept = at;
-  }
-  return text.substr(0, kept);
 }
 
 std::string unified_newlines(std::string_view text) {
@@ -74,7 +54,7 @@ class Lexer {
   void data(size_t end, char sign, bool is_output) {
     std::string_view text = std::string_view(source_).substr(at_, end - at_);
     if (sign == '-') {
-      text = strip_end(text);
+      text = text.substr(0, trailing_space(text));
     } else if (sign != '+' && !is_output) {
       const size_t line = text.rfind('\n') + 1;  // 0 where there is none
       if ((line > 0 || line_begins_) && skip_space(text, line) == text.size())
@@ -170,24 +150,13 @@ class Lexer {
 
   void number() {
     size_t end = at_;
-    bool real = false;
-    auto digits = [&] {
-      while (end < source_.size() && (is_digit(source_[end]) || source_[end] == '_')) ++end;
-    };
-    auto digit_at = [&](size_t at) { return at < source_.size() && is_digit(source_[at]); };
-    digits();
-    const bool after_dot = at_ > 0 && source_[at_ - 1] == '.';
-    if (!after_dot && digit_at(end + 1) && source_[end] == '.') real = true, ++end, digits();
-    if (!after_dot && end < source_.size() && (source_[end] | 0x20) == 'e') {
-      const size_t exponent = end + 1 + (sign_at(end + 1) != 0);
-      if (digit_at(exponent)) real = true, end = exponent, digits();
-    }
-    std::string word = source_.substr(at_, end - at_);
-    std::erase(word, '_');
-    if (end < source_.size() && is_name(source_[end])) fail("a number that is not decimal");
-    if (!real && word.size() > 1 && word[0] == '0' && word.find_first_not_of('0') != word.npos)
-      fail("a number that begins with 0");
-    add(real ? Token::Kind::real : Token::Kind::integer, word);
+    while (end < source_.size() && is_digit(source_[end])) ++end;
+    const bool fraction =
+        source_[end] == '.' && end + 1 < source_.size() && is_digit(source_[end + 1]);
+    const bool zeros = source_[at_] == '0' && end > at_ + 1;
+    if (fraction || zeros || (end < source_.size() && is_name(source_[end])))
+      fail("a number that is no decimal integer is not supported");
+    add(Token::Kind::integer, source_.substr(at_, end - at_));
     go(end);
   }
 
@@ -208,31 +177,20 @@ class Lexer {
       }
       if (++at >= source_.size()) break;
       const char c = source_[at];
-      static constexpr std::string_view kPlain = "\\'\"abfnrtv", kMeans = "\\'\"\a\b\f\n\r\t\v";
-      const size_t known = kPlain.find(c);
-      const int digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
-      if (known != kPlain.npos) {
+      static constexpr std::string_view kPlain = "\\'\"nrt", kMeans = "\\'\"\n\r\t";
+      if (const size_t known = kPlain.find(c); known != kPlain.npos) {
         out += kMeans[known];
-      } else if (digits > 0 || (c >= '0' && c <= '7')) {
-        const char* begin = source_.data() + at + (digits > 0);
-        size_t length = size_t(digits);
-        if (digits == 0)
-          while (length < 3 && at + length < source_.size() && source_[at + length] >= '0' &&
-                 source_[at + length] <= '7')
-            ++length;
-        uint32_t value = 0;
-        const char* limit = std::min(begin + length, source_.data() + source_.size());
-        auto [end, error] = std::from_chars(begin, limit, value, digits > 0 ? 16 : 8);
-        if (error != std::errc() || end != begin + length || value > 0x10ffff ||
-            (value >= 0xd800 && value < 0xe000))
-          fail("an escape in a string that is no character");
-        append_utf8(out, value);
-        at = size_t(end - source_.data()) - 1;
-      } else if (c == 'N') {
-        fail("\\N{...} in a string");
-      } else if (c != '\n') {  // a line that goes on; an unknown escape stays as it is
-        (out += '\\') += c;
+        continue;
       }
+      const size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : 0;
+      const std::string hex = source_.substr(at + 1, digits);
+      uint32_t value = 0;
+      auto [end, error] = std::from_chars(hex.data(), hex.data() + hex.size(), value, 16);
+      if (digits == 0 || error != std::errc() || end != hex.data() + digits ||
+          (value >= 0xd800 && value < 0xe000))
+        fail("the escape \\" + std::string(1, c) + " in a string is not supported");
+      append_utf8(out, value);
+      at += digits;
     }
     if (at >= source_.size()) fail("a string is not closed");
     add(Token::Kind::text, out);

@@ -1,6 +1,6 @@
 // The values that a chat template computes with: Python's, as far as Jinja shows them.
 //
-// Thread safety: a value made by json() or from constants is const and may be shared; what a
+// Thread safety: a value made by json_value() or from constants is const and may be shared; what a
 // rendering makes belongs to it.
 #pragma once
 
@@ -30,7 +30,7 @@ struct Text {
     bool from_client;
   };
   std::vector<Run> runs;  // one after the other up to bytes.size(); neighbours differ
-  bool safe = false;      // Jinja's Markup: `+` escapes what is put beside it
+  bool safe = false;      // Jinja's Markup: `+` would escape what is put beside it
 
   Text() = default;
   Text(std::string_view text, bool from_client = false) { append(text, from_client); }  // NOLINT
@@ -41,37 +41,41 @@ struct Text {
 };
 
 struct Value;
-struct Frame;
 struct Node;
-struct Loop;
 struct Builtin;
 
 struct Undefined {
-  std::string name;  // what was looked for
+  std::string name;        // what was looked for
+  bool not_given = false;  // an argument
 };
+struct None {};
 // Both bounded where a container is made: whoever walks through a value may recurse, and visits
 // what is in it twice as often as it is there.
 struct Extent {
   int depth = 1;      // of lists and dicts inside each other
   size_t weight = 1;  // values in it, and 16 bytes of text count as one more
 };
-struct None {};
 struct List {
-  enum class Form { list, tuple, view, range, lazy };  // lazy: a generator, gone after one use
+  enum class Form { list, tuple, view, lazy };  // view: of a dict, or a range; lazy: a generator
   Form form = Form::list;
   std::vector<Value> items;
-  mutable bool spent = false;
+  mutable bool spent = false;  // a generator can be used once
   Extent extent;
+  bool is_sequence() const { return form <= Form::tuple; }
 };
 struct Dict {
-  std::vector<std::pair<Value, Value>> items;  // as inserted
+  std::vector<std::pair<Value, Value>> items;  // as inserted; keys are texts or integers
   Extent extent;
   const Value* find(std::string_view key) const;
 };
 struct Namespace {
   std::vector<std::pair<std::string, Value>> attributes;
 };
-struct Function;  // a macro, a call block's body, a method with its object, a global function
+struct Loop {  // the variable `loop`
+  std::vector<Value> items;
+  size_t index = 0;
+};
+struct Function;
 
 struct Value {
   std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const Text>,
@@ -105,9 +109,8 @@ struct Value {
   const char* type_name() const;
 };
 
-struct Function {
-  const Node* node = nullptr;  // a macro or a call block
-  std::shared_ptr<Frame> closure;
+struct Function {  // one of the two
+  const Node* macro = nullptr;
   const Builtin* builtin = nullptr;
   Value self;  // of a method
 };
@@ -121,21 +124,22 @@ Value json_value(std::string_view json);
 size_t weight_of(const Value& value);
 
 bool equal(const Value& a, const Value& b);
-bool less(const Value& a, const Value& b);  // a Fault where Python has no order
+bool less(const Value& a, const Value& b);  // of numbers and of texts; else a Fault
 Text str(const Value& value);               // Python's str()
-std::string repr(const Value& value);       // and repr()
 
 struct JsonStyle {
-  bool ensure_ascii = false, sort_keys = false;
-  std::string indent;  // of one level; used if `pretty`
-  bool pretty = false;
+  bool ensure_ascii = false;
+  int64_t indent = -1;  // spaces of a level; negative: all in one line
   std::string item_separator = ", ", key_separator = ": ";
 };
 Text to_json(const Value& value, const JsonStyle& style);  // Python's json.dumps()
 
+// The end of the white space (Python's str.isspace) that begins at `at`, and the begin of that at
+// the text's end.
+size_t skip_space(std::string_view text, size_t at);
+size_t trailing_space(std::string_view text);
 // Where the code point with this index begins, in bytes; the end where there are fewer.
 size_t code_point_at(std::string_view text, size_t index);
 size_t count_code_points(std::string_view text);
-bool is_python_space(uint32_t code_point);  // str.isspace()
 
 }  // namespace xpyd::jinja

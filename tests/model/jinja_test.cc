@@ -77,8 +77,16 @@ TEST_CASE("jinja: every construct as jinja2 renders it", "[model][jinja]") {
       CHECK(got == one["text"].get<std::string>());
     }
   }
-  CHECK(rendered >= 150);
+  CHECK(rendered >= 100);
   CHECK(errors >= 60);
+  // What jinja2 renders and chat templates do not use is refused, never approximated.
+  for (const json& one : file["refused"]) {
+    const std::string got = render(one, variables, file["now"]);
+    INFO(one.get<std::string>());
+    INFO(got);
+    CHECK(got.starts_with("ERROR line "));
+  }
+  CHECK(file["refused"].size() >= 100);
 }
 
 TEST_CASE("jinja: what is not supported is refused at once, by line and name", "[model][jinja]") {
@@ -95,9 +103,19 @@ TEST_CASE("jinja: what is not supported is refused at once, by line and name", "
       {"{{ lipsum() }}", "line 1: 'lipsum' is not supported"},
       {"{{ cycler(1) }}", "line 1: 'cycler' is not supported"},
       {"{% macro f() %}{{ varargs }}{% endmacro %}", "line 1: 'varargs' is not supported"},
-      {"{{ 0x10 }}", "line 1: a number that is not decimal"},
+      {"{{ 0x10 }}", "line 1: a number that is no decimal integer"},
       {"{{ 99999999999999999999 }}", "line 1: an integer beyond 64 bits"},
-      {"{{ '\\N{DASH}' }}", "line 1: \\N{...} in a string"},
+      {"{{ '\\N{DASH}' }}", "line 1: the escape \\N in a string is not supported"},
+      {"{{ 1.5 }}", "line 1: a number that is no decimal integer is not supported"},
+      {"{{ a\n/ 2 }}", "line 2: the operator '/' is not supported"},
+      {"{{ 1 < a < 3 }}", "line 1: a chain of comparisons is not supported"},
+      {"{{ x|tojson(sort_keys=true) }}", "line 1: the argument 'sort_keys' of 'tojson'"},
+      {"{% for x in y %}{{ loop.cycle(1) }}{% endfor %}", "line 1: the method .cycle()"},
+      {"{% for x in y %}{{ loop.depth }}{% endfor %}", "line 1: loop.depth is not supported"},
+      {"{% for x in y recursive %}{% endfor %}", "line 1: a recursive loop is not supported"},
+      {"{% for x in y %}{% macro f() %}{% endmacro %}{% endfor %}", "a macro inside of another"},
+      {"{% call f() %}{% endcall %}", "{% call %} is not supported"},
+      {"{% with a = 1 %}{% endwith %}", "{% with %} is not supported"},
       {"{% if a %}", "expected {% endif %}, found the template's end"},
       {"{{ a", "line 1: a tag is not closed"},
       {"{{ \xff }}", "the template is not UTF-8"},
@@ -114,8 +132,7 @@ TEST_CASE("jinja: what is not supported is refused at once, by line and name", "
   CHECK(render("{{ x.y }}") == "ERROR line 1: 'x' is undefined");
   CHECK(has(render("{{ 9223372036854775807 + 1 }}"), "beyond 64 bits"));
   CHECK(has(render("{{ 'stra\u00dfe'|upper }}"), "case of a character beyond ASCII"));
-  CHECK(
-      has(render("{% set ns = namespace() %}{% set ns.__class__ = 1 %}"), "may not begin with _"));
+  CHECK(has(render("{{ 'x'.count }}"), "the method .count() of a string is not supported"));
 }
 
 TEST_CASE("jinja: no template takes for ever, all memory or all of the stack", "[model][jinja]") {
@@ -138,12 +155,8 @@ TEST_CASE("jinja: no template takes for ever, all memory or all of the stack", "
       "{% set ns = namespace(x=[1]) %}{% for i in range(9999) %}{% set ns.x = [ns.x] %}{% endfor "
       "%}{{ ns.x }}",
       "{{ 'x' * 999999999999 }}",
-      "{{ [0] * 999999999999 }}",
-      "{{ 'x'.center(999999999999) }}",
       "{{ range(999999999999) }}",
-      "{{ 2 ** 999999999999 }}{{ 1 ** 999999999999 }}",
       "{% for i in range(9999) %}{{ ('a' * 99999).replace('a' * 9999 + 'b', '') }}{% endfor %}",
-      "{% for x in [[1]] recursive %}{{ loop([[1]]) }}{% endfor %}",
       "{{ " + many("(", 9999) + "1" + many(")", 9999) + " }}",
       "{{ " + many("[", 9999) + many("]", 9999) + " }}",
       "{{ " + many("-", 9999) + "1 }}",
@@ -169,7 +182,6 @@ TEST_CASE("jinja: no template takes for ever, all memory or all of the stack", "
   CHECK(has(render(std::string(jinja::Template::kMaxBytes + 1, 'x')), "more than 1 MiB"));
   // Long is not deep.
   CHECK(render("{% if 0 %}" + many("{% elif 0 %}", 999) + "{% else %}x{% endif %}") == "x");
-  CHECK(render("{{ 1" + many(" ~ 1", 999) + " }}").size() == 1000);
   // A namespace that holds itself, and a macro that a namespace holds, are freed (LeakSanitizer).
   CHECK(render("{% set ns = namespace() %}{% set ns.me = ns %}{% macro f() %}{{ ns }}{% endmacro %}"
                "{% set ns.f = f %}x") == "x");
@@ -199,7 +211,7 @@ TEST_CASE("jinja: whose bytes they are survives every operation", "[model][jinja
         "<ab cd> X<AB CD> X<ab Cd>");
   CHECK(marked("{{ ('-' ~ c).split(' ')|join('+') }}") == "-<ab>+<cd>");
   CHECK(marked("{{ c.replace('b', '[]') }} {{ 'b.b'.replace('.', c) }}") == "<a>[]< cd> b<ab cd>b");
-  CHECK(marked("{{ '%s!' % c }} {{ '{}!'.format(c) }} {{ c|indent(1, true) }}") ==
+  CHECK(marked("{{ '%s!'|format(c) }} {{ '{}!'.format(c) }} {{ c|indent(1, true) }}") ==
         "<ab cd>! <ab cd>!  <ab cd>");
   CHECK(marked("{% set x %}[{{ c }}]{% endset %}{{ x }}{% macro f(y) %}({{ y }}){% endmacro %}{{ "
                "f(c) }}") == "[<ab cd>](<ab cd>)");
