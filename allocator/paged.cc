@@ -2,7 +2,6 @@
 // reference counts, copy-on-write; with the prefix cache of vLLM V1 (chained hashes of full blocks,
 // lazy LRU eviction).
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "allocator/pooled.h"

@@ -8,7 +8,6 @@
 // (KvOptions::share); any other maps only what it needs beyond the rows of the slot it takes.
 #include <algorithm>
 #include <numeric>
-#include <string>
 #include <utility>
 
 #include "allocator/pooled.h"

@@ -5,7 +5,6 @@
 // and all query tokens of the unit are *rows* that share each load of K and V.
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
 #include <limits>
 

@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <sched.h>
 
-#include <atomic>
 #include <string>
 #include <thread>
 

@@ -5,11 +5,9 @@
 // Threads: run() keeps connections on the caller's thread, the instance has one, the channels one.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>

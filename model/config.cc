@@ -1,7 +1,6 @@
 #include "model/config.h"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"

@@ -108,21 +108,6 @@ void add(float* into, const float* from, int n) {
     _mm256_store_ps(into + i, _mm256_add_ps(_mm256_load_ps(into + i), _mm256_load_ps(from + i)));
 }
 
-#define XPYD_TILES(Weight)                                                                \
-  {                                                                                       \
-    {},                                                                                   \
-        {nullptr,                                                                         \
-         tile<1, 1, Weight>,                                                              \
-         tile<1, 2, Weight>,                                                              \
-         tile<1, 3, Weight>,                                                              \
-         tile<1, 4, Weight>,                                                              \
-         tile<1, 5, Weight>,                                                              \
-         tile<1, 6, Weight>},                                                             \
-        {nullptr, tile<2, 1, Weight>, tile<2, 2, Weight>, tile<2, 3, Weight>},            \
-        {nullptr, tile<3, 1, Weight>, tile<3, 2, Weight>}, {nullptr, tile<4, 1, Weight>}, \
-        {nullptr, tile<5, 1, Weight>}, {nullptr, tile<6, 1, Weight>},                     \
-  }
-
 }  // namespace
 
 extern const GemmKernels kAvx2Kernels;

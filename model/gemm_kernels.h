@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
 namespace xpyd {
 
@@ -33,6 +32,22 @@ struct GemmKernels {
   GemmTileFn bf16[kMaxTileRows + 1][kMaxTilePanels + 1];
   void (*add)(float* into, const float* from, int n);  // n % 16 == 0, 32-byte aligned
 };
+
+// [rows][panels] of an instruction set's tile<rows, panels, Weight>.
+#define XPYD_TILES(Weight)                                                                \
+  {                                                                                       \
+    {},                                                                                   \
+        {nullptr,                                                                         \
+         tile<1, 1, Weight>,                                                              \
+         tile<1, 2, Weight>,                                                              \
+         tile<1, 3, Weight>,                                                              \
+         tile<1, 4, Weight>,                                                              \
+         tile<1, 5, Weight>,                                                              \
+         tile<1, 6, Weight>},                                                             \
+        {nullptr, tile<2, 1, Weight>, tile<2, 2, Weight>, tile<2, 3, Weight>},            \
+        {nullptr, tile<3, 1, Weight>, tile<3, 2, Weight>}, {nullptr, tile<4, 1, Weight>}, \
+        {nullptr, tile<5, 1, Weight>}, {nullptr, tile<6, 1, Weight>},                     \
+  }
 
 extern const GemmKernels kPortableKernels;
 #if defined(__x86_64__)

@@ -1,7 +1,5 @@
 // Tiles in plain C++: multiply, then add. Slower than AVX2 and with other bits, under the same rule
 // of one chain per element.
-#include <bit>
-
 #include "base/dtype.h"
 #include "model/gemm_kernels.h"
 
@@ -41,21 +39,6 @@ void tile(const GemmTile& t) {
 void add(float* into, const float* from, int n) {
   for (int i = 0; i < n; ++i) into[i] += from[i];
 }
-
-#define XPYD_TILES(Weight)                                                                \
-  {                                                                                       \
-    {},                                                                                   \
-        {nullptr,                                                                         \
-         tile<1, 1, Weight>,                                                              \
-         tile<1, 2, Weight>,                                                              \
-         tile<1, 3, Weight>,                                                              \
-         tile<1, 4, Weight>,                                                              \
-         tile<1, 5, Weight>,                                                              \
-         tile<1, 6, Weight>},                                                             \
-        {nullptr, tile<2, 1, Weight>, tile<2, 2, Weight>, tile<2, 3, Weight>},            \
-        {nullptr, tile<3, 1, Weight>, tile<3, 2, Weight>}, {nullptr, tile<4, 1, Weight>}, \
-        {nullptr, tile<5, 1, Weight>}, {nullptr, tile<6, 1, Weight>},                     \
-  }
 
 }  // namespace
 

@@ -2,7 +2,6 @@
 // rows that the last layer still needs, and the work that a step is.
 #pragma once
 
-#include <span>
 #include <vector>
 
 #include "model/config.h"

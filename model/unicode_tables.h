@@ -24,6 +24,7 @@ extern const std::span<const ClassRange> combining_classes;
 // One step of canonical decomposition, without Hangul, by `composed`.
 struct Decomposition {
   uint32_t composed, first, second;  // second = 0: none
+  bool composes;                     // again
 };
 extern const std::span<const Decomposition> decompositions;
 // Indices into `decompositions` of the pairs that compose, by (first, second).

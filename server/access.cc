@@ -14,13 +14,6 @@ namespace {
 
 constexpr size_t kMaxKeyFileBytes = 1u << 20;
 
-std::string lower(std::string_view text) {
-  std::string out(text);
-  for (char& c : out)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
-  return out;
-}
-
 bool equal_keys(std::string_view a, std::string_view b) {
   unsigned different = a.size() != b.size();
   for (size_t i = 0; i < a.size(); ++i)

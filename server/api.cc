@@ -21,11 +21,6 @@ constexpr size_t kInlineBodyBytes = 16u << 10;
 constexpr int kLogLinesPerSecond = 500;
 constexpr size_t kMaxClientIdBytes = 128;
 
-uint64_t random_word() {
-  std::random_device device;
-  return uint64_t{device()} << 32 | device();
-}
-
 std::string client_id(const HttpRequest& request) {
   std::string id(request.header("x-request-id"));
   bool good = id.size() <= kMaxClientIdBytes && std::all_of(id.begin(), id.end(), [](char c) {
@@ -36,10 +31,7 @@ std::string client_id(const HttpRequest& request) {
 }
 
 HttpResponse json_response(std::string body, int status = 200) {
-  HttpResponse response;
-  response.status = status;
-  response.body = std::move(body);
-  return response;
+  return {.status = status, .body = std::move(body)};
 }
 
 constexpr std::string_view kLevelNames[] = {"debug", "info", "warning", "error"};
@@ -151,45 +143,35 @@ void Api::handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
 }
 
 std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row* row) {
-  ApiError error;
   const bool guarded = !options_.api_keys.empty() && (row == nullptr || !row->open);
   if (guarded && key_owner(options_.api_keys, request) < 0) {
     metrics_.rejected(RejectReason::unauthorized);
-    error.status = 401;
-    error.code = "invalid_api_key";
-    error.message = "this server needs Authorization: Bearer KEY, with one of its keys";
-    HttpResponse response = error_response(error);
+    HttpResponse response = error_response(
+        {.status = 401,
+         .message = "this server needs Authorization: Bearer KEY, with one of its keys",
+         .code = "invalid_api_key"});
     response.headers.emplace_back("WWW-Authenticate", "Bearer");
     return response;
   }
   if (const auto objection = object_to(request, options_.allowed_hosts))
     return error_response(*objection);
-  if (row == nullptr) {
-    error.status = 404;
-    error.message = "there is no such path";
-    return error_response(error);
-  }
+  if (row == nullptr) return error_response({.status = 404, .message = "there is no such path"});
   std::string_view methods = row->methods;
   std::string_view method = request.method == "HEAD" ? "GET" : std::string_view(request.method);
   if ((method != "GET" && method != "POST") || methods.find(method) == methods.npos) {
-    error.status = 405;
-    error.message = std::string("this path takes ") + row->methods;
-    HttpResponse response = error_response(error);
+    HttpResponse response =
+        error_response({.status = 405, .message = std::string("this path takes ") + row->methods});
     std::string allow = methods == "POST" ? "POST" : "GET, HEAD";
     if (methods == "GET POST") allow += ", POST";
     response.headers.emplace_back("Allow", allow);
     return response;
   }
-  if (methods != "POST") return {};
-  if (draining_) {
-    metrics_.rejected(RejectReason::draining);
-    error.status = 503;
-    error.message = "the server is shutting down";
-    HttpResponse response = error_response(error);
-    response.close = true;
-    return response;
-  }
-  return {};
+  if (methods != "POST" || !draining_) return {};
+  metrics_.rejected(RejectReason::draining);
+  HttpResponse response =
+      error_response({.status = 503, .message = "the server is shutting down"});
+  response.close = true;
+  return response;
 }
 
 HttpResponse Api::error_response(const ApiError& error) const {
@@ -204,10 +186,7 @@ HttpResponse Api::error_response(const ApiError& error) const {
 
 HttpResponse Api::refuse(int status, const std::string& why) {
   metrics_.http_request("none", "other", status);
-  ApiError error;
-  error.status = status;
-  error.message = why;
-  return error_response(error);
+  return error_response({.status = status, .message = why});
 }
 
 void Api::answer(const Incoming& in, HttpResponse response, const std::string& why) {
@@ -355,13 +334,7 @@ void Api::model_by_id(const std::shared_ptr<Incoming>& in) {
   if (model_.is_called(name))
     return answer(*in,
                   json_response(model_card(model_, name, options_.model_root, created_unix_s_)));
-  ApiError error;
-  error.status = 404;
-  error.message = "there is no such model; this server serves `" + model_.name + "`";
-  error.param = "model";
-  error.code = "model_not_found";
-  error.reason = RejectReason::unknown_model;
-  fail(*in, error);
+  fail(*in, unknown_model(name, model_));
 }
 
 void Api::completions(const std::shared_ptr<Incoming>& in) { generate(in, false); }
@@ -389,19 +362,13 @@ void Api::generate(const std::shared_ptr<Incoming>& in, bool chat) {
   });
 }
 
-void Api::tokenize_text(const std::shared_ptr<Incoming>& in) {
-  on_body(in, [this, in]() -> std::function<void()> {
-    std::string body;
-    auto error = tokenize(in->request.body, model_, body);
-    if (error) return [this, in, error = std::move(*error)] { fail(*in, error); };
-    return [this, in, body = std::move(body)] { answer(*in, json_response(body)); };
-  });
-}
+void Api::tokenize_text(const std::shared_ptr<Incoming>& in) { convert(in, tokenize); }
+void Api::detokenize_ids(const std::shared_ptr<Incoming>& in) { convert(in, detokenize); }
 
-void Api::detokenize_ids(const std::shared_ptr<Incoming>& in) {
-  on_body(in, [this, in]() -> std::function<void()> {
+void Api::convert(const std::shared_ptr<Incoming>& in, decltype(tokenize)& text_or_ids) {
+  on_body(in, [this, in, &text_or_ids]() -> std::function<void()> {
     std::string body;
-    auto error = detokenize(in->request.body, model_, body);
+    auto error = text_or_ids(in->request.body, model_, body);
     if (error) return [this, in, error = std::move(*error)] { fail(*in, error); };
     return [this, in, body = std::move(body)] { answer(*in, json_response(body)); };
   });
@@ -412,19 +379,15 @@ void Api::reset_prefix_cache(const std::shared_ptr<Incoming>& in) {
     options_.reset_prefix_cache();
     return answer(*in, json_response("{}"));
   }
-  ApiError error;
-  error.status = 501;
-  error.message = "this memory scheme has no prefix cache";
-  fail(*in, error);
+  fail(*in, {.status = 501, .message = "this memory scheme has no prefix cache"});
 }
 
 void Api::retire_instance(const std::shared_ptr<Incoming>& in) {
   on_body(in, [this, in]() -> std::function<void()> {
     auto fails = [&](int status, const std::string& message) {
-      ApiError error;
-      error.status = status;
-      error.message = message;
-      return [this, in, error] { fail(*in, error); };
+      return [this, in, error = ApiError{.status = status, .message = message}] {
+        fail(*in, error);
+      };
     };
     auto body = parse_json(in->request.body, "request body");
     if (!body) return fails(400, body.error().message);

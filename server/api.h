@@ -107,6 +107,7 @@ class Api final : public HttpHandler {
   void generate(const std::shared_ptr<Incoming>& in, bool chat);
   void tokenize_text(const std::shared_ptr<Incoming>& in);
   void detokenize_ids(const std::shared_ptr<Incoming>& in);
+  void convert(const std::shared_ptr<Incoming>& in, decltype(tokenize)& text_or_ids);
   void reset_prefix_cache(const std::shared_ptr<Incoming>& in);
   void retire_instance(const std::shared_ptr<Incoming>& in);
   void server_info(const std::shared_ptr<Incoming>& in);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
@@ -31,10 +30,7 @@ constexpr int kDefaultCompletionTokens = 16;
 constexpr size_t kMaxMessages = 4096, kMaxShortText = 256, kMaxSaltBytes = 1024;
 
 ApiError bad(std::string param, std::string message) {
-  ApiError error;
-  error.message = std::move(message);
-  error.param = std::move(param);
-  return error;
+  return {.message = std::move(message), .param = std::move(param)};
 }
 ApiError field_error(const std::string& name, const std::string& expected) {
   return bad(name, "field \"" + name + "\": expected " + expected);
@@ -116,12 +112,7 @@ std::optional<ApiError> parse_body(std::string_view body, json& out) {
 void check_model(Fields& fields, const ServedModel& model) {
   std::string name = fields.text("model", 0, 1024);
   if (fields.error || name.empty() || model.is_called(name)) return;
-  fields.fail({.status = 404,
-               .message = "The model `" + name + "` does not exist; this server serves `" +
-                          model.name + "`.",
-               .param = "model",
-               .code = "model_not_found",
-               .reason = RejectReason::unknown_model});
+  fields.fail(unknown_model(name, model));
 }
 
 ApiError too_long(const std::string& param, const std::string& what, const ServedModel& model) {
@@ -511,6 +502,15 @@ ApiError about_session(ApiError error, const Sessions::Turn& turn, const std::st
 bool ServedModel::is_called(std::string_view wanted) const {
   return wanted == name || std::find(names.begin(), names.end(), wanted) != names.end() ||
          std::find(other_names.begin(), other_names.end(), wanted) != other_names.end();
+}
+
+ApiError unknown_model(const std::string& name, const ServedModel& model) {
+  return {.status = 404,
+          .message = "The model `" + name + "` does not exist; this server serves `" +
+                     model.name + "`.",
+          .param = "model",
+          .code = "model_not_found",
+          .reason = RejectReason::unknown_model};
 }
 
 std::span<const IntegerField> integer_fields() { return kIntegerFields; }

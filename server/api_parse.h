@@ -9,12 +9,12 @@
 #include <string_view>
 #include <vector>
 
+#include "base/siphash.h"
 #include "batch/request.h"
 #include "model/chat_template.h"
 #include "model/tokenizer.h"
 #include "server/metrics.h"
 #include "server/sessions.h"
-#include "base/siphash.h"
 
 namespace xpyd {
 
@@ -40,6 +40,8 @@ struct ServedModel {
   size_t max_prompt_bytes = 0;  // a longer text cannot fit the context, whatever its tokens
   SipKey salt_key;
 };
+
+ApiError unknown_model(const std::string& name, const ServedModel& model);
 
 // The longest token bounds how much text max_model_len tokens can hold.
 size_t longest_prompt_bytes(const Tokenizer& tokenizer, int max_model_len);

@@ -1,6 +1,5 @@
 // xpyd bench: reads what the server is, makes or reads a load, sends it open loop, prints what
 // users saw.
-#include <sys/resource.h>
 
 #include <atomic>
 #include <cmath>

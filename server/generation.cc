@@ -12,6 +12,10 @@ namespace {
 // The cluster ends late requests itself; this much later the frontend stops waiting for it.
 constexpr double kDeadlineGraceSeconds = 5;
 
+const ApiError kTookTooLong = {.status = 504,
+                               .message = "the request took longer than this server allows",
+                               .code = "request_timeout"};
+
 }  // namespace
 
 // Engine threads come in here; everything else happens on the I/O thread.
@@ -71,20 +75,11 @@ void Generation::start() {
       expected_ += static_cast<size_t>(request->n);
       continue;
     }
-    ApiError error;
-    error.message = taken.error().message;
-    switch (taken.error().code) {
-      case ErrorCode::invalid_argument:
-        error.param = call_.chat ? "messages" : "prompt";
-        break;
-      case ErrorCode::unavailable:
-        error.status = 503;
-        error.code = "queue_full";
-        error.reason = RejectReason::queue_full;
-        break;
-      default:
-        error.status = 500;
-    }
+    ApiError error = {.status = 500, .message = taken.error().message};
+    if (taken.error().code == ErrorCode::invalid_argument)
+      error.status = 400, error.param = call_.chat ? "messages" : "prompt";
+    if (taken.error().code == ErrorCode::unavailable)
+      error.status = 503, error.code = "queue_full", error.reason = RejectReason::queue_full;
     prompts_.resize(i);  // the others were never sent
     if (error.status != 500) api_.metrics_.rejected(error.reason);
     return fail(error);
@@ -106,12 +101,9 @@ void Generation::on_event(size_t prompt_index, TokenEvent event, double received
   if (!over_ && call_.turn && !call_.prompt_only) remember(choice, event);
   if (!over_) {
     if (event.finish == FinishReason::error || event.finish == FinishReason::timeout) {
-      bool late = event.finish == FinishReason::timeout;
-      ApiError error;
-      error.status = late ? 504 : 500;
-      error.code = late ? "request_timeout" : "internal_error";
-      error.message = late ? "the request took longer than this server allows" : event.error;
-      fail(error);
+      fail(event.finish == FinishReason::timeout
+               ? kTookTooLong
+               : ApiError{.status = 500, .message = event.error, .code = "internal_error"});
     } else if (call_.stream) {
       stream(prompt_index, index, event);
     } else {
@@ -360,13 +352,7 @@ void Generation::check_deadline(double now) {
   double timeout = api_.options_.request_timeout_s;
   if (timeout <= 0 || now < arrival_s_ + timeout + kDeadlineGraceSeconds) return;
   auto self = shared_from_this();
-  if (!over_) {
-    ApiError error;
-    error.status = 504;
-    error.code = "request_timeout";
-    error.message = "the request took longer than this server allows";
-    fail(error);
-  }
+  if (!over_) fail(kTookTooLong);
   end();
 }
 

@@ -1,6 +1,5 @@
 #include "server/http_client.h"
 
-#include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>

@@ -48,4 +48,11 @@ struct HttpLimits {
 
 const char* http_reason(int status);
 
+inline std::string lower(std::string_view text) {  // of ASCII
+  std::string out(text);
+  for (char& c : out)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
+  return out;
+}
+
 }  // namespace xpyd

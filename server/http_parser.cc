@@ -18,13 +18,6 @@ using error_code = boost::beast::error_code;
 // Bytes that may wait for the rest of a chunk header or of the trailers.
 constexpr size_t kMaxChunkHeaderBytes = 8u << 10;
 
-std::string lower(std::string_view text) {
-  std::string out(text);
-  for (char& c : out)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
-  return out;
-}
-
 bool is_token_char(unsigned char c) {
   return std::isalnum(c) || std::string_view("!#$%&'*+-.^_`|~").find(char(c)) != std::string::npos;
 }

@@ -3,19 +3,14 @@
 #include <algorithm>
 #include <charconv>
 
+#include "server/http_message.h"
+
 namespace xpyd {
 namespace {
 
 constexpr size_t kMaxHeadBytes = 64 << 10;
 constexpr uint64_t kMaxBodyBytes = uint64_t{1} << 40;
 constexpr size_t kMaxEventBytes = 16 << 20;
-
-std::string lower(std::string_view text) {
-  std::string result(text);
-  for (char& c : result)
-    if (c >= 'A' && c <= 'Z') c = char(c - 'A' + 'a');
-  return result;
-}
 
 std::string_view trim(std::string_view text) {
   while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 
 namespace xpyd {
 namespace {
@@ -140,40 +141,44 @@ class MetricsText {
     sample(engine("all"), h.sum_, "_sum");
     sample(engine("all"), static_cast<double>(h.count_), "_count");
   }
-  // A histogram of which only sum and count are known.
-  template <class Sum, class Count>
+  // Of transfers, a histogram of which only sum and count are known.
+  template <class F>
   void totals(const std::string& name, const char* help, std::span<const InstanceStats> all,
-              Sum sum, Count count) {
+              F sum) {
     if (all.empty()) return;
     family(name, "histogram", help);
     for (const auto& instance : all) {
-      const double n = static_cast<double>(count(instance));
+      const double n = static_cast<double>(instance.transfers);
       sample(engine(instance.name, "le=\"+Inf\""), n, "_bucket");
-      sample(engine(instance.name), static_cast<double>(sum(instance)), "_sum");
+      sample(engine(instance.name), static_cast<double>(instance.*sum), "_sum");
       sample(engine(instance.name), n, "_count");
     }
   }
-  // One sample for each instance and value of a label.
-  void tiers(const std::string& name, const char* type, const char* help,
-             std::span<const InstanceStats> all, const std::string& label,
-             std::initializer_list<std::pair<const char*, int64_t KvTierStats::*>> values) {
-    family(name, type, help);
+  // One sample for each instance and value of a label: a field of a part of its state.
+  template <class Field, class Part>
+  void labelled(const std::string& name, const char* help, std::span<const InstanceStats> all,
+                const std::string& label, Part part,
+                std::initializer_list<std::pair<const char*, Field>> values) {
+    family(name, gauge_or_counter(name), help);
     for (const auto& instance : all)
       for (const auto& [value, field] : values)
         sample(engine(instance.name, label + "=\"" + value + "\""),
-               static_cast<double>(instance.kv.tiers.*field));
+               static_cast<double>(std::invoke(part, instance).*field));
   }
   // One sample per instance.
   template <class F>
-  void instances(const std::string& name, const char* type, const char* help,
-                 std::span<const InstanceStats> all, F value) {
-    family(name, type, help);
+  void instances(const std::string& name, const char* help, std::span<const InstanceStats> all,
+                 F value) {
+    family(name, gauge_or_counter(name), help);
     for (const auto& instance : all)
-      sample(engine(instance.name), static_cast<double>(value(instance)));
+      sample(engine(instance.name), static_cast<double>(std::invoke(value, instance)));
   }
   std::string take() { return std::move(out_); }
 
  private:
+  static const char* gauge_or_counter(const std::string& name) {  // by Prometheus's convention
+    return name.ends_with("_total") ? "counter" : "gauge";
+  }
   std::string prefix_, model_, name_, out_;
 };
 
@@ -238,112 +243,101 @@ void Metrics::http_request(std::string_view handler, std::string_view method, in
 
 std::string Metrics::render(const ServiceStats& service) const {
   MetricsText text(prefix_, model_name_);
-  using I = const InstanceStats&;
+  using S = InstanceStats;
+  using I = const S&;
+  using T = KvTierStats;
   std::span<const InstanceStats> all = service.instances;
   const auto [holders, users, pools] = pool_rows(service);
+  const auto instances = [&](const char* name, const char* help, auto value) {
+    text.instances(name, help, all, value);
+  };
+  const auto kv = [](auto field) { return [field](I i) { return i.kv.*field; }; };
+  const auto tier = [](auto field) { return [field](I i) { return i.kv.tiers.*field; }; };
+  const auto tiers = [](I i) -> const T& { return i.kv.tiers; };
 
-  text.instances("num_requests_running", "gauge", "Sequences in the running batch.", all,
-                 [](I i) { return i.running; });
-  text.instances("num_requests_waiting", "gauge", "Requests waiting for their first step.", all,
-                 [](I i) { return i.waiting; });
-  text.family("num_requests_waiting_by_reason", "gauge",
-              "capacity: those of num_requests_waiting; deferred: those of "
-              "num_requests_remote_prefilling.");
-  for (I i : all) {
-    text.sample(text.engine(i.name, "reason=\"capacity\""), i.waiting);
-    text.sample(text.engine(i.name, "reason=\"deferred\""), i.queue_remote_prefilling);
-  }
-  text.instances("num_requests_remote_prefilling", "gauge",
-                 "Requests whose prefill runs elsewhere and will come here.", all,
-                 [](I i) { return i.queue_remote_prefilling; });
-  text.instances("num_requests_sending", "gauge", "Prefilled requests whose KV is being sent.", all,
-                 [](I i) { return i.queue_prefill_sending; });
+  instances("num_requests_running", "Sequences in the running batch.", &S::running);
+  instances("num_requests_waiting", "Requests waiting for their first step.", &S::waiting);
+  text.labelled<int S::*>("num_requests_waiting_by_reason",
+                          "capacity: those of num_requests_waiting; deferred: those of "
+                          "num_requests_remote_prefilling.",
+                          all, "reason", std::identity(),
+                          {{"capacity", &S::waiting}, {"deferred", &S::queue_remote_prefilling}});
+  instances("num_requests_remote_prefilling",
+            "Requests whose prefill runs elsewhere and will come here.",
+            &S::queue_remote_prefilling);
+  instances("num_requests_sending", "Prefilled requests whose KV is being sent.",
+            &S::queue_prefill_sending);
   auto usage = [](I i) {
     return i.kv.capacity == 0 ? 0.0 : double(i.kv.active + i.kv.in_transfer) / i.kv.capacity;
   };
-  text.instances("kv_cache_usage_perc", "gauge", "KV blocks in use, 0 to 1.", users, usage);
-  text.instances("gpu_cache_usage_perc", "gauge", "Old name of kv_cache_usage_perc.", users, usage);
+  text.instances("kv_cache_usage_perc", "KV blocks in use, 0 to 1.", users, usage);
+  text.instances("gpu_cache_usage_perc", "Old name of kv_cache_usage_perc.", users, usage);
 
-  text.family(
-      "kv_blocks", "gauge",
+  text.labelled<int KvStats::*>(
+      "kv_blocks",
       "KV blocks by state; the states sum to the capacity. Where processes share a pool (engine "
       "pool) each tells what it holds, and what only others hold is elsewhere, as of its last "
       "report; what nobody holds is the pool's free, as of now, which belongs to every engine's "
-      "sum: that is the capacity when nothing has changed since the reports.");
-  for (I i : holders) {
-    text.sample(text.engine(i.name, "state=\"free\""), i.kv.free);
-    text.sample(text.engine(i.name, "state=\"active\""), i.kv.active);
-    text.sample(text.engine(i.name, "state=\"cached\""), i.kv.cached);
-    text.sample(text.engine(i.name, "state=\"in_transfer\""), i.kv.in_transfer);
-    text.sample(text.engine(i.name, "state=\"elsewhere\""), i.kv.elsewhere);
-  }
-  text.instances("kv_blocks_capacity", "gauge", "KV blocks in all.", pools,
-                 [](I i) { return i.kv.capacity; });
-  text.family(
-      "kv_bytes", "gauge",
+      "sum: that is the capacity when nothing has changed since the reports.",
+      holders, "state", &S::kv,
+      {{"free", &KvStats::free},
+       {"active", &KvStats::active},
+       {"cached", &KvStats::cached},
+       {"in_transfer", &KvStats::in_transfer},
+       {"elsewhere", &KvStats::elsewhere}});
+  text.instances("kv_blocks_capacity", "KV blocks in all.", pools, kv(&KvStats::capacity));
+  text.labelled<int64_t KvStats::*>(
+      "kv_bytes",
       "KV pool by use: written holds KV, reserved is kept for tokens to come (slots), internal is "
       "the rest of blocks in use, idle anybody can have, external is in no block. Of a pool that "
-      "processes share, a block that two hold counts for both.");
-  for (I i : holders) {
-    text.sample(text.engine(i.name, "state=\"written\""), double(i.kv.written_bytes));
-    text.sample(text.engine(i.name, "state=\"reserved\""), double(i.kv.reserved_bytes));
-    text.sample(text.engine(i.name, "state=\"internal\""), double(i.kv.internal_bytes));
-    text.sample(text.engine(i.name, "state=\"idle\""), double(i.kv.idle_bytes));
-    text.sample(text.engine(i.name, "state=\"external\""), double(i.kv.external_bytes));
-  }
-  text.instances("kv_capacity_bytes", "gauge",
+      "processes share, a block that two hold counts for both.",
+      holders, "state", &S::kv,
+      {{"written", &KvStats::written_bytes},
+       {"reserved", &KvStats::reserved_bytes},
+       {"internal", &KvStats::internal_bytes},
+       {"idle", &KvStats::idle_bytes},
+       {"external", &KvStats::external_bytes}});
+  text.instances("kv_capacity_bytes",
                  "Bytes of the KV pool: the sum of kv_bytes, in which a block that two processes "
                  "of one pool hold is there twice.",
-                 pools, [](I i) { return i.kv.capacity_bytes; });
-  text.instances("kv_mapped_bytes", "gauge", "Of them, behind addresses (vattention; else all).",
-                 pools, [](I i) { return i.kv.mapped_bytes; });
-  text.instances("kv_mappings", "gauge",
-                 "Mappings of the system that this takes (vattention; else one for each rank, or 1 "
-                 "of a pool that processes share); its limit is vm.max_map_count.",
-                 all, [](I i) { return i.kv.mappings; });
+                 pools, kv(&KvStats::capacity_bytes));
+  text.instances("kv_mapped_bytes", "Of them, behind addresses (vattention; else all).", pools,
+                 kv(&KvStats::mapped_bytes));
+  instances("kv_mappings",
+            "Mappings of the system that this takes (vattention; else one for each rank, or 1 "
+            "of a pool that processes share); its limit is vm.max_map_count.",
+            kv(&KvStats::mappings));
   text.family("cache_config_info", "gauge", "Shape of the KV memory.");
   for (I i : pools)
     text.sample(
         text.engine(i.name, "block_size=\"" + std::to_string(i.kv.block_tokens) +
                                 "\",num_gpu_blocks=\"" + std::to_string(i.kv.capacity) + "\""),
         1);
-  text.instances("kv_evictions_total", "counter", "Cached blocks given to other tokens.", all,
-                 [](I i) { return i.kv.evictions; });
+  instances("kv_evictions_total", "Cached blocks given to other tokens.", kv(&KvStats::evictions));
 
-  text.instances("prefix_cache_queries_total", "counter", "Prompt tokens looked up, in tokens.",
-                 all, [](I i) { return i.kv.prefix_query_tokens; });
-  text.instances("prefix_cache_hits_total", "counter", "Prompt tokens found, in tokens.", all,
-                 [](I i) { return i.kv.prefix_hit_tokens; });
-  text.instances("num_preemptions_total", "counter", "Sequences sent back to the queue.", all,
-                 [](I i) { return i.preemptions; });
-  text.instances("kv_transfer_bytes_total", "counter",
-                 "KV bytes that this instance posted: sent, or pulled.", all,
-                 [](I i) { return i.transfer_bytes; });
-  text.instances("kv_transfer_seconds_total", "counter", "Time in KV transfers.", all,
-                 [](I i) { return i.transfer_seconds; });
-  text.instances("kv_transfer_descriptors_total", "counter", "Contiguous copies in KV transfers.",
-                 all, [](I i) { return i.transfer_descriptors; });
-  text.instances("kv_transfers_total", "counter", "KV transfers.", all,
-                 [](I i) { return i.transfers; });
-  text.totals(
-      "nixl_bytes_transferred", "KV bytes of a transfer, by its sender.", all,
-      [](I i) { return i.transfer_bytes; }, [](I i) { return i.transfers; });
-  text.totals(
-      "nixl_num_descriptors", "Contiguous copies of a transfer.", all,
-      [](I i) { return i.transfer_descriptors; }, [](I i) { return i.transfers; });
-  text.totals(
-      "nixl_post_time_seconds", "Planning and posting a transfer.", all,
-      [](I i) { return i.transfer_seconds; }, [](I i) { return i.transfers; });
-  text.instances("nixl_num_failed_transfers_total", "counter", "kv_refused_total.", all,
-                 [](I i) { return i.kv_refused; });
-  text.instances("nixl_num_kv_expired_reqs_total", "counter", "kv_leases_expired_total.", all,
-                 [](I i) { return i.leases_expired; });
-  text.instances("kv_refused_total", "counter",
-                 "Prompts computed again because their KV came short or changed.", all,
-                 [](I i) { return i.kv_refused; });
-  text.instances("kv_leases_expired_total", "counter",
-                 "Promises of room given up because the peer was silent.", all,
-                 [](I i) { return i.leases_expired; });
+  instances("prefix_cache_queries_total", "Prompt tokens looked up, in tokens.",
+            kv(&KvStats::prefix_query_tokens));
+  instances("prefix_cache_hits_total", "Prompt tokens found, in tokens.",
+            kv(&KvStats::prefix_hit_tokens));
+  instances("num_preemptions_total", "Sequences sent back to the queue.", &S::preemptions);
+  instances("kv_transfer_bytes_total", "KV bytes that this instance posted: sent, or pulled.",
+            &S::transfer_bytes);
+  instances("kv_transfer_seconds_total", "Time in KV transfers.", &S::transfer_seconds);
+  instances("kv_transfer_descriptors_total", "Contiguous copies in KV transfers.",
+            &S::transfer_descriptors);
+  instances("kv_transfers_total", "KV transfers.", &S::transfers);
+  text.totals("nixl_bytes_transferred", "KV bytes of a transfer, by its sender.", all,
+              &S::transfer_bytes);
+  text.totals("nixl_num_descriptors", "Contiguous copies of a transfer.", all,
+              &S::transfer_descriptors);
+  text.totals("nixl_post_time_seconds", "Planning and posting a transfer.", all,
+              &S::transfer_seconds);
+  instances("nixl_num_failed_transfers_total", "kv_refused_total.", &S::kv_refused);
+  instances("nixl_num_kv_expired_reqs_total", "kv_leases_expired_total.", &S::leases_expired);
+  instances("kv_refused_total", "Prompts computed again because their KV came short or changed.",
+            &S::kv_refused);
+  instances("kv_leases_expired_total", "Promises of room given up because the peer was silent.",
+            &S::leases_expired);
   const ConductorStats& c = service.conductor;
   text.family("global_prefill_queue_length", "gauge",
               "Prompts that no prefill instance has taken yet (--disagg decode_first).");
@@ -360,70 +354,62 @@ std::string Metrics::render(const ServiceStats& service) const {
                double(c.late_tokens));
   text.counter("instances_joined_total", "Instances that came.", double(c.joined));
   text.counter("instances_left_total", "Instances that left or were lost.", double(c.left));
-  text.instances("kv_map_calls_total", "counter", "Page groups mapped (vattention): calls.", all,
-                 [](I i) { return i.kv.map_calls; });
-  text.instances("kv_unmap_calls_total", "counter", "Page groups unmapped: calls.", all,
-                 [](I i) { return i.kv.unmap_calls; });
-  text.instances("kv_map_wait_seconds_total", "counter",
-                 "Time in which the engine waited for page groups.", all,
-                 [](I i) { return i.kv.map_wait_seconds; });
+  instances("kv_map_calls_total", "Page groups mapped (vattention): calls.",
+            kv(&KvStats::map_calls));
+  instances("kv_unmap_calls_total", "Page groups unmapped: calls.", kv(&KvStats::unmap_calls));
+  instances("kv_map_wait_seconds_total", "Time in which the engine waited for page groups.",
+            kv(&KvStats::map_wait_seconds));
   if (std::any_of(all.begin(), all.end(), [](I i) { return i.kv.tiers.host_capacity > 0; })) {
-    using T = KvTierStats;
-    text.tiers("kv_tier_blocks", "gauge", "KV blocks kept below the pool, by tier.", all, "tier",
-               {{"host", &T::host_blocks}, {"disk", &T::disk_blocks}});
-    text.tiers("kv_tier_blocks_capacity", "gauge", "Room for KV blocks, by tier.", all, "tier",
-               {{"host", &T::host_capacity}, {"disk", &T::disk_capacity}});
-    text.tiers("kv_tier_hit_tokens_total", "counter", "Prompt tokens whose KV came from a tier.",
-               all, "tier", {{"host", &T::host_hit_tokens}, {"disk", &T::disk_hit_tokens}});
-    text.instances("external_prefix_cache_queries_total", "counter",
-                   "Prompt tokens that the pool's prefix cache did not have.", all,
-                   [](I i) { return i.kv.prefix_query_tokens - i.kv.prefix_hit_tokens; });
-    text.instances("external_prefix_cache_hits_total", "counter",
-                   "Of these, those that a tier had.", all,
-                   [](I i) { return i.kv.tiers.host_hit_tokens + i.kv.tiers.disk_hit_tokens; });
-    text.instances("kv_offload_store_bytes_total", "counter", "KV bytes copied pool to host.", all,
-                   [](I i) { return i.kv.tiers.bytes_out; });
-    text.instances("kv_offload_load_bytes_total", "counter", "KV bytes copied host to pool.", all,
-                   [](I i) { return i.kv.tiers.bytes_in; });
-    text.instances("kv_offload_cpu_cache_usage_perc", "gauge", "Host blocks in use, 0 to 1.", all,
-                   [](I i) {
-                     return double(i.kv.tiers.host_blocks) /
-                            double(std::max<int64_t>(1, i.kv.tiers.host_capacity));
-                   });
-    text.tiers("kv_tier_evictions_total", "counter", "Blocks that left a tier for others.", all,
-               "tier", {{"host", &T::host_evictions}, {"disk", &T::disk_evictions}});
-    text.tiers("kv_tier_bytes_total", "counter", "KV bytes copied between tiers.", all, "way",
-               {{"pool_to_host", &T::bytes_out},
-                {"host_to_pool", &T::bytes_in},
-                {"host_to_disk", &T::disk_bytes_written},
-                {"disk_to_host", &T::disk_bytes_read}});
-    text.tiers("kv_tier_copies_total", "counter", "Contiguous copies between pool and host.", all,
-               "way", {{"pool_to_host", &T::copies_out}, {"host_to_pool", &T::copies_in}});
-    text.tiers(
-        "kv_tier_failures_total", "counter",
-        "Disk operations that failed; each costs a recompute at most.", all, "what",
+    text.labelled<int64_t T::*>("kv_tier_blocks", "KV blocks kept below the pool, by tier.", all,
+                                "tier", tiers,
+                                {{"host", &T::host_blocks}, {"disk", &T::disk_blocks}});
+    text.labelled<int64_t T::*>("kv_tier_blocks_capacity", "Room for KV blocks, by tier.", all,
+                                "tier", tiers,
+                                {{"host", &T::host_capacity}, {"disk", &T::disk_capacity}});
+    text.labelled<int64_t T::*>("kv_tier_hit_tokens_total",
+                                "Prompt tokens whose KV came from a tier.", all, "tier", tiers,
+                                {{"host", &T::host_hit_tokens}, {"disk", &T::disk_hit_tokens}});
+    instances("external_prefix_cache_queries_total",
+              "Prompt tokens that the pool's prefix cache did not have.",
+              [](I i) { return i.kv.prefix_query_tokens - i.kv.prefix_hit_tokens; });
+    instances("external_prefix_cache_hits_total", "Of these, those that a tier had.",
+              [](I i) { return i.kv.tiers.host_hit_tokens + i.kv.tiers.disk_hit_tokens; });
+    instances("kv_offload_store_bytes_total", "KV bytes copied pool to host.", tier(&T::bytes_out));
+    instances("kv_offload_load_bytes_total", "KV bytes copied host to pool.", tier(&T::bytes_in));
+    instances("kv_offload_cpu_cache_usage_perc", "Host blocks in use, 0 to 1.", [](I i) {
+      return double(i.kv.tiers.host_blocks) /
+             double(std::max<int64_t>(1, i.kv.tiers.host_capacity));
+    });
+    text.labelled<int64_t T::*>("kv_tier_evictions_total", "Blocks that left a tier for others.",
+                                all, "tier", tiers,
+                                {{"host", &T::host_evictions}, {"disk", &T::disk_evictions}});
+    text.labelled<int64_t T::*>("kv_tier_bytes_total", "KV bytes copied between tiers.", all, "way",
+                                tiers,
+                                {{"pool_to_host", &T::bytes_out},
+                                 {"host_to_pool", &T::bytes_in},
+                                 {"host_to_disk", &T::disk_bytes_written},
+                                 {"disk_to_host", &T::disk_bytes_read}});
+    text.labelled<int64_t T::*>(
+        "kv_tier_copies_total", "Contiguous copies between pool and host.", all, "way", tiers,
+        {{"pool_to_host", &T::copies_out}, {"host_to_pool", &T::copies_in}});
+    text.labelled<int64_t T::*>(
+        "kv_tier_failures_total", "Disk operations that failed; each costs a recompute at most.",
+        all, "what", tiers,
         {{"write", &T::failed_writes}, {"read", &T::failed_reads}, {"corrupt", &T::corrupt_reads}});
-    text.instances("kv_tier_dropped_blocks_total", "counter",
-                   "Full blocks that the tiers had no room or time for.", all,
-                   [](I i) { return i.kv.tiers.dropped_out; });
-    text.instances("kv_tier_load_seconds_total", "counter",
-                   "Time that sequences waited for their KV to come back.", all,
-                   [](I i) { return i.kv.tiers.load_wait_seconds; });
+    instances("kv_tier_dropped_blocks_total", "Full blocks that the tiers had no room or time for.",
+              tier(&T::dropped_out));
+    instances("kv_tier_load_seconds_total", "Time that sequences waited for their KV to come back.",
+              tier(&T::load_wait_seconds));
   }
-  text.instances("engine_steps_total", "counter", "Forward passes.", all,
-                 [](I i) { return i.steps; });
-  text.instances("engine_step_seconds_total", "counter", "Time in forward passes and sampling.",
-                 all, [](I i) { return i.step_seconds; });
-  text.instances("engine_wait_seconds_total", "counter",
-                 "Of engine_step_seconds_total, waiting for the model; the rest is the CPU's work.",
-                 all, [](I i) { return i.wait_seconds; });
-  text.instances("scheduler_step_seconds_total", "counter", "Time in planning.", all,
-                 [](I i) { return i.schedule_seconds; });
-  text.instances("engine_prompt_tokens_total", "counter",
-                 "Prompt tokens computed, recomputed ones included.", all,
-                 [](I i) { return i.prompt_tokens; });
-  text.instances("engine_generation_tokens_total", "counter", "Tokens sampled.", all,
-                 [](I i) { return i.generated_tokens; });
+  instances("engine_steps_total", "Forward passes.", &S::steps);
+  instances("engine_step_seconds_total", "Time in forward passes and sampling.", &S::step_seconds);
+  instances("engine_wait_seconds_total",
+            "Of engine_step_seconds_total, waiting for the model; the rest is the CPU's work.",
+            &S::wait_seconds);
+  instances("scheduler_step_seconds_total", "Time in planning.", &S::schedule_seconds);
+  instances("engine_prompt_tokens_total", "Prompt tokens computed, recomputed ones included.",
+            &S::prompt_tokens);
+  instances("engine_generation_tokens_total", "Tokens sampled.", &S::generated_tokens);
 
   text.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token.",
                static_cast<double>(prompt_tokens_));

@@ -8,14 +8,11 @@
 #include "base/status.h"
 
 namespace xpyd {
-namespace {
 
 uint64_t random_word() {
   std::random_device device;
   return uint64_t{device()} << 32 | device();
 }
-
-}  // namespace
 
 std::string session_key(const std::string& id, const std::string& salt) {
   return std::to_string(id.size()) + ":" + id + salt;

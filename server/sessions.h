@@ -35,6 +35,8 @@ struct Conversation {
   size_t bytes() const;
 };
 
+uint64_t random_word();  // that nobody guesses
+
 // A conversation's key: two texts that cannot be cut in another way.
 std::string session_key(const std::string& id, const std::string& salt);
 

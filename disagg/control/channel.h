@@ -11,7 +11,6 @@
 // one at a time; they may send and close, and must not block: every other channel waits for them.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>

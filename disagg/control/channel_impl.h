@@ -3,6 +3,7 @@
 
 #include <sys/epoll.h>
 
+#include <atomic>
 #include <deque>
 #include <mutex>
 #include <optional>

@@ -10,10 +10,13 @@
 //   text(name, x)               UTF-8                           numbers(name, v[, Number])
 //   list(name, v, max)          of structs (or texts)           maybe(name, optional)
 //   part(name, x)               a struct                        request(name, shared Request)
+// and XPYD_EACH(a, Number, x, y, …) is number() of each.
 // What has no limit of its own here is limited by its frame.
 #pragma once
 
-#include <cstdint>
+#include <algorithm>
+#include <string>
+#include <string_view>
 
 #include "disagg/control/ranges.h"
 #include "disagg/messages.h"
@@ -24,6 +27,18 @@ inline constexpr int kMaxStops = 64;  // stop strings
 inline constexpr int kMaxTopLogprobs = 64;
 inline constexpr size_t kMaxPromptLogprobs = 1 << 20;  // tokens
 inline constexpr double kMaxSeconds = 1e12;
+
+#define XPYD_EACH(a, range, ...) each(a, range, #__VA_ARGS__, __VA_ARGS__)
+
+template <class A, class... T>
+void each(A& a, Number range, std::string_view names, T&... values) {
+  const auto one = [&](auto& value) {
+    const size_t end = std::min(names.find(", "), names.size());
+    a.number(std::string(names.substr(0, end)).c_str(), value, range);
+    names.remove_prefix(std::min(end + 2, names.size()));
+  };
+  (one(values), ...);
+}
 
 template <class A>
 void fields(A& a, typename A::template Ref<SamplingParams> s) {
@@ -157,9 +172,7 @@ void fields(A& a, typename A::template Ref<InstanceInfo> s) {
   a.choice("role", role, Role::colocated);
   a.part("layout", layout);
   a.part("shards", shards);
-  a.number("capacity_blocks", capacity_blocks, Number::count);
-  a.number("block_tokens", block_tokens, Number::count);
-  a.number("max_batch", max_batch, Number::count);
+  XPYD_EACH(a, Number::count, capacity_blocks, block_tokens, max_batch);
   a.text("address", address);
   a.text("control", control);
 }
@@ -197,24 +210,10 @@ void fields(A& a, typename A::template Ref<KvTierStats> s) {
          copies_in, disk_bytes_written, disk_bytes_read, host_hit_tokens, disk_hit_tokens,
          host_evictions, disk_evictions, failed_writes, failed_reads, corrupt_reads, dropped_out,
          load_wait_seconds] = s;
-  a.number("host_blocks", host_blocks, Number::total);
-  a.number("host_capacity", host_capacity, Number::total);
-  a.number("disk_blocks", disk_blocks, Number::total);
-  a.number("disk_capacity", disk_capacity, Number::total);
-  a.number("bytes_out", bytes_out, Number::total);
-  a.number("bytes_in", bytes_in, Number::total);
-  a.number("copies_out", copies_out, Number::total);
-  a.number("copies_in", copies_in, Number::total);
-  a.number("disk_bytes_written", disk_bytes_written, Number::total);
-  a.number("disk_bytes_read", disk_bytes_read, Number::total);
-  a.number("host_hit_tokens", host_hit_tokens, Number::total);
-  a.number("disk_hit_tokens", disk_hit_tokens, Number::total);
-  a.number("host_evictions", host_evictions, Number::total);
-  a.number("disk_evictions", disk_evictions, Number::total);
-  a.number("failed_writes", failed_writes, Number::total);
-  a.number("failed_reads", failed_reads, Number::total);
-  a.number("corrupt_reads", corrupt_reads, Number::total);
-  a.number("dropped_out", dropped_out, Number::total);
+  XPYD_EACH(a, Number::total, host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out,
+            bytes_in, copies_out, copies_in, disk_bytes_written, disk_bytes_read, host_hit_tokens,
+            disk_hit_tokens, host_evictions, disk_evictions, failed_writes, failed_reads,
+            corrupt_reads, dropped_out);
   a.real("load_wait_seconds", load_wait_seconds, 0, kMaxSeconds);
 }
 
@@ -224,29 +223,12 @@ void fields(A& a, typename A::template Ref<KvStats> s) {
          prefix_hit_tokens, evictions, cow_copies, map_calls, unmap_calls, waited_jobs,
          map_wait_seconds, capacity_bytes, written_bytes, reserved_bytes, internal_bytes,
          idle_bytes, external_bytes, mapped_bytes, mappings, tiers] = s;
-  a.number("capacity", capacity, Number::count);
-  a.number("free", free, Number::count);
-  a.number("active", active, Number::count);
-  a.number("cached", cached, Number::count);
-  a.number("in_transfer", in_transfer, Number::count);
-  a.number("elsewhere", elsewhere, Number::count);
-  a.number("block_tokens", block_tokens, Number::count);
-  a.number("prefix_query_tokens", prefix_query_tokens, Number::total);
-  a.number("prefix_hit_tokens", prefix_hit_tokens, Number::total);
-  a.number("evictions", evictions, Number::total);
-  a.number("cow_copies", cow_copies, Number::total);
-  a.number("map_calls", map_calls, Number::total);
-  a.number("unmap_calls", unmap_calls, Number::total);
-  a.number("waited_jobs", waited_jobs, Number::total);
+  XPYD_EACH(a, Number::count, capacity, free, active, cached, in_transfer, elsewhere, block_tokens);
+  XPYD_EACH(a, Number::total, prefix_query_tokens, prefix_hit_tokens, evictions, cow_copies,
+            map_calls, unmap_calls, waited_jobs);
   a.real("map_wait_seconds", map_wait_seconds, 0, kMaxSeconds);
-  a.number("capacity_bytes", capacity_bytes, Number::total);
-  a.number("written_bytes", written_bytes, Number::total);
-  a.number("reserved_bytes", reserved_bytes, Number::total);
-  a.number("internal_bytes", internal_bytes, Number::total);
-  a.number("idle_bytes", idle_bytes, Number::total);
-  a.number("external_bytes", external_bytes, Number::total);
-  a.number("mapped_bytes", mapped_bytes, Number::total);
-  a.number("mappings", mappings, Number::total);
+  XPYD_EACH(a, Number::total, capacity_bytes, written_bytes, reserved_bytes, internal_bytes,
+            idle_bytes, external_bytes, mapped_bytes, mappings);
   a.part("tiers", tiers);
 }
 
@@ -257,21 +239,13 @@ void fields(A& a, typename A::template Ref<InstanceStats> s) {
          transfer_bytes, transfer_descriptors, transfers, transfer_seconds, wire_s_per_byte,
          kv_refused, leases_expired, heartbeat_s] = s;
   a.text("name", name);
-  a.number("running", running, Number::count);
-  a.number("waiting", waiting, Number::count);
-  a.number("queue_remote_prefilling", queue_remote_prefilling, Number::count);
-  a.number("queue_prefill_sending", queue_prefill_sending, Number::count);
+  XPYD_EACH(a, Number::count, running, waiting, queue_remote_prefilling, queue_prefill_sending);
   a.part("kv", kv);
-  a.number("steps", steps, Number::total);
-  a.number("prompt_tokens", prompt_tokens, Number::total);
-  a.number("generated_tokens", generated_tokens, Number::total);
-  a.number("preemptions", preemptions, Number::total);
+  XPYD_EACH(a, Number::total, steps, prompt_tokens, generated_tokens, preemptions);
   a.real("step_seconds", step_seconds, 0, kMaxSeconds);
   a.real("schedule_seconds", schedule_seconds, 0, kMaxSeconds);
   a.real("wait_seconds", wait_seconds, 0, kMaxSeconds);
-  a.number("transfer_bytes", transfer_bytes, Number::total);
-  a.number("transfer_descriptors", transfer_descriptors, Number::total);
-  a.number("transfers", transfers, Number::total);
+  XPYD_EACH(a, Number::total, transfer_bytes, transfer_descriptors, transfers);
   a.real("transfer_seconds", transfer_seconds, 0, kMaxSeconds);
   a.real("wire_s_per_byte", wire_s_per_byte, 0, kMaxSeconds);
   a.number("kv_refused", kv_refused, Number::total);

@@ -5,9 +5,7 @@
 // Names and values are those of nccl.h, so that its documentation applies.
 #pragma once
 
-#include <climits>
 #include <cstddef>
-#include <memory>
 #include <string>
 
 #include "base/status.h"

@@ -1,7 +1,6 @@
 #include "disagg/transport/side_channel.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>

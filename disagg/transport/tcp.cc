@@ -12,7 +12,6 @@
 // MSG_ZEROCOPY is left out: over loopback it is slower (the kernel copies there all the same), and
 // source rows would have to stay until the peer's acknowledgements.
 
-#include <arpa/inet.h>
 #include <sys/socket.h>
 
 #include <algorithm>

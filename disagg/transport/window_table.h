@@ -11,7 +11,6 @@
 #include <deque>
 #include <mutex>
 #include <span>
-#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
