@@ -8,6 +8,8 @@
 #include <mutex>
 #include <thread>
 
+#include "base/out_of_memory.h"
+
 namespace xpyd {
 
 class SignalThread {
@@ -41,7 +43,7 @@ class SignalThread {
   void take() {
     for (int received, count = 0; sigwait(&set_, &received) == 0 && received != SIGUSR1;) {
       std::lock_guard lock(mutex_);
-      if (!handler_) std::_Exit(128 + received);
+      if (!handler_) std::_Exit(was_out_of_memory() ? 1 : 128 + received);
       if (++count == 1) first_ = received;
       handler_(count);
     }
