@@ -1,10 +1,13 @@
-// A new folder of this user's alone under $TMPDIR (or /tmp), gone with its owner: for sockets and
-// keys.
+// A new folder of this user's alone under $TMPDIR (or /tmp), gone with its owner, with the files in
+// it: for sockets and keys.
 #pragma once
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <stdlib.h>
+#include <unistd.h>
 
-#include <filesystem>
+#include <cerrno>
 #include <string>
 
 namespace xpyd {
@@ -14,11 +17,21 @@ class PrivateFolder {
   PrivateFolder() {
     const char* base = getenv("TMPDIR");
     path_ = std::string(base && *base ? base : "/tmp") + "/xpyd-XXXXXX";  // mkdtemp's own form
-    if (!mkdtemp(path_.data())) path_.clear();
+    const bool made = mkdtemp(path_.data());
+    // Kept, so that nothing stays behind where there is no descriptor left at the end.
+    if (made) folder_ = opendir(path_.c_str());
+    if (folder_) return;
+    const int why = errno;
+    if (made) rmdir(path_.c_str());
+    errno = why;
+    path_.clear();
   }
   ~PrivateFolder() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+    if (!folder_) return;
+    rewinddir(folder_);
+    while (const dirent* entry = readdir(folder_)) unlinkat(dirfd(folder_), entry->d_name, 0);
+    closedir(folder_);
+    rmdir(path_.c_str());
   }
   PrivateFolder(const PrivateFolder&) = delete;
   PrivateFolder& operator=(const PrivateFolder&) = delete;
@@ -26,6 +39,7 @@ class PrivateFolder {
 
  private:
   std::string path_;
+  DIR* folder_ = nullptr;
 };
 
 }  // namespace xpyd

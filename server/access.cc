@@ -83,6 +83,10 @@ std::optional<ApiError> object_to(const HttpRequest& request,
   return {};
 }
 
+bool is_api_key(const std::string& text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < 127; });
+}
+
 Result<std::vector<std::string>> read_api_keys(const std::string& path) {
   struct stat about {};
   if (stat(path.c_str(), &about) == 0 && (about.st_mode & 077) != 0)
@@ -94,9 +98,7 @@ Result<std::vector<std::string>> read_api_keys(const std::string& path) {
   for (std::string line; std::getline(lines, line);) {
     line.erase(line.find_last_not_of(" \t\r") + 1);
     if (line.empty() || line[0] == '#') continue;
-    const bool clear =
-        std::all_of(line.begin(), line.end(), [](char c) { return c > ' ' && c < 127; });
-    if (!clear) return invalid(path + ": a key has printable ASCII and no blank");
+    if (!is_api_key(line)) return invalid(path + ": a key has printable ASCII and no blank");
     keys.push_back(std::move(line));
   }
   if (keys.empty()) return invalid(path + ": expected a key on each line, found none");

@@ -25,6 +25,7 @@ int key_owner(const std::vector<std::string>& keys, const HttpRequest& request);
 std::optional<ApiError> object_to(const HttpRequest& request,
                                   const std::vector<std::string>& allowed_hosts);
 
+bool is_api_key(const std::string& text);  // one that a header can carry
 // One key on a line; empty lines and those that begin with # do not count. A file that others than
 // its owner can read is refused.
 Result<std::vector<std::string>> read_api_keys(const std::string& path);

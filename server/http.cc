@@ -99,6 +99,7 @@ struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
   std::deque<std::shared_ptr<Connection>> waiting;  // with a request, for a place
   size_t body_bytes = 0;                            // held by all connections
   bool draining = false, accepting = false;
+  bool letting_in = false;  // it is posted
   size_t waited_for = 0;  // draining: connections from before it
   std::vector<char> scratch = std::vector<char>(kReadBytes);
 
@@ -159,6 +160,7 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
     client_ = peer_;
     const auto& trusted = loop_.options.trusted_proxies;
     is_proxy_ = std::find(trusted.begin(), trusted.end(), peer_) != trusted.end();
+    if (!is_proxy_) counted_as_ = peer_;
     if (loop_.make_place(counted_as())) take_place();
     arm(loop_.options.header_timeout_s);
     read();
@@ -171,7 +173,7 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
     loop_.charge(counted_as(), 1, 0);
   }
   // Whose places it takes: nobody's in particular where it carries many clients.
-  std::string counted_as() const { return is_proxy_ ? "" : peer_; }
+  const std::string& counted_as() const { return counted_as_; }
   // Without a request for some time: since when. kNever: others have a better right to go.
   double idle_since_s() const {
     const bool idle = phase_ == Phase::lingering ||
@@ -256,7 +258,7 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   asio::steady_timer timer_;
   HttpParser parser_;
   Phase phase_ = Phase::receiving;
-  std::string peer_, client_;  // addresses; the client's is another behind a proxy
+  std::string peer_, client_, counted_as_;  // addresses; the client's is another behind a proxy
   bool is_proxy_ = false, has_place_ = false, judged_ = false;
   double since_s_ = now_s();  // without a request, or with a body that is coming
   bool ended_ = false;        // the client's side is closed
@@ -607,9 +609,13 @@ bool HttpListener::Loop::make_place(const std::string& address) {
 
 // Those that wait, in the order of their coming.
 void HttpListener::Loop::let_in() {
+  letting_in = false;
+  std::unordered_set<std::string> none;  // has no place for these; "": for nobody below its limit
   for (size_t i = 0; i < waiting.size();) {
     auto connection = waiting[i];
-    if (!make_place(connection->counted_as())) {
+    const std::string group = is_at_limit(connection->counted_as()) ? connection->counted_as() : "";
+    if (none.contains(group) || !make_place(connection->counted_as())) {
+      none.insert(group);
       ++i;
       continue;
     }
@@ -706,7 +712,8 @@ void HttpListener::Loop::leave(const std::shared_ptr<Connection>& connection) {
   connections.erase(connection);
   std::erase(waiting, connection);
   if (draining && !connection->late && --waited_for == 0) end_drain();
-  if (!waiting.empty()) asio::post(io, [this] { let_in(); });
+  // Once for however many leave: a crowd of those who come and go must not cost the others' time.
+  if (!waiting.empty() && !std::exchange(letting_in, true)) asio::post(io, [this] { let_in(); });
 }
 
 HttpListener::HttpListener(std::shared_ptr<Loop> loop) : loop_(std::move(loop)) {}

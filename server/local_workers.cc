@@ -152,8 +152,13 @@ class Children {
     posix_spawnattr_setsigdefault(&attributes, &standard);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
                                               POSIX_SPAWN_SETPGROUP);
-    const int error =
-        posix_spawn(&pids_[i], "/proc/self/exe", &files, &attributes, argv.data(), environ);
+    // All that it is told is in its command line: XPYD_CONFIG's file is the server's, for one.
+    std::vector<char*> environment;
+    for (char** variable = environ; *variable; ++variable)
+      if (std::strncmp(*variable, "XPYD_", 5) != 0) environment.push_back(*variable);
+    environment.push_back(nullptr);
+    const int error = posix_spawn(&pids_[i], "/proc/self/exe", &files, &attributes, argv.data(),
+                                  environment.data());
     posix_spawn_file_actions_destroy(&files);
     posix_spawnattr_destroy(&attributes);
     if (error == 0) return ok();

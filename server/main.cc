@@ -6,6 +6,7 @@
 #include <cstring>
 #include <exception>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "base/out_of_memory.h"
@@ -152,7 +153,10 @@ int main(int argc, char** argv) {
     const std::vector<std::string> words(argv + 1, argv + argc);
     xpyd::hide_secrets(argc, argv);
     const int code = xpyd::run(words);
-    return xpyd::was_out_of_memory() ? 1 : code;  // it was told to end by SIGTERM
+    return xpyd::was_out_of_memory() ? 1 : code;  // not SIGTERM's, which it sent itself
+  } catch (const std::system_error& error) {
+    std::fprintf(stderr, "xpyd: a thread cannot be started: %s\n", error.what());
+    return 1;
   } catch (const std::exception& error) {  // a bug: nothing of ours throws on purpose
     std::fprintf(stderr, "xpyd: %s\n", error.what());
     return 1;

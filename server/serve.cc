@@ -75,7 +75,10 @@ int serve_main(const Options& options) {
   http.version = version();
   http.max_model_len = stack.max_model_len;
   http.vocab_size = stack.config.vocab;
-  if (const std::string& key = options.text("api-key"); !key.empty()) http.api_keys = {key};
+  if (const std::string& key = options.text("api-key"); !key.empty()) {
+    if (!is_api_key(key)) return fail(invalid("--api-key: expected printable ASCII and no blank"));
+    http.api_keys = {key};
+  }
   if (const std::string& file = options.text("api-key-file"); !file.empty()) {
     Result<std::vector<std::string>> keys = read_api_keys(file);
     if (!keys) return fail(Error{keys.error().code, "--api-key-file: " + keys.error().message});

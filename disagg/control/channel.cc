@@ -104,11 +104,12 @@ void Channel::close(const std::string& reason) {
 ControlLoop::ControlLoop(Clock& clock, const ChannelLimits& limits,
                          std::function<void(const std::string&)> log)
     : impl_(std::make_unique<Impl>(clock, limits, std::move(log))) {
-  impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
+  if (impl_->begun) impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
 }
 
 ControlLoop::~ControlLoop() {
   XPYD_CHECK(!impl_->on_io_thread(), "a ControlLoop ends on another thread than its own");
+  if (!impl_->thread.joinable()) return;
   {
     std::lock_guard lock(impl_->mutex);
     impl_->stopping = true;
@@ -144,6 +145,7 @@ Result<ControlAddress> allowed_address(const ControlEndpoint& endpoint) {
 Result<std::string> ControlLoop::listen(const ControlEndpoint& endpoint, OnOpen on_open) {
   Result<ControlAddress> address = allowed_address(endpoint);
   if (!address) return address.error();
+  if (!impl_->begun) return impl_->begun.error();
   std::string bound;
   Result<int> fd = listen_at(address.value(), &bound);
   if (!fd) return fd.error();
@@ -171,6 +173,7 @@ void ControlLoop::dial(const ControlEndpoint& endpoint, double timeout_s, OnOpen
                        std::function<void(Result<ChannelPtr>)> done) {
   Result<ControlAddress> address = allowed_address(endpoint);
   if (!address) return done(address.error());
+  if (!impl_->begun) return done(impl_->begun.error());
   post([impl = impl_.get(), address = std::move(address).value(), endpoint, timeout_s,
         on_open = std::move(on_open), done = std::move(done)]() mutable {
     impl->start_connect(address, endpoint, timeout_s, std::move(on_open), std::move(done));

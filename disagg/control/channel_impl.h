@@ -83,6 +83,7 @@ struct ControlLoop::Impl {
   ChannelLimits limits;
   std::function<void(const std::string&)> log;
   int epoll = -1, wake = -1;
+  Status begun = ok();  // an error: there is no thread, and nothing to listen with
   std::thread thread;
   std::atomic<std::thread::id> io_thread;
 

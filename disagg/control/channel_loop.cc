@@ -23,8 +23,10 @@ ControlLoop::Impl::Impl(Clock& c, const ChannelLimits& l,
     : clock(c), limits(l), log(std::move(to)) {
   epoll = epoll_create1(EPOLL_CLOEXEC);
   wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  XPYD_CHECK(epoll >= 0 && wake >= 0, std::strerror(errno));
-  watch(wake, kWakeId, EPOLLIN);
+  if (epoll < 0 || wake < 0)
+    begun = Error{ErrorCode::unavailable, std::string("epoll: ") + std::strerror(errno)};
+  else
+    watch(wake, kWakeId, EPOLLIN);
 }
 
 ControlLoop::Impl::~Impl() {

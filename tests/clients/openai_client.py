@@ -47,7 +47,7 @@ def write_dummy_model(folder: pathlib.Path) -> None:
 class Server:
     def __init__(self, binary: str, folder: pathlib.Path, *options: str):
         self.process = subprocess.Popen(
-            [binary, "serve", str(folder), "--port", "0", "--kv-bytes", "16MiB", *options],
+            [binary, "serve", str(folder), "--port", "0", "--kv-bytes", "16MiB", "--chat-template", "plain", *options],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         self.log = []
         for line in self.process.stderr:
