@@ -67,7 +67,7 @@ object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build serve test chaos faults process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda gpu-report gpu-bundle asan tsan fuzz test-clients test-etcd test-rdma test-aarch64 compilers debian13 check install uninstall layers format clean
+.PHONY: help deps build serve test chaos faults process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda test-cute gpu-report gpu-bundle asan tsan fuzz test-clients test-etcd test-rdma test-aarch64 compilers debian13 check install uninstall layers format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
@@ -188,6 +188,14 @@ cuda: deps  ## compile everything for sm_80 and sm_90a into build/cuda (needs nv
 	@tools/kernel-registers build/cuda/cuda >experiments/results/kernel-registers.csv && echo "experiments/results/kernel-registers.csv"
 	@CUDA_HOME=$(CUDA_HOME) $(PYTHON) tools/lint-sass build/cuda/cuda --csv experiments/results/sass-loops.csv
 
+# CuTe's headers (CUTLASS on PyPI) and what they include of CUDA's; fetched into build/, never kept.
+CUTLASS  = build/cutlass/cutlass_library/source/include
+CUTE_INC = -isystem $(CUTLASS) -isystem $(CUDA_HOME)/include -isystem $(CUDA_HOME)/include/cccl
+test-cute: deps  ## CuTe's layouts as the oracle of descriptors, swizzles and fragments (needs CUDA's headers and PyPI, no GPU)
+	@[ -d $(CUTLASS)/cute ] || { mkdir -p build/cutlass && $(PYTHON) -m pip download -q --no-deps -d build/cutlass nvidia-cutlass==4.2.0.0 && $(PYTHON) -m zipfile -e build/cutlass/*.whl build/cutlass; } || true
+	@if [ -d $(CUTLASS)/cute ] && [ -d "$(CUDA_HOME)/include/cccl" ]; then $(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_cute_tests && $(BUILD)/xpyd_cute_tests '[cute]'; \
+	else echo "test-cute: skipped: no CUTLASS from PyPI, or no headers of CUDA 13"; fi
+
 gpu-report: cuda  ## on a machine with a card: check and time everything CUDA; writes experiments/results (MODEL=dir compares text)
 	@MODEL=$(MODEL) tools/gpu-report build/cuda
 
@@ -306,6 +314,10 @@ GPU_TEST_SRC := $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
 cuda_object   = $(patsubst %.cu,$(BUILD)/cuda/%.o,$(1))
 $(BUILD)/xpyd_gpu_tests: $(call object,$(wildcard tests/*.cc) $(addprefix tests/disagg/transport_,side.cc test.cc)) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) $(CUDA_LIBS) -o $@
+$(BUILD)/tests/cute/oracle.o: tests/cute/oracle.cc tests/cute/oracle.h $(BUILD)/flags
+	@mkdir -p $(@D) && echo "  c++  $<" && $(CXX) -std=c++20 -O1 -w -I. $(CUTE_INC) -c $< -o $@
+$(BUILD)/xpyd_cute_tests: $(BUILD)/tests/main.o $(BUILD)/tests/cute/oracle.o $(BUILD)/simt/tests/cute/cute_test.o $(filter-out %_test.o $(BUILD)/simt/experiments/% $(BUILD)/simt/tests/end_to_end/%,$(SIMT_OBJ)) $(LIB)
+	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) -lboost_context -o $@
 $(BUILD)/xpyd_gpu_report: $(call cuda_object,$(GPU_SRC) experiments/gpu/main.cu) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
 $(BUILD)/libfaults.so: tests/faults/preload.cc
