@@ -103,7 +103,7 @@ void send_completion(int fd, int max_tokens, bool stream) {
   std::string body = R"({"prompt":[1,2,3],"ignore_eos":true,"temperature":0,"max_tokens":)" +
                      std::to_string(max_tokens) + (stream ? R"(,"stream":true})" : "}");
   std::string request =
-      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
       "Connection: close\r\nContent-Length: " +
       std::to_string(body.size()) + "\r\n\r\n" + body;
   REQUIRE(write(fd, request.data(), request.size()) == ssize_t(request.size()));

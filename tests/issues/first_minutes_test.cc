@@ -61,8 +61,8 @@ struct Environment {
 
 TEST_CASE("XPYD_* in the environment were ignored", "[options]") {
   TempDir dir;
-  std::ofstream(dir.path + "/f.ini") << "max-queue = 7\nmax-batch = 9\n";
-  Environment batch("XPYD_MAX_BATCH", "5"), queue("XPYD_MAX_QUEUE", "6"), key("XPYD_API_KEY", "k"),
+  std::ofstream(dir.path + "/f.ini") << "max-connections = 7\nmax-batch = 9\n";
+  Environment batch("XPYD_MAX_BATCH", "5"), queue("XPYD_MAX_CONNECTIONS", "6"), key("XPYD_API_KEY", "k"),
       flag("XPYD_DEV_ENDPOINTS", "on"), other("XPYD_BENCH", "no option");
   auto plain = Options::parse(option_table(), "serve", {}, 1);
   REQUIRE(plain);
@@ -75,7 +75,7 @@ TEST_CASE("XPYD_* in the environment were ignored", "[options]") {
                             {"--config", dir.path + "/f.ini", "--max-batch", "3"}, 1);
   REQUIRE(all);
   CHECK(all.value().integer("max-batch") == 3);  // the command line first, then the file
-  CHECK(all.value().integer("max-queue") == 7);
+  CHECK(all.value().integer("max-connections") == 7);
   Environment wrong("XPYD_PORT", "tcp://10.0.0.1:80");
   says(refusal("serve", {}), "XPYD_* in the environment: port: 'tcp://10.0.0.1:80' does not fit");
 }
