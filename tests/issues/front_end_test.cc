@@ -484,7 +484,7 @@ TEST_CASE("issue: a small turn waited behind large bodies", "[server][limits]") 
     std::string text = request_text("POST", "/v1/chat/completions",
                                     R"({"max_tokens":1,"messages":[{"role":"user","content":")" +
                                         std::string(bytes, 'x') + R"("}])" + more + "}");
-    return text.replace(text.find("Host: test"), 10, "Host: localhost");
+    return text;
   };
   std::vector<std::unique_ptr<Client>> large;
   for (int i = 0; i < 14; ++i) {

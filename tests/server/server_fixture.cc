@@ -359,7 +359,7 @@ std::vector<std::string> Reply::events() const {
 
 std::string request_text(const std::string& method, const std::string& path,
                          const std::string& body, const std::string& headers) {
-  std::string text = method + " " + path + " HTTP/1.1\r\nHost: test\r\n" + headers;
+  std::string text = method + " " + path + " HTTP/1.1\r\nHost: localhost\r\n" + headers;
   if (method == "POST") {
     if (headers.find("Content-Type") == headers.npos) text += "Content-Type: application/json\r\n";
     text += "Content-Length: " + std::to_string(body.size()) + "\r\n";

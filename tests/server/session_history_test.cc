@@ -125,7 +125,7 @@ void Sim::serve_anew() {
   sessions_ = std::make_shared<Sessions>(6, 4000);
   // Without a generation nobody can tell a restarted server's new name from an old one.
   for (Talker& talker : talkers_)
-    if (!talker.returns_generation) believed_[talker.name].begin_anew();
+    if (talker.generation.empty()) believed_[talker.name].begin_anew();
 }
 
 void Sim::supervise() {
@@ -248,7 +248,12 @@ void Sim::on_event(const TokenEvent& event) {
   talker.turn.commit({.tokens = joined(joined(talker.so_far, talker.brought), talker.output)});
   if (chance(0.05)) return believed.lost(talker.brought, talker.wants);
   if (!believed.answered(talker.brought, talker.output))
-    return wrong(talker.name + " got an answer that no history of its explains");
+    return wrong(talker.name + " got an answer that no history of its explains; " +
+                 (talker.output == checksum_tokens(joined(talker.so_far, talker.brought),
+                                                   int(talker.output.size()))
+                      ? "it follows from what the store had, " + std::to_string(talker.so_far.size()) +
+                            " tokens"
+                      : "it does not follow from what the store had"));
   if (talker.returns_generation) talker.generation = generation;
 }
 
