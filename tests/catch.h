@@ -1,4 +1,4 @@
-// The one way into Catch2 (v2 on Debian 12, v3 on Ubuntu 24.04), plus counted skips and shared
+// The one way into Catch2 (v2 on Debian 12, v3 on Debian 13), plus counted skips and shared
 // fixtures.
 #pragma once
 
