@@ -22,9 +22,10 @@ void KvReceiver::start(StartRequest message) {
 
 void KvReceiver::handle(InstanceId from, ReserveKv message) {
   auto found = incoming_.find(message.attempt);
-  if (found != incoming_.end()) {  // decode_first: the room is there
+  if (found != incoming_.end()) {  // decode_first: the room is there, or nobody was told of it
     Incoming& in = found->second;
-    if (in.order != DisaggOrder::decode_first || in.from >= 0) return;
+    if (in.order != DisaggOrder::decode_first || in.from >= 0 || !in.granted || in.delivered)
+      return;
     in.from = from;
     promise(message.attempt, in);
     return;

@@ -491,6 +491,36 @@ TEST_CASE("lies: a prefill job is what the conductor knows of it, not what D say
   CHECK(sim.conductor().totals().failed_attempts == 0);
 }
 
+TEST_CASE("lies: room that a prefill instance asks for before it was offered is not given",
+          "[lies]") {
+  SimOptions options;
+  options.conductor.disagg = find_disagg_policy("decode_first");
+  class Early final : public SimCluster {
+   public:
+    void send(InstanceId from, InstanceId to, Message message) override {
+      const auto* start = std::get_if<StartRequest>(&message);
+      const ReserveKv lie =
+          start ? ReserveKv{start->attempt, start->request, start->state} : ReserveKv{};
+      SimCluster::send(from, to, std::move(message));
+      if (lie.request && find("P0")->id != to && ++told > 0)
+        SimCluster::send(find("P0")->id, to, lie);
+    }
+    int told = 0;
+  } sim;
+  sim.open(std::move(options));
+  sim.add_all("1P1D");
+  sim.tick();
+  auto recorder = std::make_shared<Recorder>();
+  const Tokens prompt(60, 9);
+  auto request = tiny_request(1, prompt, 6);
+  request->ignore_eos = true;
+  REQUIRE(sim.conductor().submit(request, recorder).ok());
+  for (int i = 0; i < 5000 && !sim.conductor().wait_idle(0); ++i) sim.tick();
+  CHECK(sim.told == 1);
+  CHECK(recorder->choice(1).tokens == checksum_tokens(prompt, 6));
+  CHECK(sim.conductor().totals().failed_attempts == 0);
+}
+
 TEST_CASE("lies: tokens beyond max_tokens are not taken", "[lies]") {
   Meddled sim(false);
   int n = 0;
