@@ -151,9 +151,9 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
     for (Envelope& e : early_) instance.send(e.from, std::move(e.message));
     early_.clear();
   }
-  send(as.id, kConductor, Joined{info});
   log_line(LogLevel::info, "xpyd worker: %s (instance %d) serves, control %s", as.name.c_str(),
            as.id, info.control.c_str());
+  send(as.id, kConductor, Joined{info});
   std::thread thread([&] { instance.run(stop); });
   {
     std::unique_lock lock(mutex_);

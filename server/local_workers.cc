@@ -109,6 +109,7 @@ class Children {
       wake_.wait_for(lock, std::chrono::milliseconds(20));
     }
     starting_ = false;
+    for (size_t i = 0; i < said_.size(); ++i) pass_on(i);
     return ok();
   }
   // From now on none is started or spoken of.
