@@ -56,10 +56,10 @@ Status check_page_groups(const KvOptions& o, int row_tokens) {
                    std::to_string(int64_t(n)) + expected +
                    ": a smaller --max-batch or --max-model-len");
   };
-  if (o.on_card && rows_of_heads >= 0x1p32)
-    return too_many(rows_of_heads,
-                    " rows of addresses, with --device cuda expected fewer than "
-                    "2^32");
+  const double counted = rows_of_heads / (o.order == KvOrder::layer_major ? o.shape.n_layers : 1);
+  if (o.on_card && counted >= 0x1p32)
+    return too_many(counted,
+                    " rows of addresses of a layer, with --device cuda expected fewer than 2^32");
   if (bytes_of_addresses >= kMostAddresses)
     return too_many(bytes_of_addresses, " bytes of addresses, a process has 2^47");
   if (o.on_card) return ok();

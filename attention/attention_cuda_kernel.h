@@ -42,8 +42,18 @@ __device__ inline KvView view_of(const CudaStep& step, std::byte* pool, const Kv
 __device__ inline const int32_t* table_of(const CudaStep& step, int seq) {
   return step.block_tables + step.table_begins[seq];
 }
+// Of layers in one piece each counts its own rows, as if it were the first: 32 bits are those of
+// one layer's. at_rows(): for kernels that read by them, with the pool from where they are counted.
+inline bool in_pieces(const KvLayout& layout) { return layout.order == KvOrder::layer_major; }
 inline KvRows rows_of(const CudaAttentionArgs& args) {
-  return args.layout.rows(args.layer, args.step.contiguous);
+  return args.layout.rows(in_pieces(args.layout) ? 0 : args.layer, args.step.contiguous);
+}
+inline size_t bytes_of_rows(const KvLayout& layout) {
+  return layout.pool_bytes() / size_t(in_pieces(layout) ? layout.shape.n_layers : 1);
+}
+inline CudaAttentionArgs at_rows(CudaAttentionArgs args) {
+  if (in_pieces(args.layout)) args.pool += args.layout.offset(0, args.layer, 0, 0, 0);
+  return args;
 }
 
 __device__ inline float to_float(float x) { return x; }

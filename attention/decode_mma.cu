@@ -268,7 +268,8 @@ void run(const CudaAttentionArgs& args, Stream& stream) {
   Shape shape = {.grid = dim3(unsigned(n_kv_heads * chunks), unsigned(args.step.n_splits)),
                  .block = kThreads,
                  .shared_bytes = split_shared_bytes<T, kDim>()};
-  launch(split_mma_kernel<T, kDim>, "split_mma", shape, stream, args, rows_of(args), chunks);
+  launch(split_mma_kernel<T, kDim>, "split_mma", shape, stream, at_rows(args), rows_of(args),
+         chunks);
 }
 
 }  // namespace

@@ -273,7 +273,8 @@ void run(const CudaAttentionArgs& args, Stream& stream) {
   Shape grid = {.grid = dim3(unsigned(shape.n_kv_heads * chunks), unsigned(args.step.n_splits)),
                 .block = kThreads,
                 .shared_bytes = split_shared_bytes<T>(kHeads, shape.head_dim)};
-  launch(split_kv_kernel<T, kHeads>, "split_kv", grid, stream, args, rows_of(args), chunks);
+  launch(split_kv_kernel<T, kHeads>, "split_kv", grid, stream, at_rows(args), rows_of(args),
+         chunks);
 }
 
 template <class T>

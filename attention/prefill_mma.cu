@@ -128,7 +128,8 @@ void run(const CudaAttentionArgs& args, Stream& stream) {
   Shape shape = {.grid = dim3(unsigned(args.n_heads), tiles, unsigned(args.step.n_seqs)),
                  .block = kThreads,
                  .shared_bytes = flash_shared_bytes<T, kDim, kRowTiles>()};
-  launch(flash_mma_kernel<T, kDim, kRowTiles>, "flash_mma", shape, stream, args, rows_of(args));
+  launch(flash_mma_kernel<T, kDim, kRowTiles>, "flash_mma", shape, stream, at_rows(args),
+         rows_of(args));
 }
 
 }  // namespace

@@ -430,8 +430,8 @@ void run(const CudaAttentionArgs& args, Stream& stream) {
   using P = Plan<kDim>;
   const KvLayout& layout = args.layout;
   size_t stride = layout.token_stride();
-  PoolMatrix pool{rows_of(args), int(layout.pool_bytes() / stride), box_rows_of(args)};
-  BoxedMatrix matrix{.data = args.pool,
+  PoolMatrix pool{rows_of(args), int(bytes_of_rows(layout) / stride), box_rows_of(args)};
+  BoxedMatrix matrix{.data = at_rows(args).pool,
                      .rows = size_t(pool.rows),
                      .columns = stride / dtype_bytes(Dtype::bf16),
                      .row_stride = stride,
@@ -444,7 +444,7 @@ void run(const CudaAttentionArgs& args, Stream& stream) {
                               unsigned(layout.shape.n_kv_heads), unsigned(args.step.n_seqs)),
                  .block = unsigned(P::kThreads),
                  .shared_bytes = P::kSharedBytes};
-  launch(flash_wgmma_kernel<kDim>, "flash_wgmma", shape, stream, args, pool, map, small);
+  launch(flash_wgmma_kernel<kDim>, "flash_wgmma", shape, stream, at_rows(args), pool, map, small);
 }
 
 }  // namespace

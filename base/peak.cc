@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/peak_kernels.h"
 #include "base/replace_file.h"
 #include "base/stats.h"
@@ -207,7 +208,8 @@ Peak cached_peak(ThreadTeam& team, bool anew) {
       ours ? replace_file(path, to_json(peak) + "\n")
            : invalid(path + " is there and is no measured peak: it is left as it is");
   if (!kept)
-    std::fprintf(stderr, "xpyd: the measured peak is not kept: %s\n", kept.error().message.c_str());
+    log_line(LogLevel::warning, "xpyd: the measured peak is not kept: %s",
+             kept.error().message.c_str());
   return peak;
 }
 

@@ -1,10 +1,10 @@
 // Conductor: what comes of an attempt, and what is done with the rest of one that fails.
 #include <algorithm>
-#include <cstdio>
 #include <iterator>
 #include <string_view>
 #include <utility>
 
+#include "base/log.h"
 #include "base/siphash.h"
 #include "disagg/conductor.h"
 #include "disagg/envelope.h"
@@ -208,11 +208,11 @@ void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string&
     const std::vector<int32_t>& prompt = entry.request->prompt;
     const std::string_view bytes(reinterpret_cast<const char*>(prompt.data()),
                                  prompt.size() * sizeof prompt[0]);
-    std::fprintf(stderr,
-                 "xpyd: request %llu is given up: %d instances in a row ended while they computed "
-                 "it; its prompt has %zu tokens and the hash %016llx\n",
-                 static_cast<unsigned long long>(entry.request->id), options_.max_crashes,
-                 prompt.size(), static_cast<unsigned long long>(siphash({}, bytes)));
+    log_line(LogLevel::error,
+             "xpyd: request %llu is given up: %d instances in a row ended while they computed "
+             "it; its prompt has %zu tokens and the hash %016llx",
+             static_cast<unsigned long long>(entry.request->id), options_.max_crashes,
+             prompt.size(), static_cast<unsigned long long>(siphash({}, bytes)));
   }
   bool begun = false;
   for (int c = attempt.first; c < attempt.first + attempt.count; ++c) {

@@ -1,9 +1,9 @@
 #include "disagg/instance.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
+#include "base/log.h"
 #include "disagg/envelope.h"
 
 namespace xpyd {
@@ -167,15 +167,15 @@ bool Instance::meet() {
       const Result<bool> connected = transport_->connect(info.id, info.address);
       if (!connected) {  // until it can, what is placed on the two of us is placed anew
         if (std::exchange(meeting.calling, false))
-          std::fprintf(stderr, "xpyd: %s cannot reach %s: %s\n", options_.name.c_str(),
-                       info.name.c_str(), connected.error().message.c_str());
+          log_line(LogLevel::warning, "xpyd: %s cannot reach %s: %s", options_.name.c_str(),
+                   info.name.c_str(), connected.error().message.c_str());
         meeting.again_s = now + std::max(kAgainSeconds, now - meeting.since_s);
         meeting.since_s = meeting.again_s;
         moved = true;
       } else if (connected.value()) {
         if (Status known = parts_.add_peer(info); !known)  // it comes from another process
-          std::fprintf(stderr, "xpyd: %s and %s cannot exchange KV: %s\n", options_.name.c_str(),
-                       info.name.c_str(), known.error().message.c_str());
+          log_line(LogLevel::warning, "xpyd: %s and %s cannot exchange KV: %s",
+                   options_.name.c_str(), info.name.c_str(), known.error().message.c_str());
         meeting_.erase(at);
         moved = true;
       }

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <vector>
 
+#include "base/log.h"
 #include "disagg/cluster.h"
 #include "disagg/control/codec.h"
 #include "disagg/envelope.h"
@@ -48,7 +48,7 @@ Result<std::unique_ptr<ProcessCluster>> ProcessCluster::create(ProcessClusterOpt
   auto cluster = std::unique_ptr<ProcessCluster>(new ProcessCluster(std::move(options), clock));
   ProcessCluster& c = *cluster;
   c.loop_ = std::make_unique<ControlLoop>(clock, ChannelLimits{}, [](const std::string& text) {
-    std::fprintf(stderr, "xpyd: a peer was refused: %s\n", text.c_str());
+    log_line(LogLevel::warning, "xpyd: a peer was refused: %s", text.c_str());
   });
   const NodeIdentity self{NodeRole::conductor, "conductor", c.options_.fingerprint, codec_schema()};
   Result<std::string> address = c.loop_->listen({c.options_.listen, c.options_.key, self},
@@ -78,7 +78,7 @@ void ProcessCluster::stop() {
 ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
   const NodeIdentity& peer = channel->peer();
   if (peer.fingerprint != options_.fingerprint) {
-    std::fprintf(stderr, "xpyd: a worker with another model, dtype or layout was refused\n");
+    log_line(LogLevel::warning, "xpyd: a worker with another model, dtype or layout was refused");
     channel->close("model, dtype or layout differ from the conductor's");
     return {[](uint16_t, std::string_view) {}, [](const std::string&) {}};
   }
@@ -91,8 +91,8 @@ ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
   return {[this, id, channel](uint16_t type, std::string_view payload) {
             Result<Envelope> got = decode(type, payload, clock_.now(), door_);
             if (got) return on_message(id, std::move(got.value().message));
-            std::fprintf(stderr, "xpyd: instance %d is refused: it said %s\n", id,
-                         got.error().message.c_str());
+            log_line(LogLevel::warning, "xpyd: instance %d is refused: it said %s", id,
+                     got.error().message.c_str());
             // What it had is placed anew, and is no reason to suspect the request.
             conductor_.left(id, "it was refused", AttemptFailure::refused);
             channel->close("refused: it said " + got.error().message);
@@ -162,8 +162,8 @@ void ProcessCluster::on_closed(InstanceId id, const std::string& why) {
     auto found = workers_.find(id);
     joined = found->second.joined;
     if (joined && !found->second.retiring && !stop_)
-      std::fprintf(stderr, "xpyd: %s (instance %d) is gone: %s\n", found->second.name.c_str(), id,
-                   why.c_str());
+      log_line(LogLevel::warning, "xpyd: %s (instance %d) is gone: %s", found->second.name.c_str(),
+               id, why.c_str());
     workers_.erase(found);
     changed_.notify_all();
   }

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <thread>
 
+#include "base/log.h"
 #include "disagg/control/codec.h"
 #include "disagg/envelope.h"
 
@@ -21,7 +21,7 @@ NodeRole node_role(Role role) {
 }
 
 void log_refusal(const std::string& text) {
-  std::fprintf(stderr, "xpyd worker: %s\n", text.c_str());
+  log_line(LogLevel::warning, "xpyd worker: %s", text.c_str());
 }
 
 std::chrono::duration<double> seconds(double s) { return std::chrono::duration<double>(s); }
@@ -151,9 +151,9 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
     for (Envelope& e : early_) instance.send(e.from, std::move(e.message));
     early_.clear();
   }
+  log_line(LogLevel::info, "xpyd worker: %s (instance %d) serves, control %s", as.name.c_str(),
+           as.id, info.control.c_str());
   send(as.id, kConductor, Joined{info});
-  std::fprintf(stderr, "xpyd worker: %s (instance %d) serves, control %s\n", as.name.c_str(), as.id,
-               info.control.c_str());
   std::thread thread([&] { instance.run(stop); });
   {
     std::unique_lock lock(mutex_);
@@ -203,7 +203,8 @@ ChannelEvents Worker::on_conductor(ChannelPtr channel) {
           [this, channel](const std::string& why) {
             std::lock_guard lock(mutex_);
             if (conductor_ && conductor_ != channel) return;
-            std::fprintf(stderr, "xpyd worker: the conductor's channel closed: %s\n", why.c_str());
+            log_line(LogLevel::warning, "xpyd worker: the conductor's channel closed: %s",
+                     why.c_str());
             lost_ = true;
             changed_.notify_all();
           }};
@@ -304,8 +305,8 @@ void Worker::dial_missing(ControlLoop& loop) {
           found->second.dialling = false;
           found->second.again_s = clock_.now() + options_.retry_s;
           if (!channel)
-            std::fprintf(stderr, "xpyd worker: instance %d at %s: %s\n", id, address.c_str(),
-                         channel.error().message.c_str());
+            log_line(LogLevel::warning, "xpyd worker: instance %d at %s: %s", id, address.c_str(),
+                     channel.error().message.c_str());
         });
 }
 

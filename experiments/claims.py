@@ -1152,14 +1152,16 @@ CLAIMS = [
     ),
     Claim(
         "kv_points",
-        "What does KV of fewer bits cost in points of the standard tool, lm-eval, for a model that reads facts from its context?",
+        "What does KV of fewer bits cost in points of the standard tool, lm-eval, for a model that reads facts from its context? "
+        "(Of 160 questions: none wrong leaves up to 1.9 points, 95 %.)",
         "TurboMind, KV int8 and int4: int8 nearly lossless, int4 0.1 to 3.3 points worse, of larger models",
-        1,
+        1.5,
         [
             Expect("right answers, f32", lambda t: t("accuracy", dtype="f32"), .9, 1, "%"),
             Expect("bf16, points lost", lambda t: 100 * (t("accuracy", dtype="f32") - t("accuracy", dtype="bf16")), -1, 1),
             Expect("int8, points lost", lambda t: 100 * (t("accuracy", dtype="f32") - t("accuracy", dtype="int8")), -1, 1),
             Expect("int4, points lost", lambda t: 100 * (t("accuracy", dtype="f32") - t("accuracy", dtype="int4")), 0, 9),
         ],
+        how="counted",
     ),
 ]

@@ -85,7 +85,7 @@ def measure(binary, kv_dtype, questions, facts, seed, folder):
     (task / "facts.yaml").write_text(TASK.format(file=task / "facts.jsonl"))
     with Server(binary, demo, "--topology", "1C", "--kv-dtype", kv_dtype) as server:
         found = lm_eval.simple_evaluate(
-            model="local-completions", tasks=["xpyd_facts"], task_manager=TaskManager(include_path=str(task)),
+            model="local-completions", tasks=["xpyd_facts"], task_manager=TaskManager(include_path=str(task), include_defaults=False),
             model_args={"base_url": server.url + "/v1/completions", "model": demo, "tokenizer": demo, "num_concurrent": 4,
                         "add_bos_token": True, "max_length": 4096},
             bootstrap_iters=0, verbosity="ERROR", log_samples=True)
@@ -100,7 +100,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", default="build/release/xpyd")
     parser.add_argument("--kv-dtype", default="int4", choices=["f32", "bf16", "int8", "int4"])
-    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--questions", type=int, default=160)
     parser.add_argument("--facts", type=int, default=40, help="of each text")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

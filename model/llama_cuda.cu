@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/log.h"
 #include "base/status.h"
 #include "model/attention_row_cuda.h"
 #include "model/gemm_cuda.h"
@@ -367,7 +368,8 @@ void CudaLlama::run_graph(const Plan& plan) {
   if (!graph) {
     graph = cuda::Graph::capture(stream_, [&] { enqueue(plan, nullptr); });
     if (!graph) {
-      std::fprintf(stderr, "xpyd: no device memory for a CUDA graph: steps run without from now\n");
+      log_line(LogLevel::warning,
+               "xpyd: no device memory for a CUDA graph: steps run without from now");
       options_.graphs = false;
       return enqueue(plan, nullptr);
     }

@@ -68,7 +68,8 @@ std::optional<ApiError> object_to(const HttpRequest& request,
     const size_t at = origin.find("://");
     const std::string_view from = at == origin.npos ? "" : origin.substr(at + 3);
     const bool named =  // behind a proxy Host may be another
-        std::find(allowed_hosts.begin(), allowed_hosts.end(), lower(from)) != allowed_hosts.end();
+        std::any_of(allowed_hosts.begin(), allowed_hosts.end(),
+                    [&](const std::string& one) { return lower(one) == lower(from); });
     if (from.empty() || (lower(from) != lower(host) && !named))
       return ApiError{.status = 403,
                       .message = "requests from pages of another origin are not served"};

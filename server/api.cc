@@ -34,7 +34,6 @@ HttpResponse json_response(std::string body, int status = 200) {
   return {.status = status, .body = std::move(body)};
 }
 
-constexpr std::string_view kLevelNames[] = {"debug", "info", "warning", "error"};
 constexpr const char* kModelPrefix = "/v1/models/";
 
 }  // namespace
@@ -234,29 +233,12 @@ void Api::tick() {
   for (auto& generation : all) generation->check_deadline(now);
 }
 
-LogLevel log_level(std::string_view name) {
-  const auto found = std::find(std::begin(kLevelNames), std::end(kLevelNames), name);
-  XPYD_CHECK(found != std::end(kLevelNames), std::string(name));
-  return LogLevel(found - kLevelNames);
-}
-
 // Wall-clock time (UTC), level, and what happened.
 void Api::log_line(LogLevel level, const std::string& line) {
   if (level < options_.log_level) return;
   double now = clock_.now();
   auto write = [&](const std::string& text) {
-    timespec time{};
-    clock_gettime(CLOCK_REALTIME, &time);
-    tm day{};
-    gmtime_r(&time.tv_sec, &day);
-    char stamp[64];
-    const size_t n = std::strftime(stamp, sizeof stamp, "%FT%T", &day);
-    std::snprintf(stamp + n, sizeof stamp - n, ".%03ldZ %s ", time.tv_nsec / 1000000,
-                  kLevelNames[size_t(level)].data());
-    if (options_.log)
-      options_.log(stamp + text);
-    else
-      std::fprintf(stderr, "%s%s\n", stamp, text.c_str());
+    (options_.log ? options_.log : log_text)(log_stamp(level) + text);
   };
   if (now - log_window_s_ >= 1) {
     if (log_dropped_ > 0) write("log dropped_lines=" + std::to_string(log_dropped_));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/random.h"
 #include "disagg/service.h"
 #include "server/access.h"
@@ -20,9 +21,6 @@
 #include "server/metrics.h"
 
 namespace xpyd {
-
-enum class LogLevel : uint8_t { debug, info, warning, error };
-LogLevel log_level(std::string_view name);  // of --log-level
 
 struct ServerOptions : HttpListenOptions {
   std::string model_name = "model";

@@ -4,6 +4,7 @@
 
 #include "allocator/kv_memory.h"
 #include "base/device_cuda.h"
+#include "base/log.h"
 #include "model/model_cuda.h"
 #include "model/peak_cuda.h"
 #include "server/backend.h"
@@ -50,8 +51,8 @@ Result<CudaSharing> parse_split(const std::string& text, const cuda::Card& card)
                    ": expected off, priority, or the number of SMs for prefill");
   auto split = cuda::Split::cut(card, int(n_sms));
   if (!split) return split.error();
-  std::fprintf(stderr, "xpyd: %d SMs for prefill, %d for decode\n", split.value()->n_sms(0),
-               split.value()->n_sms(1));
+  log_line(LogLevel::info, "xpyd: %d SMs for prefill, %d for decode", split.value()->n_sms(0),
+           split.value()->n_sms(1));
   return CudaSharing{false, std::shared_ptr<cuda::Split>(std::move(split).value())};
 }
 
@@ -65,9 +66,9 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(const BackendOptions& o) {
   Result<cuda::Card> opened = cuda::open();
   if (!opened) return opened.error();
   const cuda::Card& card = opened.value();
-  std::fprintf(stderr, "xpyd: %s, compute capability %d.%d, %d SMs, %zu of %zu MiB free\n",
-               card.name.c_str(), card.major, card.minor, card.n_sms, card.free_bytes >> 20,
-               card.memory_bytes >> 20);
+  log_line(LogLevel::info, "xpyd: %s, compute capability %d.%d, %d SMs, %zu of %zu MiB free",
+           card.name.c_str(), card.major, card.minor, card.n_sms, card.free_bytes >> 20,
+           card.memory_bytes >> 20);
   Result<CudaSharing> sharing = parse_split(o.options.text("gpu-split"), card);
   if (!sharing) return sharing.error();
   const KvScheme& scheme = *find_kv_scheme(o.options.text("allocator"));

@@ -2,9 +2,17 @@
 // done; 1: it ran and failed; 2: it was asked for something that it cannot do (misuse).
 #pragma once
 
+#include <cstdio>
+
 #include "base/options.h"
 
 namespace xpyd {
+
+// Says why it ends; the exit code for that, or `code`.
+inline int fail(const char* who, const Error& error, int code = 0) {
+  std::fprintf(stderr, "xpyd%s: %s\n", who, error.message.c_str());
+  return code ? code : error.code == ErrorCode::invalid_argument ? 2 : 1;
+}
 
 int serve_main(const Options& options);
 int worker_main(const Options& options);

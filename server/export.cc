@@ -7,13 +7,10 @@
 namespace xpyd {
 
 int export_main(const Options& options) {
-  const auto fail = [](const Error& error) {
-    std::fprintf(stderr, "xpyd: export: %s\n", error.message.c_str());
-    return error.code == ErrorCode::invalid_argument ? 2 : 1;
-  };
-  if (options.positional().empty()) return fail(invalid("expected DIR, a new or an empty folder"));
+  if (options.positional().empty())
+    return fail(": export", invalid("expected DIR, a new or an empty folder"));
   const Status written = export_demo(options.positional()[0]);
-  return written ? 0 : fail(written.error());
+  return written ? 0 : fail(": export", written.error());
 }
 
 }  // namespace xpyd

@@ -39,39 +39,37 @@ class Printer final : public EventSink {
   bool ended_ = false;
 };
 
-int fail(const Error& error, int code) {
-  std::fprintf(stderr, "xpyd generate: %s\n", error.message.c_str());
-  return code;
-}
-
 }  // namespace
 
 int generate_main(const Options& options) {
   // With --processes there is a folder with a key to remove, and workers to end.
   SignalThread signals(!options.flag("processes"));
   Result<std::unique_ptr<Stack>> built = build_stack(options);
-  if (!built) return fail(built.error(), built.error().code == ErrorCode::invalid_argument ? 2 : 1);
+  if (!built) return fail(" generate", built.error());
   Stack& stack = *built.value();
-  if (!stack.tokenizer) return fail(invalid("the model folder has no tokenizer.json"), 2);
+  if (!stack.tokenizer)
+    return fail(" generate", invalid("the model folder has no tokenizer.json"), 2);
 
   auto request = std::make_shared<Request>();
   request->id = 1;
   const std::string& prompt = options.text("prompt");
   if (options.flag("chat")) {
     if (!stack.chat_template)
-      return fail(invalid("--chat: the model has no chat template; --chat-template names one"), 2);
+      return fail(" generate",
+                  invalid("--chat: the model has no chat template; --chat-template names one"), 2);
     auto pieces = stack.chat_template->render({{"user", prompt}}, true);
-    if (!pieces) return fail(pieces.error(), 2);
+    if (!pieces) return fail(" generate", pieces.error(), 2);
     request->prompt = stack.chat_template->encode(*stack.tokenizer, pieces.value());
     request->prompt_is_text_prefix = false;
   } else {
     request->prompt = stack.tokenizer->encode(prompt);
   }
   if (request->prompt.empty())
-    return fail(invalid("--prompt is empty, and this model has no BOS token"), 2);
+    return fail(" generate", invalid("--prompt is empty, and this model has no BOS token"), 2);
   int room = stack.max_model_len - int(request->prompt.size());
   if (room < 1)
-    return fail(invalid("--prompt has " + std::to_string(request->prompt.size()) +
+    return fail(" generate",
+                invalid("--prompt has " + std::to_string(request->prompt.size()) +
                         " tokens, the context has " + std::to_string(stack.max_model_len)),
                 2);
   request->max_tokens = std::min(room, int(options.integer("max-tokens")));
@@ -93,7 +91,7 @@ int generate_main(const Options& options) {
   signals.finish();
   stack.runtime->stop();
   if (signals.first()) return 128 + signals.first();
-  if (!taken) return fail(taken.error(), started ? 2 : 1);
+  if (!taken) return fail(" generate", taken.error(), started ? 2 : 1);
   const std::vector<double>& times = printer->times;
   double ttft = times.empty() ? 0 : times.front() - request->arrival_s;
   double tbt = times.size() < 2 ? 0 : (times.back() - times.front()) / double(times.size() - 1);
@@ -103,7 +101,7 @@ int generate_main(const Options& options) {
   std::fprintf(stderr, "logits hash %016llx\n",
                static_cast<unsigned long long>(stack.runtime->logits_hash()));
   if (printer->end.finish == FinishReason::error)
-    return fail({ErrorCode::io, printer->end.error}, 1);
+    return fail(" generate", {ErrorCode::io, printer->end.error}, 1);
   return 0;
 }
 

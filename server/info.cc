@@ -24,11 +24,6 @@ namespace {
 
 using nlohmann::json;
 
-int fail(const Error& error, int code) {
-  std::fprintf(stderr, "xpyd: info: %s\n", error.message.c_str());
-  return code;
-}
-
 std::string mib(double bytes) {
   char text[64];
   std::snprintf(text, sizeof text, "%.0f bytes (%.2f MiB)", bytes, bytes / (1 << 20));
@@ -259,20 +254,23 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
 int info_main(const Options& options) {
   const std::string dir = model_dir(options);
   const std::string& json_path = options.text("json");
-  if (Status status = check_writable(json_path); !status) return fail(status.error(), 2);
-  if (Status status = check_model_folder(dir, false); !status) return fail(status.error(), 2);
+  if (Status status = check_writable(json_path); !status) return fail(": info", status.error(), 2);
+  if (Status status = check_model_folder(dir, false); !status)
+    return fail(": info", status.error(), 2);
   auto loaded = load_model_config(dir);
-  if (!loaded) return fail(loaded.error(), 2);
+  if (!loaded) return fail(": info", loaded.error(), 2);
   Subject subject{loaded.value(), options};
   subject.max_len = int(options.integer("max-model-len"));
   if (subject.max_len > subject.config.max_position)
-    return fail(invalid("--max-model-len: the model's context is " +
+    return fail(": info",
+                invalid("--max-model-len: the model's context is " +
                         std::to_string(subject.config.max_position) + " tokens"),
                 2);
   if (subject.max_len == 0) subject.max_len = subject.config.max_position;
   subject.tokens = std::min(int(options.integer("tokens")), subject.max_len);
   if (options.given("tokens") && options.integer("tokens") > subject.max_len)
     return fail(
+        ": info",
         invalid("--tokens: the longest sequence is " + std::to_string(subject.max_len) + " tokens"),
         2);
 
@@ -283,7 +281,7 @@ int info_main(const Options& options) {
   if (Status status =
           check_model_shards(subject.config, subject.shards, "--prefill-tp", "--prefill-pp");
       !status)
-    return fail(status.error(), 2);
+    return fail(": info", status.error(), 2);
 
   json out = {{"model", subject.config.name},
               {"family", subject.config.family},
@@ -305,7 +303,7 @@ int info_main(const Options& options) {
   if (json_path.empty()) return 0;
   out["run"] = run_header(options);
   Status status = write_json(json_path, out);
-  return status ? 0 : fail(status.error(), 1);
+  return status ? 0 : fail(": info", status.error(), 1);
 }
 
 }  // namespace xpyd

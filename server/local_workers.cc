@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/log.h"
 #include "base/private_folder.h"
 #include "disagg/process_cluster.h"
 #include "disagg/worker.h"
@@ -90,8 +91,13 @@ class Children {
         cluster_(cluster),
         clock_(clock),
         supervisor_(options, commands_.size()),
-        pids_(commands_.size(), -1) {}
-  ~Children() { end(); }
+        pids_(commands_.size(), -1),
+        said_(commands_.size()) {}
+  ~Children() {
+    end();
+    for (const Said& said : said_)
+      if (said.pipe >= 0) close(said.pipe);
+  }
 
   // Until `all_serve`, or `told_to_end`, or one of them has ended: it would again and again.
   Status start(const std::function<bool()>& all_serve, const std::atomic<bool>& told_to_end) {
@@ -99,12 +105,11 @@ class Children {
     thread_ = std::thread([this] { keep(); });
     while (!all_serve()) {
       if (told_to_end) return Error{ErrorCode::cancelled, "told to end while the workers started"};
-      if (!failed_start_.empty())
-        return Error{ErrorCode::unavailable,
-                     failed_start_ + ", before all workers served; its message is above"};
+      if (!failed_start_.empty()) return Error{ErrorCode::unavailable, failed_start_};
       wake_.wait_for(lock, std::chrono::milliseconds(20));
     }
     starting_ = false;
+    for (size_t i = 0; i < said_.size(); ++i) pass_on(i);
     return ok();
   }
   // From now on none is started or spoken of.
@@ -123,6 +128,7 @@ class Children {
       if (pid > 0) kill(pid, SIGTERM);
     for (int i = 0; i < 100 && running(); ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    for (size_t i = 0; i < pids_.size(); ++i) pass_on(i);
     for (pid_t& pid : pids_) {
       if (pid <= 0) continue;
       kill(pid, SIGKILL);
@@ -133,9 +139,14 @@ class Children {
 
  private:
   // In a process group of its own: a Ctrl-C at the terminal is the parent's to handle. Of this
-  // process's files it gets the first three alone: a socket that it kept would hold the port and
-  // every client after this process has ended.
+  // process's files it gets the first two alone: a socket that it kept would hold the port and
+  // every client after this process has ended. What it says comes here, and is passed on.
   Status spawn(size_t i) {
+    int said[2];
+    if (pipe2(said, O_CLOEXEC | O_NONBLOCK) != 0)
+      return Error{ErrorCode::io, std::string("it cannot be started: ") + std::strerror(errno)};
+    if (said_[i].pipe >= 0) close(said_[i].pipe);
+    said_[i] = {.pipe = said[0]};
     std::vector<char*> argv;
     for (std::string& argument : commands_[i]) argv.push_back(argument.data());
     argv.push_back(nullptr);
@@ -143,6 +154,7 @@ class Children {
     posix_spawnattr_init(&attributes);
     posix_spawn_file_actions_t files;
     posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_adddup2(&files, said[1], 2);
     posix_spawn_file_actions_addclosefrom_np(&files, 3);
     sigset_t none, standard;
     sigemptyset(&none);
@@ -159,11 +171,27 @@ class Children {
     environment.push_back(nullptr);
     const int error = posix_spawn(&pids_[i], "/proc/self/exe", &files, &attributes, argv.data(),
                                   environment.data());
+    close(said[1]);
     posix_spawn_file_actions_destroy(&files);
     posix_spawnattr_destroy(&attributes);
     if (error == 0) return ok();
     pids_[i] = -1;
     return Error{ErrorCode::io, std::string("it cannot be started: ") + std::strerror(error)};
+  }
+
+  // What worker i has said since the last time, line by line.
+  void pass_on(size_t i) {
+    Said& said = said_[i];
+    char part[4096];
+    for (ssize_t n; (n = read(said.pipe, part, sizeof part)) > 0;) {
+      said.begun.append(part, size_t(n));
+      for (size_t end; (end = said.begun.find('\n')) != std::string::npos;) {
+        const std::string line = said.begun.substr(0, end);
+        said.begun.erase(0, end + 1);
+        log_text(line);
+        if (!line.starts_with("--")) said.last = line;  // of the table of its options
+      }
+    }
   }
 
   bool running() {
@@ -187,7 +215,9 @@ class Children {
     std::vector<Presence> seen;
     for (size_t i = 0; i < pids_.size(); ++i) {
       int status = 0;
-      if (pids_[i] > 0 && waitpid(pids_[i], &status, WNOHANG) == pids_[i]) {
+      const bool ended = pids_[i] > 0 && waitpid(pids_[i], &status, WNOHANG) == pids_[i];
+      pass_on(i);
+      if (ended) {
         pids_[i] = -1;
         on_end(i,
                WIFSIGNALED(status) ? "signal " + std::to_string(WTERMSIG(status))
@@ -198,7 +228,7 @@ class Children {
     }
     const Supervisor::Orders orders = supervisor_.look(seen, clock_.now());
     for (size_t i : orders.kill) {
-      std::fprintf(stderr, "xpyd: worker %zu does not answer: it is killed\n", i);
+      log_line(LogLevel::warning, "xpyd: worker %zu does not answer: it is killed", i);
       kill(pids_[i], SIGKILL);
     }
     for (size_t i : orders.start)
@@ -213,8 +243,8 @@ class Children {
     const std::optional<double> wait = supervisor_.ended(i, retired, clock_.now());
     char again[64] = "";
     if (wait) std::snprintf(again, sizeof again, "; it is started again in %.1f s", *wait);
-    if (!starting_) std::fprintf(stderr, "xpyd: %s%s\n", text.c_str(), again);
-    if (starting_) failed_start_ = text;
+    if (!starting_) log_line(LogLevel::warning, "xpyd: %s%s", text.c_str(), again);
+    if (starting_) failed_start_ = text + ", before all workers served: " + said_[i].last;
   }
 
   std::vector<Command> commands_;
@@ -224,6 +254,11 @@ class Children {
   std::condition_variable wake_;
   Supervisor supervisor_;
   std::vector<pid_t> pids_;  // -1: none
+  struct Said {
+    int pipe = -1;
+    std::string begun, last;  // lines
+  };
+  std::vector<Said> said_;  // of each, on its stderr
   bool starting_ = true, stop_ = false;
   std::string failed_start_;
   std::thread thread_;

@@ -126,6 +126,8 @@ int run(const std::vector<std::string>& words) {
                                                                : options.value().positional()[0];
   std::fprintf(stderr, "xpyd %s (%s, commit %s): %s %s\n%s", version(), build_mode(), commit(),
                name.c_str(), subject.c_str(), options.value().table().c_str());
+  for (const std::string& text : without_effect(options.value()))
+    std::fprintf(stderr, "xpyd: %s: it is ignored\n", text.c_str());
   return subcommand->run(options.value());
 }
 

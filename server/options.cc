@@ -195,13 +195,14 @@ std::vector<OptionRow> make_rows() {
        "--processes: where workers join; empty: a socket of this user's in a private folder",
        kCluster},
       {"cluster-key-file", text, "", "", "FILE", 0, 0,
-       "the cluster's secret; needed beyond this host", "serve generate worker"},
+       "--processes: the cluster's secret; needed beyond this host", "serve generate worker"},
       {"role", choice, "colocated", "", "prefill|decode|colocated", 0, 0, "of this worker",
        "worker"},
       {"join", text, "", "ADDRESS", "HOST:PORT or unix:/path", 0, 0, "the conductor's address",
        "worker"},
       {"registry", text, "", "", "etcd://HOST:PORT[/prefix]", 0, 0,
-       "where the conductor says its address and workers look for it; serve needs --cluster-bind",
+       "--processes: where the conductor says its address and workers look for it; serve needs "
+       "--cluster-bind",
        "serve generate worker"},
       {"peer-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0,
        "where other workers reach this one", "worker"},
@@ -239,9 +240,9 @@ std::vector<OptionRow> make_rows() {
        "the model's folder",
        "serve"},
       {"log-level", choice, "info", "", "debug|info|warning|error", 0, 0,
-       "least of the request log on stderr: debug tells of every answer, info of every completion, "
-       "warning of those refused, error of those that failed here",
-       "serve"},
+       "least of the log on stderr: debug tells of every answer, info of every completion, "
+       "warning of those refused and of trouble, error of what failed here",
+       "serve worker"},
       {"chat-template", text, "auto", "", "FILE|auto|plain|none", 0, 0,
        "Jinja template that makes chat messages a prompt; auto: the model folder's; plain: their "
        "text, one per line",
@@ -330,7 +331,7 @@ std::vector<OptionRow> make_rows() {
       {"timeout", number, "600", "s", "", 0.001, 86400, "of one request, from its sending",
        "bench"},
       {"detailed", flag, "off", "", "", 0, 0,
-       "--json also holds each request: lengths, times, gaps, text, error", "bench"},
+       "each request in --json, too: lengths, times, gaps, text, error", "bench"},
       {"progress", choice, "auto", "", "auto|off", 0, 0, "auto: a bar when stderr is a terminal",
        "bench"},
 
@@ -398,6 +399,22 @@ Status check_options(const Options& options, std::string_view group) {
   if (group == "generate" && options.text("prompt").empty())
     return invalid("--prompt: expected a text to continue");
   return ok();
+}
+
+std::vector<std::string> without_effect(const Options& options) {
+  std::vector<std::string> all;
+  const auto& values = options.values();
+  for (const OptionRow& row : option_table()) {
+    const std::string_view help = row.help, needs = help.substr(0, help.find(':'));
+    if (!needs.starts_with("--") || !values.contains(row.name) || !options.given(row.name))
+      continue;
+    const size_t blank = std::min(needs.find(' '), needs.size());
+    const auto other = values.find(needs.substr(2, blank - 2));  // a worker has no --processes
+    const std::string value(blank < needs.size() ? needs.substr(blank + 1) : "on");
+    if (other != values.end() && other->second.find(value) == std::string::npos)
+      all.push_back("--" + std::string(row.name) + " is for " + std::string(needs) + " alone");
+  }
+  return all;
 }
 
 }  // namespace xpyd

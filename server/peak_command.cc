@@ -24,15 +24,10 @@ std::vector<int> usable_cpus() {
   return cpus;
 }
 
-int fail(const Error& error, int code) {
-  std::fprintf(stderr, "xpyd: peak: %s\n", error.message.c_str());
-  return code;
-}
-
 // A device's own figures; the host's are below.
 int peak_of_device(const DeviceRow& device, const Options& options) {
   Result<DevicePeak> peak = device.peak();
-  if (!peak) return fail(peak.error(), 1);
+  if (!peak) return fail(": peak", peak.error(), 1);
   std::printf("%s\n", peak.value().device.c_str());
   nlohmann::json out;
   out["machine"] = peak.value().device;
@@ -46,14 +41,14 @@ int peak_of_device(const DeviceRow& device, const Options& options) {
   const std::string& json_path = options.text("json");
   if (json_path.empty()) return 0;
   Status status = write_json(json_path, out);
-  return status ? 0 : fail(status.error(), 1);
+  return status ? 0 : fail(": peak", status.error(), 1);
 }
 
 }  // namespace
 
 int peak_main(const Options& options) {
   const std::string& json_path = options.text("json");
-  if (Status status = check_writable(json_path); !status) return fail(status.error(), 2);
+  if (Status status = check_writable(json_path); !status) return fail(": peak", status.error(), 2);
   const DeviceRow& device = *find_device(options.text("device"));
   if (device.peak) return peak_of_device(device, options);
   std::vector<int> cpus = usable_cpus();
@@ -61,6 +56,7 @@ int peak_main(const Options& options) {
   if (threads == 0) threads = cpus.empty() ? 1 : int(cpus.size());
   if (threads > int(cpus.size()) && !cpus.empty())
     return fail(
+        ": peak",
         invalid("--threads: this machine has " + std::to_string(cpus.size()) + " usable cores"), 2);
   if (!cpus.empty()) cpus.resize(size_t(threads));
   ThreadTeam team(threads, cpus);
@@ -70,7 +66,7 @@ int peak_main(const Options& options) {
   nlohmann::json out = parse_json(to_json(peak), "peak").value();
   out["run"] = run_header(options);
   Status status = write_json(json_path, out);
-  return status ? 0 : fail(status.error(), 1);
+  return status ? 0 : fail(": peak", status.error(), 1);
 }
 
 }  // namespace xpyd

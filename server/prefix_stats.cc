@@ -48,11 +48,6 @@ std::vector<int64_t> seen_before(const std::vector<size_t>& order,
   return best;
 }
 
-int fail(const Error& error, int code) {
-  std::fprintf(stderr, "xpyd: prefix-stats: %s\n", error.message.c_str());
-  return code;
-}
-
 }  // namespace
 
 PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t min_length) {
@@ -157,12 +152,15 @@ Result<PrefixInput> read_prefix_input(const std::string& path) {
 
 int prefix_stats_main(const Options& options) {
   if (options.positional().empty())
-    return fail(invalid("expected FILE, a ShareGPT JSON file or a Mooncake trace"), 2);
+    return fail(": prefix-stats",
+                invalid("expected FILE, a ShareGPT JSON file or a Mooncake trace"), 2);
   const std::string& path = options.positional()[0];
   const std::string& json_path = options.text("json");
-  if (Status status = check_writable(json_path); !status) return fail(status.error(), 2);
+  if (Status status = check_writable(json_path); !status)
+    return fail(": prefix-stats", status.error(), 2);
   auto input = read_prefix_input(path);
-  if (!input) return fail(input.error(), input.error().code == ErrorCode::io ? 1 : 2);
+  if (!input)
+    return fail(": prefix-stats", input.error(), input.error().code == ErrorCode::io ? 1 : 2);
   const int64_t min_count = options.integer("min-count"),
                 min_length = options.integer("min-length");
   const PrefixStats s = prefix_stats(input.value(), min_count, min_length);
@@ -200,7 +198,7 @@ int prefix_stats_main(const Options& options) {
   for (const SharedPrefix& p : s.most)
     out["most_shared"].push_back({{"count", p.count}, {"length", p.length}});
   Status status = write_json(json_path, out);
-  return status ? 0 : fail(status.error(), 1);
+  return status ? 0 : fail(": prefix-stats", status.error(), 1);
 }
 
 }  // namespace xpyd

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <sstream>
 
+#include "base/log.h"
 #include "base/version.h"
 #include "model/folder.h"
 #include "server/commands.h"
@@ -33,19 +34,15 @@ std::vector<std::string> comma_list(const std::string& text) {
   return parts;
 }
 
-int fail(const Error& error) {
-  std::fprintf(stderr, "xpyd serve: %s\n", error.message.c_str());
-  return error.code == ErrorCode::invalid_argument ? 2 : 1;
-}
-
 }  // namespace
 
 int serve_main(const Options& options) {
   // With --processes there soon is a folder with a key to remove, and no model to load before it.
   SignalThread signals(!options.flag("processes"));
+  open_log(log_level(options.text("log-level")));
   Result<std::unique_ptr<Stack>> built =
       build_stack(options);  // model, tokenizer, KV memory, instances
-  if (!built) return fail(built.error());
+  if (!built) return fail(" serve", built.error());
   Stack& stack = *built.value();
 
   ServerOptions http;
@@ -67,8 +64,8 @@ int serve_main(const Options& options) {
   } else if (Result<std::string> folder = cached_demo(); folder) {
     http.model_root = folder.value();
   } else {
-    std::fprintf(stderr, "xpyd serve: clients find no tokenizer of the demo model: %s\n",
-                 folder.error().message.c_str());
+    log_line(LogLevel::warning, "xpyd serve: clients find no tokenizer of the demo model: %s",
+             folder.error().message.c_str());
   }
   http.other_names = {stack.model_dir, http.model_root};
   http.log_level = log_level(options.text("log-level"));
@@ -76,12 +73,14 @@ int serve_main(const Options& options) {
   http.max_model_len = stack.max_model_len;
   http.vocab_size = stack.config.vocab;
   if (const std::string& key = options.text("api-key"); !key.empty()) {
-    if (!is_api_key(key)) return fail(invalid("--api-key: expected printable ASCII and no blank"));
+    if (!is_api_key(key))
+      return fail(" serve", invalid("--api-key: expected printable ASCII and no blank"));
     http.api_keys = {key};
   }
   if (const std::string& file = options.text("api-key-file"); !file.empty()) {
     Result<std::vector<std::string>> keys = read_api_keys(file);
-    if (!keys) return fail(Error{keys.error().code, "--api-key-file: " + keys.error().message});
+    if (!keys)
+      return fail(" serve", {keys.error().code, "--api-key-file: " + keys.error().message});
     http.api_keys.insert(http.api_keys.end(), keys.value().begin(), keys.value().end());
   }
   http.insecure = options.flag("insecure");
@@ -89,7 +88,7 @@ int serve_main(const Options& options) {
   for (const std::string& proxy : comma_list(options.text("trusted-proxies"))) {
     http.trusted_proxies.push_back(address_group(proxy));
     if (http.trusted_proxies.back().empty())
-      return fail(invalid("--trusted-proxies: " + proxy + ": expected an IP address"));
+      return fail(" serve", invalid("--trusted-proxies: " + proxy + ": expected an IP address"));
   }
   http.max_sessions = int(options.integer("max-sessions"));
   http.session_bytes = size_t(options.integer("session-bytes"));
@@ -106,16 +105,15 @@ int serve_main(const Options& options) {
   };
   Result<std::unique_ptr<HttpServer>> listening = HttpServer::listen(
       http, *stack.runtime, stack.tokenizer.get(), stack.chat_template.get(), stack.clock);
-  if (!listening) return fail(listening.error());
+  if (!listening) return fail(" serve", listening.error());
   HttpServer& server = *listening.value();
   if (http.api_keys.empty() && !server.is_loopback())
-    std::fprintf(stderr, "xpyd serve: warning: without a key, whoever reaches %s may use it\n",
-                 http.host.c_str());
+    log_line(LogLevel::warning, "xpyd serve: without a key, whoever reaches %s may use it",
+             http.host.c_str());
 
   signals.handle([&](int count) {
-    std::fputs(count > 1 ? "xpyd serve: stopping\n"
-                         : "xpyd serve: draining; a second signal stops at once\n",
-               stderr);
+    log_line(LogLevel::info, "xpyd serve: %s",
+             count > 1 ? "stopping" : "draining; a second signal stops at once");
     stack.runtime->drain();
     if (count > 1)
       server.stop();
@@ -130,7 +128,7 @@ int serve_main(const Options& options) {
   }
   signals.finish();
   stack.runtime->stop();
-  if (!started) return signals.first() ? 128 + signals.first() : fail(started.error());
+  if (!started) return signals.first() ? 128 + signals.first() : fail(" serve", started.error());
   if (stack.backend)
     std::fputs(stack.backend->describe().c_str(),
                stderr);  // graphs and kernels chosen since it started

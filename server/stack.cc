@@ -1,13 +1,13 @@
 #include "server/stack.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <ctime>
 #include <limits>
 #include <sstream>
 #include <thread>
 
 #include "allocator/sharded.h"
+#include "base/log.h"
 #include "base/peak.h"
 #include "base/version.h"
 #include "batch/admission.h"
@@ -211,9 +211,9 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
       if (options.integer("max-model-len") > 0)
         return invalid("--max-model-len " + std::to_string(stack->max_model_len) +
                        ": --kv-bytes holds " + std::to_string(holds) + " tokens");
-      std::fprintf(stderr,
-                   "xpyd: --kv-bytes holds %d tokens: --max-model-len is %d, the model's is %d\n",
-                   int(holds), int(holds), stack->max_model_len);
+      log_line(LogLevel::warning,
+               "xpyd: --kv-bytes holds %d tokens: --max-model-len is %d, the model's is %d",
+               int(holds), int(holds), stack->max_model_len);
       stack->max_model_len = cluster.max_model_len = int(holds);
     }
   }

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <mutex>
 
+#include "base/log.h"
 #include "disagg/worker.h"
 #include "server/commands.h"
 #include "server/etcd_registry.h"
@@ -11,19 +12,11 @@
 #include "server/stack.h"
 
 namespace xpyd {
-namespace {
-
-int fail(const Error& error) {
-  std::fprintf(stderr, "xpyd worker: %s\n", error.message.c_str());
-  return error.code == ErrorCode::invalid_argument ? 2 : 1;
-}
-
-}  // namespace
-
 int worker_main(const Options& options) {
   SignalThread signals(true);
+  open_log(log_level(options.text("log-level")));
   Result<std::unique_ptr<Stack>> prepared = prepare_stack(options);
-  if (!prepared) return fail(prepared.error());
+  if (!prepared) return fail(" worker", prepared.error());
   Stack& stack = *prepared.value();
   WorkerOptions worker_options{.role = role_of(options.text("role")),
                                .join = options.text("join"),
@@ -32,7 +25,8 @@ int worker_main(const Options& options) {
                                .give_up_s = options.number("give-up")};
   if (const std::string& file = options.text("cluster-key-file"); !file.empty()) {
     Result<ClusterKey> key = ClusterKey::from_file(file);
-    if (!key) return fail({key.error().code, "--cluster-key-file: " + key.error().message});
+    if (!key)
+      return fail(" worker", {key.error().code, "--cluster-key-file: " + key.error().message});
     worker_options.key = key.value();
   }
   struct Found {
@@ -42,7 +36,8 @@ int worker_main(const Options& options) {
   std::unique_ptr<Registry> registry;
   if (const std::string& url = options.text("registry"); !url.empty()) {
     Result<std::unique_ptr<Registry>> opened = open_etcd(url, kRegistryTtlSeconds, stack.clock);
-    if (!opened) return fail({opened.error().code, "--registry: " + opened.error().message});
+    if (!opened)
+      return fail(" worker", {opened.error().code, "--registry: " + opened.error().message});
     registry = std::move(opened).value();
     registry->watch(kConductorName, [&found](const Registry::Entries& entries) {
       auto entry = entries.find(kConductorName);
@@ -54,7 +49,7 @@ int worker_main(const Options& options) {
       return found.address;
     };
   }
-  if (Status opened = open_backend(stack, options); !opened) return fail(opened.error());
+  if (Status opened = open_backend(stack, options); !opened) return fail(" worker", opened.error());
   worker_options.cluster = stack.options;
   const std::string& bind = worker_options.listen;
   if (!bind.starts_with("unix:")) {
@@ -64,9 +59,8 @@ int worker_main(const Options& options) {
   }
   Worker worker(std::move(worker_options), stack.clock);
   signals.handle([&worker](int count) {
-    std::fputs(count > 1 ? "xpyd worker: stopping\n"
-                         : "xpyd worker: leaving; a second signal ends it at once\n",
-               stderr);
+    log_line(LogLevel::info, "xpyd worker: %s",
+             count > 1 ? "stopping" : "leaving; a second signal ends it at once");
     if (count > 1)
       worker.stop();
     else
@@ -74,7 +68,7 @@ int worker_main(const Options& options) {
   });
   const Status served = worker.run();
   signals.finish();
-  return served ? 0 : fail(served.error());
+  return served ? 0 : fail(" worker", served.error());
 }
 
 }  // namespace xpyd

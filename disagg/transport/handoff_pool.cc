@@ -5,13 +5,11 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <tuple>
@@ -21,8 +19,10 @@
 #include "allocator/pooled.h"
 #include "allocator/sharded.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/memory_exporter.h"
 #include "disagg/transport/shared_memory.h"
+#include "disagg/transport/shm_socket.h"
 
 namespace xpyd {
 namespace {
@@ -44,7 +44,9 @@ struct Header {
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-std::string os_text() { return std::strerror(errno); }
+using shm::os_text;
+using shm::same_user;
+using File = shm::Fd;
 
 // All that follows from the options.
 struct Plan {
@@ -126,24 +128,6 @@ Result<std::unique_ptr<BlockLedger>> join_ledger(std::shared_ptr<std::byte> word
   }
 }
 
-// Whether both ends are processes of one user.
-bool same_user(int socket) {
-  struct ucred peer;
-  socklen_t size = sizeof peer;
-  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
-}
-
-// Abstract: no file is left behind. The first byte of the name is 0 for the system, '@' for people.
-struct SocketName {
-  explicit SocketName(const std::string& address) {
-    name.sun_family = AF_UNIX;
-    std::memcpy(name.sun_path + 1, address.data() + 1, address.size() - 1);
-    size = socklen_t(offsetof(sockaddr_un, sun_path) + address.size());
-  }
-  sockaddr_un name = {};
-  socklen_t size = 0;
-};
-
 constexpr size_t kFiles = 2;  // the ledger's, and a card's
 using Files = std::array<int, kFiles>;
 
@@ -180,19 +164,6 @@ Files receive_files(int socket) {  // -1: none came
 }
 
 std::string where(const std::string& card) { return card.empty() ? "the host" : card; }
-
-class File {
- public:
-  explicit File(int fd) : fd_(fd) {}
-  ~File() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  File(const File&) = delete;
-  int fd() const { return fd_; }
-
- private:
-  const int fd_;
-};
 
 }  // namespace
 
@@ -237,12 +208,12 @@ Status HandoffPool::listen() {
   std::snprintf(name, sizeof name, "@xpyd-handoff-%016llx%016llx", (unsigned long long)random[0],
                 (unsigned long long)random[1]);
   address_ = name;
-  const SocketName socket_name(address_);
+  sockaddr_un at;
+  const socklen_t at_size = shm::abstract_address(address_.substr(1), at);
   stop_ = eventfd(0, EFD_CLOEXEC);
   listener_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (stop_ < 0 || listener_ < 0 ||
-      bind(listener_, reinterpret_cast<const sockaddr*>(&socket_name.name), socket_name.size) !=
-          0 ||
+      bind(listener_, reinterpret_cast<const sockaddr*>(&at), at_size) != 0 ||
       ::listen(listener_, 64) != 0)
     return Error{ErrorCode::io, "a Unix socket for the KV pool: " + os_text()};
   return ok();
@@ -264,15 +235,16 @@ void HandoffPool::serve() {
     if (poll(ready, 2, -1) < 0) continue;
     if (ready[0].revents) return;
     const File peer(accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC));
-    if (peer.fd() < 0) {
+    if (peer.get() < 0) {
       // The caller stays, and poll would return at once, again and again.
       if (errno == EMFILE || errno == ENFILE) poll(ready, 1, kDeafMilliseconds);
       continue;
     }
-    if (!same_user(peer.fd()))
-      std::fprintf(stderr, "xpyd: a process of another user asked for the KV pool: refused\n");
-    else if (!send_files(peer.fd(), {file_, card_file_}))
-      std::fprintf(stderr, "xpyd: the KV pool could not be passed on: %s\n", os_text().c_str());
+    if (!same_user(peer.get()))
+      log_line(LogLevel::warning, "xpyd: a process of another user asked for the KV pool: refused");
+    else if (!send_files(peer.get(), {file_, card_file_}))
+      log_line(LogLevel::warning, "xpyd: the KV pool could not be passed on: %s",
+               os_text().c_str());
   }
 }
 
@@ -281,31 +253,32 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   if (address.size() < 2 || address.size() >= sizeof(sockaddr_un::sun_path) || address[0] != '@')
     return invalid(
         "the conductor names no KV pool: expected that it runs with --transport handoff");
-  const SocketName name(address);
+  sockaddr_un at;  // the first byte of the name is 0 for the system, '@' for people
+  const socklen_t at_size = shm::abstract_address(address.substr(1), at);
   const File socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   const struct timeval patience = {kPatienceSeconds, 0};
-  if (socket.fd() < 0) return Error{ErrorCode::io, "a Unix socket: " + os_text()};
-  setsockopt(socket.fd(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  setsockopt(socket.fd(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-  if (connect(socket.fd(), reinterpret_cast<const sockaddr*>(&name.name), name.size) != 0)
+  if (socket.get() < 0) return Error{ErrorCode::io, "a Unix socket: " + os_text()};
+  setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&at), at_size) != 0)
     return Error{
         ErrorCode::unavailable,
         "the KV pool of --transport handoff cannot be reached (" + os_text() +
             "): it is shared by processes of one host and one network namespace; elsewhere "
             "expected --transport tcp, rdma or nccl"};
-  const Files files = same_user(socket.fd()) ? receive_files(socket.fd()) : Files{-1, -1};
+  const Files files = same_user(socket.get()) ? receive_files(socket.get()) : Files{-1, -1};
   const File file(files[0]), of_card(files[1]);
-  if (file.fd() < 0)
+  if (file.get() < 0)
     return Error{
         ErrorCode::unavailable,
         "the KV pool of --transport handoff is given to processes of the conductor's user, "
         "and was not given to this one"};
 
   struct stat status;
-  if (fstat(file.fd(), &status) != 0 || size_t(status.st_size) < kPage)
+  if (fstat(file.get(), &status) != 0 || size_t(status.st_size) < kPage)
     return Error{ErrorCode::io, "the file of the KV pool is too short"};
   const size_t bytes = size_t(status.st_size);
-  Result<std::shared_ptr<std::byte>> memory = map_shared_file(file.fd(), bytes);
+  Result<std::shared_ptr<std::byte>> memory = map_shared_file(file.get(), bytes);
   if (!memory) return memory.error();
   Header there;
   std::memcpy(&there, memory.value().get(), sizeof there);
@@ -341,7 +314,8 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
                      " at the conductor");
   std::shared_ptr<std::byte> kv;  // of all ranks
   if (card.value()) {
-    Result<std::shared_ptr<std::byte>> there_kv = card.value()->import(of_card.fd(), plan.kv_bytes);
+    Result<std::shared_ptr<std::byte>> there_kv =
+        card.value()->import(of_card.get(), plan.kv_bytes);
     if (!there_kv) return there_kv.error();
     kv = std::move(there_kv).value();
   } else {
@@ -351,7 +325,7 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   }
   std::shared_ptr<std::byte> words(memory.value(), memory.value().get() + kPage);
   Result<std::unique_ptr<BlockLedger>> ledger =
-      join_ledger(words, h.n_blocks, h.n_instances, file.fd());
+      join_ledger(words, h.n_blocks, h.n_instances, file.get());
   if (!ledger) return ledger.error();
   const bool ranks = shards.n_ranks() > 1;
   auto pool = std::make_shared<BlockPool>(

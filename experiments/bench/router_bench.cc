@@ -21,8 +21,8 @@
 #include "disagg/cluster.h"
 #include "disagg/control/codec.h"
 #include "disagg/envelope.h"
+#include "experiments/null_model.h"
 #include "model/model.h"
-#include "model/null_model.h"
 
 namespace xpyd {
 namespace {

@@ -10,7 +10,7 @@
 #include "base/stats.h"
 #include "batch/engine.h"
 #include "disagg/cluster.h"
-#include "model/null_model.h"
+#include "experiments/null_model.h"
 
 namespace xpyd {
 namespace {

@@ -31,6 +31,7 @@ struct Problem {
   KvLayout layout;           // slots of whole groups
   std::vector<int> lengths;  // by slot
   int n_q, window;           // the last n_q tokens of each ask
+  int room = 0;              // over page groups: tokens of a slot; 0: as many
 };
 
 // Runs every variant that takes the problem over both; returns how many.
@@ -38,6 +39,8 @@ int compare(const Problem& p, size_t group_bytes) {
   const KvShape& shape = p.layout.shape;
   const int n_seqs = int(p.lengths.size()), n_heads = 2 * shape.n_kv_heads, n = n_seqs * p.n_q;
   const int layer = shape.n_layers - 1;
+  KvLayout apart = p.layout;
+  if (p.room) apart.block_tokens = p.room;
   cuda::Stream stream;
   cuda::Memory whole = upload(random_values(p.layout.pool_bytes() / 2, 5), stream);
   // Groups behind tokens only; the rest of the last one stays as it came.
@@ -52,15 +55,16 @@ int compare(const Problem& p, size_t group_bytes) {
   auto device = make_cuda_device();
   auto groups =
       device->make_page_groups({.group_bytes = group_bytes, .n_groups = int(n_groups)}).value();
-  auto range = groups->reserve(p.layout.pool_bytes()).value();
+  auto range = groups->reserve(apart.pool_bytes()).value();
   for (int slot = 0; slot < n_seqs; ++slot)
     for (int plane = 0; plane < planes; ++plane) {
       const int length = p.lengths[size_t(slot)];
-      const size_t at = p.layout.offset(slot, plane / 2, plane % 2, 0, 0), m = groups_of(length);
+      const size_t from = p.layout.offset(slot, plane / 2, plane % 2, 0, 0),
+                   at = apart.offset(slot, plane / 2, plane % 2, 0, 0), m = groups_of(length);
       n_groups -= m;  // the last ones first: neighbours in memory are not neighbours here
       for (size_t i = 0; i < m; ++i)
         REQUIRE(range->map(at + i * group_bytes, int(n_groups + m - 1 - i), 1));
-      cuda::copy(range->data() + at, whole.data() + at, size_t(length) * token, stream);
+      cuda::copy(range->data() + at, whole.data() + from, size_t(length) * token, stream);
     }
 
   std::vector<int32_t> offsets = {0}, seqs, positions, slots, listed;
@@ -87,12 +91,12 @@ int compare(const Problem& p, size_t group_bytes) {
       cuda::Memory::device(16 +
                            4 * cuda_attention_workspace(int(list.size()), n_heads, shape.head_dim))
           .value();
-  auto bits = [&](const CudaAttentionVariant& variant, std::byte* pool) {
+  auto bits = [&](const CudaAttentionVariant& variant, std::byte* pool, const KvLayout& layout) {
     CudaAttentionArgs args{.q = q.data(),
                            .out = out.data(),
                            .dtype = Dtype::bf16,
                            .pool = pool,
-                           .layout = p.layout,
+                           .layout = layout,
                            .step = {.q_offsets = offsets_at.as<int32_t>(),
                                     .kv_lengths = lengths_at.as<int32_t>(),
                                     .token_seqs = seqs_at.as<int32_t>(),
@@ -124,12 +128,12 @@ int compare(const Problem& p, size_t group_bytes) {
   int ran = 0;
   for (const CudaAttentionVariant& variant : cuda_attention_variants()) {
     if (variant.phase == CudaAttentionVariant::decode && p.n_q > 1) continue;
-    const std::vector<uint16_t> expected = bits(variant, whole.data());
+    const std::vector<uint16_t> expected = bits(variant, whole.data(), p.layout);
     if (expected.empty()) continue;
     INFO(variant.name << ", dim " << shape.head_dim << (by_layer ? ", layer" : ", token")
                       << "_major, " << p.n_q << " tokens ask, window " << p.window);
     CHECK(std::count(expected.begin(), expected.end(), uint16_t(0xffff)) == 0);
-    CHECK(bits(variant, range->data()) == expected);
+    CHECK(bits(variant, range->data(), apart) == expected);
     ++ran;
   }
   return ran;
@@ -148,6 +152,23 @@ TEST_CASE("cuda attention: over page groups the same bits, and nothing beyond th
         ran += compare({{shape, order, 384, 4}, {128, 257, 135, 40}, n_q, window}, group);
       }
   CHECK(ran > 40);
+}
+
+TEST_CASE(
+    "issue: kernels counted the rows of all layers in 32 bits, and Yi-34B with batch 500 was "
+    "refused",
+    "[cuda][attention][vattention]") {
+  const size_t group = cuda::vmm::granularity();
+  const KvShape shape{2, int(group / (128 * 2 * 128)), 128, Dtype::bf16};
+  // Tokens of a slot: nearly 2^32 rows in a layer of four slots.
+  const int room = int((size_t(1) << 32) / (2 * 4 * size_t(shape.n_kv_heads))) / 128 * 128 - 128;
+  const KvLayout apart{shape, KvOrder::layer_major, room, 4};
+  REQUIRE(apart.pool_bytes() / shape.row_bytes() > size_t(1) << 32);
+  int ran = 0;
+  for (auto [n_q, window] : {std::pair{1, 0}, {3, 0}})
+    ran += compare({{shape, KvOrder::layer_major, 384, 4}, {128, 257, 135, 40}, n_q, window, room},
+                   group);
+  CHECK(ran > 5);
 }
 
 }  // namespace

@@ -287,7 +287,11 @@ TEST_CASE("serve: SIGTERM ends a start at once, though its workers never join",
     std::set<pid_t> workers;
     for (int tries = 0; tries < 50; ++tries) {  // workers may be quicker than this test
       held.emplace(Words{"--topology", "1P1D", "--kv-bytes", "1GiB"});  // touching it takes a while
-      REQUIRE(until(30, [&] { return (workers = held->workers()).size() == 2; }));
+      // Each its own program by now: one that is stopped before its exec() holds up posix_spawn().
+      REQUIRE(until(30, [&] {
+        workers = {held->worker("prefill"), held->worker("decode")};
+        return workers.size() == 2 && !workers.count(-1);
+      }));
       for (pid_t worker : workers) kill(worker, SIGSTOP);
       std::this_thread::sleep_for(std::chrono::milliseconds(100));  // for words on their way
       if (held->log().find("on http://") == std::string::npos) break;

@@ -59,6 +59,24 @@ TEST_CASE("info refused the vAttention paper's Yi-34B example", "[info][vattenti
   CHECK(staged["addresses"]["buffers"] == 18);
 }
 
+TEST_CASE("a card's kernels refused the paper's Yi-34B example, whose layers they count one by one",
+          "[info][vattention]") {
+  KvOptions o;
+  o.shape = {60, 8, 128, Dtype::bf16};
+  o.max_sequence_tokens = 200000;
+  o.max_sequences = 1000;
+  o.pool_bytes = size_t(512) << 20;
+  o.page_group_bytes = size_t(2) << 20;
+  o.on_card = true;
+  const auto plan = plan_pool("vattention", o);
+  INFO((plan ? "" : plan.error().message));
+  CHECK(plan);
+  o.max_sequences = 2000;
+  const auto more = plan_pool("vattention", o);
+  REQUIRE(!more);
+  CHECK(more.error().message.find(" rows of addresses of a layer, ") != std::string::npos);
+}
+
 TEST_CASE("vattention serves the paper's Yi-34B example: KV in the last of a thousand slots",
           "[allocator][vattention]") {
   KvOptions o;
