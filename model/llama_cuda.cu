@@ -112,6 +112,7 @@ class CudaLlama final : public CudaModel {
   // What the last step chose: row hashes [max_logits], tokens and NaN counts, [max_logits] each.
   uint64_t* hashes_ = nullptr;
   int32_t *sampled_ = nullptr, *nans_ = nullptr;
+  void* sampling_ = nullptr;  // between the sampler's rounds
   cuda::Memory pinned_logits_;
   cuda::Event logits_done_;
   // Steps between begin() and end(); step i of all uses place i % 2.
@@ -150,7 +151,8 @@ Status CudaLlama::allocate() {
                workspace =
                    part(sizeof(float) * cuda_attention_workspace(StepPlanner::max_splits(options_),
                                                                  c_.n_heads, c_.head_dim)),
-               chosen = part(n_logits * kChosenBytes);
+               chosen = part(n_logits * kChosenBytes),
+               sampling = part(cuda_sample_workspace(options_.max_logits));
   const size_t max_ints = StepPlanner::max_ints(options_);
   const size_t arrays = part(max_ints * sizeof(int32_t));
   Result<cuda::Memory> scratch = cuda::Memory::device(total);
@@ -175,6 +177,7 @@ Status CudaLlama::allocate() {
   hashes_ = reinterpret_cast<uint64_t*>(base + chosen);
   sampled_ = reinterpret_cast<int32_t*>(hashes_ + n_logits);
   nans_ = sampled_ + n_logits;
+  sampling_ = base + sampling;
   planner_.allocate(options_, c_.window_from_layer == 0 ? c_.sliding_window : 0,
                     reinterpret_cast<int32_t*>(base + arrays), max_ints);
   if (n_logits > 0) {
@@ -412,8 +415,12 @@ void CudaLlama::begin(const StepInput& step, std::span<const Draw> draws) {
   Begun& begun = steps_[size_t(begun_++) % steps_.size()];
   begun.n = n_previous_ = int(step.logit_rows.size());
   if (begun.n > 0) {
+    auto any = [&](auto asks) { return std::any_of(draws.begin(), draws.end(), asks); };
     cuda_sample({.logits = logits_,
-                 .rows = on_card,
+                 .rows = any([](const Draw& d) { return d.temperature > 0; }) ? on_card : nullptr,
+                 .any_top_k = any([](const Draw& d) { return d.top_k > 0; }),
+                 .any_top_p = any([](const Draw& d) { return d.top_p < 1; }),
+                 .workspace = sampling_,
                  .tokens = sampled_,
                  .nans = nans_,
                  .n = begun.n,

@@ -358,6 +358,12 @@ TEST_CASE("cuda ops: SwiGLU", "[cuda][model]") {
     }
 }
 
+cuda::Memory sample_workspace(int n, cuda::Stream& stream) {
+  cuda::Memory workspace = cuda::Memory::device(cuda_sample_workspace(n)).value();
+  cuda::fill(workspace.data(), 0, workspace.size(), stream);
+  return workspace;
+}
+
 TEST_CASE("cuda sampler: the greedy token is the host sampler's", "[cuda][model]") {
   cuda::Stream stream;
   Random random(6);
@@ -377,7 +383,12 @@ TEST_CASE("cuda sampler: the greedy token is the host sampler's", "[cuda][model]
     std::fill_n(row(8), vocab, 0.0f), row(8)[0] = -0.0f;
     cuda::Memory on_logits = to_card(logits, stream),
                  out = to_card(std::vector<int32_t>(size_t(2 * n), -1), stream);
+    // Alone in its block, and in slices of which some are empty or all NaN.
+    const int n_slices = vocab == 1000 ? 16 : vocab == 33 ? 7 : 0;
+    cuda::Memory workspace = sample_workspace(n, stream);
     cuda_sample({.logits = on_logits.as<float>(),
+                 .n_slices = n_slices,
+                 .workspace = workspace.data(),
                  .tokens = out.as<int32_t>(),
                  .nans = out.as<int32_t>() + n,
                  .n = n,
@@ -458,8 +469,10 @@ TEST_CASE("cuda sampler: draws fall where double precision puts them", "[cuda][m
       }
       cuda::Memory on_logits = to_card(logits, stream), on_rows = to_card(rows, stream),
                    out = to_card(std::vector<int32_t>(size_t(2 * n), -1), stream);
+      cuda::Memory workspace = sample_workspace(n, stream);
       cuda_sample({.logits = on_logits.as<float>(),
                    .rows = on_rows.as<Draw>(),
+                   .workspace = workspace.data(),
                    .tokens = out.as<int32_t>(),
                    .nans = out.as<int32_t>() + n,
                    .n = n,
@@ -479,6 +492,64 @@ TEST_CASE("cuda sampler: draws fall where double precision puts them", "[cuda][m
         CHECK(got[size_t(n) + i] == 0);
       }
     }
+}
+
+TEST_CASE("cuda sampler: a row's token does not depend on the blocks that it is cut into",
+          "[cuda][model]") {
+  cuda::Stream stream;
+  Random random(9);
+  constexpr float kLast = 0x1.fffffep-1f;
+  const Draw just_p{.temperature = 1, .top_p = 0.7f, .uniform = kLast};
+  // Llama 3's vocabulary, which takes the most blocks, and one for every number of them.
+  for (auto [vocab, slicings] : {std::pair(128256, std::vector{1, 0}),
+                                 std::pair(9001, std::vector{1, 2, 3, 7, 16})}) {
+    // Eight values: the cut falls among thousands of equals, and these among all slices.
+    std::vector<float> x(static_cast<size_t>(vocab));
+    for (float& value : x) value = float(int(random.uniform() * 8)) / 4;
+    std::vector<Draw> rows{just_p,
+                           {.temperature = 1, .top_k = vocab / 6, .uniform = kLast},
+                           {.temperature = 1, .top_k = vocab / 6, .top_p = 0.9f, .uniform = kLast},
+                           {.temperature = 0.5f, .top_p = 0.5f, .min_p = 0.2f, .uniform = 0.77f},
+                           {.temperature = 1, .uniform = 0.4f},
+                           {}};
+    const int n = int(rows.size());
+    std::vector<float> logits;
+    for (int i = 0; i < n; ++i) logits.insert(logits.end(), x.begin(), x.end());
+    cuda::Memory on_logits = to_card(logits, stream), on_rows = to_card(rows, stream),
+                 workspace = sample_workspace(n, stream);
+    std::vector<int32_t> first;
+    for (int n_slices : slicings) {
+      CAPTURE(vocab, n_slices);
+      cuda::Memory out = to_card(std::vector<int32_t>(size_t(2 * n), -1), stream);
+      cuda_sample({.logits = on_logits.as<float>(),
+                   .rows = on_rows.as<Draw>(),
+                   .n_slices = n_slices,
+                   .workspace = workspace.data(),  // as the call before left it
+                   .tokens = out.as<int32_t>(),
+                   .nans = out.as<int32_t>() + n,
+                   .n = n,
+                   .vocab = vocab},
+                  stream);
+      const auto got = from_card<int32_t>(out.data(), size_t(2 * n), stream);
+      if (first.empty()) first = got;
+      CHECK(got == first);
+    }
+    for (int i = 0; i < n; ++i) {
+      CAPTURE(vocab, i, first[size_t(i)]);
+      if (rows[size_t(i)].temperature == 0) {
+        CHECK(first[size_t(i)] == int(std::max_element(x.begin(), x.end()) - x.begin()));
+        continue;
+      }
+      const auto want = intervals(x, rows[size_t(i)]);
+      const Interval place = want[size_t(first[size_t(i)])];
+      CHECK(place.end > place.begin);
+      CHECK(double(rows[size_t(i)].uniform) >= place.begin - 1e-6);
+      CHECK(double(rows[size_t(i)].uniform) <= place.end + 1e-6);
+      // The last that top-k keeps: a count, so exact.
+      if (i == 1) CHECK(std::none_of(want.begin() + first[1] + 1, want.end(),
+                                     [](const Interval& w) { return w.end > w.begin; }));
+    }
+  }
 }
 
 TEST_CASE("cuda gemm: every element against double, and a row's bits for every M",
