@@ -43,7 +43,8 @@ class CudaLlama final : public CudaModel {
         hidden_stride_(rounded(c_.hidden, 8)),
         qkv_stride_(rounded(q_width_ + 2 * kv_width_, 8)),
         gate_up_stride_(rounded(2 * c_.intermediate, 8)),
-        gemm_(stream) {
+        on_(stream, options.early_start),
+        gemm_(on_) {
     XPYD_CHECK(options_.max_step_tokens > 0 && options_.max_seqs > 0 && options_.max_logits >= 0);
     if (options_.max_kv_length == 0) options_.max_kv_length = c_.max_position;
     if (options_.max_table_entries == 0) options_.max_table_entries = options_.max_kv_length;
@@ -94,6 +95,7 @@ class CudaLlama final : public CudaModel {
   CudaModelOptions options_;
   const int q_width_, kv_width_;  // elements of one token's q, and of its k or v
   const int hidden_stride_, qkv_stride_, gate_up_stride_;  // elements: rows begin at 16 bytes
+  const cuda::On on_;                                      // for all but attention and copies
   CudaGemm gemm_;
   const CudaAttentionVariant *prefill_ = nullptr,
                              *decode_ = nullptr;  // chosen when the first KV is seen
@@ -261,7 +263,7 @@ void CudaLlama::add_norm(float* x, const float* bias, const float* norm, int n) 
                  .n = n,
                  .width = c_.hidden,
                  .stride = hidden_stride_},
-                stream_);
+                on_);
 }
 
 void CudaLlama::attend(int layer, const Plan& plan, const AttentionParts& parts, const void* q) {
@@ -299,7 +301,7 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
               .eps = eps,
               .n = plan.n,
               .stride = hidden_stride_},
-             stream_);
+             on_);
   float* x = x_;
   const void* q = q_;
   int n = plan.n;
@@ -321,13 +323,13 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
                       .layout = plan.layout,
                       .step = plan.all,
                       .layer = i},
-                     stream_);
+                     on_);
     if (observer) observer->layer_done(i);
     if (last && plan.n_logits == 0) return;
     if (last && plan.wanted) {
       n = plan.n_wanted;
-      cuda_gather_rows(x_, plan.wanted, n, size_t(c_.hidden) * sizeof(float), x_wanted_, stream_);
-      cuda_gather_rows(q_, plan.wanted, n, size_t(q_width_) * dtype_bytes(dtype_), qkv_, stream_);
+      cuda_gather_rows(x_, plan.wanted, n, size_t(c_.hidden) * sizeof(float), x_wanted_, on_);
+      cuda_gather_rows(q_, plan.wanted, n, size_t(q_width_) * dtype_bytes(dtype_), qkv_, on_);
       x = x_wanted_;
       q = qkv_;
     }
@@ -341,7 +343,7 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
                  .n = n,
                  .width = c_.intermediate,
                  .stride = gate_up_stride_},
-                stream_);
+                on_);
     gemm(layer.down, gate_up_, gate_up_stride_, normed_, hidden_stride_, n, dtype_);
     add_norm(x, layer.down_bias, last ? nullptr : layers[size_t(i) + 1].attention_norm, n);
   }
@@ -354,7 +356,7 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
                  .n = plan.n_logits,
                  .width = c_.hidden,
                  .stride = hidden_stride_},
-                stream_);
+                on_);
   gemm(weights_->lm_head, normed_, hidden_stride_, logits_, c_.vocab, plan.n_logits, Dtype::f32);
 }
 
@@ -425,7 +427,7 @@ void CudaLlama::begin(const StepInput& step, std::span<const Draw> draws) {
                  .nans = nans_,
                  .n = begun.n,
                  .vocab = c_.vocab},
-                stream_);
+                on_);
     hash_rows(logits_, begun.n, c_.vocab, hashes_, stream_);
     cuda::copy(begun.pinned.data(), hashes_, size_t(options_.max_logits) * kChosenBytes, stream_);
   }
@@ -449,7 +451,7 @@ std::string CudaLlama::describe() const {
            (decode_ ? decode_->name : options_.decode_attention.c_str()) + "\n";
   lines += "graphs: " +
            (options_.graphs ? std::to_string(counts_.captures) + " captured" : std::string("off")) +
-           "\n";
+           (options_.early_start ? ", kernels start early\n" : "\n");
   return lines;
 }
 

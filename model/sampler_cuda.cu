@@ -188,6 +188,8 @@ __device__ inline int walk(Range left, const Scratch& s, Weight weight, Mass tar
 // The highest logit and the lowest id that has it (-infinity, 0 where there is none), and the NaN.
 __global__ void top_round(CudaSampleArgs a, RowState* states) {
   Scratch s;
+  cuda::let_next_start();
+  cuda::wait_for_previous();
   RowState& state = states[blockIdx.y];
   const Row row = row_of(a, state, {});
   const Range slice = row.slice(int(blockIdx.x), int(gridDim.x));
@@ -240,6 +242,8 @@ __global__ void top_round(CudaSampleArgs a, RowState* states) {
 // the new cut.
 __global__ void digit_round(CudaSampleArgs a, RowState* states, bool by_mass, int shift) {
   Scratch s;
+  cuda::let_next_start();
+  cuda::wait_for_previous();
   RowState& state = states[blockIdx.y];
   const Draw how = a.rows[blockIdx.y];
   const Row row = row_of(a, state, how);
@@ -310,6 +314,8 @@ __global__ void digit_round(CudaSampleArgs a, RowState* states, bool by_mass, in
 // The token at which the running sum over the ids that are left passes the draw.
 __global__ void draw_round(CudaSampleArgs a, RowState* states) {
   Scratch s;
+  cuda::let_next_start();
+  cuda::wait_for_previous();
   RowState& state = states[blockIdx.y];
   const Draw how = a.rows[blockIdx.y];
   Row row = row_of(a, state, how);
@@ -356,7 +362,7 @@ __global__ void draw_round(CudaSampleArgs a, RowState* states) {
 
 size_t cuda_sample_workspace(int max_n) { return size_t(max_n) * sizeof(RowState); }
 
-void cuda_sample(const CudaSampleArgs& a, cuda::Stream& stream) {
+void cuda_sample(const CudaSampleArgs& a, const cuda::On& on) {
   XPYD_CHECK(a.vocab < 1 << 23);
   if (a.n == 0) return;
   const int n_slices =
@@ -371,13 +377,13 @@ void cuda_sample(const CudaSampleArgs& a, cuda::Stream& stream) {
   const cuda::Shape shape{dim3(unsigned(n_slices), unsigned(a.n)), dim3(unsigned(threads)),
                           scratch_bytes()};
   auto* states = static_cast<RowState*>(a.workspace);
-  cuda::launch(top_round, "sample_top", shape, stream, a, states);
+  cuda::launch(top_round, "sample_top", shape, on, a, states);
   if (!a.rows) return;
   for (bool by_mass : {false, true})
     for (int shift = 24; (by_mass ? a.any_top_p : a.any_top_k) && shift >= 0; shift -= 8)
-      cuda::launch(digit_round, by_mass ? "sample_top_p" : "sample_top_k", shape, stream, a, states,
+      cuda::launch(digit_round, by_mass ? "sample_top_p" : "sample_top_k", shape, on, a, states,
                    by_mass, shift);
-  cuda::launch(draw_round, "sample_draw", shape, stream, a, states);
+  cuda::launch(draw_round, "sample_draw", shape, on, a, states);
 }
 
 }  // namespace xpyd

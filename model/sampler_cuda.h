@@ -3,7 +3,7 @@
 // sums are exact and a token depends on its row and its draw alone.
 #pragma once
 
-#include "base/cuda.h"
+#include "base/cuda_early.h"
 #include "model/sampler.h"
 
 namespace xpyd {
@@ -22,6 +22,6 @@ struct CudaSampleArgs {
 size_t cuda_sample_workspace(int max_n);
 
 // Total, like sample(): +infinity is the largest float; 0 where nothing is above -infinity.
-void cuda_sample(const CudaSampleArgs& args, cuda::Stream& stream);
+void cuda_sample(const CudaSampleArgs& args, const cuda::On& on);
 
 }  // namespace xpyd

@@ -7,7 +7,7 @@
 
 #include "attention/kv_row.h"
 #include "base/random.h"
-#include "model/gemm_cuda.h"
+#include "model/gemv_cuda.h"
 #include "model/ops_cuda.h"
 #include "model/sampler.h"
 #include "model/sampler_cuda.h"
@@ -501,8 +501,8 @@ TEST_CASE("cuda sampler: a row's token does not depend on the blocks that it is 
   constexpr float kLast = 0x1.fffffep-1f;
   const Draw just_p{.temperature = 1, .top_p = 0.7f, .uniform = kLast};
   // Llama 3's vocabulary, which takes the most blocks, and one for every number of them.
-  for (auto [vocab, slicings] : {std::pair(128256, std::vector{1, 0}),
-                                 std::pair(9001, std::vector{1, 2, 3, 7, 16})}) {
+  for (auto [vocab, slicings] :
+       {std::pair(128256, std::vector{1, 0}), std::pair(9001, std::vector{1, 2, 3, 7, 16})}) {
     // Eight values: the cut falls among thousands of equals, and these among all slices.
     std::vector<float> x(static_cast<size_t>(vocab));
     for (float& value : x) value = float(int(random.uniform() * 8)) / 4;
@@ -546,8 +546,9 @@ TEST_CASE("cuda sampler: a row's token does not depend on the blocks that it is 
       CHECK(double(rows[size_t(i)].uniform) >= place.begin - 1e-6);
       CHECK(double(rows[size_t(i)].uniform) <= place.end + 1e-6);
       // The last that top-k keeps: a count, so exact.
-      if (i == 1) CHECK(std::none_of(want.begin() + first[1] + 1, want.end(),
-                                     [](const Interval& w) { return w.end > w.begin; }));
+      if (i == 1)
+        CHECK(std::none_of(want.begin() + first[1] + 1, want.end(),
+                           [](const Interval& w) { return w.end > w.begin; }));
     }
   }
 }
@@ -604,6 +605,66 @@ TEST_CASE("cuda gemm: every element against double, and a row's bits for every M
       }
     }
   CHECK(gemm.describe().find("37 x 50") != std::string::npos);
+}
+
+TEST_CASE("cuda gemv: every element against double, and a row's bits for every M",
+          "[cuda][model][gemm]") {
+  cuda::Stream stream;
+  Random random(10);
+  // Columns beyond a block of 16, K beyond a stage of 128 and beyond the ring of six of them.
+  for (Dtype y_dtype : {Dtype::f32, Dtype::bf16})
+    for (auto [n, k] : {std::pair(48, 128), std::pair(37, 904), std::pair(5, 8)}) {
+      CAPTURE(dtype_name(y_dtype), n, k);
+      const int k_stride = k + 8, y_stride = n + 3;
+      const auto w = random_floats(size_t(n * k_stride), random, Dtype::bf16),
+                 x = random_floats(size_t(kGemvRows * k_stride), random, Dtype::bf16);
+      cuda::Memory on_w = floats_to_card(w, Dtype::bf16, stream),
+                   on_x = floats_to_card(x, Dtype::bf16, stream);
+      CudaGemmArgs args{.x = on_x.data(),
+                        .w = {on_w.data(), n, k, k_stride},
+                        .x_dtype = Dtype::bf16,
+                        .y_dtype = y_dtype,
+                        .m = kGemvRows,
+                        .x_stride = k_stride,
+                        .y_stride = y_stride};
+      REQUIRE(cuda_gemv_takes(args));
+      std::vector<float> whole;
+      for (int m : {kGemvRows, 0, 1, 2, 7, 8, 9}) {
+        CAPTURE(m);
+        const size_t size = size_t(kGemvRows * y_stride);
+        cuda::Memory y = floats_to_card(std::vector<float>(size, -7), y_dtype, stream);
+        args.y = y.data();
+        args.m = m;
+        cuda_gemv(args, stream);
+        const auto got = floats_from_card(y.data(), size, y_dtype, stream);
+        if (m == kGemvRows) whole = got;
+        for (int i = 0; i < kGemvRows; ++i)
+          for (int j = 0; j < y_stride; ++j) {
+            const float value = got[size_t(i * y_stride + j)];
+            if (i >= m || j >= n) {
+              REQUIRE(value == -7);
+              continue;
+            }
+            REQUIRE(std::memcmp(&value, &whole[size_t(i * y_stride + j)], 4) == 0);
+            if (m != kGemvRows) continue;
+            double want = 0, terms = 0;
+            for (int t = 0; t < k; ++t) {
+              const double term =
+                  double(x[size_t(i * k_stride + t)]) * double(w[size_t(j * k_stride + t)]);
+              want += term;
+              terms += std::fabs(term);
+            }
+            // Hardware truncates every group of 16 at 2^-24 of its largest.
+            REQUIRE(near(value, want, k * 2 * kU * terms + roundoff(y_dtype) * std::fabs(want)));
+          }
+      }
+    }
+  CudaGemmArgs more{.w = {nullptr, 8, 64, 64}, .x_dtype = Dtype::bf16, .m = 17, .x_stride = 64};
+  CHECK_FALSE(cuda_gemv_takes(more));
+  more.m = 16;
+  CHECK(cuda_gemv_takes(more));
+  more.w.k = 60;
+  CHECK_FALSE(cuda_gemv_takes(more));
 }
 
 }  // namespace

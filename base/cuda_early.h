@@ -1,0 +1,65 @@
+// Programmatic dependent launch (sm_90): a kernel starts while the one before it on the stream
+// ends. Its blocks are placed, its constants read, and then wait_for_previous() holds them until
+// all that came before is done and visible; a boundary between two kernels costs that much less.
+//
+// A kernel that is launched early calls wait_for_previous() in every thread, before it touches
+// memory that any earlier work wrote or may still read. Since all of them do, a kernel that is done
+// means that all before it are, and what is two launches back needs no thought. let_next_start()
+// says that the next one may take the room that is left; what it writes is not awaited by that,
+// only the end of the kernel is. Both do nothing where nothing was launched early, below sm_90 and
+// on the interpreter.
+//
+// Captured graphs take such launches as programmatic edges between two kernels (CUDA Programming
+// Guide, "Programmatic Dependent Launch", use in graphs); behind a copy an edge stays a whole one.
+#pragma once
+
+#include "base/cuda.h"
+
+namespace xpyd::cuda {
+
+// A stream, and whether kernels may start early on it. A stream alone: not.
+struct On {
+  On(Stream& s, bool may_start_early = false) : stream(s), early(may_start_early) {}
+  Stream& stream;
+  bool early;
+};
+
+void launch_early_kernel(const void* kernel, const char* name, const Shape& shape, void** args,
+                         Stream& stream);
+
+// launch(), of a kernel that calls wait_for_previous().
+template <class... P, class... A>
+void launch(void (*kernel)(P...), const char* name, const Shape& shape, const On& on, A&&... args) {
+#ifndef XPYD_SIMT
+  if (on.early) {
+    std::tuple<std::decay_t<P>...> values(static_cast<std::decay_t<P>>(args)...);
+    std::apply(
+        [&](auto&... value) {
+          void* addresses[] = {&value...};
+          launch_early_kernel(reinterpret_cast<const void*>(kernel), name, shape, addresses,
+                              on.stream);
+        },
+        values);
+    return;
+  }
+#endif
+  launch(kernel, name, shape, on.stream, std::forward<A>(args)...);
+}
+
+#ifdef XPYD_SIMT
+inline void wait_for_previous() {}
+inline void let_next_start() {}
+#else
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\n");
+#endif
+}
+#endif
+
+}  // namespace xpyd::cuda
