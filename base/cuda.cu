@@ -183,52 +183,35 @@ void fill(void* destination, int byte, size_t bytes, Stream& stream) {
   CUDA_DO(cudaMemsetAsync(destination, byte, bytes, stream.handle()));
 }
 
-namespace {
-
-// Shared memory beyond what every kernel may have must be asked for, once.
-void allow_shared(const void* kernel, const char* name, const Shape& shape) {
-  if (shape.shared_bytes <= (48 << 10)) return;
-  static std::mutex mutex;
-  static std::map<const void*, size_t> allowed;
-  std::lock_guard lock(mutex);
-  if (size_t& bytes = allowed[kernel]; bytes < shape.shared_bytes) {
-    bytes = shape.shared_bytes;
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)),
-          name);
-    // Such a kernel streams through shared memory: it takes what an SM has of it, so that as many
-    // blocks as fit are there; L1 gets the rest.
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                               cudaSharedmemCarveoutMaxShared),
-          name);
+void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args,
+                   const On& on) {
+  if (shape.shared_bytes >
+      (48 << 10)) {  // beyond what every kernel may have it must be asked for, once
+    static std::mutex mutex;
+    static std::map<const void*, size_t> allowed;
+    std::lock_guard lock(mutex);
+    if (size_t& bytes = allowed[kernel]; bytes < shape.shared_bytes) {
+      bytes = shape.shared_bytes;
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)),
+            name);
+      // Such a kernel streams through shared memory: it takes what an SM has of it, so that as many
+      // blocks as fit are there; L1 gets the rest.
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared),
+            name);
+    }
   }
+  static const bool can = attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+  cudaLaunchAttribute serialization{};
+  serialization.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  serialization.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{shape.grid,         shape.block,    shape.shared_bytes,
+                            on.stream.handle(), &serialization, on.early && can};
+  check(cudaLaunchKernelExC(&config, kernel, args), name);
 }
-
-}  // namespace
-
 void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args,
                    Stream& stream) {
-  allow_shared(kernel, name, shape);
-  check(
-      cudaLaunchKernel(kernel, shape.grid, shape.block, args, shape.shared_bytes, stream.handle()),
-      name);
-}
-
-void launch_early_kernel(const void* kernel, const char* name, const Shape& shape, void** args,
-                         Stream& stream) {
-  static const bool can = attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
-  if (!can) return launch_kernel(kernel, name, shape, args, stream);
-  allow_shared(kernel, name, shape);
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = shape.grid;
-  config.blockDim = shape.block;
-  config.dynamicSmemBytes = shape.shared_bytes;
-  config.stream = stream.handle();
-  config.attrs = &early;
-  config.numAttrs = 1;
-  check(cudaLaunchKernelExC(&config, kernel, args), name);
+  launch_kernel(kernel, name, shape, args, On(stream));
 }
 
 }  // namespace xpyd::cuda

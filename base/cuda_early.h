@@ -24,26 +24,21 @@ struct On {
   bool early;
 };
 
-void launch_early_kernel(const void* kernel, const char* name, const Shape& shape, void** args,
-                         Stream& stream);
+void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args,
+                   const On& on);
 
 // launch(), of a kernel that calls wait_for_previous().
 template <class... P, class... A>
 void launch(void (*kernel)(P...), const char* name, const Shape& shape, const On& on, A&&... args) {
-#ifndef XPYD_SIMT
-  if (on.early) {
-    std::tuple<std::decay_t<P>...> values(static_cast<std::decay_t<P>>(args)...);
-    std::apply(
-        [&](auto&... value) {
-          void* addresses[] = {&value...};
-          launch_early_kernel(reinterpret_cast<const void*>(kernel), name, shape, addresses,
-                              on.stream);
-        },
-        values);
-    return;
-  }
-#endif
+#ifdef XPYD_SIMT
   launch(kernel, name, shape, on.stream, std::forward<A>(args)...);
+#else
+  auto pass = [&](auto... value) {
+    void* addresses[] = {&value...};
+    launch_kernel(reinterpret_cast<const void*>(kernel), name, shape, addresses, on);
+  };
+  pass(static_cast<std::decay_t<P> >(args)...);
+#endif
 }
 
 #ifdef XPYD_SIMT
@@ -61,5 +56,11 @@ __device__ inline void let_next_start() {
 #endif
 }
 #endif
+
+// Where there is nothing to do before.
+__device__ inline void begin_after_previous() {
+  let_next_start();
+  wait_for_previous();
+}
 
 }  // namespace xpyd::cuda

@@ -47,12 +47,6 @@ int row_threads(int width) {
 }
 size_t row_shared() { return cuda::shared_bytes<float>(kWarp); }
 
-// Nothing here has work that could come before.
-__device__ inline void begin_after_previous() {
-  cuda::let_next_start();
-  cuda::wait_for_previous();
-}
-
 // Every thread gets the sum over the block: lanes in a butterfly, then warps in ascending order.
 __device__ inline float block_sum(float x, Shared<float> warps) {
   x = cuda::warp_sum(x);
@@ -82,7 +76,7 @@ __device__ inline void write_normed(const float* x, const float* weight, float s
 
 template <class T, int W>
 __global__ void embed_kernel(CudaEmbedArgs a) {
-  begin_after_previous();
+  cuda::begin_after_previous();
   Carver carver;
   Shared<float> warps = carver.take<float>(kWarp);
   const size_t row = blockIdx.x;
@@ -108,7 +102,7 @@ __global__ void embed_kernel(CudaEmbedArgs a) {
 
 template <class T, int W>
 __global__ void add_norm_kernel(CudaAddNormArgs a) {
-  begin_after_previous();
+  cuda::begin_after_previous();
   Carver carver;
   Shared<float> warps = carver.take<float>(kWarp);
   const size_t row = blockIdx.x;
@@ -170,7 +164,7 @@ __device__ inline void write_codes(Dtype dtype, const float (&low)[kMaxPairs],
 // One warp per head of a token; a lane holds pairs (j, j + half) of dimensions.
 template <class T>
 __global__ void turn_kernel(const __grid_constant__ CudaTurnArgs a) {
-  begin_after_previous();
+  cuda::begin_after_previous();
   const int lane = int(threadIdx.x) % kWarp, token = int(blockIdx.x);
   const int head = int(blockIdx.y) * kHeadWarps + int(threadIdx.x) / kWarp;
   const int d = a.layout.shape.head_dim, half = d / 2, n_kv = a.layout.shape.n_kv_heads;
@@ -239,7 +233,7 @@ __global__ void turn_kernel(const __grid_constant__ CudaTurnArgs a) {
 
 template <class T, int W>
 __global__ void swiglu_kernel(CudaSwigluArgs a) {
-  begin_after_previous();
+  cuda::begin_after_previous();
   const int j = int(blockIdx.y * blockDim.x + threadIdx.x) * W;
   if (j >= a.width) return;
   T* row = static_cast<T*>(a.gate_up) + size_t(blockIdx.x) * size_t(a.stride);
@@ -259,7 +253,7 @@ __global__ void swiglu_kernel(CudaSwigluArgs a) {
 
 template <class Word>
 __global__ void gather_kernel(const void* from, const int32_t* rows, size_t words, void* to) {
-  begin_after_previous();
+  cuda::begin_after_previous();
   const Word* source = static_cast<const Word*>(from) + size_t(rows[blockIdx.x]) * words;
   Word* destination = static_cast<Word*>(to) + size_t(blockIdx.x) * words;
   for (size_t j = threadIdx.x; j < words; j += blockDim.x) destination[j] = source[j];

@@ -43,23 +43,22 @@ struct Cut {
   int ties;
 };
 
-// What the rounds say to each other of one row. Between samplings digits and blocks_done are 0.
+// What the rounds say to each other of one row. Between samplings best, nans, digits and
+// blocks_done are 0.
 struct RowState {
+  Mass best;  // of the slices' logits above -infinity: the key, then the lower id
   Mass digits[kDigits];
-  Mass sums[kMaxSlices];     // of the slices' tokens above the cut
-  float values[kMaxSlices];  // the slices' best logits
-  int ids[kMaxSlices];       // the best one's id; in the last round the number of ties
-  int nans[kMaxSlices];
-  Mass target, above;  // of the cut that is sought: its mass, and what lies above `prefix`
-  float peak;
-  uint32_t prefix;  // of the cut's key, as far as it is known
+  Mass sums[kMaxSlices];  // of the slices' tokens above the cut
+  int ties[kMaxSlices];   // the slices' tokens at the cut
+  Mass target, above;     // of the cut that is sought: its mass, and what lies above `prefix`
+  uint32_t prefix;        // of the cut's key, as far as it is known
   Cut cut;
+  float peak;
+  int nans;
   unsigned blocks_done;
 };
 
 struct Scratch {
-  Shared<float> values;    // [kMaxWarps]
-  Shared<int> ids;         // [kMaxWarps]
   Shared<Mass> masses;     // [kMaxWarps]
   Shared<uint32_t> parts;  // [2, kDigits, kCopies]: low words, high words
   Shared<Mass> digits;     // [kDigits]
@@ -67,8 +66,6 @@ struct Scratch {
 
   __device__ Scratch() {
     Carver carver;
-    values = carver.take<float>(kMaxWarps);
-    ids = carver.take<int>(kMaxWarps);
     masses = carver.take<Mass>(kMaxWarps);
     parts = carver.take<uint32_t>(2 * kDigits * kCopies);
     digits = carver.take<Mass>(kDigits);
@@ -84,8 +81,7 @@ struct Scratch {
   }
 };
 size_t scratch_bytes() {
-  return cuda::shared_bytes<float>(kMaxWarps) + cuda::shared_bytes<int>(kMaxWarps) +
-         cuda::shared_bytes<Mass>(kMaxWarps) + cuda::shared_bytes<uint32_t>(2 * kDigits * kCopies) +
+  return cuda::shared_bytes<Mass>(kMaxWarps) + cuda::shared_bytes<uint32_t>(2 * kDigits * kCopies) +
          cuda::shared_bytes<Mass>(kDigits) + cuda::shared_bytes<int>(1);
 }
 
@@ -124,10 +120,6 @@ __device__ inline Row row_of(const CudaSampleArgs& a, const RowState& state, con
 }
 __device__ inline bool draws(const Draw& how, float peak) {
   return how.temperature > 0 && how.top_k != 1 && peak > -INFINITY;
-}
-
-__device__ inline bool better(float value, int id, float than, int than_id) {
-  return value > than || (value == than && id < than_id);
 }
 
 // Whether this block is its row's last of the round; then it sees what the others wrote.
@@ -188,53 +180,32 @@ __device__ inline int walk(Range left, const Scratch& s, Weight weight, Mass tar
 // The highest logit and the lowest id that has it (-infinity, 0 where there is none), and the NaN.
 __global__ void top_round(CudaSampleArgs a, RowState* states) {
   Scratch s;
-  cuda::let_next_start();
-  cuda::wait_for_previous();
+  cuda::begin_after_previous();
   RowState& state = states[blockIdx.y];
   const Row row = row_of(a, state, {});
   const Range slice = row.slice(int(blockIdx.x), int(gridDim.x));
-  int nans = 0, id = 0;
-  float value = -INFINITY;
+  int nans = 0;
+  Mass best = 0;
   for (int i = slice.begin + int(threadIdx.x); i < slice.end; i += int(blockDim.x)) {
     nans += row.x[i] != row.x[i];
-    const float x = row.logit(i);
-    if (x > value) value = x, id = i;  // ids ascend
+    if (row.logit(i) > -INFINITY) best = max(best, Mass(row.key(i)) << 32 | (kAll - unsigned(i)));
   }
-  auto take = [&](float other, int other_id) {
-    if (other > -INFINITY && (value == -INFINITY || better(other, other_id, value, id)))
-      value = other, id = other_id;
-  };
   for (int step = kWarp / 2; step > 0; step /= 2) {
-    const float other = __shfl_xor_sync(kAll, value, step);
-    const int other_id = __shfl_xor_sync(kAll, id, step);
-    take(other, other_id);
+    best = max(best, __shfl_xor_sync(kAll, best, step));
+    nans += __shfl_xor_sync(kAll, nans, step);
   }
   if (threadIdx.x % kWarp == 0) {
-    s.values[int(threadIdx.x / kWarp)] = value;
-    s.ids[int(threadIdx.x / kWarp)] = id;
-  }
-  nans = int(block_sum(Mass(nans), s));
-  if (threadIdx.x == 0) {
-    for (int w = 1; w < int(blockDim.x / kWarp); ++w) {
-      const float other = s.values[w];
-      const int other_id = s.ids[w];
-      take(other, other_id);
-    }
-    state.values[blockIdx.x] = value;
-    state.ids[blockIdx.x] = id;
-    state.nans[blockIdx.x] = nans;
+    atomicMax(&state.best, best);
+    if (nans > 0) atomicAdd(&state.nans, nans);
   }
   if (!is_last(state, s) || threadIdx.x != 0) return;
-  value = -INFINITY;
-  id = nans = 0;
-  for (unsigned i = 0; i < gridDim.x; ++i) {
-    take(__ldcg(&state.values[i]), __ldcg(&state.ids[i]));
-    nans += __ldcg(&state.nans[i]);
-  }
-  state.peak = value;
+  best = __ldcg(&state.best);
+  state.peak = best > 0 ? of_key(uint32_t(best >> 32)) : -INFINITY;
   state.cut = {0, 0};
-  a.tokens[blockIdx.y] = id;
-  a.nans[blockIdx.y] = nans;
+  a.tokens[blockIdx.y] = best > 0 ? int(kAll - uint32_t(best)) : 0;
+  a.nans[blockIdx.y] = __ldcg(&state.nans);
+  state.best = 0;
+  state.nans = 0;
 }
 
 // One more digit, that at `shift`, of the key at which the heaviest tokens reach the target: of
@@ -242,8 +213,7 @@ __global__ void top_round(CudaSampleArgs a, RowState* states) {
 // the new cut.
 __global__ void digit_round(CudaSampleArgs a, RowState* states, bool by_mass, int shift) {
   Scratch s;
-  cuda::let_next_start();
-  cuda::wait_for_previous();
+  cuda::begin_after_previous();
   RowState& state = states[blockIdx.y];
   const Draw how = a.rows[blockIdx.y];
   const Row row = row_of(a, state, how);
@@ -314,8 +284,7 @@ __global__ void digit_round(CudaSampleArgs a, RowState* states, bool by_mass, in
 // The token at which the running sum over the ids that are left passes the draw.
 __global__ void draw_round(CudaSampleArgs a, RowState* states) {
   Scratch s;
-  cuda::let_next_start();
-  cuda::wait_for_previous();
+  cuda::begin_after_previous();
   RowState& state = states[blockIdx.y];
   const Draw how = a.rows[blockIdx.y];
   Row row = row_of(a, state, how);
@@ -331,7 +300,7 @@ __global__ void draw_round(CudaSampleArgs a, RowState* states) {
   n_ties = block_sum(n_ties, s);
   if (threadIdx.x == 0) {
     state.sums[blockIdx.x] = sum;
-    state.ids[blockIdx.x] = int(n_ties);
+    state.ties[blockIdx.x] = int(n_ties);
   }
   if (!is_last(state, s)) return;
 
@@ -339,7 +308,7 @@ __global__ void draw_round(CudaSampleArgs a, RowState* states) {
   int left = row.cut.ties,
       here = 0;  // ties that are kept: of the slices from `at` on, of slice `at`
   auto kept_in = [&](int slice) {
-    const int there = __ldcg(&state.ids[slice]);
+    const int there = __ldcg(&state.ties[slice]);
     here = left < there ? left : there;
     return __ldcg(&state.sums[slice]) + Mass(here) * each;
   };
