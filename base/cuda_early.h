@@ -1,16 +1,9 @@
 // Programmatic dependent launch (sm_90): a kernel starts while the one before it on the stream
-// ends. Its blocks are placed, its constants read, and then wait_for_previous() holds them until
-// all that came before is done and visible; a boundary between two kernels costs that much less.
-//
-// A kernel that is launched early calls wait_for_previous() in every thread, before it touches
-// memory that any earlier work wrote or may still read. Since all of them do, a kernel that is done
-// means that all before it are, and what is two launches back needs no thought. let_next_start()
-// says that the next one may take the room that is left; what it writes is not awaited by that,
-// only the end of the kernel is. Both do nothing where nothing was launched early, below sm_90 and
-// on the interpreter.
-//
-// Captured graphs take such launches as programmatic edges between two kernels (CUDA Programming
-// Guide, "Programmatic Dependent Launch", use in graphs); behind a copy an edge stays a whole one.
+// ends; wait_for_previous() holds it until all that came before is done and visible. Every thread
+// calls it before it touches memory that earlier work writes or reads, so that a kernel that is
+// done means that all before it are. let_next_start() lets the next one take the room that is left.
+// Both do nothing where nothing was launched early, below sm_90 and on the interpreter. In captured
+// graphs these are programmatic edges (CUDA Programming Guide, "Programmatic Dependent Launch").
 #pragma once
 
 #include "base/cuda.h"

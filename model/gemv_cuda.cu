@@ -1,7 +1,6 @@
 // A block is one warp with 16 rows of W: its products are the 16 rows of an mma, x's rows the 8
-// columns. Nothing is split, so a warp's chain of mma, about 33 clocks each, is what bounds it from
-// below: 4 KB of W per 8 of them. W goes through shared memory in a ring that is deep enough for
-// two warps on an SM to keep 40 KB under way, as with the 4,096 outputs of an o_proj.
+// columns. W goes through shared memory in a ring that is deep enough for two warps on an SM to
+// keep 40 KB under way, as with the 4,096 outputs of an o_proj.
 #include "base/cuda_kernel.h"
 #include "model/gemv_cuda.h"
 

@@ -1,9 +1,7 @@
 // y = x W^T for up to 16 rows of bf16, limited by reading W: a candidate of gemm_cuda.cu beside
 // cuBLASLt's, which is taken where its rows have the same bits.
-//
-// One addition order: that of a tensor-core product whose K is not split, one accumulator per
-// element and k ascending by 16. On sm_90 mma.m16n8k16 and wgmma add 16 products and the
-// accumulator alike (model/README.md), so that this is the order of large products, too.
+// One addition order: one accumulator per element and k ascending by 16, as in large products whose
+// K is not split (model/README.md).
 #pragma once
 
 #include "base/cuda_early.h"
