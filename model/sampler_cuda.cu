@@ -1,6 +1,6 @@
 // Filters are one cut in the order (logit, then lower id): top-k and top-p each find where it lies
-// by counting in a radix of the float's bits, as on the CPU; nothing is sorted or stored. A round is
-// a launch: several blocks look at a slice of the row each, and the row's last to finish puts them
+// by counting in a radix of the float's bits, as on the CPU; nothing is sorted. A round is a
+// launch: several blocks look at a slice of the row each, and the row's last to finish puts them
 // together and says what the next round seeks. All sums are whole numbers, so that neither the
 // slices nor the order in which blocks finish changes a bit.
 #include <algorithm>
