@@ -1,4 +1,4 @@
-// FlashAttention-3 (Shah et al. 2024) for Hopper: one warp only starts copies, two or three
+// FlashAttention-3 (Shah et al. 2024) for Hopper: two warps only start copies, two or three
 // warpgroups only compute, 64 query rows each. What it teaches:
 //   §3.1  Warps are specialised. The copy engine fetches whole boxes of K and V into a ring of two
 //         stages, which mbarriers hand back and forth; no thread spends instructions or registers
@@ -39,13 +39,13 @@ struct Plan {
                 65536 / kThreads / 8 * 8 * kThreads);
   static constexpr size_t kSharedBytes = shared_bytes<bf16>(kRows * kDim) +
                                          2 * kStages * shared_bytes<bf16>(kTile * kDim) +
-                                         shared_bytes<uint64_t>(4 * kStages + 1);
+                                         shared_bytes<uint64_t>(4 * kStages + 2);
 };
 
 // The mbarriers. `full`: a stage's copies are there; `free`: all warps that compute are done with
-// it.
+// it; `landed`: one for each warp that copies.
 constexpr int kFullKeys = 0, kFullValues = kStages, kFreeKeys = 2 * kStages,
-              kFreeValues = 3 * kStages, kLanded = 4 * kStages, kBarriers = 4 * kStages + 1;
+              kFreeValues = 3 * kStages, kLanded = 4 * kStages, kBarriers = 4 * kStages + 2;
 // Barriers of some warps, by id: a warpgroup's own, and its turn.
 constexpr int kOwnBarrier = 1, kTurnBarrier = 4;
 
@@ -60,8 +60,10 @@ struct PoolMatrix {
   int box_rows;  // tokens
 };
 
-// What the copying warp works on. Its registers are few: one tile's code is compiled twice.
+// What a copying warp works on: the first has K, the second V, so that small boxes, which start one
+// after the other, start in two rows. Its registers are few: one tile's code is compiled twice.
 struct Copying {
+  int v;                   // 0: K, 1: V
   const std::byte* bytes;  // the pool's
   const PoolMatrix& pool;
   const TensorMap& map;
@@ -86,14 +88,13 @@ struct Box {
     copies = first < boxed;
     seen = copies && begin + first < c.readable.end && begin + first + rows > c.readable.begin;
   }
-  // Where its keys are; its values are pool.kv.value on.
   __device__ __forceinline__ uint32_t find(const Copying& c, int tile) const {
-    return seen ? c.pool.kv.row(c.table, 0, tile * kTile + first, c.kv_head) : 0;
+    return seen ? c.pool.kv.row(c.table, c.v, tile * kTile + first, c.kv_head) : 0;
   }
 };
 
-// One tile, the i-th, K and V, by a warp. Lane i starts box i, whose keys are at `kv_row`. Tile `v`
-// (0: K, 1: V) of stage `stage` is `tiles`[v][stage].
+// K or V of one tile, the i-th, by a warp. Lane i starts box i, which is at `kv_row`. Tile `v` of
+// stage `stage` is `tiles`[v][stage].
 //
 // kWhole: the sequence has all the tile's tokens. Otherwise it ends there, and contiguous memory
 // may have no pages behind (vAttention): `map` has small boxes, and the last tokens come as words.
@@ -103,50 +104,45 @@ __device__ __forceinline__ void copy_tile(const Copying& c, int tile, int i, uin
   using P = Plan<kDim>;
   int lane = int(threadIdx.x) % 32, half = lane % P::kHalves, begin = tile * kTile;
   const auto [first, box_rows, boxed, copies, seen] = Box<kDim, kWhole>(c, tile);
-#pragma unroll(kWhole ? 2 : 1)
-  for (int v = 0; v < 2; ++v) {
-    // A box without readable tokens lies outside of the matrix, which gives zeros.
-    int row = c.pool.rows, column = 0;
-    if (seen) {
-      uint32_t at_row = kv_row + (v ? c.pool.kv.value : 0);
-      row = int(at_row / c.pool.kv.token);
-      column = int(at_row % c.pool.kv.token) * kDim + half * kBoxColumns;
-    }
-    int at = (v * kStages + i % kStages) * kTile * kDim;
-    int full = (v ? kFullValues : kFullKeys) + i % kStages;
-    // By this warp, after the boxes.
-    bool touched = !kWhole || (v && (begin < c.readable.begin || begin + kTile > c.readable.end));
-    int lands = touched ? kLanded : full;
-    mbarrier_wait(c.barriers, (v ? kFreeValues : kFreeKeys) + i % kStages, (i / kStages + 1) % 2);
-    if (lane == 0) mbarrier_expect(c.barriers, lands, boxed * kDim * 2);
-    __syncwarp();
-    if (copies)
-      copy_box(c.tiles, at + (half * kTile + first) * kBoxColumns, c.map, column, row, c.barriers,
-               lands);
-    if (!touched) continue;
-    // At most two tiles of a block, the first and the last: V that nobody may read becomes zeros.
-    mbarrier_wait(c.barriers, kLanded, n_landed++ % 2);
-#pragma unroll 1
-    for (int j = lane; j < kTile * kDim / 8; j += 32) {  // pieces of 16 bytes, 8 per half row
-      int t = j / 8 % kTile, piece = j % 8;
-      bool readable = begin + t >= c.readable.begin && begin + t < c.readable.end;
-      if (kWhole ? readable : t < boxed && (readable || !v)) continue;
-      uint4 x = make_uint4(0, 0, 0, 0);
-      if (!kWhole && readable) {
-        size_t from = size_t(c.pool.kv.row(c.table, v, begin + t, c.kv_head)) * kDim +
-                      size_t(j / (8 * kTile) * kBoxColumns + piece * 8);
-        x = *reinterpret_cast<const uint4*>(c.bytes + from * sizeof(bf16));
-      }
-      store_16(c.tiles, at + j / 8 * kBoxColumns + (piece ^ (j / 8 % 8)) * 8, x);
-    }
-    fence_proxy_async();
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(c.barriers, full);
+  // A box without readable tokens lies outside of the matrix, which gives zeros.
+  int row = c.pool.rows, column = 0;
+  if (seen) {
+    row = int(kv_row / c.pool.kv.token);
+    column = int(kv_row % c.pool.kv.token) * kDim + half * kBoxColumns;
   }
+  int at = (c.v * kStages + i % kStages) * kTile * kDim;
+  int full = (c.v ? kFullValues : kFullKeys) + i % kStages;
+  // By this warp, after the boxes.
+  bool touched = !kWhole || (c.v && (begin < c.readable.begin || begin + kTile > c.readable.end));
+  int lands = touched ? kLanded + c.v : full;
+  mbarrier_wait(c.barriers, (c.v ? kFreeValues : kFreeKeys) + i % kStages, (i / kStages + 1) % 2);
+  if (lane == 0) mbarrier_expect(c.barriers, lands, boxed * kDim * 2);
+  __syncwarp();
+  if (copies)
+    copy_box(c.tiles, at + (half * kTile + first) * kBoxColumns, c.map, column, row, c.barriers,
+             lands);
+  if (!touched) return;
+  // At most two tiles of a block, the first and the last: V that nobody may read becomes zeros.
+  mbarrier_wait(c.barriers, lands, n_landed++ % 2);
+#pragma unroll 1
+  for (int j = lane; j < kTile * kDim / 8; j += 32) {  // pieces of 16 bytes, 8 per half row
+    int t = j / 8 % kTile, piece = j % 8;
+    bool readable = begin + t >= c.readable.begin && begin + t < c.readable.end;
+    if (kWhole ? readable : t < boxed && (readable || !c.v)) continue;
+    uint4 x = make_uint4(0, 0, 0, 0);
+    if (!kWhole && readable) {
+      size_t from = size_t(c.pool.kv.row(c.table, c.v, begin + t, c.kv_head)) * kDim +
+                    size_t(j / (8 * kTile) * kBoxColumns + piece * 8);
+      x = *reinterpret_cast<const uint4*>(c.bytes + from * sizeof(bf16));
+    }
+    store_16(c.tiles, at + j / 8 * kBoxColumns + (piece ^ (j / 8 % 8)) * 8, x);
+  }
+  fence_proxy_async();
+  __syncwarp();
+  if (lane == 0) mbarrier_arrive(c.barriers, full);
 }
 
-// The copying warp: tile after tile, as fast as stages become free. `small`: the map of small
-// boxes.
+// A copying warp: tile after tile, as fast as stages become free. `small`: the map of small boxes.
 template <int kDim>
 __device__ inline void copy_tiles(Copying c, const TensorMap& small) {
   int tile = c.readable.begin / kTile, i = 0, n_landed = 0;
@@ -159,9 +155,9 @@ __device__ inline void copy_tiles(Copying c, const TensorMap& small) {
     copy_tile<kDim, true>(c, tile, i, now, n_landed);
   }
   if (tile < end)
-    copy_tile<kDim, false>(
-        {c.bytes, c.pool, small, c.table, c.kv_head, c.readable, c.length, c.tiles, c.barriers},
-        tile, i, Box<kDim, false>(c, tile).find(c, tile), n_landed);
+    copy_tile<kDim, false>({c.v, c.bytes, c.pool, small, c.table, c.kv_head, c.readable, c.length,
+                            c.tiles, c.barriers},
+                           tile, i, Box<kDim, false>(c, tile).find(c, tile), n_landed);
 }
 
 // 64 rows of a computing warpgroup, as wgmma lays them on its threads: a thread has parts of rows
@@ -294,15 +290,15 @@ __global__ void __launch_bounds__(Plan<kDim>::kThreads, 1)
   int thread = int(threadIdx.x);
   if (thread == 0) {
     for (int i = 0; i < kBarriers; ++i)
-      mbarrier_init(barriers, i, i < kFreeKeys || i == kLanded ? 1 : 4 * P::kGroups);
+      mbarrier_init(barriers, i, i < kFreeKeys || i >= kLanded ? 1 : 4 * P::kGroups);
     mbarrier_init_done();
   }
   __syncthreads();
 
   if (thread < kGroupThreads) {
     set_max_registers<P::kCopyRegisters, false>();
-    if (thread < 32)
-      copy_tiles<kDim>({args.pool, pool, map, table_of(step, seq), kv_head, readable,
+    if (thread < 64)
+      copy_tiles<kDim>({thread / 32, args.pool, pool, map, table_of(step, seq), kv_head, readable,
                         step.contiguous ? step.kv_lengths[seq] : kEveryBlock, tiles, barriers},
                        small);
     return;

@@ -4,6 +4,7 @@
 
 #include "base/cuda.h"
 #include "base/cuda_capture.h"
+#include "base/cuda_early.h"
 
 namespace xpyd::cuda {
 namespace {
@@ -183,7 +184,7 @@ void fill(void* destination, int byte, size_t bytes, Stream& stream) {
 }
 
 void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args,
-                   Stream& stream) {
+                   const On& on) {
   if (shape.shared_bytes >
       (48 << 10)) {  // beyond what every kernel may have it must be asked for, once
     static std::mutex mutex;
@@ -200,9 +201,17 @@ void launch_kernel(const void* kernel, const char* name, const Shape& shape, voi
             name);
     }
   }
-  check(
-      cudaLaunchKernel(kernel, shape.grid, shape.block, args, shape.shared_bytes, stream.handle()),
-      name);
+  static const bool can = attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+  cudaLaunchAttribute serialization{};
+  serialization.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  serialization.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{shape.grid,         shape.block,    shape.shared_bytes,
+                            on.stream.handle(), &serialization, on.early && can};
+  check(cudaLaunchKernelExC(&config, kernel, args), name);
+}
+void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args,
+                   Stream& stream) {
+  launch_kernel(kernel, name, shape, args, On(stream));
 }
 
 }  // namespace xpyd::cuda

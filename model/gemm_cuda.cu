@@ -23,6 +23,7 @@
 #include "base/cuda_split.h"
 #include "base/row_hash.h"
 #include "model/gemm_cuda.h"
+#include "model/gemv_cuda.h"
 
 #define XPYD_CUBLAS(call)                                                           \
   do {                                                                              \
@@ -36,10 +37,13 @@ namespace {
 constexpr size_t kWorkspace = size_t(32) << 20;    // NVIDIA's advice for sm_90
 constexpr size_t kCheckBytes = size_t(512) << 20;  // of x or of y: bounds the rows that are checked
 constexpr int kCandidates = 16;
-constexpr int kOrders = 8;  // that are followed
-constexpr int kTimed = 4;   // candidates of one order and size
+constexpr int kOrders = 8;        // that are followed
+constexpr int kTimed = 4;         // candidates of one order and size
 constexpr int kKnownRows = 256;   // that every size of M is compared by, at least
 constexpr int kExactRows = 1024;  // that are compared in f32, at most
+// Of other orders, bf16 keeps all but some 5 of 10^4 sums as they were (K of 2,048), and all but
+// 1 of 10^4 at K of 128: as many outputs show one for certain.
+constexpr size_t kTellingSums = size_t(1) << 18;
 // The order is sought among these sizes' candidates, and over all sizes up to the last, whatever is
 // asked for: instances that take larger and smaller steps add alike.
 constexpr int kSeeds[] = {1, 16, 128, 1024};
@@ -90,7 +94,14 @@ bool splits_k(const cublasLtMatmulAlgo_t& algo) {
          *reduction != CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
-std::string name_of(const cublasLtMatmulAlgo_t& algo) {
+struct Algo {
+  cublasLtMatmulAlgo_t value;
+  bool own = false;  // model/gemv_cuda.h, not the library's
+};
+
+std::string name_of(const Algo& chosen) {
+  if (chosen.own) return "gemv";
+  const cublasLtMatmulAlgo_t& algo = chosen.value;
   auto number = [](auto value) { return value ? std::to_string(*value) : std::string("?"); };
   return "algorithm " + number(config_value<int32_t>(algo, CUBLASLT_ALGO_CONFIG_ID)) + " tile " +
          number(config_value<uint32_t>(algo, CUBLASLT_ALGO_CONFIG_TILE_ID)) + " stages " +
@@ -99,10 +110,6 @@ std::string name_of(const cublasLtMatmulAlgo_t& algo) {
          number(config_value<uint32_t>(algo, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING)) + " option " +
          number(config_value<uint32_t>(algo, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION));
 }
-
-struct Algo {  // a struct with a name, for containers
-  cublasLtMatmulAlgo_t value;
-};
 
 int bucket_of(int m) { return std::bit_width(unsigned(m - 1)); }  // m <= 1 << bucket
 
@@ -279,13 +286,19 @@ class Trial {
 }  // namespace
 
 struct CudaGemm::Impl {
-  Impl(cuda::Stream& s, bool one) : stream(s), one_order(one) {}
+  Impl(cuda::Stream& s, bool one, bool start_early)
+      : stream(s), one_order(one), early(start_early) {}
   ~Impl() {
     if (handle) cublasLtDestroy(handle);
   }
   Status open();  // before anything else; again and again
 
   cublasStatus_t multiply(Product& p, const Algo& algo, const CudaGemmArgs& a) {
+    if (algo.own) {
+      if (!cuda_gemv_takes(a)) return CUBLAS_STATUS_NOT_SUPPORTED;
+      cuda_gemv(a, {stream, early});
+      return CUBLAS_STATUS_SUCCESS;
+    }
     Layouts layouts(a, a.m);
     const float one = 1, zero = 0;
     return cublasLtMatmul(handle, &p.operation, &one, a.w.data, &layouts.w, a.x, &layouts.x, &zero,
@@ -296,9 +309,13 @@ struct CudaGemm::Impl {
   // Eligible algorithms for M, best first by cuBLASLt's estimate for that many SMs (0: the card).
   // The heuristics are asked for those that do not split K; should they know none by that name, for
   // all, and splits_k() decides.
+  // First of all, for few rows, what is not the library's.
   std::vector<Algo> candidates(const Product& p, int m, int sms) {
     std::vector<Algo> eligible = offered(p, m, sms, one_order);
     if (eligible.empty() && one_order) eligible = offered(p, m, sms, false);
+    CudaGemmArgs few = p.like;
+    few.m = m;
+    if (sms == 0 && cuda_gemv_takes(few)) eligible.insert(eligible.begin(), {{}, true});
     return eligible;
   }
   static cublasLtMatmulDescOpaque_t operation(Dtype x_dtype, int sms) {
@@ -345,7 +362,7 @@ struct CudaGemm::Impl {
   Status choose(Product& p, int max_m);
 
   cuda::Stream& stream;
-  const bool one_order;
+  const bool one_order, early;
   cublasLtHandle_t handle = nullptr;
   int n_sms = 0;  // that the stream may take; 0: all
   cuda::Memory workspace;
@@ -426,8 +443,14 @@ Status CudaGemm::Impl::choose(Product& p, int max_m) {
             return !full(o) && some.rows.size() <= o.bits.rows.size() && o.bits.agrees(some);
           };
         };
-        // Most wrong ones show in the first rows.
+        // Most wrong ones show in the first rows. Ours is nobody's relative: where f32 bits cannot
+        // be compared, it takes a multitude of sums to tell.
         const Algo& algo = tried[size_t(i)];
+        const bool few_sums = size_t(kKnownRows) * size_t(like.w.n) < kTellingSums;
+        if (algo.own && like.y_dtype != Dtype::f32 && few_sums &&
+            std::any_of(orders.begin(), orders.end(),
+                        [](const Order& o) { return o.bits.exact.empty(); }))
+          continue;
         if (std::none_of(orders.begin(), orders.end(), fits(trial.run(algo, most, false))))
           continue;
         const Hashes whole = trial.run(algo, most), part = trial.run(algo, least);
@@ -467,7 +490,7 @@ Status CudaGemm::Impl::choose(Product& p, int max_m) {
                      [](const auto& a, const auto& b) { return a.first < b.first; });
     std::vector<Algo>& chosen = p.chosen.emplace_back();
     for (const auto& [seconds, algo] : timed) chosen.push_back(*algo);
-    const std::string name = name_of(chosen[0].value);
+    const std::string name = name_of(chosen[0]);
     if (name != last) p.notes += " M <= " + std::to_string(1 << bucket) + ": " + name + ";";
     last = name;
   }
@@ -475,7 +498,8 @@ Status CudaGemm::Impl::choose(Product& p, int max_m) {
   return ok();
 }
 
-CudaGemm::CudaGemm(cuda::Stream& stream, bool one_order) : impl_(new Impl(stream, one_order)) {}
+CudaGemm::CudaGemm(const cuda::On& on, bool one_order)
+    : impl_(new Impl(on.stream, one_order, on.early)) {}
 CudaGemm::~CudaGemm() = default;
 
 Status CudaGemm::prepare(const CudaGemmArgs& like, int max_m) {

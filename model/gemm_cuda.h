@@ -1,5 +1,6 @@
-// y = x W^T on CUDA: cuBLASLt where there is a GPU (model/gemm_cuda.cu), plain loops where the
-// interpreter stands in for one (tests/simt/gemm_simt.cc). A bias belongs to the operation that
+// y = x W^T on CUDA: cuBLASLt, and a kernel of ours for few rows (gemv_cuda.h), where there is a
+// GPU (model/gemm_cuda.cu), plain loops where the interpreter stands in for one
+// (tests/simt/gemm_simt.cc). A bias belongs to the operation that
 // follows, which adds it in f32 before anything is rounded.
 //
 // One addition order: the bits of y[m, :] depend on x[m, :] and W, not on M or the
@@ -14,7 +15,7 @@
 #include <memory>
 #include <string>
 
-#include "base/cuda.h"
+#include "base/cuda_early.h"
 #include "base/dtype.h"
 #include "model/weights_cuda.h"
 
@@ -36,7 +37,7 @@ class CudaGemm {
   // it.
   // one_order = false lets every size of M have the fastest algorithm there is, whatever the bits:
   // for measuring what the promise above costs.
-  explicit CudaGemm(cuda::Stream& stream, bool one_order = true);
+  explicit CudaGemm(const cuda::On& on, bool one_order = true);
   ~CudaGemm();
   // Chooses for products like this one (matrix shape, strides, dtypes) with m up to max_m, and
   // checks, unless this process has done so before (one_order); waits, and uses device memory that

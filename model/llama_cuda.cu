@@ -44,7 +44,8 @@ class CudaLlama final : public CudaModel {
         hidden_stride_(rounded(c_.hidden, 8)),
         qkv_stride_(rounded(q_width_ + 2 * kv_width_, 8)),
         gate_up_stride_(rounded(2 * c_.intermediate, 8)),
-        gemm_(stream) {
+        on_(stream, options.early_start),
+        gemm_(on_) {
     XPYD_CHECK(options_.max_step_tokens > 0 && options_.max_seqs > 0 && options_.max_logits >= 0);
     if (options_.max_kv_length == 0) options_.max_kv_length = c_.max_position;
     if (options_.max_table_entries == 0) options_.max_table_entries = options_.max_kv_length;
@@ -95,6 +96,7 @@ class CudaLlama final : public CudaModel {
   CudaModelOptions options_;
   const int q_width_, kv_width_;  // elements of one token's q, and of its k or v
   const int hidden_stride_, qkv_stride_, gate_up_stride_;  // elements: rows begin at 16 bytes
+  const cuda::On on_;                                      // for all but attention and copies
   CudaGemm gemm_;
   const CudaAttentionVariant *prefill_ = nullptr,
                              *decode_ = nullptr;  // chosen when the first KV is seen
@@ -113,6 +115,7 @@ class CudaLlama final : public CudaModel {
   // What the last step chose: row hashes [max_logits], tokens and NaN counts, [max_logits] each.
   uint64_t* hashes_ = nullptr;
   int32_t *sampled_ = nullptr, *nans_ = nullptr;
+  void* sampling_ = nullptr;  // between the sampler's rounds
   cuda::Memory pinned_logits_;
   cuda::Event logits_done_;
   // Steps between begin() and end(); step i of all uses place i % 2.
@@ -151,7 +154,8 @@ Status CudaLlama::allocate() {
                workspace =
                    part(sizeof(float) * cuda_attention_workspace(StepPlanner::max_splits(options_),
                                                                  c_.n_heads, c_.head_dim)),
-               chosen = part(n_logits * kChosenBytes);
+               chosen = part(n_logits * kChosenBytes),
+               sampling = part(cuda_sample_workspace(options_.max_logits));
   const size_t max_ints = StepPlanner::max_ints(options_);
   const size_t arrays = part(max_ints * sizeof(int32_t));
   Result<cuda::Memory> scratch = cuda::Memory::device(total);
@@ -176,6 +180,7 @@ Status CudaLlama::allocate() {
   hashes_ = reinterpret_cast<uint64_t*>(base + chosen);
   sampled_ = reinterpret_cast<int32_t*>(hashes_ + n_logits);
   nans_ = sampled_ + n_logits;
+  sampling_ = base + sampling;
   planner_.allocate(options_, c_.window_from_layer == 0 ? c_.sliding_window : 0,
                     reinterpret_cast<int32_t*>(base + arrays), max_ints);
   if (n_logits > 0) {
@@ -259,7 +264,7 @@ void CudaLlama::add_norm(float* x, const float* bias, const float* norm, int n) 
                  .n = n,
                  .width = c_.hidden,
                  .stride = hidden_stride_},
-                stream_);
+                on_);
 }
 
 void CudaLlama::attend(int layer, const Plan& plan, const AttentionParts& parts, const void* q) {
@@ -297,7 +302,7 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
               .eps = eps,
               .n = plan.n,
               .stride = hidden_stride_},
-             stream_);
+             on_);
   float* x = x_;
   const void* q = q_;
   int n = plan.n;
@@ -319,13 +324,13 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
                       .layout = plan.layout,
                       .step = plan.all,
                       .layer = i},
-                     stream_);
+                     on_);
     if (observer) observer->layer_done(i);
     if (last && plan.n_logits == 0) return;
     if (last && plan.wanted) {
       n = plan.n_wanted;
-      cuda_gather_rows(x_, plan.wanted, n, size_t(c_.hidden) * sizeof(float), x_wanted_, stream_);
-      cuda_gather_rows(q_, plan.wanted, n, size_t(q_width_) * dtype_bytes(dtype_), qkv_, stream_);
+      cuda_gather_rows(x_, plan.wanted, n, size_t(c_.hidden) * sizeof(float), x_wanted_, on_);
+      cuda_gather_rows(q_, plan.wanted, n, size_t(q_width_) * dtype_bytes(dtype_), qkv_, on_);
       x = x_wanted_;
       q = qkv_;
     }
@@ -339,7 +344,7 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
                  .n = n,
                  .width = c_.intermediate,
                  .stride = gate_up_stride_},
-                stream_);
+                on_);
     gemm(layer.down, gate_up_, gate_up_stride_, normed_, hidden_stride_, n, dtype_);
     add_norm(x, layer.down_bias, last ? nullptr : layers[size_t(i) + 1].attention_norm, n);
   }
@@ -352,7 +357,7 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
                  .n = plan.n_logits,
                  .width = c_.hidden,
                  .stride = hidden_stride_},
-                stream_);
+                on_);
   gemm(weights_->lm_head, normed_, hidden_stride_, logits_, c_.vocab, plan.n_logits, Dtype::f32);
 }
 
@@ -414,13 +419,17 @@ void CudaLlama::begin(const StepInput& step, std::span<const Draw> draws) {
   Begun& begun = steps_[size_t(begun_++) % steps_.size()];
   begun.n = n_previous_ = int(step.logit_rows.size());
   if (begun.n > 0) {
+    auto any = [&](auto asks) { return std::any_of(draws.begin(), draws.end(), asks); };
     cuda_sample({.logits = logits_,
-                 .rows = on_card,
+                 .rows = any([](const Draw& d) { return d.temperature > 0; }) ? on_card : nullptr,
+                 .any_top_k = any([](const Draw& d) { return d.top_k > 0; }),
+                 .any_top_p = any([](const Draw& d) { return d.top_p < 1; }),
+                 .workspace = sampling_,
                  .tokens = sampled_,
                  .nans = nans_,
                  .n = begun.n,
                  .vocab = c_.vocab},
-                stream_);
+                on_);
     hash_rows(logits_, begun.n, c_.vocab, hashes_, stream_);
     cuda::copy(begun.pinned.data(), hashes_, size_t(options_.max_logits) * kChosenBytes, stream_);
   }
@@ -444,7 +453,7 @@ std::string CudaLlama::describe() const {
            (decode_ ? decode_->name : options_.decode_attention.c_str()) + "\n";
   lines += "graphs: " +
            (options_.graphs ? std::to_string(counts_.captures) + " captured" : std::string("off")) +
-           "\n";
+           (options_.early_start ? ", kernels start early\n" : "\n");
   return lines;
 }
 

@@ -76,6 +76,7 @@ __device__ inline void write_normed(const float* x, const float* weight, float s
 
 template <class T, int W>
 __global__ void embed_kernel(CudaEmbedArgs a) {
+  cuda::begin_after_previous();
   Carver carver;
   Shared<float> warps = carver.take<float>(kWarp);
   const size_t row = blockIdx.x;
@@ -101,6 +102,7 @@ __global__ void embed_kernel(CudaEmbedArgs a) {
 
 template <class T, int W>
 __global__ void add_norm_kernel(CudaAddNormArgs a) {
+  cuda::begin_after_previous();
   Carver carver;
   Shared<float> warps = carver.take<float>(kWarp);
   const size_t row = blockIdx.x;
@@ -162,6 +164,7 @@ __device__ inline void write_codes(Dtype dtype, const float (&low)[kMaxPairs],
 // One warp per head of a token; a lane holds pairs (j, j + half) of dimensions.
 template <class T>
 __global__ void turn_kernel(const __grid_constant__ CudaTurnArgs a) {
+  cuda::begin_after_previous();
   const int lane = int(threadIdx.x) % kWarp, token = int(blockIdx.x);
   const int head = int(blockIdx.y) * kHeadWarps + int(threadIdx.x) / kWarp;
   const int d = a.layout.shape.head_dim, half = d / 2, n_kv = a.layout.shape.n_kv_heads;
@@ -230,6 +233,7 @@ __global__ void turn_kernel(const __grid_constant__ CudaTurnArgs a) {
 
 template <class T, int W>
 __global__ void swiglu_kernel(CudaSwigluArgs a) {
+  cuda::begin_after_previous();
   const int j = int(blockIdx.y * blockDim.x + threadIdx.x) * W;
   if (j >= a.width) return;
   T* row = static_cast<T*>(a.gate_up) + size_t(blockIdx.x) * size_t(a.stride);
@@ -249,6 +253,7 @@ __global__ void swiglu_kernel(CudaSwigluArgs a) {
 
 template <class Word>
 __global__ void gather_kernel(const void* from, const int32_t* rows, size_t words, void* to) {
+  cuda::begin_after_previous();
   const Word* source = static_cast<const Word*>(from) + size_t(rows[blockIdx.x]) * words;
   Word* destination = static_cast<Word*>(to) + size_t(blockIdx.x) * words;
   for (size_t j = threadIdx.x; j < words; j += blockDim.x) destination[j] = source[j];
@@ -260,17 +265,17 @@ void check_dtype(Dtype dtype) {
 
 }  // namespace
 
-void cuda_embed(const CudaEmbedArgs& a, cuda::Stream& stream) {
+void cuda_embed(const CudaEmbedArgs& a, const cuda::On& on) {
   check_dtype(a.dtype);
   const Shape shape{dim3(unsigned(a.n)), dim3(unsigned(row_threads(a.table.k))), row_shared()};
   const bool wide = a.table.k % kWide == 0 && a.table.stride % kWide == 0 && a.stride % kWide == 0;
   auto* kernel = a.dtype == Dtype::f32
                      ? (wide ? embed_kernel<float, kWide> : embed_kernel<float, 1>)
                      : (wide ? embed_kernel<bf16, kWide> : embed_kernel<bf16, 1>);
-  cuda::launch(kernel, "embed", shape, stream, a);
+  cuda::launch(kernel, "embed", shape, on, a);
 }
 
-void cuda_add_norm(const CudaAddNormArgs& a, cuda::Stream& stream) {
+void cuda_add_norm(const CudaAddNormArgs& a, const cuda::On& on) {
   check_dtype(a.dtype);
   XPYD_CHECK(!(a.rows && a.delta));
   if (a.n == 0) return;
@@ -279,10 +284,10 @@ void cuda_add_norm(const CudaAddNormArgs& a, cuda::Stream& stream) {
   auto* kernel = a.dtype == Dtype::f32
                      ? (wide ? add_norm_kernel<float, kWide> : add_norm_kernel<float, 1>)
                      : (wide ? add_norm_kernel<bf16, kWide> : add_norm_kernel<bf16, 1>);
-  cuda::launch(kernel, "add_norm", shape, stream, a);
+  cuda::launch(kernel, "add_norm", shape, on, a);
 }
 
-void cuda_turn_append(const CudaTurnArgs& a, cuda::Stream& stream) {
+void cuda_turn_append(const CudaTurnArgs& a, const cuda::On& on) {
   check_dtype(a.dtype);
   const KvShape& kv = a.layout.shape;
   if (!kv.quantised()) check_dtype(kv.dtype);
@@ -294,10 +299,10 @@ void cuda_turn_append(const CudaTurnArgs& a, cuda::Stream& stream) {
       dim3(unsigned(a.step.n_tokens), unsigned((heads + kHeadWarps - 1) / kHeadWarps)),
       dim3(kHeadWarps * kWarp)};
   cuda::launch(a.dtype == Dtype::f32 ? turn_kernel<float> : turn_kernel<bf16>, "turn_append", shape,
-               stream, a);
+               on, a);
 }
 
-void cuda_swiglu(const CudaSwigluArgs& a, cuda::Stream& stream) {
+void cuda_swiglu(const CudaSwigluArgs& a, const cuda::On& on) {
   check_dtype(a.dtype);
   if (a.n == 0) return;
   const bool wide = a.width % kWide == 0 && a.stride % kWide == 0;
@@ -307,18 +312,18 @@ void cuda_swiglu(const CudaSwigluArgs& a, cuda::Stream& stream) {
   auto* kernel = a.dtype == Dtype::f32
                      ? (wide ? swiglu_kernel<float, kWide> : swiglu_kernel<float, 1>)
                      : (wide ? swiglu_kernel<bf16, kWide> : swiglu_kernel<bf16, 1>);
-  cuda::launch(kernel, "swiglu", shape, stream, a);
+  cuda::launch(kernel, "swiglu", shape, on, a);
 }
 
 void cuda_gather_rows(const void* from, const int32_t* rows, int n, size_t bytes, void* to,
-                      cuda::Stream& stream) {
+                      const cuda::On& on) {
   XPYD_CHECK(bytes % 2 == 0, std::to_string(bytes));
   if (n == 0) return;
   const bool wide = bytes % 16 == 0;
   const size_t words = bytes / (wide ? 16 : 2);
   const Shape shape{dim3(unsigned(n)),
                     dim3(unsigned(row_threads(int(4 * std::min<size_t>(words, 256)))))};
-  cuda::launch(wide ? gather_kernel<uint4> : gather_kernel<uint16_t>, "gather_rows", shape, stream,
+  cuda::launch(wide ? gather_kernel<uint4> : gather_kernel<uint16_t>, "gather_rows", shape, on,
                from, rows, words, to);
 }
 

@@ -11,7 +11,7 @@
 #pragma once
 
 #include "attention/attention_cuda.h"
-#include "base/cuda.h"
+#include "base/cuda_early.h"
 #include "model/weights_cuda.h"
 
 namespace xpyd {
@@ -28,7 +28,7 @@ struct CudaEmbedArgs {
   int n = 0, stride = 0;
 };
 // x = table rows; normed = RMSNorm(x) * norm
-void cuda_embed(const CudaEmbedArgs& args, cuda::Stream& stream);
+void cuda_embed(const CudaEmbedArgs& args, const cuda::On& on);
 
 struct CudaAddNormArgs {
   float* x = nullptr;           // [n, width]
@@ -43,7 +43,7 @@ struct CudaAddNormArgs {
   int n = 0, width = 0, stride = 0;
 };
 // x += delta + bias; normed = RMSNorm(x) * norm
-void cuda_add_norm(const CudaAddNormArgs& args, cuda::Stream& stream);
+void cuda_add_norm(const CudaAddNormArgs& args, const cuda::On& on);
 
 struct CudaTurnArgs {
   const void* qkv = nullptr;  // [n_tokens, stride], `dtype`: q heads, k heads, v heads
@@ -62,7 +62,7 @@ struct CudaTurnArgs {
 };
 // Bias, norm per head, RoPE and append in one reading of qkv: q to its own array, k and v to the
 // cache.
-void cuda_turn_append(const CudaTurnArgs& args, cuda::Stream& stream);
+void cuda_turn_append(const CudaTurnArgs& args, const cuda::On& on);
 
 struct CudaSwigluArgs {
   void* gate_up = nullptr;      // [n, stride], `dtype`: gate [width], then up [width]
@@ -71,11 +71,11 @@ struct CudaSwigluArgs {
   int n = 0, width = 0, stride = 0;
 };
 // gate = silu(gate) * up, in its place
-void cuda_swiglu(const CudaSwigluArgs& args, cuda::Stream& stream);
+void cuda_swiglu(const CudaSwigluArgs& args, const cuda::On& on);
 
 // to[i] = from[rows[i]], rows of `bytes` bytes (a multiple of 2), packed. from and to do not
 // overlap.
 void cuda_gather_rows(const void* from, const int32_t* rows, int n, size_t bytes, void* to,
-                      cuda::Stream& stream);
+                      const cuda::On& on);
 
 }  // namespace xpyd

@@ -80,7 +80,8 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(const BackendOptions& o) {
                          .max_table_entries = 1,
                          .prefill_attention = o.options.text("cuda-prefill-attention"),
                          .decode_attention = o.options.text("cuda-decode-attention"),
-                         .graphs = o.options.text("cuda-graphs") == "on"};
+                         .graphs = o.options.text("cuda-graphs") != "off",
+                         .early_start = o.options.text("cuda-graphs") == "early"};
   const int block_tokens =
       contiguous ? o.max_model_len
                  : scheme.block_tokens({.block_tokens = int(o.options.integer("block-tokens"))});

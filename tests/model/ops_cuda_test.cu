@@ -7,7 +7,7 @@
 
 #include "attention/kv_row.h"
 #include "base/random.h"
-#include "model/gemm_cuda.h"
+#include "model/gemv_cuda.h"
 #include "model/ops_cuda.h"
 #include "model/sampler.h"
 #include "model/sampler_cuda.h"
@@ -358,6 +358,12 @@ TEST_CASE("cuda ops: SwiGLU", "[cuda][model]") {
     }
 }
 
+cuda::Memory sample_workspace(int n, cuda::Stream& stream) {
+  cuda::Memory workspace = cuda::Memory::device(cuda_sample_workspace(n)).value();
+  cuda::fill(workspace.data(), 0, workspace.size(), stream);
+  return workspace;
+}
+
 TEST_CASE("cuda sampler: the greedy token is the host sampler's", "[cuda][model]") {
   cuda::Stream stream;
   Random random(6);
@@ -377,7 +383,12 @@ TEST_CASE("cuda sampler: the greedy token is the host sampler's", "[cuda][model]
     std::fill_n(row(8), vocab, 0.0f), row(8)[0] = -0.0f;
     cuda::Memory on_logits = to_card(logits, stream),
                  out = to_card(std::vector<int32_t>(size_t(2 * n), -1), stream);
+    // Alone in its block, and in slices of which some are empty or all NaN.
+    const int n_slices = vocab == 1000 ? 16 : vocab == 33 ? 7 : 0;
+    cuda::Memory workspace = sample_workspace(n, stream);
     cuda_sample({.logits = on_logits.as<float>(),
+                 .n_slices = n_slices,
+                 .workspace = workspace.data(),
                  .tokens = out.as<int32_t>(),
                  .nans = out.as<int32_t>() + n,
                  .n = n,
@@ -458,8 +469,10 @@ TEST_CASE("cuda sampler: draws fall where double precision puts them", "[cuda][m
       }
       cuda::Memory on_logits = to_card(logits, stream), on_rows = to_card(rows, stream),
                    out = to_card(std::vector<int32_t>(size_t(2 * n), -1), stream);
+      cuda::Memory workspace = sample_workspace(n, stream);
       cuda_sample({.logits = on_logits.as<float>(),
                    .rows = on_rows.as<Draw>(),
+                   .workspace = workspace.data(),
                    .tokens = out.as<int32_t>(),
                    .nans = out.as<int32_t>() + n,
                    .n = n,
@@ -479,6 +492,65 @@ TEST_CASE("cuda sampler: draws fall where double precision puts them", "[cuda][m
         CHECK(got[size_t(n) + i] == 0);
       }
     }
+}
+
+TEST_CASE("cuda sampler: a row's token does not depend on the blocks that it is cut into",
+          "[cuda][model]") {
+  cuda::Stream stream;
+  Random random(9);
+  constexpr float kLast = 0x1.fffffep-1f;
+  const Draw just_p{.temperature = 1, .top_p = 0.7f, .uniform = kLast};
+  // Llama 3's vocabulary, which takes the most blocks, and one for every number of them.
+  for (auto [vocab, slicings] :
+       {std::pair(128256, std::vector{1, 0}), std::pair(9001, std::vector{1, 2, 3, 7, 16})}) {
+    // Eight values: the cut falls among thousands of equals, and these among all slices.
+    std::vector<float> x(static_cast<size_t>(vocab));
+    for (float& value : x) value = float(int(random.uniform() * 8)) / 4;
+    std::vector<Draw> rows{just_p,
+                           {.temperature = 1, .top_k = vocab / 6, .uniform = kLast},
+                           {.temperature = 1, .top_k = vocab / 6, .top_p = 0.9f, .uniform = kLast},
+                           {.temperature = 0.5f, .top_p = 0.5f, .min_p = 0.2f, .uniform = 0.77f},
+                           {.temperature = 1, .uniform = 0.4f},
+                           {}};
+    const int n = int(rows.size());
+    std::vector<float> logits;
+    for (int i = 0; i < n; ++i) logits.insert(logits.end(), x.begin(), x.end());
+    cuda::Memory on_logits = to_card(logits, stream), on_rows = to_card(rows, stream),
+                 workspace = sample_workspace(n, stream);
+    std::vector<int32_t> first;
+    for (int n_slices : slicings) {
+      CAPTURE(vocab, n_slices);
+      cuda::Memory out = to_card(std::vector<int32_t>(size_t(2 * n), -1), stream);
+      cuda_sample({.logits = on_logits.as<float>(),
+                   .rows = on_rows.as<Draw>(),
+                   .n_slices = n_slices,
+                   .workspace = workspace.data(),  // as the call before left it
+                   .tokens = out.as<int32_t>(),
+                   .nans = out.as<int32_t>() + n,
+                   .n = n,
+                   .vocab = vocab},
+                  stream);
+      const auto got = from_card<int32_t>(out.data(), size_t(2 * n), stream);
+      if (first.empty()) first = got;
+      CHECK(got == first);
+    }
+    for (int i = 0; i < n; ++i) {
+      CAPTURE(vocab, i, first[size_t(i)]);
+      if (rows[size_t(i)].temperature == 0) {
+        CHECK(first[size_t(i)] == int(std::max_element(x.begin(), x.end()) - x.begin()));
+        continue;
+      }
+      const auto want = intervals(x, rows[size_t(i)]);
+      const Interval place = want[size_t(first[size_t(i)])];
+      CHECK(place.end > place.begin);
+      CHECK(double(rows[size_t(i)].uniform) >= place.begin - 1e-6);
+      CHECK(double(rows[size_t(i)].uniform) <= place.end + 1e-6);
+      // The last that top-k keeps: a count, so exact.
+      if (i == 1)
+        CHECK(std::none_of(want.begin() + first[1] + 1, want.end(),
+                           [](const Interval& w) { return w.end > w.begin; }));
+    }
+  }
 }
 
 TEST_CASE("cuda gemm: every element against double, and a row's bits for every M",
@@ -533,6 +605,66 @@ TEST_CASE("cuda gemm: every element against double, and a row's bits for every M
       }
     }
   CHECK(gemm.describe().find("37 x 50") != std::string::npos);
+}
+
+TEST_CASE("cuda gemv: every element against double, and a row's bits for every M",
+          "[cuda][model][gemm]") {
+  cuda::Stream stream;
+  Random random(10);
+  // Columns beyond a block of 16, K beyond a stage of 128 and beyond the ring of six of them.
+  for (Dtype y_dtype : {Dtype::f32, Dtype::bf16})
+    for (auto [n, k] : {std::pair(48, 128), std::pair(37, 904), std::pair(5, 8)}) {
+      CAPTURE(dtype_name(y_dtype), n, k);
+      const int k_stride = k + 8, y_stride = n + 3;
+      const auto w = random_floats(size_t(n * k_stride), random, Dtype::bf16),
+                 x = random_floats(size_t(kGemvRows * k_stride), random, Dtype::bf16);
+      cuda::Memory on_w = floats_to_card(w, Dtype::bf16, stream),
+                   on_x = floats_to_card(x, Dtype::bf16, stream);
+      CudaGemmArgs args{.x = on_x.data(),
+                        .w = {on_w.data(), n, k, k_stride},
+                        .x_dtype = Dtype::bf16,
+                        .y_dtype = y_dtype,
+                        .m = kGemvRows,
+                        .x_stride = k_stride,
+                        .y_stride = y_stride};
+      REQUIRE(cuda_gemv_takes(args));
+      std::vector<float> whole;
+      for (int m : {kGemvRows, 0, 1, 2, 7, 8, 9}) {
+        CAPTURE(m);
+        const size_t size = size_t(kGemvRows * y_stride);
+        cuda::Memory y = floats_to_card(std::vector<float>(size, -7), y_dtype, stream);
+        args.y = y.data();
+        args.m = m;
+        cuda_gemv(args, stream);
+        const auto got = floats_from_card(y.data(), size, y_dtype, stream);
+        if (m == kGemvRows) whole = got;
+        for (int i = 0; i < kGemvRows; ++i)
+          for (int j = 0; j < y_stride; ++j) {
+            const float value = got[size_t(i * y_stride + j)];
+            if (i >= m || j >= n) {
+              REQUIRE(value == -7);
+              continue;
+            }
+            REQUIRE(std::memcmp(&value, &whole[size_t(i * y_stride + j)], 4) == 0);
+            if (m != kGemvRows) continue;
+            double want = 0, terms = 0;
+            for (int t = 0; t < k; ++t) {
+              const double term =
+                  double(x[size_t(i * k_stride + t)]) * double(w[size_t(j * k_stride + t)]);
+              want += term;
+              terms += std::fabs(term);
+            }
+            // Hardware truncates every group of 16 at 2^-24 of its largest.
+            REQUIRE(near(value, want, k * 2 * kU * terms + roundoff(y_dtype) * std::fabs(want)));
+          }
+      }
+    }
+  CudaGemmArgs more{.w = {nullptr, 8, 64, 64}, .x_dtype = Dtype::bf16, .m = 17, .x_stride = 64};
+  CHECK_FALSE(cuda_gemv_takes(more));
+  more.m = 16;
+  CHECK(cuda_gemv_takes(more));
+  more.w.k = 60;
+  CHECK_FALSE(cuda_gemv_takes(more));
 }
 
 }  // namespace

@@ -64,13 +64,15 @@ using cublasLtHandle_t = void*;
 
 namespace simt::cublas {
 
-enum class Order { ascending, descending, halves };  // halves: of K, added last
+// halves: of K, added last; sixteens: exact sums of 16 products, as mma_m16n8k16 is interpreted
+enum class Order { ascending, descending, halves, sixteens };
 struct Algorithm {
   int id;
   Order order;
   int min_m, max_m;        // for which the heuristics name it
   int sm_target = 0;       // for which they do; 0: the whole card
   bool only_bf16 = false;  // has no f32 result
+  int least_m = 0;         // that it can run
 };
 inline std::vector<Algorithm> all;
 inline std::vector<int> broken;  // ids that cannot run now

@@ -6,7 +6,8 @@
 #include "tests/catch.h"
 #include "tests/model/cuda_fixture.h"
 
-// Its class is gemm_simt.cc's everywhere else.
+// Its class is gemm_simt.cc's everywhere else. Its kernel for few rows comes from the library of
+// tests.
 #define CudaGemm LibraryGemm
 #pragma GCC diagnostic ignored "-Wsubobject-linkage"  // one file
 #include "model/gemm_cuda.cu"
@@ -80,7 +81,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t
   using namespace xpyd;
   const cublas::Algorithm a = *cublas::find(algo->id);
   if (std::count(cublas::broken.begin(), cublas::broken.end(), a.id) ||
-      (a.only_bf16 && y_layout->dtype == CUDA_R_32F))
+      (a.only_bf16 && y_layout->dtype == CUDA_R_32F) || int(x_layout->columns) < a.least_m)
     return CUBLAS_STATUS_NOT_SUPPORTED;
   XPYD_CHECK(reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0);
   cublas::ran.push_back(a.id);
@@ -101,6 +102,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t
           for (int i = k; i-- > 0;) sum += term(i);
         if (a.order == cublas::Order::halves)
           for (int i = 0; i < k / 2; ++i) sum += term(i), second += term(k / 2 + i);
+        if (a.order == cublas::Order::sixteens)
+          for (int i = 0; i < k; i += 16) {
+            double exact = double(sum);
+            for (int j = i; j < std::min(i + 16, k); ++j) exact += double(term(j));
+            sum = float(exact);
+          }
         const size_t at = m * size_t(yl.stride) + n;
         if (yl.dtype == CUDA_R_32F)
           static_cast<float*>(y)[at] = sum + second;
@@ -212,6 +219,32 @@ TEST_CASE("cuda gemm: a part of the card has its own algorithms of the card's or
   cublas::broken = {first};
   CHECK(of_part.run(0, 5) == before);
   CHECK(of_part.chosen(5) == 4 - first);
+}
+
+TEST_CASE("cuda gemm: our kernel takes few rows where its bits are the order's, and only there",
+          "[cuda][model][gemm]") {
+  cuda::Stream stream;
+  // K ends in half a group of 16. What the library has cannot run fewer than 17 rows.
+  Choice c({{1, Order::sixteens, 1, 1 << 20, 0, false, 17}}, 56, stream);
+  REQUIRE(c.gemm.prepare(c.args, kMost).ok());
+  CHECK(c.gemm.describe().find("gemv") != std::string::npos);
+  const std::vector<float> whole = c.run(0, kMost);
+  for (int m : {1, 2, 7, 8, 9, 16, 17}) {
+    CAPTURE(m);
+    const int first = 300;
+    cublas::ran.clear();
+    const std::vector<float> some = c.run(first, m);
+    CHECK(cublas::ran.empty() == (m <= kGemvRows));
+    CHECK(std::memcmp(some.data(), whole.data() + first * kN, some.size() * 4) == 0);
+  }
+  // Of another order, or where so few sums of bf16 do not tell: nobody takes few rows.
+  for (auto [order, only_bf16, k] :
+       {std::tuple(Order::ascending, false, 40), std::tuple(Order::sixteens, true, 72)}) {
+    Choice other({{1, order, 1, 1 << 20, 0, only_bf16, 17}}, k, stream);
+    const Status refused = other.gemm.prepare(other.args, kMost);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().message.find("best: 0 of 11 sizes") != std::string::npos);
+  }
 }
 
 }  // namespace xpyd::testing

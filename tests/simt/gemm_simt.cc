@@ -47,7 +47,7 @@ struct CudaGemm::Impl {
   std::vector<std::pair<Like, int>> prepared;  // and the largest m
 };
 
-CudaGemm::CudaGemm(cuda::Stream& stream, bool) : impl_(new Impl{stream, {}}) {}
+CudaGemm::CudaGemm(const cuda::On& on, bool) : impl_(new Impl{on.stream, {}}) {}
 CudaGemm::~CudaGemm() = default;
 
 Status CudaGemm::prepare(const CudaGemmArgs& like, int max_m) {

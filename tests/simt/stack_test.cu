@@ -60,7 +60,7 @@ TEST_CASE("--device cuda: the CPU's tokens, however P and D share the card", "[s
       {},
       {"--topology", "1P1D"},
       {"--topology", "1P1D", "--transport", "handoff", "--gpu-split", "off", "--allocator",
-       "contiguous"},
+       "contiguous", "--cuda-graphs", "early"},
       {"--topology", "1P1D", "--gpu-split", "2", "--cuda-graphs", "off"},
       {"--topology", "1P1D", "--kv-layout", "token_major", "--cuda-decode-attention", "split_kv"}};
   for (std::vector<std::string> words : ways) {
