@@ -1,7 +1,6 @@
 #include "disagg/shard_plan.h"
 
 #include <algorithm>
-#include <set>
 
 #include "base/status.h"
 
@@ -41,39 +40,6 @@ ShardMap map_shards(const KvShards& source, const KvShards& destination, Replica
   return map;
 }
 
-ShardTraffic shard_traffic(const ShardMap& map, const KvShape& whole, KvOrder order,
-                           int block_tokens) {
-  ShardTraffic t;
-  std::set<std::pair<int, int>> edges;
-  std::vector<int64_t> sent(size_t(map.source.n_ranks()), 0);
-  for (const ShardMove& move : map.moves) {
-    const int tokens = token_part(block_tokens, move.part, move.parts).size();
-    if (tokens == 0) continue;
-    const int n_layers = move.rect.layers.size(), n_heads = move.rect.heads.size();
-    const int64_t bytes = int64_t(tokens) * n_layers * n_heads * 2 * int64_t(whole.row_bytes());
-    const KvRect from = map.source.rect(move.source_rank),
-                 to = map.destination.rect(move.destination_rank);
-    const bool all_heads = from.heads == move.rect.heads && to.heads == move.rect.heads;
-    const bool all_layers = from.layers == move.rect.layers && to.layers == move.rect.layers;
-    const int planes = 2 * n_layers;
-    if (!all_heads) {
-      t.messages += int64_t(planes) * tokens;
-    } else if (order == KvOrder::layer_major) {
-      t.messages += planes;
-    } else {
-      t.messages += all_layers ? 1 : tokens;
-    }
-    t.bytes += bytes;
-    sent[size_t(move.source_rank)] += bytes;
-    edges.insert({move.source_rank, move.destination_rank});
-  }
-  t.edges = int(edges.size());
-  t.unique_bytes = int64_t(block_tokens) * int64_t(whole.token_bytes());
-  t.most_sent_bytes = *std::max_element(sent.begin(), sent.end());
-  t.sources = int(std::count_if(sent.begin(), sent.end(), [](int64_t b) { return b > 0; }));
-  return t;
-}
-
 namespace {
 
 // f(move, its part of the region in the numbers of both ranks) for each move that has any.
@@ -84,8 +50,7 @@ void each_part(const ShardMap& map, const KvRegion& region, F&& f) {
                  to = map.destination.rect(move.destination_rank);
     const int layer_begin = std::max(region.layer_begin, move.rect.layers.begin);
     const int layer_end = std::min(region.layer_end, move.rect.layers.end);
-    const KvRange part =
-        token_part(region.token_end - region.token_begin, move.part, move.parts);
+    const KvRange part = token_part(region.token_end - region.token_begin, move.part, move.parts);
     if (layer_begin >= layer_end || part.size() <= 0) continue;
     f(move, KvRegion{.token_begin = region.token_begin + part.begin,
                      .token_end = region.token_begin + part.end,

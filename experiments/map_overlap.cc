@@ -30,7 +30,7 @@
 #include "base/random.h"
 #include "experiments/contestant.h"
 #include "experiments/experiment.h"
-#include "model/null_model.h"
+#include "experiments/null_model.h"
 
 namespace xpyd::experiments {
 namespace {

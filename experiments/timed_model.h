@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "experiments/null_model.h"
 #include "model/cost_model.h"
 #include "model/model.h"
-#include "model/null_model.h"
 
 namespace xpyd::experiments {
 

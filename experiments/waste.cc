@@ -29,7 +29,7 @@
 #include "base/random.h"
 #include "batch/engine.h"
 #include "experiments/lengths.h"
-#include "model/null_model.h"
+#include "experiments/null_model.h"
 
 namespace xpyd::experiments {
 namespace {

@@ -5,7 +5,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "batch/engine.h"
-#include "model/null_model.h"
+#include "experiments/null_model.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 

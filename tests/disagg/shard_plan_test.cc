@@ -8,6 +8,7 @@
 
 #include "base/memory.h"
 #include "base/random.h"
+#include "experiments/shard_traffic.h"
 #include "tests/catch.h"
 
 namespace xpyd {

@@ -1,4 +1,4 @@
-#include "model/null_model.h"
+#include "experiments/null_model.h"
 
 #include <algorithm>
 

@@ -1,12 +1,18 @@
-#include "model/null_model.h"
+// A model that computes nothing: for benches and tests of everything around a model.
+#pragma once
 
 #include <algorithm>
+#include <memory>
 
 #include "base/random.h"
+#include "model/model.h"
 
 namespace xpyd {
-namespace {
 
+// A Model of the shape of `config` that neither writes nor reads KV. The logits of a token are 0
+// but for one 1, at a place that follows from the token's id and position alone, so that a greedy
+// continuation is deterministic and does not depend on batching, chunking or the cache. The
+// observer is called for every layer. Nothing is allocated per step.
 class NullModel final : public Model {
  public:
   explicit NullModel(const ModelConfig& config) : config_(config) {}
@@ -34,9 +40,7 @@ class NullModel final : public Model {
   ModelConfig config_;
 };
 
-}  // namespace
-
-std::unique_ptr<Model> make_null_model(const ModelConfig& config) {
+inline std::unique_ptr<Model> make_null_model(const ModelConfig& config) {
   return std::make_unique<NullModel>(config);
 }
 

@@ -1,13 +1,15 @@
 // The rank table of the xPyD design that was built on NCCL groups (vLLM's `simple_connector` and
 // the blog notes about it), corrected: who is in which group, under which rank and port. xpyd
 // itself needs no groups (both sides plan from their shapes, shard_plan.h); the table is kept
-// because others wrote to it, and tests/disagg/rank_table_test.cc holds every printed mistake
+// because others wrote to it, and rank_table_test.cc holds every printed mistake
 // beside what is right.
 //
 // PS prefill instances of PTP ranks, DS decode instances of DTP ranks; PTP divides DTP. There are
 // PTP groups: P rank r of every P instance, and those ranks of every D instance that hold its
 // heads. `kv_rank` counts instances: P 0 .. PS-1, then D.
 #pragma once
+
+#include <string>
 
 #include "allocator/kv_shards.h"
 #include "base/status.h"
@@ -48,6 +50,18 @@ struct RankTable {
 };
 
 // The table has no row for other numbers: the message says which, and that shard_plan.h has.
-Status check_rank_table(const RankTable& table, int n_kv_heads);
+inline Status check_rank_table(const RankTable& t, int n_kv_heads) {
+  if (t.prefill_instances < 1 || t.decode_instances < 1 || t.prefill_tp < 1 || t.decode_tp < 1)
+    return invalid("rank table: expected at least one instance and one rank on each side");
+  if (t.decode_tp % t.prefill_tp != 0)
+    return invalid("rank table: decode tp " + std::to_string(t.decode_tp) +
+                   " is not a multiple of prefill tp " + std::to_string(t.prefill_tp) +
+                   ": the table has no rows for that, map_shards() has");
+  if (n_kv_heads % t.decode_tp != 0)
+    return invalid("rank table: decode tp " + std::to_string(t.decode_tp) + " does not divide " +
+                   std::to_string(n_kv_heads) +
+                   " kv heads: the table has no rows for that, map_shards() has");
+  return ok();
+}
 
 }  // namespace xpyd
