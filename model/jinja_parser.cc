@@ -1,114 +1,31 @@
 // Tokens -> tree: the grammar of Jinja's template designer documentation. What is not rendered here
 // (inheritance, includes, unknown operators, filters, tests and methods) is refused by name.
-
-#include <algorithm>
-#include <charconv>
-
-#include "model/jinja_eval.h"
+#include "model/jinja_parser.h"
 
 namespace xpyd::jinja {
 namespace {
 
-constexpr int kMaxHeight = 200;
-constexpr std::string_view kNoNames =
-    " caller cycler dict joiner kwargs lipsum self super varargs ";
 constexpr std::string_view kReserved = " true false none True False None loop ";
-constexpr std::string_view kLoop =
-    " index index0 revindex revindex0 first last length previtem nextitem ";
 
-// Loosest first; where nothing stands that joins two operands, -1.
-enum Power { kNone = -1, kOr, kAnd, kNot, kCompare, kSum, kConcat, kProduct, kRefused };
-constexpr std::pair<std::string_view, Power> kOperators[] = {
-    {"or", kOr},      {"and", kAnd},    {"==", kCompare}, {"!=", kCompare}, {"<", kCompare},
-    {"<=", kCompare}, {">", kCompare},  {">=", kCompare}, {"in", kCompare}, {"+", kSum},
-    {"-", kSum},      {"~", kConcat},   {"*", kProduct},  {"%", kProduct},  {"/", kRefused},
-    {"//", kRefused}, {"**", kRefused},
-};
-
-bool among(std::string_view words, const std::string& word) {
-  return words.find(" " + word + " ") != words.npos;
-}
-
-class Parser {
+class Parser : ExpressionParser {
  public:
-  explicit Parser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
-
+  using ExpressionParser::ExpressionParser;
   NodePtr run() { return block({}); }
 
  private:
-  using Token_ = Token::Kind;
   using Ends = std::initializer_list<std::string_view>;
-
-  // ---- tokens
-
-  const Token& now() const { return tokens_[at_]; }
-  const Token& next() const { return tokens_[std::min(at_ + 1, tokens_.size() - 1)]; }
-  std::string take() {
-    line_ = now().line;
-    return at_ + 1 < tokens_.size() ? tokens_[at_++].text : now().text;
-  }
-  bool skip(std::string_view word) {
-    const bool there = now().is(word);
-    if (there) take();
-    return there;
-  }
-  [[noreturn]] void fail(const std::string& why) const { throw Fault{why, now().line}; }
-  // Of the token taken last.
-  [[noreturn]] void refuse(const std::string& what) const {
-    throw Fault{what + " is not supported", line_};
-  }
-  [[noreturn]] void fail_expected(const std::string& what) const {
-    fail("expected " + what + ", found " +
-         (now().kind == Token_::text ? "a string" : "'" + now().text + "'"));
-  }
-  void expect(std::string_view word) {
-    if (!skip(word)) fail_expected("'" + std::string(word) + "'");
-  }
-  std::string name() {
-    if (now().kind != Token_::name) fail_expected("a name");
-    return take();
-  }
-
-  // ---- nodes
-
-  // On the line of the token taken last.
-  template <class... Kids>
-  NodePtr make(Kind kind, std::string name = "", Kids... kids) const {
-    auto node = std::make_unique<Node>(Node{kind, line_, std::move(name)});
-    (add(node, std::move(kids)), ...);
-    return node;
-  }
-  NodePtr constant(Value value) const {
-    auto node = make(Kind::constant);
-    node->value = std::move(value);
-    return node;
-  }
-  void add(const NodePtr& node, NodePtr kid) const {
-    if (kid) node->height = std::max(node->height, kid->height + 1);
-    if (node->height > kMaxHeight) throw Fault{"nested too deeply", node->line};
-    node->kids.push_back(std::move(kid));
-  }
-  struct Depth {
-    explicit Depth(Parser& p) : parser(p) {
-      if (++parser.depth_ > kMaxHeight) parser.fail("nested too deeply");
-    }
-    ~Depth() { --parser.depth_; }
-    Parser& parser;
-  };
-
-  // ---- statements
 
   // Up to a tag that is one of `ends`, whose name is the current token then.
   NodePtr block(Ends ends) {
     Depth depth(*this);
     for (NodePtr nodes = make(Kind::block);;) {
-      const Token_ kind = now().kind;
-      if (kind == Token_::end) {
+      const Token::Kind kind = now().kind;
+      if (kind == Token::Kind::end) {
         if (ends.size() == 0) return nodes;
         fail("expected {% " + std::string(*(ends.end() - 1)) + " %}, found the template's end");
       }
       std::string data = take();
-      if (kind == Token_::data) {
+      if (kind == Token::Kind::data) {
         add(nodes, make(Kind::output, "", constant(text_value({data}))));
       } else if (data == "{{") {
         add(nodes, make(Kind::output, "", expression()));
@@ -229,185 +146,7 @@ class Parser {
     return node;
   }
 
-  // ---- expressions
-
-  NodePtr expression() {
-    Depth depth(*this);
-    auto node = operation(kOr);
-    while (skip("if")) {
-      node = make(Kind::conditional, "", std::move(node));
-      add(node, operation(kOr));
-      add(node, skip("else") ? expression() : nullptr);
-    }
-    return node;
-  }
-
-  Power power_here() const {
-    if (now().is("not") && next().is("in")) return kCompare;
-    for (const auto& [text, power] : kOperators)
-      if (now().is(text)) return power;
-    return kNone;
-  }
-
-  // Of operators that bind at least as tightly as `least`.
-  NodePtr operation(int least) {
-    NodePtr left;
-    if (least <= kNot && skip("not")) {
-      Depth depth(*this);
-      left = make(Kind::not_);
-      add(left, operation(kNot));
-    } else {
-      left = unary(true);
-    }
-    bool compared = false;
-    for (Power power; (power = power_here()) >= least;) {
-      std::string op = take();
-      if (power == kRefused) refuse("the operator '" + op + "'");
-      if (std::exchange(compared, power == kCompare) && compared) refuse("a chain of comparisons");
-      if (op == "not") op += " " + take();
-      left = make(Kind::binary, op, std::move(left));
-      add(left, operation(power + 1));
-    }
-    return left;
-  }
-
-  NodePtr unary(bool with_filters) {
-    Depth depth(*this);
-    NodePtr node;
-    if (skip("-")) {
-      node = make(Kind::negative);
-      add(node, unary(false));
-    } else {
-      node = primary();
-    }
-    node = postfix(std::move(node));
-    while (with_filters && (now().is("|") || now().is("is")))
-      node = builtin(take() == "|" ? Kind::filter : Kind::test, std::move(node));
-    return node;
-  }
-
-  NodePtr primary() {
-    const Token_ kind = now().kind;
-    std::string text = now().text;
-    if (kind == Token_::integer) {
-      int64_t value = 0;
-      if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc())
-        fail("an integer beyond 64 bits");
-      take();
-      return constant(value);
-    }
-    if (skip("(")) return elements(Kind::tuple, ")");
-    if (skip("[")) return elements(Kind::list, "]");
-    if (skip("{")) return elements(Kind::dict, "}");
-    if (kind != Token_::name && kind != Token_::text) fail("unexpected '" + text + "'");
-    take();
-    if (kind == Token_::text) {
-      while (now().kind == Token_::text) text += take();
-      return constant(text_value({text}));
-    }
-    if (among(" true True false False ", text)) return constant(text == "true" || text == "True");
-    if (among(" none None ", text)) return constant(None());
-    if (among(kNoNames, text)) refuse("'" + text + "'");
-    return make(Kind::name, text);
-  }
-
-  // Calls each() for what stands between commas up to `closing`; whether a comma stood there.
-  template <class Each>
-  bool list(std::string_view closing, Each each) {
-    bool comma = false;
-    while (!skip(closing)) {
-      each();
-      if (!now().is(closing)) expect(","), comma = true;
-    }
-    return comma;
-  }
-
-  // One expression in round brackets is no tuple.
-  NodePtr elements(Kind kind, std::string_view closing) {
-    auto node = make(kind);
-    const bool comma = list(closing, [&] {
-      add(node, expression());
-      if (kind != Kind::dict) return;
-      expect(":");
-      add(node, expression());
-    });
-    const bool grouped = kind == Kind::tuple && node->kids.size() == 1 && !comma;
-    return grouped ? std::move(node->kids[0]) : std::move(node);
-  }
-
-  NodePtr postfix(NodePtr node) {
-    for (;;) {
-      if (skip(".")) {
-        auto whole = make(Kind::attribute, name());
-        if (now().is("(") && !is_method(whole->name)) refuse("the method ." + whole->name + "()");
-        if (node->name == "loop" && !among(kLoop, whole->name)) refuse("loop." + whole->name);
-        add(whole, std::move(node));
-        node = std::move(whole);
-      } else if (skip("[")) {
-        node = subscript(std::move(node));
-      } else if (skip("(")) {
-        node = make(Kind::call, "", std::move(node));
-        arguments(node);
-      } else {
-        return node;
-      }
-    }
-  }
-
-  NodePtr subscript(NodePtr object) {
-    auto node = make(Kind::item, "", std::move(object));
-    auto part = [&] { return now().is(":") || now().is("]") ? nullptr : expression(); };
-    add(node, part());
-    if (skip(":")) {
-      node->kind = Kind::slice;
-      add(node, part());
-      add(node, skip(":") ? part() : nullptr);
-    } else if (!node->kids[1]) {
-      fail("expected a subscript");
-    }
-    expect("]");
-    return node;
-  }
-
-  // Behind a bracket, onto a call, filter or test whose first kid is there.
-  void arguments(const NodePtr& node) {
-    list(")", [&] {
-      std::string how;
-      if (now().is("*")) {
-        how = take();
-      } else if (now().kind == Token_::name && next().is("=")) {
-        how = take();
-        if (node->builtin && !takes(*node->builtin, how))
-          refuse("the argument '" + how + "' of '" + node->name + "'");
-        take();
-      }
-      if (how.empty() && !node->names.empty() && !node->names.back().empty())
-        fail("a positional argument after a keyword");
-      node->names.push_back(how);
-      add(node, expression());
-    });
-  }
-
-  // A filter or test of its operand, which is null where a block's text goes.
-  NodePtr builtin(Kind kind, NodePtr operand) {
-    const bool is_test = kind == Kind::test, negated = is_test && skip("not");
-    auto node = make(kind, name(), std::move(operand));
-    node->builtin = is_test ? find_test(node->name) : find_filter(node->name);
-    if (!node->builtin) refuse((is_test ? "the test '" : "the filter '") + node->name + "'");
-    const Token& t = now();
-    if (skip("(")) {
-      arguments(node);
-    } else if (is_test && (t.kind == Token_::text || t.kind == Token_::integer || t.is("[") ||
-                           (t.kind == Token_::name && !among(" else or and is if ", t.text)))) {
-      node->names.push_back("");
-      add(node, postfix(primary()));
-    }
-    return negated ? make(Kind::not_, "", std::move(node)) : std::move(node);
-  }
-
-  const std::vector<Token> tokens_;
-  size_t at_ = 0;
-  int line_ = 1, depth_ = 0, loops_ = 0, scopes_ = 0;
+  int loops_ = 0, scopes_ = 0;
 };
 
 }  // namespace
