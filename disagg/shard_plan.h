@@ -36,17 +36,9 @@ struct ShardMap {
 ShardMap map_shards(const KvShards& source, const KvShards& destination,
                     ReplicaUse use = ReplicaUse::spread);
 
-struct ShardTransfer {
-  int source_rank = 0, destination_rank = 0;
-  TransferPlan plan;
-};
 // The copies of a region of one sequence (tokens; layers in numbers of the whole model; heads are
-// not looked at), one entry in `transfers` for each move that has any. source[r], destination[r]:
-// the sequence in the KV of rank r of either side.
-void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source,
-                           std::span<const KvView> destination, const KvRegion& region,
-                           std::vector<ShardTransfer>& transfers);
-// The same as one plan, for a wire that takes copies between any of the ranks' regions.
+// not looked at), between any of the ranks' regions. source[r], destination[r]: the sequence in the
+// KV of rank r of either side.
 void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source,
                            std::span<const KvView> destination, const KvRegion& region,
                            TransferPlan& plan);
