@@ -30,6 +30,7 @@
 #include "disagg/transport/shared_memory.h"
 #include "disagg/transport/wires.h"
 #include "experiments/bench/harness.h"
+#include "experiments/connect_and_wait.h"
 
 namespace xpyd {
 namespace {
