@@ -42,6 +42,7 @@ room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*
 LIB_SRC   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.cc),$(foreach r,$(ROOMS),$(call room_sources,$(r))))
 TEST_SRC  := $(filter-out $(if $(filter disagg,$(ROOMS)),,tests/tiny_model.cc),$(wildcard tests/*.cc)) $(foreach r,$(ROOMS) $(if $(filter server,$(ROOMS)),end_to_end issues),$(wildcard tests/$(r)/*.cc))
 BENCH_SRC := $(wildcard experiments/bench/*.cc)
+HARNESS   := $(BUILD)/experiments/bench/harness.o
 EXP_SRC   := $(wildcard experiments/*.cc)
 EXP_CU    := $(wildcard experiments/cuda/*.cu)
 EXP_PARTS := $(if $(filter server,$(ROOMS)),$(filter-out experiments/main.cc,$(EXP_SRC)))
@@ -308,17 +309,17 @@ $(LIB): $(call object,$(LIB_SRC)) $(CUDA_OBJ)
 	@rm -f $@ && $(AR) rcs $@ $^
 $(BIN): $(BUILD)/server/main.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
-$(BUILD)/xpyd_tests: $(call object,$(TEST_SRC) $(EXP_PARTS)) $(SIMT_OBJ) $(LIB)
+$(BUILD)/xpyd_tests: $(call object,$(TEST_SRC) $(EXP_PARTS)) $(HARNESS) $(SIMT_OBJ) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) -lboost_context -o $@
 GPU_TEST_SRC := $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
 cuda_object   = $(patsubst %.cu,$(BUILD)/cuda/%.o,$(1))
-$(BUILD)/xpyd_gpu_tests: $(call object,$(wildcard tests/*.cc) $(addprefix tests/disagg/transport_,side.cc test.cc)) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC)) $(LIB)
+$(BUILD)/xpyd_gpu_tests: $(call object,$(wildcard tests/*.cc) $(addprefix tests/disagg/transport_,side.cc test.cc)) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC)) $(HARNESS) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) $(CUDA_LIBS) -o $@
 $(BUILD)/tests/cute/oracle.o: tests/cute/oracle.cc tests/cute/oracle.h $(BUILD)/flags
 	@mkdir -p $(@D) && echo "  c++  $<" && $(CXX) -std=c++20 -O1 -w -I. $(CUTE_INC) -c $< -o $@
 $(BUILD)/xpyd_cute_tests: $(BUILD)/tests/main.o $(BUILD)/tests/cute/oracle.o $(BUILD)/simt/tests/cute/cute_test.o $(filter-out %_test.o $(BUILD)/simt/experiments/% $(BUILD)/simt/tests/end_to_end/%,$(SIMT_OBJ)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) -lboost_context -o $@
-$(BUILD)/xpyd_gpu_report: $(call cuda_object,$(GPU_SRC) experiments/gpu/main.cu) $(LIB)
+$(BUILD)/xpyd_gpu_report: $(call cuda_object,$(GPU_SRC) experiments/gpu/main.cu) $(HARNESS) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
 $(BUILD)/libfaults.so: tests/faults/preload.cc
 	@echo "  c++  $<" && $(CXX) -std=c++20 -O1 $(WARN) -shared -fPIC $< -ldl -o $@
@@ -330,7 +331,7 @@ $(BUILD)/xpyd_experiments: $(call object,$(EXP_SRC)) $(if $(CUDA),$(call cuda_ob
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
 $(BUILD)/xpyd_rdma_speed: $(call object,$(wildcard tests/rdma_vm/*.cc)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
-$(BUILD)/xpyd_bench_peers: $(BUILD)/experiments/bench/peers/gemm_peers.o $(LIB)
+$(BUILD)/xpyd_bench_peers: $(BUILD)/experiments/bench/peers/gemm_peers.o $(HARNESS) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -ldnnl -ldl -o $@
 
 .SECONDARY: $(call object,$(wildcard tests/fuzz/*.cc)) $(call headers,base tests simt/tests)

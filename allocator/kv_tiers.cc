@@ -118,7 +118,7 @@ bool KvTiers::intact(const Chain& chain) const {
   return chain.block < 0 || at(chain.block).uid == chain.uid;
 }
 
-int32_t KvTiers::find(Chain& chain, const int32_t* tokens, bool touch) {
+int32_t KvTiers::find(Chain& chain, const int32_t* tokens, bool touch, bool pin) {
   const Key key = next_key(chain, tokens);
   std::lock_guard lock(mutex_);
   const int32_t block = look_up(chain, key, tokens);
@@ -127,22 +127,9 @@ int32_t KvTiers::find(Chain& chain, const int32_t* tokens, bool touch) {
   if (touch) {
     b.use.last_use = tick_;
     ++b.use.uses;
+    b.pins += pin;
     refresh(block);
   }
-  chain = {key, b.uid, block, chain.n_blocks + 1};
-  return block;
-}
-
-int32_t KvTiers::find_and_pin(Chain& chain, const int32_t* tokens) {
-  const Key key = next_key(chain, tokens);
-  std::lock_guard lock(mutex_);
-  const int32_t block = look_up(chain, key, tokens);
-  if (block < 0) return -1;
-  Block& b = at(block);
-  b.use.last_use = tick_;
-  ++b.use.uses;
-  ++b.pins;
-  refresh(block);
   chain = {key, b.uid, block, chain.n_blocks + 1};
   return block;
 }

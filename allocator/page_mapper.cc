@@ -75,11 +75,7 @@ void PageMapper::work() {
     const bool done = execute(job);
     lock.lock();
     ++n_done_;
-    ++stats_.background_jobs;
-    if (!done) {
-      ++stats_.failed_jobs;
-      failed_.insert(n_done_);
-    }
+    if (!done) failed_.insert(n_done_);
     finished_.notify_all();
   }
 }
@@ -117,7 +113,6 @@ bool PageMapper::run(const Job& job) {
   std::lock_guard lock(mutex_);
   stats_.stall_seconds += seconds_since(start);
   ++stats_.owner_jobs;
-  if (!done) ++stats_.failed_jobs;
   return done;
 }
 

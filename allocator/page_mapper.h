@@ -31,7 +31,7 @@ class PageMapper {
   };
   // Cumulative. `stall`: the owner waited for a job, or did it itself.
   struct Stats {
-    int64_t background_jobs = 0, owner_jobs = 0, failed_jobs = 0, waits = 0;
+    int64_t owner_jobs = 0, waits = 0;
     double stall_seconds = 0;
   };
 

@@ -36,24 +36,4 @@ Summary summarize(std::vector<double> values) {
   return s;
 }
 
-std::vector<int64_t> histogram(std::span<const double> values, double low, double high, int bins) {
-  XPYD_CHECK(bins >= 1 && low < high);
-  std::vector<int64_t> counts(size_t(bins), 0);
-  for (double x : values) {
-    double place = std::floor((x - low) / (high - low) * bins);
-    ++counts[size_t(std::clamp(place, 0.0, double(bins - 1)))];
-  }
-  return counts;
-}
-
-std::string sparkline(std::span<const int64_t> counts) {
-  static constexpr const char* kLevels[] = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
-  int64_t top = 0;
-  for (int64_t count : counts) top = std::max(top, count);
-  std::string line;
-  // Rounded up: a bin with one value in it is never blank.
-  for (int64_t count : counts) line += kLevels[top == 0 ? 0 : (count * 8 + top - 1) / top];
-  return line;
-}
-
 }  // namespace xpyd

@@ -1,9 +1,8 @@
-// Statistics of a sample: mean, spread, percentiles as numpy computes them, a text histogram.
+// Statistics of a sample: mean, spread, percentiles as numpy computes them.
 #pragma once
 
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
 namespace xpyd {
@@ -21,12 +20,5 @@ struct Summary {
 
 // All fields 0 for an empty sample.
 Summary summarize(std::vector<double> values);
-
-// Counts of values in equal bins over [low, high]; values outside go to the first or last bin.
-// Before: bins >= 1, low < high.
-std::vector<int64_t> histogram(std::span<const double> values, double low, double high, int bins);
-
-// One character per bin, the tallest bin "█", an empty one " ": "▁▂█▃ ".
-std::string sparkline(std::span<const int64_t> counts);
 
 }  // namespace xpyd

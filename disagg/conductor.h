@@ -171,6 +171,7 @@ class Conductor final : public Service {
   void take(Entry& entry, Choice& choice, TokenEvent event, Out& out);
   void end_choice(Entry& entry, int choice, FinishReason reason, const std::string& error,
                   Out& out);
+  void give_up(Entry& entry, int choice, bool late, const std::string& why, Out& out);
   void forget_choice(uint64_t request, Entry& entry);
   static int promised(const Member& member, PromptHashes& prompt);
   Placement place(PromptHashes& prompt);
@@ -187,6 +188,7 @@ class Conductor final : public Service {
   void uncharge_prompt(Attempt& attempt);
   void begin(Entry& entry);
   void forget(AttemptId attempt);
+  void call_off(AttemptId number, const Attempt& attempt);
   void retry_parked(Out& out);
   void dispatch_jobs();
   Member* find(InstanceId id);

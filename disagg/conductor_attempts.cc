@@ -102,6 +102,12 @@ void Conductor::end_choice(Entry& entry, int at, FinishReason reason, const std:
   emit(entry, std::move(event), out);
 }
 
+void Conductor::give_up(Entry& entry, int choice, bool late, const std::string& why, Out& out) {
+  if (entry.aborted) return end_choice(entry, choice, FinishReason::abort, "", out);
+  end_choice(entry, choice, late ? FinishReason::timeout : FinishReason::error, late ? "" : why,
+             out);
+}
+
 void Conductor::forget_choice(uint64_t request, Entry& entry) {
   if (entry.left > 0) return;
   begin(entry);
@@ -182,6 +188,12 @@ void Conductor::forget(AttemptId number) {
   if (freed) dispatch_jobs();
 }
 
+void Conductor::call_off(AttemptId number, const Attempt& attempt) {
+  for (InstanceId id : {attempt.prefill, attempt.decode})
+    if (find(id)) post_.send(kConductor, id, AbortAttempt{number});
+  std::erase_if(jobs_, [number](const PrefillJob& job) { return job.attempt == number; });
+}
+
 void Conductor::on(InstanceId from, AttemptFailed message, Out& out) {
   auto found = attempts_.find(message.attempt);
   if (found == attempts_.end()) return;
@@ -198,9 +210,7 @@ void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string&
   forget(number);
   ++totals_.failed_attempts;
   ++totals_.failed_by[size_t(reason)];
-  for (InstanceId id : {attempt.prefill, attempt.decode})
-    if (find(id)) post_.send(kConductor, id, AbortAttempt{number});
-  std::erase_if(jobs_, [number](const PrefillJob& job) { return job.attempt == number; });
+  call_off(number, attempt);
   Entry& entry = requests_.at(attempt.request);
   const bool late = entry.request->deadline_s > 0 && clock_.now() > entry.request->deadline_s;
   const bool hopeless = ++entry.tries > options_.max_tries * int(entry.choices.size());
@@ -223,16 +233,12 @@ void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string&
     choice.attempt = 0;
     if (choice.ended) continue;
     ++totals_.replaced_choices;
-    if (entry.aborted) {
-      end_choice(entry, c, FinishReason::abort, "", out);
-    } else if (late) {
-      end_choice(entry, c, FinishReason::timeout, "", out);
-    } else if (entry.guilty) {
-      end_choice(entry, c, FinishReason::error,
-                 "given up: instances ended while they computed it: " + why, out);
-    } else if (hopeless) {
-      end_choice(entry, c, FinishReason::error, "given up after many attempts: " + why, out);
-    }
+    if (entry.aborted || late || entry.guilty || hopeless)
+      give_up(entry, c, late,
+              (entry.guilty ? "given up: instances ended while they computed it: "
+                            : "given up after many attempts: ") +
+                  why,
+              out);
   }
   if (entry.left == 0) return forget_choice(attempt.request, entry);
   const double now = clock_.now();
@@ -266,11 +272,7 @@ void Conductor::retry_parked(Out& out) {
       continue;
     }
     for (int c = p.first; c < p.first + p.count; ++c)
-      end_choice(entry, c,
-                 entry.aborted ? FinishReason::abort
-                 : late        ? FinishReason::timeout
-                               : FinishReason::error,
-                 entry.aborted || late ? "" : "no instance came to take its place", out);
+      give_up(entry, c, late, "no instance came to take its place", out);
     forget_choice(p.request, entry);
   }
 }
@@ -286,10 +288,7 @@ void Conductor::abort(uint64_t request_id) {
     for (const Choice& choice : found->second.choices) {
       if (choice.ended || choice.attempt == 0 || choice.attempt == last) continue;
       last = choice.attempt;
-      const Attempt& attempt = attempts_.at(last);
-      for (InstanceId id : {attempt.prefill, attempt.decode})
-        if (find(id)) post_.send(kConductor, id, AbortAttempt{last});
-      std::erase_if(jobs_, [last](const PrefillJob& job) { return job.attempt == last; });
+      call_off(last, attempts_.at(last));
     }
     retry_parked(out);
   }

@@ -1,7 +1,6 @@
 #include "disagg/shard_plan.h"
 
 #include <algorithm>
-#include <set>
 
 #include "base/status.h"
 
@@ -41,97 +40,32 @@ ShardMap map_shards(const KvShards& source, const KvShards& destination, Replica
   return map;
 }
 
-ShardTraffic shard_traffic(const ShardMap& map, const KvShape& whole, KvOrder order,
-                           int block_tokens) {
-  ShardTraffic t;
-  std::set<std::pair<int, int>> edges;
-  std::vector<int64_t> sent(size_t(map.source.n_ranks()), 0);
-  for (const ShardMove& move : map.moves) {
-    const int tokens = token_part(block_tokens, move.part, move.parts).size();
-    if (tokens == 0) continue;
-    const int n_layers = move.rect.layers.size(), n_heads = move.rect.heads.size();
-    const int64_t bytes = int64_t(tokens) * n_layers * n_heads * 2 * int64_t(whole.row_bytes());
-    const KvRect from = map.source.rect(move.source_rank),
-                 to = map.destination.rect(move.destination_rank);
-    const bool all_heads = from.heads == move.rect.heads && to.heads == move.rect.heads;
-    const bool all_layers = from.layers == move.rect.layers && to.layers == move.rect.layers;
-    const int planes = 2 * n_layers;
-    if (!all_heads) {
-      t.messages += int64_t(planes) * tokens;
-    } else if (order == KvOrder::layer_major) {
-      t.messages += planes;
-    } else {
-      t.messages += all_layers ? 1 : tokens;
-    }
-    t.bytes += bytes;
-    sent[size_t(move.source_rank)] += bytes;
-    edges.insert({move.source_rank, move.destination_rank});
-  }
-  t.edges = int(edges.size());
-  t.unique_bytes = int64_t(block_tokens) * int64_t(whole.token_bytes());
-  t.most_sent_bytes = *std::max_element(sent.begin(), sent.end());
-  t.sources = int(std::count_if(sent.begin(), sent.end(), [](int64_t b) { return b > 0; }));
-  return t;
-}
-
-namespace {
-
-// f(move, its part of the region in the numbers of both ranks) for each move that has any.
-template <class F>
-void each_part(const ShardMap& map, const KvRegion& region, F&& f) {
+void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source,
+                           std::span<const KvView> destination, const KvRegion& region,
+                           TransferPlan& plan) {
+  XPYD_CHECK(int(source.size()) == map.source.n_ranks() &&
+             int(destination.size()) == map.destination.n_ranks());
+  plan.copies.clear();
+  plan.bytes = 0;
   for (const ShardMove& move : map.moves) {
     const KvRect from = map.source.rect(move.source_rank),
                  to = map.destination.rect(move.destination_rank);
     const int layer_begin = std::max(region.layer_begin, move.rect.layers.begin);
     const int layer_end = std::min(region.layer_end, move.rect.layers.end);
-    const KvRange part =
-        token_part(region.token_end - region.token_begin, move.part, move.parts);
+    const KvRange part = token_part(region.token_end - region.token_begin, move.part, move.parts);
     if (layer_begin >= layer_end || part.size() <= 0) continue;
-    f(move, KvRegion{.token_begin = region.token_begin + part.begin,
-                     .token_end = region.token_begin + part.end,
-                     .layer_begin = layer_begin - from.layers.begin,
-                     .layer_end = layer_end - from.layers.begin,
-                     .head_begin = move.rect.heads.begin - from.heads.begin,
-                     .head_end = move.rect.heads.end - from.heads.begin,
-                     .to_layer = layer_begin - to.layers.begin,
-                     .to_head = move.rect.heads.begin - to.heads.begin});
+    plan.bytes +=
+        add_copies(source[size_t(move.source_rank)], destination[size_t(move.destination_rank)],
+                   {.token_begin = region.token_begin + part.begin,
+                    .token_end = region.token_begin + part.end,
+                    .layer_begin = layer_begin - from.layers.begin,
+                    .layer_end = layer_end - from.layers.begin,
+                    .head_begin = move.rect.heads.begin - from.heads.begin,
+                    .head_end = move.rect.heads.end - from.heads.begin,
+                    .to_layer = layer_begin - to.layers.begin,
+                    .to_head = move.rect.heads.begin - to.heads.begin},
+                   plan.copies);
   }
-}
-
-void check_views(const ShardMap& map, std::span<const KvView> source,
-                 std::span<const KvView> destination) {
-  XPYD_CHECK(int(source.size()) == map.source.n_ranks() &&
-             int(destination.size()) == map.destination.n_ranks());
-}
-
-}  // namespace
-
-void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source,
-                           std::span<const KvView> destination, const KvRegion& region,
-                           std::vector<ShardTransfer>& transfers) {
-  check_views(map, source, destination);
-  size_t n = 0;  // entries in use: their vectors are kept from call to call
-  each_part(map, region, [&](const ShardMove& move, const KvRegion& part) {
-    if (n == transfers.size()) transfers.emplace_back();
-    ShardTransfer& t = transfers[n++];
-    t.source_rank = move.source_rank;
-    t.destination_rank = move.destination_rank;
-    plan_transfer(source[size_t(move.source_rank)], destination[size_t(move.destination_rank)],
-                  part, t.plan);
-  });
-  transfers.resize(n);
-}
-
-void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source,
-                           std::span<const KvView> destination, const KvRegion& region,
-                           TransferPlan& plan) {
-  check_views(map, source, destination);
-  plan.copies.clear();
-  plan.bytes = 0;
-  each_part(map, region, [&](const ShardMove& move, const KvRegion& part) {
-    plan.bytes += add_copies(source[size_t(move.source_rank)],
-                             destination[size_t(move.destination_rank)], part, plan.copies);
-  });
 }
 
 }  // namespace xpyd

@@ -36,31 +36,9 @@ struct ShardMap {
 ShardMap map_shards(const KvShards& source, const KvShards& destination,
                     ReplicaUse use = ReplicaUse::spread);
 
-// What a map costs. One message is one contiguous piece on both sides, as add_copies (kv_copy.h)
-// makes them when no two blocks are neighbours.
-struct ShardTraffic {
-  int edges = 0;                // pairs of ranks that exchange anything
-  int sources = 0;              // ranks that send anything
-  int64_t bytes = 0;            // of one full block
-  int64_t unique_bytes = 0;     // … without the copies of kv heads
-  int64_t messages = 0;         // of one full block
-  int64_t most_sent_bytes = 0;  // by one source rank, of one full block
-};
-// Both sides have this order and this block size.
-ShardTraffic shard_traffic(const ShardMap& map, const KvShape& whole, KvOrder order,
-                           int block_tokens);
-
-struct ShardTransfer {
-  int source_rank = 0, destination_rank = 0;
-  TransferPlan plan;
-};
 // The copies of a region of one sequence (tokens; layers in numbers of the whole model; heads are
-// not looked at), one entry in `transfers` for each move that has any. source[r], destination[r]:
-// the sequence in the KV of rank r of either side.
-void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source,
-                           std::span<const KvView> destination, const KvRegion& region,
-                           std::vector<ShardTransfer>& transfers);
-// The same as one plan, for a wire that takes copies between any of the ranks' regions.
+// not looked at), between any of the ranks' regions. source[r], destination[r]: the sequence in the
+// KV of rank r of either side.
 void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source,
                            std::span<const KvView> destination, const KvRegion& region,
                            TransferPlan& plan);

@@ -9,6 +9,7 @@
 // H800. With the real widths the prefix costs 80 (2 * 8192 + 25.5 * 8192) / (4 * 8192 + 22 * 8192)
 // = 1.06 times as much, and 0.52 times at 1M tokens.
 #include "experiments/experiment.h"
+#include "experiments/mooncake_cost.h"
 #include "model/cost_model.h"
 
 namespace xpyd::experiments {

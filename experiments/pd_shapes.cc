@@ -11,8 +11,8 @@
 // of the tokens from each of them: 16 -> 8 with 8 heads then uses 16 links instead of 8.
 #include <algorithm>
 
-#include "disagg/shard_plan.h"
 #include "experiments/experiment.h"
+#include "experiments/shard_traffic.h"
 
 namespace xpyd::experiments {
 namespace {

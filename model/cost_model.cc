@@ -74,8 +74,4 @@ double seconds(const Work& work, const Rates& rates) {
   return std::max(work.flops / rates.flops_per_s, work.bytes / rates.bytes_per_s);
 }
 
-double MooncakeCost::break_even_bytes_per_s(double prefix, double flops_per_s) const {
-  return prefix * kv_token_bytes() * flops_per_s / flops(prefix);
-}
-
 }  // namespace xpyd

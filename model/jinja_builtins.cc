@@ -15,8 +15,6 @@ using E = Evaluator;
 using V = const Value&;
 using A = const Arguments&;
 
-bool given(V v) { return !v.is_undefined() && !v.is_none(); }
-
 // ---- filters
 
 Value default_(E&, V v, A a) {
@@ -24,15 +22,13 @@ Value default_(E&, V v, A a) {
   return a[0].is_undefined() ? text_value({}) : a[0];
 }
 
-Value first(E& e, V v, A) {
+template <bool last>
+Value end_of(E& e, V v, A) {
+  if (last && v.list() && v.list()->form == List::Form::lazy) throw Fault{"last of a generator"};
   std::vector<Value> items = e.iterate(v);
-  return items.empty() ? Value(Undefined{"the first item of nothing"}) : items.front();
-}
-
-Value last(E& e, V v, A) {
-  if (v.list() && v.list()->form == List::Form::lazy) throw Fault{"last of a generator"};
-  std::vector<Value> items = e.iterate(v);
-  return items.empty() ? Value(Undefined{"the last item of nothing"}) : items.back();
+  if (items.empty())
+    return Undefined{last ? "the last item of nothing" : "the first item of nothing"};
+  return last ? items.back() : items.front();
 }
 
 Value int_(E&, V v, A) {
@@ -58,8 +54,9 @@ Value length(E&, V v, A) {
   throw Fault{std::string("length of ") + v.type_name()};
 }
 
-template <int which>  // 0 keys, 1 values, 2 items
+template <int which, List::Form form = List::Form::view>  // 0 keys, 1 values, 2 items
 Value view(E& e, V v, A) {
+  if (form == List::Form::lazy && v.is_undefined()) return list_value({}, form);
   if (!v.dict()) throw Fault{std::string("items of ") + v.type_name()};
   std::vector<Value> out;
   e.charge(2 * v.dict()->items.size());
@@ -67,35 +64,26 @@ Value view(E& e, V v, A) {
     out.push_back(which == 0   ? key
                   : which == 1 ? value
                                : list_value({key, value}, List::Form::tuple));
-  return list_value(std::move(out), List::Form::view);
-}
-
-Value items(E& e, V v, A a) {
-  if (v.is_undefined()) return list_value({}, List::Form::lazy);
-  return list_value(view<2>(e, v, a).list()->items, List::Form::lazy);
+  return list_value(std::move(out), form);
 }
 
 // In order of what `path` (an attribute, an index, or none) leads to, small letters as capitals.
-std::vector<std::pair<Value, Value>> sorted(E& e, const std::vector<Value>& items, V path) {
+Value sort(E& e, const std::vector<Value>& items, V path) {
   std::vector<std::pair<Value, Value>> keyed;
   for (V item : items)
-    keyed.emplace_back(lower_case(e, given(path) ? e.item(item, path) : item), item);
+    keyed.emplace_back(lower_case(e, path.given() ? e.item(item, path) : item), item);
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
     e.charge(1 + std::min(weight_of(a.first), weight_of(b.first)));
     return less(a.first, b.first);
   });
-  return keyed;
-}
-
-Value sort(E& e, const std::vector<Value>& items, V path) {
   std::vector<Value> out;
-  for (auto& [key, item] : sorted(e, items, path)) out.push_back(std::move(item));
+  for (auto& [key, item] : keyed) out.push_back(std::move(item));
   return list_value(std::move(out));
 }
 
 Value min(E& e, V v, A) {
-  auto keyed = sorted(e, e.iterate(v), {});
-  return keyed.empty() ? Value(Undefined{"the least of nothing"}) : keyed[0].second;
+  const Value sorted = sort(e, e.iterate(v), {});
+  return sorted.truth() ? sorted.list()->items[0] : Value(Undefined{"the least of nothing"});
 }
 
 Value unique(E& e, V v, A) {
@@ -111,20 +99,19 @@ Value unique(E& e, V v, A) {
 }
 
 // The filter or test that the argument with this index names, and what it is given.
-const Builtin* named_builtin(A a, size_t index, const Builtin* (*find)(std::string_view),
-                             Arguments& rest) {
+const Builtin* named_builtin(A a, size_t index, std::string_view of, Arguments& rest) {
   if (index >= a.positional.size()) return nullptr;
   const std::string& name = text_of(a[index]).bytes;
   rest.positional.assign(a.positional.begin() + long(index) + 1, a.positional.end());
   rest.named = a.named;
-  if (const Builtin* found = find(name)) return found;
+  if (const Builtin* found = find_builtin(of, name)) return found;
   throw Fault{"the filter or test '" + name + "' is not supported"};
 }
 
 // map('filter', ...) or map(attribute='a').
 Value map(E& e, V v, A a) {
   Arguments rest;
-  const Builtin* filter = named_builtin(a, 0, find_filter, rest);
+  const Builtin* filter = named_builtin(a, 0, "filter", rest);
   if (!filter && (a.named.size() != 1 || a.named[0].first != "attribute"))
     throw Fault{"map: expected a filter or attribute="};
   std::vector<Value> out;
@@ -139,7 +126,7 @@ template <bool keep, bool by_attribute>
 Value choose(E& e, V v, A a) {
   if (by_attribute && a.positional.empty()) throw Fault{"expected an attribute to choose by"};
   Arguments rest;
-  const Builtin* test = named_builtin(a, by_attribute, find_test, rest);
+  const Builtin* test = named_builtin(a, by_attribute, "test", rest);
   std::vector<Value> out;
   for (V item : v.is_none() ? std::vector<Value>() : e.iterate(v)) {
     e.charge(2);
@@ -153,25 +140,6 @@ Value safe(E&, V v, A) {
   Text text = str(v);
   text.safe = true;
   return text_value(std::move(text));
-}
-
-Value tojson(E& e, V v, A a) {
-  JsonStyle style{.ensure_ascii = a[0].truth()};
-  if (given(a[1])) {
-    style.indent = a[1].integer();
-    style.item_separator = ",";
-    if (style.indent < 0 || style.indent > 16) throw Fault{"tojson: expected an indent of 0 to 16"};
-    e.charge(weight_of(v) * size_t(1 + 4 * style.indent));
-  }
-  if (given(a[2])) {
-    if (!a[2].list() || a[2].list()->items.size() != 2)
-      throw Fault{"tojson: expected two separators"};
-    style.item_separator = text_of(a[2].list()->items[0]).bytes;
-    style.key_separator = text_of(a[2].list()->items[1]).bytes;
-    if (style.item_separator.size() + style.key_separator.size() > 16)
-      throw Fault{"tojson: expected separators of at most 16 bytes"};
-  }
-  return text_value(to_json(v, style));
 }
 
 // ---- methods and functions
@@ -226,12 +194,12 @@ constexpr Builtin kBuiltins[] = {
     {"filter", "default", "default_value boolean", default_},
     {"filter", "dictsort", "",
      [](E& e, V v, A a) { return sort(e, view<2>(e, v, a).list()->items, int64_t{0}); }},
-    {"filter", "first", "", first},
+    {"filter", "first", "", end_of<false>},
     {"filter", "int", "", int_},
-    {"filter", "items", "", items},
+    {"filter", "items", "", view<2, List::Form::lazy>},
     {"filter", "join", "d",
      [](E& e, V v, A a) { return text_value(joined(e, e.iterate(v), str(a[0]))); }},
-    {"filter", "last", "", last},
+    {"filter", "last", "", end_of<true>},
     {"filter", "length", "", length},
     {"filter", "list", "", [](E& e, V v, A) { return list_value(e.iterate(v)); }},
     {"filter", "map", "*", map},
@@ -292,45 +260,37 @@ constexpr Builtin kBuiltins[] = {
 };
 
 // Python's methods that are not here: an attribute with such a name is not what a dict holds.
-constexpr std::string_view kOtherText =
-    " capitalize casefold center count encode expandtabs find format_map index isalnum isalpha "
-    "isascii isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle isupper "
-    "join ljust maketrans partition removeprefix removesuffix rfind rindex rjust rpartition rsplit "
-    "splitlines swapcase title translate zfill ";
-constexpr std::string_view kOtherDict = " clear copy fromkeys popitem setdefault ";
-constexpr std::string_view kOtherList = " clear copy count index remove reverse sort ";
-
-const Builtin* find(std::string_view of, std::string_view name) {
-  auto is_it = [&](const Builtin& row) { return name == row.name && of == row.of; };
-  for (std::span<const Builtin> rows : {std::span<const Builtin>(kBuiltins), text_builtins()}) {
-    const auto at = std::find_if(rows.begin(), rows.end(), is_it);
-    if (at != rows.end()) return &*at;
-  }
-  return nullptr;
-}
+constexpr std::pair<std::string_view, std::string_view> kOthers[] = {
+    {"a string",
+     " capitalize casefold center count encode expandtabs find format_map index isalnum isalpha "
+     "isascii isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle isupper "
+     "join ljust maketrans partition removeprefix removesuffix rfind rindex rjust rpartition "
+     "rsplit splitlines swapcase title translate zfill "},
+    {"a dict", " clear copy fromkeys popitem setdefault "},
+    {"a list", " clear copy count index remove reverse sort "},
+};
 
 }  // namespace
 
-const Builtin* find_filter(std::string_view name) {
-  const Builtin* found = find("filter", name);
-  return found ? found : find("text filter", name);
+const Builtin* find_builtin(std::string_view of, std::string_view name) {
+  for (std::span<const Builtin> rows : {std::span<const Builtin>(kBuiltins), text_builtins()})
+    for (const Builtin& row : rows)
+      if (name == row.name && std::string_view(row.of).ends_with(of)) return &row;
+  return nullptr;
 }
-const Builtin* find_test(std::string_view name) { return find("test", name); }
-const Builtin* find_function(std::string_view name) { return find("function", name); }
 
 bool is_method(std::string_view name) {
-  return find("a string", name) || find("a dict", name) || find("a list", name);
+  return find_builtin("a string", name) || find_builtin("a dict", name) ||
+         find_builtin("a list", name);
 }
 
 const Builtin* find_method(const Value& object, std::string_view name) {
-  if (const Builtin* found = find(object.type_name(), name)) return found;
-  const std::string_view others = object.text()   ? kOtherText
-                                  : object.dict() ? kOtherDict
-                                  : object.list() ? kOtherList
-                                                  : "";
-  if (others.find(" " + std::string(name) + " ") != others.npos)
-    throw Fault{"the method ." + std::string(name) + "() of " + object.type_name() +
-                " is not supported"};
+  if (const Builtin* found = find_builtin(object.type_name(), name)) return found;
+  const std::string_view type = object.list() ? "a list" : object.type_name();
+  for (const auto& [of, others] : kOthers)
+    if (of == type && among(others, name))
+      throw Fault{"the method ." + std::string(name) + "() of " + object.type_name() +
+                  " is not supported"};
   return nullptr;
 }
 

@@ -101,19 +101,20 @@ struct Builtin {
   const char* parameters;
   Value (*run)(Evaluator& e, const Value& self, const Arguments& args);
 };
-const Builtin* find_filter(std::string_view name);
-const Builtin* find_test(std::string_view name);
-const Builtin* find_function(std::string_view name);
+// "filter" finds text filters too.
+const Builtin* find_builtin(std::string_view of, std::string_view name);
 // A method that Python's type has and these tables have not is a Fault.
 const Builtin* find_method(const Value& object, std::string_view name);
 bool is_method(std::string_view name);  // of any type
 bool takes(const Builtin& builtin, std::string_view parameter);
 std::span<const Builtin> text_builtins();
 
+bool among(std::string_view words, std::string_view word);  // " such as these "
 [[noreturn]] void fail_undefined(const Value& value);
 const Text& text_of(const Value& value);  // a Fault if it is none
 Text escaped(const Text& text);           // for HTML, as + does with what stands beside a |safe
 Text joined(Evaluator& e, const std::vector<Value>& items, const Text& between);
+Value tojson(Evaluator& e, const Value& value, const Arguments& args);
 Value lower_case(Evaluator& e, const Value& value);  // of a text; else the value itself
 
 }  // namespace xpyd::jinja

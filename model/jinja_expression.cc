@@ -6,6 +6,10 @@
 
 namespace xpyd::jinja {
 
+bool among(std::string_view words, std::string_view word) {
+  return words.find(std::string(1, ' ').append(word).append(1, ' ')) != words.npos;
+}
+
 void fail_undefined(const Value& value) {
   throw Fault{"'" + std::get<Undefined>(value.as).name + "' is undefined"};
 }
@@ -28,7 +32,7 @@ Value Evaluator::eval_kind(const Node& node) {
         charge(s->variables.size() / 8);
         if (Value* found = s->find(node.name)) return *found;
       }
-      if (const Builtin* found = find_function(node.name))
+      if (const Builtin* found = find_builtin("function", node.name))
         return std::make_shared<const Function>(Function{nullptr, found, {}});
       return Undefined{node.name};
     }

@@ -88,7 +88,7 @@ class Lexer {
     const size_t inside = at + 2 + (sign != 0);
     if (what == '#') return comment(inside);
     if (what == '%' && raw(inside)) return;
-    add(what == '{' ? Token::Kind::begin_output : Token::Kind::begin_tag, "");
+    add(Token::Kind::op, what == '{' ? "{{" : "{%");
     go(inside);
     tag(what == '{' ? "}}" : "%}");
   }
@@ -133,7 +133,7 @@ class Lexer {
       char sign = sign_at(at_);
       if (is_output && sign == '+') sign = 0;
       if (open.empty() && here(closing, at_ + (sign != 0))) {
-        add(is_output ? Token::Kind::end_output : Token::Kind::end_tag, "");
+        add(Token::Kind::op, std::string(closing));
         return go(after(at_ + (sign != 0), sign, !is_output));
       }
       const char c = source_[at_];

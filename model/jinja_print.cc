@@ -4,11 +4,17 @@
 #include <cmath>
 
 #include "base/utf8.h"
-#include "model/jinja_value.h"
+#include "model/jinja_eval.h"
 #include "model/unicode.h"
 
 namespace xpyd::jinja {
 namespace {
+
+struct Style {
+  bool json = false, ensure_ascii = false;
+  int64_t indent = -1;  // spaces of a level; negative: all in one line
+  std::string item_separator = ", ", key_separator = ": ";
+};
 
 // Python's repr of a float: the shortest digits that read back, in its choice of notation.
 std::string float_repr(double value) {
@@ -73,7 +79,7 @@ struct Brackets {
 
 // The items of a list or dict, which `each` writes, one per line where there is an indent.
 template <class Each>
-void enclose(const Brackets& brackets, size_t n, const JsonStyle& style, int64_t level, Each each,
+void enclose(const Brackets& brackets, size_t n, const Style& style, int64_t level, Each each,
              std::string& out) {
   auto line = [&](int64_t at) {
     if (style.indent >= 0) (out += '\n').append(size_t(at * style.indent), ' ');
@@ -89,10 +95,10 @@ void enclose(const Brackets& brackets, size_t n, const JsonStyle& style, int64_t
 }
 
 // As JSON, or as Python's repr().
-void append(const Value& value, const JsonStyle& style, bool json, int64_t level,
-            std::string& out) {
+void append(const Value& value, const Style& style, int64_t level, std::string& out) {
   const List* list = value.list();
-  auto write = [&](const Value& v) { append(v, style, json, level + 1, out); };
+  const bool json = style.json;
+  auto write = [&](const Value& v) { append(v, style, level + 1, out); };
   if (const Text* text = value.text(); text && (json || !text->safe)) {
     json ? append_json(text->bytes, style.ensure_ascii, out) : append_repr(text->bytes, out);
   } else if (list && list->is_sequence()) {
@@ -130,14 +136,30 @@ Text str(const Value& value) {
   if (value.text()) return *value.text();
   if (value.is_undefined()) return {};
   std::string out;
-  append(value, {}, false, 0, out);
+  append(value, {}, 0, out);
   return {out, value.any_from_client()};
 }
 
-Text to_json(const Value& value, const JsonStyle& style) {
+// Python's json.dumps().
+Value tojson(Evaluator& e, const Value& v, const Arguments& a) {
+  Style style{.json = true, .ensure_ascii = a[0].truth()};
+  if (a[1].given()) {
+    style.indent = a[1].integer();
+    style.item_separator = ',';
+    if (style.indent < 0 || style.indent > 16) throw Fault{"tojson: expected an indent of 0 to 16"};
+    e.charge(weight_of(v) * size_t(1 + 4 * style.indent));
+  }
+  if (a[2].given()) {
+    if (!a[2].list() || a[2].list()->items.size() != 2)
+      throw Fault{"tojson: expected two separators"};
+    style.item_separator = text_of(a[2].list()->items[0]).bytes;
+    style.key_separator = text_of(a[2].list()->items[1]).bytes;
+    if (style.item_separator.size() + style.key_separator.size() > 16)
+      throw Fault{"tojson: expected separators of at most 16 bytes"};
+  }
   std::string out;
-  append(value, style, true, 0, out);
-  return {out, value.any_from_client()};
+  append(v, style, 0, out);
+  return text_value({out, v.any_from_client()});
 }
 
 }  // namespace xpyd::jinja

@@ -94,7 +94,7 @@ template <bool left, bool right>
 Value strip(Evaluator&, const Value& self, const Arguments& a) {
   const std::string_view text = text_of(self).bytes;
   size_t begin = 0, end = text.size();
-  if (a[0].is_undefined() || a[0].is_none()) {
+  if (!a[0].given()) {
     if (left) begin = skip_space(text, 0);
     if (right) end = std::max(begin, trailing_space(text));
   } else {

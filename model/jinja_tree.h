@@ -11,18 +11,7 @@
 namespace xpyd::jinja {
 
 struct Token {
-  enum class Kind {
-    data,
-    name,
-    text,
-    integer,
-    op,
-    begin_output,
-    end_output,
-    begin_tag,
-    end_tag,
-    end
-  };
+  enum class Kind { data, name, text, integer, op, end };  // op: {{ }} {% %} too
   Kind kind;
   std::string text;
   int line;

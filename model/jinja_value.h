@@ -97,6 +97,7 @@ struct Value {
   const Dict* dict() const { return get<const Dict>(); }
   bool is_undefined() const { return std::holds_alternative<Undefined>(as); }
   bool is_none() const { return std::holds_alternative<None>(as); }
+  bool given() const { return !is_undefined() && !is_none(); }
   bool is_bool() const { return std::holds_alternative<bool>(as); }
   bool is_integer() const { return std::holds_alternative<int64_t>(as); }
   const double* real() const { return std::get_if<double>(&as); }
@@ -126,13 +127,6 @@ size_t weight_of(const Value& value);
 bool equal(const Value& a, const Value& b);
 bool less(const Value& a, const Value& b);  // of numbers and of texts; else a Fault
 Text str(const Value& value);               // Python's str()
-
-struct JsonStyle {
-  bool ensure_ascii = false;
-  int64_t indent = -1;  // spaces of a level; negative: all in one line
-  std::string item_separator = ", ", key_separator = ": ";
-};
-Text to_json(const Value& value, const JsonStyle& style);  // Python's json.dumps()
 
 // The end of the white space (Python's str.isspace) that begins at `at`, and the begin of that at
 // the text's end.

@@ -17,7 +17,6 @@
 namespace xpyd {
 
 inline constexpr const char* kConductorName = "conductor";  // its value: its control address
-inline constexpr const char* kWorkerPrefix = "worker/";     // + node id
 
 struct RegistryState {
   bool reachable = false;

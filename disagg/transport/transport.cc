@@ -1,8 +1,5 @@
 #include "disagg/transport/transport.h"
 
-#include <chrono>
-#include <thread>
-
 #include "disagg/transport/shared_memory.h"
 #include "disagg/transport/wires.h"
 
@@ -33,15 +30,6 @@ const TransportRow* find_transport(std::string_view name) {
     if (name == row.name) return &row;
   }
   return nullptr;
-}
-
-Status connect_and_wait(KvTransport& wire, PeerId peer, const std::string& address) {
-  for (;;) {
-    const Result<bool> connected = wire.connect(peer, address);
-    if (!connected) return connected.error();
-    if (connected.value()) return ok();
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
 }
 
 }  // namespace xpyd

@@ -108,9 +108,6 @@ class KvTransport {
   virtual TransportStats stats() const = 0;
 };
 
-// Asks until it is connected or cannot be: for callers that may wait, while their Clock goes on.
-Status connect_and_wait(KvTransport& wire, PeerId peer, const std::string& address);
-
 struct TransportOptions {
   std::vector<MemoryRange> regions;  // this instance's KV memory, one per rank
   DeviceQueue* queue = nullptr;      // the instance's, on the device where the regions are

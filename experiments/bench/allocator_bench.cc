@@ -13,9 +13,9 @@
 
 #include "allocator/block_pool.h"
 #include "allocator/kv_memory.h"
-#include "base/bench.h"
 #include "base/copy.h"
 #include "base/random.h"
+#include "experiments/bench/harness.h"
 
 namespace xpyd {
 namespace {

@@ -27,10 +27,10 @@
 
 #include "attention/attention.h"
 #include "attention/kv_row.h"
-#include "base/bench.h"
 #include "base/memory.h"
 #include "base/page_groups.h"
 #include "base/random.h"
+#include "experiments/bench/harness.h"
 
 namespace xpyd {
 namespace {

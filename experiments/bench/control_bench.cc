@@ -11,13 +11,13 @@
 #include <atomic>
 #include <cstdio>
 
-#include "base/bench.h"
 #include "base/private_folder.h"
 #include "base/stats.h"
 #include "disagg/control/channel.h"
 #include "disagg/control/codec.h"
 #include "disagg/control/hmac.h"
 #include "disagg/envelope.h"
+#include "experiments/bench/harness.h"
 
 namespace xpyd {
 namespace {

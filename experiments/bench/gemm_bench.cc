@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "base/bench.h"
 #include "experiments/bench/gemm_case.h"
+#include "experiments/bench/harness.h"
 
 namespace xpyd {
 namespace {

@@ -1,7 +1,7 @@
 // xpyd_bench [names...]: every registered group of benches, or the named ones.
 #include <cstdio>
 
-#include "base/bench.h"
+#include "experiments/bench/harness.h"
 
 int main(int argc, char** argv) {
   auto options = xpyd::parse_bench_options(argc, argv);

@@ -12,8 +12,8 @@
 #include <numeric>
 #include <vector>
 
-#include "base/bench.h"
 #include "base/random.h"
+#include "experiments/bench/harness.h"
 #include "model/model.h"
 
 namespace xpyd {

@@ -11,9 +11,9 @@
 #include <atomic>
 #include <thread>
 
-#include "base/bench.h"
 #include "base/clock.h"
 #include "base/stats.h"
+#include "experiments/bench/harness.h"
 #include "model/model.h"
 
 namespace xpyd {

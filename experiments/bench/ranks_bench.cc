@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "base/bench.h"
 #include "base/random.h"
+#include "experiments/bench/harness.h"
 #include "model/model.h"
 
 namespace xpyd {

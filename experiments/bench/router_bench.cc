@@ -16,11 +16,11 @@
 #include <cstdio>
 
 #include "allocator/prefix_index.h"
-#include "base/bench.h"
 #include "base/stats.h"
 #include "disagg/cluster.h"
 #include "disagg/control/codec.h"
 #include "disagg/envelope.h"
+#include "experiments/bench/harness.h"
 #include "experiments/null_model.h"
 #include "model/model.h"
 

@@ -5,11 +5,11 @@
 #include <algorithm>
 
 #include "allocator/kv_memory.h"
-#include "base/bench.h"
 #include "base/clock.h"
 #include "base/stats.h"
 #include "batch/engine.h"
 #include "disagg/cluster.h"
+#include "experiments/bench/harness.h"
 #include "experiments/null_model.h"
 
 namespace xpyd {

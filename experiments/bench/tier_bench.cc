@@ -17,10 +17,10 @@
 #include <thread>
 
 #include "allocator/tiered.h"
-#include "base/bench.h"
 #include "base/clock.h"
 #include "base/stats.h"
 #include "disagg/cluster.h"
+#include "experiments/bench/harness.h"
 
 namespace xpyd {
 namespace {

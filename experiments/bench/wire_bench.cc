@@ -22,7 +22,6 @@
 #include <thread>
 
 #include "allocator/kv_memory.h"
-#include "base/bench.h"
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/random.h"
@@ -30,6 +29,8 @@
 #include "disagg/transport/handoff_pool.h"
 #include "disagg/transport/shared_memory.h"
 #include "disagg/transport/wires.h"
+#include "experiments/bench/harness.h"
+#include "experiments/connect_and_wait.h"
 
 namespace xpyd {
 namespace {

@@ -1,4 +1,4 @@
-// Timing on a GPU as base/bench.h does it on a CPU: check first, then rounds in which every
+// Timing on a GPU as experiments/bench/harness.h does it on a CPU: check first, then rounds in which every
 // contestant is timed beside the card's own limits; shares are medians of per-round ratios. Times
 // are CUDA events around enough repetitions to fill a sample.
 #pragma once
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/bench.h"
+#include "experiments/bench/harness.h"
 #include "base/cuda.h"
 #include "base/work.h"
 #include "model/peak_cuda.h"

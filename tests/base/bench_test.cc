@@ -1,9 +1,8 @@
-#include "base/bench.h"
-
 #include <unistd.h>
 
 #include <fstream>
 
+#include "experiments/bench/harness.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 

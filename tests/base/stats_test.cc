@@ -41,15 +41,6 @@ TEST_CASE("stats: summary", "[stats]") {
   CHECK(none.p99 == 0);
 }
 
-TEST_CASE("stats: histogram and its picture", "[stats]") {
-  std::vector<double> values = {-1, 0, 0.5, 1, 1.9, 2, 9, 10, 11};
-  std::vector<int64_t> counts = histogram(values, 0, 10, 5);
-  CHECK(counts == std::vector<int64_t>{5, 1, 0, 0, 3});
-  CHECK(sparkline(counts) == "█▂  ▅");
-  CHECK(sparkline(std::vector<int64_t>{1000000, 1}) == "█▁");
-  CHECK(sparkline(std::vector<int64_t>{0, 0}) == "  ");
-}
-
 TEST_CASE("progress: the line fits and says how far it is", "[stats]") {
   CHECK(Progress::line("bench", 30, 120, 60, "2 in flight", 80) ==
         "bench 25% |#######                       | 30/120 [01:00<03:00] 2 in flight");

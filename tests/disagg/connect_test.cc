@@ -12,6 +12,7 @@
 #include <cstring>
 #include <optional>
 
+#include "experiments/connect_and_wait.h"
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"
 #include "tests/disagg/transport_side.h"

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "disagg/transport/wires.h"
+#include "experiments/connect_and_wait.h"
 #include "tests/catch.h"
 #include "tests/disagg/fake_nccl.h"
 

@@ -1,7 +1,7 @@
 // The rank table of the xPyD design that was built on NCCL groups (vLLM's `simple_connector` and
 // the blog notes about it), corrected: who is in which group, under which rank and port. xpyd
 // itself needs no groups (both sides plan from their shapes, shard_plan.h); the table is kept
-// because others wrote to it, and tests/disagg/rank_table_test.cc holds every printed mistake
+// because others wrote to it, and rank_table_test.cc holds every printed mistake
 // beside what is right.
 //
 // PS prefill instances of PTP ranks, DS decode instances of DTP ranks; PTP divides DTP. There are

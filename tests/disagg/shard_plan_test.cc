@@ -8,6 +8,7 @@
 
 #include "base/memory.h"
 #include "base/random.h"
+#include "experiments/shard_traffic.h"
 #include "tests/catch.h"
 
 namespace xpyd {
@@ -208,20 +209,21 @@ size_t move_and_check(const ShardMap& map, const KvShape& whole, KvOrder from, K
     const uint32_t p = pattern(l, kv, t, h);
     for (size_t i = 0; i < whole.row_bytes(); i += 4) std::memcpy(row + i, &p, 4);
   });
-  std::vector<ShardTransfer> transfers(3);  // old contents must not matter
-  plan_sharded_transfer(map, source.views, destination.views, region, transfers);
+  TransferPlan plan;  // of one move after the other: old contents must not matter
   size_t n_copies = 0, bytes = 0, planned = 0, expected = 0, wrong = 0;
-  for (const ShardTransfer& t : transfers) {
-    const Buffer &src = source.pools[size_t(t.source_rank)],
-                 &dst = destination.pools[size_t(t.destination_rank)];
-    for (const Copy& c : t.plan.copies) {
+  for (const ShardMove& move : map.moves) {
+    plan_sharded_transfer({map.source, map.destination, {move}}, source.views, destination.views,
+                          region, plan);
+    const Buffer &src = source.pools[size_t(move.source_rank)],
+                 &dst = destination.pools[size_t(move.destination_rank)];
+    for (const Copy& c : plan.copies) {
       REQUIRE((c.source >= src.data() && c.source + c.bytes <= src.data() + src.size()));
       REQUIRE((c.destination >= dst.data() && c.destination + c.bytes <= dst.data() + dst.size()));
       std::memcpy(c.destination, c.source, c.bytes);
       bytes += c.bytes;
     }
-    planned += t.plan.bytes;
-    n_copies += t.plan.copies.size();
+    planned += plan.bytes;
+    n_copies += plan.copies.size();
   }
   destination.each_row(n_tokens, [&](const std::byte* row, int l, int kv, int t, int h) {
     const bool in = l >= region.layer_begin && l < region.layer_end && t >= region.token_begin &&
@@ -363,10 +365,9 @@ std::vector<int> tokens_after(std::vector<int32_t> from, std::vector<int32_t> to
   for (int t = 0; t < n_tokens; ++t)
     for (int kv = 0; kv < 2; ++kv) *reinterpret_cast<int*>(source.row(0, kv, t, 0)) = t;
   const ShardMap map = map_shards(shards(1, 1, 1), shards(1, 1, 1));
-  std::vector<ShardTransfer> transfers;
-  plan_sharded_transfer(map, {&source, 1}, {&destination, 1}, {0, n_tokens, 0, 1}, transfers);
-  for (const ShardTransfer& t : transfers)
-    for (const Copy& c : t.plan.copies) std::memcpy(c.destination, c.source, c.bytes);
+  TransferPlan plan;
+  plan_sharded_transfer(map, {&source, 1}, {&destination, 1}, {0, n_tokens, 0, 1}, plan);
+  for (const Copy& c : plan.copies) std::memcpy(c.destination, c.source, c.bytes);
   std::vector<int> order;
   for (int t = 0; t < n_tokens; ++t)
     order.push_back(*reinterpret_cast<const int*>(destination.row(0, 1, t, 0)));

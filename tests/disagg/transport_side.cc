@@ -16,6 +16,7 @@
 #include <sstream>
 
 #include "base/row_hash.h"
+#include "experiments/connect_and_wait.h"
 #include "tests/catch.h"
 
 extern char** environ;

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "experiments/mooncake_cost.h"
 #include "model/llama_step.h"
 #include "tests/catch.h"
 

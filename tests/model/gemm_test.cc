@@ -194,6 +194,13 @@ TEST_CASE("a row's bits do not depend on its batch, place or thread count", "[ge
     }
 }
 
+// parts[0][i] = tree over parts[0..n_parts)[i] for i in [0, n). The other parts are overwritten.
+static void tree_sum(float* const* parts, int n_parts, size_t n) {
+  for (int step = 1; step < n_parts; step *= 2)
+    for (int left = 0; left + step < n_parts; left += 2 * step)
+      for (size_t i = 0; i < n; ++i) parts[left][i] += parts[left + step][i];
+}
+
 TEST_CASE("group sums are added in the fixed tree, so shards of K are subtrees", "[gemm][model]") {
   // A tensor-parallel rank holds half of K and half of the groups; tree_sum over ranks gives the
   // whole.
@@ -268,8 +275,8 @@ TEST_CASE("a slice of columns or of groups has the bits of the whole product", "
       const int begin = below(n), end = begin + 1 + below(n - begin);
       auto columns = slice(x.data(), whole.bias.data(), {begin, end}, {0, 0});
       for (int r = 0; r < m; ++r)
-        REQUIRE(std::memcmp(columns.data() + r * (end - begin + 2),
-                            expected.data() + r * n + begin, size_t(end - begin) * 4) == 0);
+        REQUIRE(std::memcmp(columns.data() + r * (end - begin + 2), expected.data() + r * n + begin,
+                            size_t(end - begin) * 4) == 0);
       // Ranks of one, two or four groups; each reads its own columns of x.
       const int ranks = 1 << (1 + below(3)), each = 8 / ranks;
       std::vector<std::vector<float>> sums;

@@ -116,6 +116,7 @@ TEST_CASE("jinja: what is not supported is refused at once, by line and name", "
       {"{% for x in y %}{% macro f() %}{% endmacro %}{% endfor %}", "a macro inside of another"},
       {"{% call f() %}{% endcall %}", "{% call %} is not supported"},
       {"{% with a = 1 %}{% endwith %}", "{% with %} is not supported"},
+      {"{% set a = b c %}", "line 1: expected '%}', found 'c'"},  // c was taken for an end tag
       {"{% if a %}", "expected {% endif %}, found the template's end"},
       {"{{ a", "line 1: a tag is not closed"},
       {"{{ \xff }}", "the template is not UTF-8"},

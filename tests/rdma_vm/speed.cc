@@ -14,6 +14,7 @@
 
 #include "base/device.h"
 #include "disagg/transport/wires.h"
+#include "experiments/connect_and_wait.h"
 #include "tests/rdma_vm/bare.h"
 
 namespace xpyd {

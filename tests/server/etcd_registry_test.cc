@@ -76,7 +76,7 @@ TEST_CASE("etcd: names come, change and go", "[server][etcd]") {
   const Entries both{{"worker/P0", "10.0.0.1:7"},
                      {"conductor", std::string("any \0 bytes \xff", 13)}};
   all.wait(both);
-  workers.follow(*b, kWorkerPrefix);  // begins with what is there
+  workers.follow(*b, "worker/");  // begins with what is there
   workers.wait({{"worker/P0", "10.0.0.1:7"}});
   b->announce("worker/D0", "10.0.0.2:7");
   workers.wait({{"worker/P0", "10.0.0.1:7"}, {"worker/D0", "10.0.0.2:7"}});

@@ -21,8 +21,8 @@
 #include <memory>
 #include <set>
 
-#include "base/bench.h"
 #include "experiments/bench/gemm_case.h"
+#include "experiments/bench/harness.h"
 
 namespace xpyd {
 namespace {

@@ -1,4 +1,4 @@
-#include "base/bench.h"
+#include "experiments/bench/harness.h"
 
 #include <sched.h>
 #include <unistd.h>

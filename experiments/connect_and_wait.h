@@ -1,0 +1,21 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "disagg/transport/transport.h"
+
+namespace xpyd {
+
+// Asks until it is connected or cannot be: for callers that may wait, while their Clock goes on.
+inline Status connect_and_wait(KvTransport& wire, PeerId peer, const std::string& address) {
+  for (;;) {
+    const Result<bool> connected = wire.connect(peer, address);
+    if (!connected) return connected.error();
+    if (connected.value()) return ok();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+}  // namespace xpyd
