@@ -68,7 +68,7 @@ object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build serve test chaos faults process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda test-cute gpu-report gpu-bundle asan tsan fuzz test-clients test-etcd test-rdma test-aarch64 compilers debian13 check install uninstall layers format clean
+.PHONY: help deps build tour serve test chaos faults process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda test-cute gpu-report gpu-bundle asan tsan fuzz test-clients test-etcd test-rdma test-aarch64 compilers debian13 check install uninstall layers format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
@@ -79,6 +79,9 @@ deps:  ## install the Debian/Ubuntu packages that are missing
 
 build: deps  ## build build/release/xpyd
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BIN)
+
+tour: build  ## one prompt through prefill and decode, a step at a time, in one thread: server/tour.cc
+	@$(BIN) tour
 
 serve: build  ## serve a model as 1P1D on http://127.0.0.1:8000 (MODEL=dir, PORT=, ARGS=)
 	exec $(BIN) serve $(MODEL) --topology 1P1D --port $(PORT) $(ARGS)

@@ -36,6 +36,7 @@ void Engine::submit(SequencePtr sequence) {
 }
 
 void Engine::adopt(SequencePtr sequence) {
+  sequence->probed = sequence->scheduled = true;  // where its KV was computed
   auto place = std::find_if(waiting_.begin(), waiting_.end(),
                             [](const SequencePtr& s) { return s->kv == kNoKv; });
   waiting_.insert(place, std::move(sequence));

@@ -6,6 +6,7 @@
 
 #include "disagg/checksum.h"
 #include "disagg/envelope.h"
+#include "disagg/place.h"
 
 namespace xpyd {
 namespace {
@@ -120,19 +121,12 @@ std::vector<KvView> InstanceParts::remote_views(InstanceId peer, const KvPlace& 
   std::vector<KvView> views;
   const Route& route = routes.at(peer);
   for (size_t rank = 0; rank < route.layouts.size(); ++rank)
-    views.push_back({wire.remote(peer, int(rank)), &route.layouts[rank],
-                     place.blocks.empty() ? nullptr : place.blocks.data(), place.slot});
+    views.push_back(view_at(wire.remote(peer, int(rank)), route.layouts[rank], place));
   return views;
 }
 
 std::vector<MemoryRange> InstanceParts::ranges(KvHandle kv, int token_begin, int token_end) const {
-  std::vector<MemoryRange> ranges;
-  TransferPlan plan;
-  for (const KvView& view : views(kv)) {
-    plan_transfer(view, view, {token_begin, token_end, 0, view.layout->shape.n_layers}, plan);
-    for (const Copy& copy : plan.copies) ranges.push_back({copy.destination, copy.bytes});
-  }
-  return ranges;
+  return rows_of(memory, kv, token_begin, token_end);
 }
 
 void InstanceParts::plan_write(KvHandle kv, InstanceId peer, const KvPlace& place,

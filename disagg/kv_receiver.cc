@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "disagg/envelope.h"
+#include "disagg/place.h"
 
 namespace xpyd {
 
@@ -206,7 +207,6 @@ bool KvReceiver::reserve(AttemptId attempt, Incoming& in) {
 void KvReceiver::promise(AttemptId attempt, Incoming& in) {
   KvReserved answer{.attempt = attempt};
   if (!parts_.wire.zero_copy()) {
-    const KvView view = parts_.memory.view(in.kv);
     Result<WindowKey> window = parts_.wire.open(
         in.from, KvOp::write, parts_.ranges(in.kv, in.cached_tokens, int(in.tokens.size())));
     if (!window) {  // given up at the next poll
@@ -215,10 +215,8 @@ void KvReceiver::promise(AttemptId attempt, Incoming& in) {
       return;
     }
     in.window = window.value();
-    answer.destination = {
-        .window = window.value(), .slot = view.slot, .cached_tokens = in.cached_tokens};
-    const auto blocks = parts_.memory.blocks(in.kv);
-    if (!view.contiguous()) answer.destination.blocks.assign(blocks.begin(), blocks.end());
+    answer.destination = place_of(parts_.memory, in.kv, window.value());
+    answer.destination.cached_tokens = in.cached_tokens;
   }
   in.deadline_s = parts_.new_deadline();
   parts_.tell(in.from, std::move(answer));

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "disagg/envelope.h"
+#include "disagg/place.h"
 
 namespace xpyd {
 
@@ -103,15 +104,12 @@ void KvSender::done(std::vector<SequencePtr> choices) {
 
 void KvSender::offer(AttemptId attempt, Outgoing& out) {
   const Sequence& first = *out.choices[0];
-  const KvView view = parts_.memory.view(out.kv);
   Result<WindowKey> window =
       parts_.wire.open(out.peer, KvOp::read, parts_.ranges(out.kv, 0, first.given));
   if (!window) return give_up(attempt, out, AttemptFailure::refused, window.error().message);
   out.offered = window.value();
-  KvPlace source{.window = window.value(), .slot = view.slot};
+  KvPlace source = place_of(parts_.memory, out.kv, window.value());
   if (parts_.checksum) source.checksums = parts_.checksums(out.kv, 0, first.given);
-  const auto blocks = parts_.memory.blocks(out.kv);
-  if (!view.contiguous()) source.blocks.assign(blocks.begin(), blocks.end());
   KvOffered offered{attempt, first.request, {}, std::move(source)};
   for (const SequencePtr& choice : out.choices) offered.choices.push_back(state_of(*choice));
   out.told = true;

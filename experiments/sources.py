@@ -34,7 +34,7 @@ IMPLEMENTED = {
     "server/backend_cpu.cc": LLAMA,
     "server/http.h": ["server/boost_asio_impl.cc", "server/boost_beast_impl.cc"],
     "server/main.cc": ["server/" + command + ".cc"
-                       for command in ("serve", "worker_command", "generate", "bench", "peak_command", "info",
+                       for command in ("tour", "serve", "worker_command", "generate", "bench", "peak_command", "info",
                                        "prefix_stats", "export")],
 }
 

@@ -14,6 +14,7 @@ inline int fail(const char* who, const Error& error, int code = 0) {
   return code ? code : error.code == ErrorCode::invalid_argument ? 2 : 1;
 }
 
+int tour_main(const Options& options);
 int serve_main(const Options& options);
 int worker_main(const Options& options);
 int generate_main(const Options& options);

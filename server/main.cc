@@ -26,6 +26,7 @@ struct Subcommand {
 };
 
 constexpr Subcommand kSubcommands[] = {
+    {"tour", tour_main, "", "one prompt through prefill and decode, a step at a time"},
     {"serve", serve_main, "[MODEL_DIR]", "serve a model over HTTP"},
     {"worker", worker_main, "[MODEL_DIR]",
      "one instance, in a process of its own, of a server elsewhere"},

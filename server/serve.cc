@@ -1,4 +1,4 @@
-// xpyd serve: the page to read first. One request travels like this, one call per arrow:
+// xpyd serve. Read server/tour.cc first. One request travels like this, one call per arrow:
 //
 //   HTTP bytes        -> HttpRequest  server/http.cc       one I/O thread, every connection
 //   HttpRequest       -> Request      server/api_parse.cc  JSON fields checked, text -> tokens

@@ -1,0 +1,160 @@
+// `xpyd tour`, the page to read first, as a user runs it. XPYD_BIN names the program; `make test`
+// sets it.
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "model/folder.h"
+#include "model/model.h"
+#include "model/tokenizer.h"
+#include "tests/catch.h"
+
+namespace xpyd::testing {
+namespace {
+
+struct Ran {
+  int code = -1;
+  std::string text;  // stdout; stderr, too, where the command says so
+};
+
+Ran shell(const std::string& command) {
+  Ran ran;
+  FILE* pipe = popen(command.c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  char buffer[4096];
+  for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) ran.text.append(buffer, n);
+  const int status = pclose(pipe);
+  ran.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return ran;
+}
+
+std::string program() {
+  const char* path = std::getenv("XPYD_BIN");
+  return path ? "'" + std::string(path) + "'" : "";
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+// The groups of the last line that the pattern matches as a whole; none: there is no such line.
+std::vector<std::string> last_match(const std::string& text, const std::string& pattern) {
+  std::vector<std::string> groups;
+  std::smatch match;
+  for (const std::string& line : lines_of(text))
+    if (std::regex_match(line, match, std::regex(pattern))) groups = {match.begin(), match.end()};
+  return groups;
+}
+
+TEST_CASE("tour: the bits of one engine alone, and the text and the hash of `xpyd generate`",
+          "[tour]") {
+  if (program().empty()) SKIP_TEST("XPYD_BIN is not set");
+  const Ran tour = shell(program() + " tour 2>&1");
+  INFO(tour.text);
+  REQUIRE(tour.code == 0);
+  const auto prompt = last_match(tour.text, "prompt, \\d+ tokens: \"(.*)\"");
+  const auto answer = last_match(tour.text, "D: \"(.*)\" and, beside it, \" .*\"");
+  const auto hash =
+      last_match(tour.text, "logits hash ([0-9a-f]{16}) equals that of one engine alone");
+  REQUIRE((prompt.size() == 2 && answer.size() == 2 && hash.size() == 2));
+  CHECK(answer[1] == " The key of box 17 is amber.");
+
+  // 1P1D, and one instance that does both: threads, mailboxes and a conductor around the same
+  // steps.
+  for (const char* topology : {"1P1D", "1C"}) {
+    const std::string generate = program() + " generate --topology " + topology + " --prompt '" +
+                                 prompt[1] + "' --kv-bytes 16MiB ";
+    CHECK(shell(generate + "2>/dev/null").text == answer[1]);
+    const auto its_hash = last_match(shell(generate + "2>&1").text, "logits hash ([0-9a-f]{16})");
+    REQUIRE(its_hash.size() == 2);
+    CHECK(its_hash[1] == hash[1]);
+  }
+}
+
+TEST_CASE("tour: every layer of every block crosses once, and no byte beside the layout's",
+          "[tour]") {
+  if (program().empty()) SKIP_TEST("XPYD_BIN is not set");
+  const Ran tour = shell(program() + " tour 2>/dev/null");
+  INFO(tour.text);
+  const auto prompt = last_match(tour.text, "prompt, (\\d+) tokens: \"(.*)\"");
+  REQUIRE(prompt.size() == 3);
+  const ModelConfig config = load_model_config(kDemoModel).value();
+  const int n_tokens = int(Tokenizer::load(kDemoModel).value()->encode(prompt[2]).size());
+  CHECK(std::stoi(prompt[1]) == n_tokens);
+  CHECK(n_tokens % 16 != 0);  // the last block is full in part
+  const size_t bytes = size_t(n_tokens) * kv_shape(config, Dtype::f32).token_bytes();
+
+  size_t kib = 0, lines = 0;
+  std::set<std::pair<int, int>> crossed;      // first token, layer
+  std::map<int, int> block_of_p, block_of_d;  // by first token
+  const std::regex pattern(
+      "  tokens (\\d+) to (\\d+): block (\\d+) of P, layer (\\d+), (\\d+) KiB -> block (\\d+) of "
+      "D");
+  std::smatch match;
+  for (const std::string& line : lines_of(tour.text)) {
+    if (!std::regex_match(line, match, pattern)) continue;
+    ++lines;
+    std::vector<int> n;
+    for (size_t i = 1; i < match.size(); ++i) n.push_back(std::stoi(match[i]));
+    const int first = n[0], end = n[1], layer = n[3];
+    CHECK(first % 16 == 0);
+    CHECK(end == std::min(first + 16, n_tokens));
+    CHECK(layer < config.n_layers);
+    crossed.insert({first, layer});
+    kib += size_t(n[4]);
+    CHECK(block_of_p.try_emplace(first, n[2]).first->second == n[2]);
+    CHECK(block_of_d.try_emplace(first, n[5]).first->second == n[5]);
+    CHECK(n[2] != n[5]);  // D holds another sequence, so that the two tables differ
+  }
+  const size_t posts = size_t((n_tokens + 15) / 16) * size_t(config.n_layers);
+  CHECK(lines == posts);
+  CHECK(crossed.size() == posts);
+  CHECK(kib * 1024 == bytes);
+  const auto said = last_match(tour.text, "D has (\\d+) bytes in (\\d+) posts; .* are (\\d+)");
+  REQUIRE(said.size() == 4);
+  CHECK(std::stoul(said[1]) == bytes);
+  CHECK(std::stoul(said[2]) == posts);
+  CHECK(std::stoul(said[3]) == bytes);
+}
+
+TEST_CASE("tour: README.md shows what it prints", "[tour]") {
+  if (program().empty()) SKIP_TEST("XPYD_BIN is not set");
+  std::ifstream file("README.md");
+  std::stringstream readme;
+  readme << file.rdbuf();
+  const std::string text = readme.str();
+  const size_t begin = text.find("\nprompt, ") + 1, end = text.find("\n```", begin);
+  REQUIRE((begin > 0 && end != text.npos));
+  std::vector<std::string> printed = lines_of(shell(program() + " tour 2>/dev/null").text);
+  // The step that samples the end of the sequence adds no text.
+  printed.erase(std::unique(printed.begin(), printed.end()), printed.end());
+  size_t at = 0, shown = 0;
+  bool gap = false;  // "…": lines are left out
+  for (const std::string& line : lines_of(text.substr(begin, end - begin))) {
+    if (line.ends_with("…")) {
+      gap = true;
+      continue;
+    }
+    INFO(line);
+    while (gap && at < printed.size() && printed[at] != line) ++at;
+    REQUIRE(at < printed.size());
+    CHECK(printed[at++] == line);
+    gap = false;
+    ++shown;
+  }
+  CHECK(at == printed.size());
+  CHECK(shown >= 10);
+}
+
+}  // namespace
+}  // namespace xpyd::testing
