@@ -26,6 +26,64 @@
 namespace xpyd {
 namespace {
 
+Result<ServerOptions> http_options(const Options& options, Stack& stack);
+
+}  // namespace
+
+int serve_main(const Options& options) {
+  // With --processes there soon is a folder with a key to remove, and no model to load before it.
+  SignalThread signals(!options.flag("processes"));
+  open_log(log_level(options.text("log-level")));
+
+  // From Request to TokenEvent: tokenizer, model, a KV memory, a wire and an engine per instance,
+  // and the conductor that places requests on them. Nothing runs yet.
+  Result<std::unique_ptr<Stack>> built = build_stack(options);
+  if (!built) return fail(" serve", built.error());
+  Stack& stack = *built.value();
+
+  // From HTTP bytes to Request, and from TokenEvent to SSE: the port is bound, nobody is answered.
+  raise_descriptor_limit();
+  Result<ServerOptions> checked = http_options(options, stack);
+  if (!checked) return fail(" serve", checked.error());
+  const ServerOptions& http = checked.value();
+  Result<std::unique_ptr<HttpServer>> listening = HttpServer::listen(
+      http, *stack.runtime, stack.tokenizer.get(), stack.chat_template.get(), stack.clock);
+  if (!listening) return fail(" serve", listening.error());
+  HttpServer& server = *listening.value();
+  if (http.api_keys.empty() && !server.is_loopback())
+    log_line(LogLevel::warning, "xpyd serve: without a key, whoever reaches %s may use it",
+             http.host.c_str());
+
+  // The end: what runs is answered first, or nothing is any more.
+  signals.handle([&](int count) {
+    log_line(LogLevel::info, "xpyd serve: %s",
+             count > 1 ? "stopping" : "draining; a second signal stops at once");
+    stack.runtime->drain();
+    if (count > 1)
+      server.stop();
+    else
+      server.begin_drain();
+  });
+
+  // Every instance turns its loop on a thread (or in a process) of its own; this one does I/O.
+  const Status started = stack.runtime->start();
+  if (started) {
+    std::fprintf(stderr, "xpyd serve: %s as %s on http://%s:%d\n", http.model_name.c_str(),
+                 options.text("topology").c_str(), http.host.c_str(), server.port());
+    server.run();
+  }
+  signals.finish();
+  stack.runtime->stop();
+  if (!started) return signals.first() ? 128 + signals.first() : fail(" serve", started.error());
+  if (stack.backend)  // graphs and kernels chosen since it started
+    std::fputs(stack.backend->describe().c_str(), stderr);
+  if (const uint64_t hash = stack.runtime->logits_hash(); hash != 0)  // 0: no request has ended
+    std::fprintf(stderr, "logits hash %016llx\n", static_cast<unsigned long long>(hash));
+  return 0;
+}
+
+namespace {
+
 std::vector<std::string> comma_list(const std::string& text) {
   std::vector<std::string> parts;
   std::istringstream stream(text);
@@ -34,23 +92,13 @@ std::vector<std::string> comma_list(const std::string& text) {
   return parts;
 }
 
-}  // namespace
-
-int serve_main(const Options& options) {
-  // With --processes there soon is a folder with a key to remove, and no model to load before it.
-  SignalThread signals(!options.flag("processes"));
-  open_log(log_level(options.text("log-level")));
-  Result<std::unique_ptr<Stack>> built =
-      build_stack(options);  // model, tokenizer, KV memory, instances
-  if (!built) return fail(" serve", built.error());
-  Stack& stack = *built.value();
-
+// The errors name the option.
+Result<ServerOptions> http_options(const Options& options, Stack& stack) {
   ServerOptions http;
   http.host = options.text("host");
   http.port = int(options.integer("port"));
   http.max_connections = int(options.integer("max-connections"));
   http.max_connections_per_address = int(options.integer("max-connections-per-address"));
-  raise_descriptor_limit();
   http.request_timeout_s = options.number("request-timeout");
   http.model_name = stack.config.name;
   http.more_names = comma_list(options.text("served-model-name"));
@@ -73,14 +121,12 @@ int serve_main(const Options& options) {
   http.max_model_len = stack.max_model_len;
   http.vocab_size = stack.config.vocab;
   if (const std::string& key = options.text("api-key"); !key.empty()) {
-    if (!is_api_key(key))
-      return fail(" serve", invalid("--api-key: expected printable ASCII and no blank"));
+    if (!is_api_key(key)) return invalid("--api-key: expected printable ASCII and no blank");
     http.api_keys = {key};
   }
   if (const std::string& file = options.text("api-key-file"); !file.empty()) {
     Result<std::vector<std::string>> keys = read_api_keys(file);
-    if (!keys)
-      return fail(" serve", {keys.error().code, "--api-key-file: " + keys.error().message});
+    if (!keys) return Error{keys.error().code, "--api-key-file: " + keys.error().message};
     http.api_keys.insert(http.api_keys.end(), keys.value().begin(), keys.value().end());
   }
   http.insecure = options.flag("insecure");
@@ -88,7 +134,7 @@ int serve_main(const Options& options) {
   for (const std::string& proxy : comma_list(options.text("trusted-proxies"))) {
     http.trusted_proxies.push_back(address_group(proxy));
     if (http.trusted_proxies.back().empty())
-      return fail(" serve", invalid("--trusted-proxies: " + proxy + ": expected an IP address"));
+      return invalid("--trusted-proxies: " + proxy + ": expected an IP address");
   }
   http.max_sessions = int(options.integer("max-sessions"));
   http.session_bytes = size_t(options.integer("session-bytes"));
@@ -103,38 +149,9 @@ int serve_main(const Options& options) {
     return stack.runtime->retire(name, role.empty() ? std::nullopt
                                                     : std::optional<Role>(role_of(role)));
   };
-  Result<std::unique_ptr<HttpServer>> listening = HttpServer::listen(
-      http, *stack.runtime, stack.tokenizer.get(), stack.chat_template.get(), stack.clock);
-  if (!listening) return fail(" serve", listening.error());
-  HttpServer& server = *listening.value();
-  if (http.api_keys.empty() && !server.is_loopback())
-    log_line(LogLevel::warning, "xpyd serve: without a key, whoever reaches %s may use it",
-             http.host.c_str());
-
-  signals.handle([&](int count) {
-    log_line(LogLevel::info, "xpyd serve: %s",
-             count > 1 ? "stopping" : "draining; a second signal stops at once");
-    stack.runtime->drain();
-    if (count > 1)
-      server.stop();
-    else
-      server.begin_drain();
-  });
-  const Status started = stack.runtime->start();
-  if (started) {
-    std::fprintf(stderr, "xpyd serve: %s as %s on http://%s:%d\n", http.model_name.c_str(),
-                 options.text("topology").c_str(), http.host.c_str(), server.port());
-    server.run();
-  }
-  signals.finish();
-  stack.runtime->stop();
-  if (!started) return signals.first() ? 128 + signals.first() : fail(" serve", started.error());
-  if (stack.backend)
-    std::fputs(stack.backend->describe().c_str(),
-               stderr);  // graphs and kernels chosen since it started
-  if (const uint64_t hash = stack.runtime->logits_hash(); hash != 0)  // 0: no request has ended
-    std::fprintf(stderr, "logits hash %016llx\n", static_cast<unsigned long long>(hash));
-  return 0;
+  return http;
 }
+
+}  // namespace
 
 }  // namespace xpyd

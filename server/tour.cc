@@ -49,7 +49,8 @@ struct Shared {
 };
 
 // An instance: a KV memory, a wire to its peers, and an engine over a model. In the server, with a
-// mailbox and a loop around them, it is disagg/instance.cc; the names are rows of tables.
+// mailbox and a loop around them, it is disagg/instance.cc. The names are rows of tables: "token"
+// instead of "paged", or "tcp" instead of "local", gives the same hash.
 struct Side {
   const PeerId id;
   Shared& shared;
@@ -74,12 +75,12 @@ struct Sender final : EngineHooks {
   bool layerwise() const override { return true; }
 
   // Inside the forward pass, after each layer: its KV of tokens [begin, end) goes while the next
-  // layer is computed (Splitwise, section 4.2).
+  // layer is computed (Splitwise, section 4.2). What D's prefix cache has is not sent.
   void kv_written(Sequence& sequence, int layer, int layer_end, int begin, int end) override {
     // Both sides are a KvView: allocator/kv_layout.h alone computes addresses.
     const KvView here = p->memory->view(sequence.kv);
     const KvView there = view_at(p->wire->remote(kD, 0), d->memory->layout(), place);
-    for (int token = begin, next; token < end; token = next) {
+    for (int token = std::max(begin, place.cached_tokens), next; token < end; token = next) {
       const int block = token / here.layout->block_tokens;
       next = std::min(end, (block + 1) * here.layout->block_tokens);
       plan_transfer(here, there, {token, next, layer, layer_end}, plan);  // disagg/transfer_plan.h
@@ -131,11 +132,12 @@ int tour_main(const Options&) {
 
   // D grants room for the prompt: blocks of its paged memory (PagedAttention), which a lease keeps
   // whatever becomes of the sequence, and a window through which P, and only P, may write there.
-  const KvHandle kv = d.memory->reserve(prompt, 0).value().handle;
-  XPYD_CHECK(d.memory->append(kv, n));
+  const auto [kv, cached, loading] = d.memory->reserve(prompt, 0).value();
+  XPYD_CHECK(d.memory->append(kv, n - cached));
   const KvLease lease = d.memory->pin(kv);
-  const WindowKey window = d.wire->open(kP, KvOp::write, rows_of(*d.memory, kv, 0, n)).value();
+  const WindowKey window = d.wire->open(kP, KvOp::write, rows_of(*d.memory, kv, cached, n)).value();
   sender.place = place_of(*d.memory, kv, window);
+  sender.place.cached_tokens = cached;
 
   // P computes the prompt, 32 tokens a step (chunked prefill, Sarathi-Serve), and sends it layer by
   // layer: kv_written() above. D's tokens do not wait for it: that is what disaggregation is for.
@@ -153,11 +155,11 @@ int tour_main(const Options&) {
   while (d.wire->arrived(window) < int(sender.posts.size())) continue;
   while (!d.wire->close(window)) continue;
   d.memory->unpin(lease);
-  d.memory->written(kv, prompt);
+  d.memory->written(kv, std::span(prompt).subspan(size_t(cached)));
   const size_t token_bytes = d.memory->layout().shape.token_bytes();
   std::printf("D has %ld bytes in %zu posts; %d tokens of %zu bytes are %zu\n",
-              long(p.wire->stats().bytes), sender.posts.size(), n, token_bytes,
-              size_t(n) * token_bytes);
+              long(p.wire->stats().bytes), sender.posts.size(), n - cached, token_bytes,
+              size_t(n - cached) * token_bytes);
 
   // The sequence goes on at D, from the token that P has sampled, and joins the batch (Orca,
   // continuous batching).
