@@ -121,7 +121,8 @@ std::vector<KvView> InstanceParts::remote_views(InstanceId peer, const KvPlace& 
   std::vector<KvView> views;
   const Route& route = routes.at(peer);
   for (size_t rank = 0; rank < route.layouts.size(); ++rank)
-    views.push_back(view_at(wire.remote(peer, int(rank)), route.layouts[rank], place));
+    views.push_back({wire.remote(peer, int(rank)), &route.layouts[rank],
+                     place.blocks.empty() ? nullptr : place.blocks.data(), place.slot});
   return views;
 }
 

@@ -215,8 +215,7 @@ void KvReceiver::promise(AttemptId attempt, Incoming& in) {
       return;
     }
     in.window = window.value();
-    answer.destination = place_of(parts_.memory, in.kv, window.value());
-    answer.destination.cached_tokens = in.cached_tokens;
+    answer.destination = place_of(parts_.memory, in.kv, window.value(), in.cached_tokens);
   }
   in.deadline_s = parts_.new_deadline();
   parts_.tell(in.from, std::move(answer));
@@ -376,17 +375,13 @@ void KvReceiver::adopt(AttemptId attempt, Incoming& in, bool whole) {
       s.cached_tokens = in.cached_tokens;
       s.scheduled_s = parts_.clock.now();
     }
-    if (kv == kNoKv) continue;
-    Result<KvHandle> own = i == 0 ? Result<KvHandle>(kv) : memory.fork(kv);
-    if (!own) continue;
-    s.kv = own.value();
-    s.computed = n_tokens;
-  }
-  for (SequencePtr& s : sequences) {
-    if (s->kv == kNoKv) {
-      engine_.submit(std::move(s));
+    const Result<KvHandle> own = i == 0 || kv == kNoKv ? Result<KvHandle>(kv) : memory.fork(kv);
+    if (own) s.kv = own.value();
+    if (s.kv == kNoKv) {
+      engine_.submit(std::move(sequences[i]));
     } else {
-      engine_.adopt(std::move(s));
+      s.computed = n_tokens;
+      engine_.adopt(std::move(sequences[i]));
     }
   }
 }

@@ -108,7 +108,7 @@ void KvSender::offer(AttemptId attempt, Outgoing& out) {
       parts_.wire.open(out.peer, KvOp::read, parts_.ranges(out.kv, 0, first.given));
   if (!window) return give_up(attempt, out, AttemptFailure::refused, window.error().message);
   out.offered = window.value();
-  KvPlace source = place_of(parts_.memory, out.kv, window.value());
+  KvPlace source = place_of(parts_.memory, out.kv, window.value(), 0);
   if (parts_.checksum) source.checksums = parts_.checksums(out.kv, 0, first.given);
   KvOffered offered{attempt, first.request, {}, std::move(source)};
   for (const SequencePtr& choice : out.choices) offered.choices.push_back(state_of(*choice));

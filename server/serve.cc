@@ -25,9 +25,7 @@
 
 namespace xpyd {
 namespace {
-
 Result<ServerOptions> http_options(const Options& options, Stack& stack);
-
 }  // namespace
 
 int serve_main(const Options& options) {
@@ -35,13 +33,12 @@ int serve_main(const Options& options) {
   SignalThread signals(!options.flag("processes"));
   open_log(log_level(options.text("log-level")));
 
-  // From Request to TokenEvent: tokenizer, model, a KV memory, a wire and an engine per instance,
-  // and the conductor that places requests on them. Nothing runs yet.
+  // Request -> TokenEvent: tokenizer, model, the instances and their conductor. Nothing runs yet.
   Result<std::unique_ptr<Stack>> built = build_stack(options);
   if (!built) return fail(" serve", built.error());
   Stack& stack = *built.value();
 
-  // From HTTP bytes to Request, and from TokenEvent to SSE: the port is bound, nobody is answered.
+  // HTTP bytes -> Request, TokenEvent -> SSE: the port is bound, and nobody is answered yet.
   raise_descriptor_limit();
   Result<ServerOptions> checked = http_options(options, stack);
   if (!checked) return fail(" serve", checked.error());
@@ -54,7 +51,6 @@ int serve_main(const Options& options) {
     log_line(LogLevel::warning, "xpyd serve: without a key, whoever reaches %s may use it",
              http.host.c_str());
 
-  // The end: what runs is answered first, or nothing is any more.
   signals.handle([&](int count) {
     log_line(LogLevel::info, "xpyd serve: %s",
              count > 1 ? "stopping" : "draining; a second signal stops at once");
@@ -65,7 +61,7 @@ int serve_main(const Options& options) {
       server.begin_drain();
   });
 
-  // Every instance turns its loop on a thread (or in a process) of its own; this one does I/O.
+  // Each instance turns its loop on a thread, or in a process, of its own; this thread does I/O.
   const Status started = stack.runtime->start();
   if (started) {
     std::fprintf(stderr, "xpyd serve: %s as %s on http://%s:%d\n", http.model_name.c_str(),
@@ -92,7 +88,6 @@ std::vector<std::string> comma_list(const std::string& text) {
   return parts;
 }
 
-// The errors name the option.
 Result<ServerOptions> http_options(const Options& options, Stack& stack) {
   ServerOptions http;
   http.host = options.text("host");
@@ -153,5 +148,4 @@ Result<ServerOptions> http_options(const Options& options, Stack& stack) {
 }
 
 }  // namespace
-
 }  // namespace xpyd

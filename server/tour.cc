@@ -21,12 +21,9 @@ constexpr int kStepTokens = 32, kMaxBatch = 4;
 
 // Takes the tokens of one request, as its client's stream does (server/generation.cc).
 struct Output final : EventSink {
-  void on_event(TokenEvent event) override {
-    text += event.text;
-    logits_hash = event.logits_hash;  // of each row of logits that a token was sampled from
-  }
+  void on_event(TokenEvent event) override { text += event.text, logits_hash = event.logits_hash; }
   std::string text;
-  uint64_t logits_hash = 0;
+  uint64_t logits_hash = 0;  // of all rows of logits that a token was sampled from
 };
 
 // What the instances share: the demo model inside this binary, and a thread to compute with.
@@ -36,9 +33,8 @@ struct Shared {
   ThreadTeam team{1};
   const std::shared_ptr<const Weights> weights = load_weights(kDemoModel, config, {}, team).value();
   RealClock clock;
-  const KvOptions kv{.shape = kv_shape(config, Dtype::f32),
-                     .pool_bytes = 1 << 20,  // 16 blocks of 16 tokens of 4 KiB
-                     .max_sequence_tokens = 256};
+  // 16 blocks of 16 tokens of 4 KiB.
+  const KvOptions kv{.shape = kv_shape(config, Dtype::f32), .pool_bytes = 1 << 20};
 
   std::shared_ptr<const Request> request(const char* prompt) const {
     auto request = std::make_shared<Request>();
@@ -79,7 +75,7 @@ struct Sender final : EngineHooks {
   void kv_written(Sequence& sequence, int layer, int layer_end, int begin, int end) override {
     // Both sides are a KvView: allocator/kv_layout.h alone computes addresses.
     const KvView here = p->memory->view(sequence.kv);
-    const KvView there = view_at(p->wire->remote(kD, 0), d->memory->layout(), place);
+    const KvView there{p->wire->remote(kD, 0), &d->memory->layout(), place.blocks.data()};
     for (int token = std::max(begin, place.cached_tokens), next; token < end; token = next) {
       const int block = token / here.layout->block_tokens;
       next = std::min(end, (block + 1) * here.layout->block_tokens);
@@ -117,9 +113,9 @@ int tour_main(const Options&) {
   const auto request = shared.request(
       "The key of box 17 is amber. The owner of house 3 is Grace. The drink of table 17 is tea. "
       "The city of train 17 is Oslo. What is the key of box 17?");
-  const std::vector<int32_t>& prompt = request->prompt;
+  const std::span<const int32_t> prompt = request->prompt;
   const int n = int(prompt.size());
-  std::printf("prompt, %d tokens: \"%s\"\n", n, shared.tokenizer->decode(prompt).c_str());
+  std::printf("prompt, %d tokens: \"%s\"\n", n, shared.tokenizer->decode(request->prompt).c_str());
 
   // D has a request already.
   const auto others = shared.request("The captain of ship 31 is Hugo. Who is captain of ship 31?");
@@ -136,8 +132,7 @@ int tour_main(const Options&) {
   XPYD_CHECK(d.memory->append(kv, n - cached));
   const KvLease lease = d.memory->pin(kv);
   const WindowKey window = d.wire->open(kP, KvOp::write, rows_of(*d.memory, kv, cached, n)).value();
-  sender.place = place_of(*d.memory, kv, window);
-  sender.place.cached_tokens = cached;
+  sender.place = place_of(*d.memory, kv, window, cached);
 
   // P computes the prompt, 32 tokens a step (chunked prefill, Sarathi-Serve), and sends it layer by
   // layer: kv_written() above. D's tokens do not wait for it: that is what disaggregation is for.
@@ -155,7 +150,7 @@ int tour_main(const Options&) {
   while (d.wire->arrived(window) < int(sender.posts.size())) continue;
   while (!d.wire->close(window)) continue;
   d.memory->unpin(lease);
-  d.memory->written(kv, std::span(prompt).subspan(size_t(cached)));
+  d.memory->written(kv, prompt.subspan(size_t(cached)));
   const size_t token_bytes = d.memory->layout().shape.token_bytes();
   std::printf("D has %ld bytes in %zu posts; %d tokens of %zu bytes are %zu\n",
               long(p.wire->stats().bytes), sender.posts.size(), n - cached, token_bytes,
@@ -163,11 +158,10 @@ int tour_main(const Options&) {
 
   // The sequence goes on at D, from the token that P has sampled, and joins the batch (Orca,
   // continuous batching).
-  SequencePtr arrived =
-      make_sequence(request, sender.state, output, nullptr, shared.tokenizer.get());
-  arrived->kv = kv;
-  arrived->computed = n;
-  d.engine.adopt(std::move(arrived));
+  SequencePtr here = make_sequence(request, sender.state, output, nullptr, shared.tokenizer.get());
+  here->kv = kv;
+  here->computed = n;
+  d.engine.adopt(std::move(here));
   while (d.engine.step())
     std::printf("D: \"%s\" and, beside it, \"%s\"\n", output->text.c_str(), other->text.c_str());
 
@@ -178,8 +172,8 @@ int tour_main(const Options&) {
   while (alone.engine.step()) continue;
   for (const Side* side : {&p, &d, &alone}) side->memory->check_invariants();
   const bool same = output->logits_hash == expected->logits_hash;
-  std::printf("logits hash %016lx %s one engine alone\n", output->logits_hash,
-              same ? "equals that of" : "DIFFERS from that of");
+  std::printf("logits hash %016lx %s that of one engine alone\n", output->logits_hash,
+              same ? "equals" : "DIFFERS from");
   return same ? 0 : 1;
 }
 
