@@ -68,7 +68,7 @@ object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build tour serve test chaos faults process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda test-cute gpu-report gpu-bundle asan tsan fuzz test-clients test-etcd test-rdma test-aarch64 compilers debian13 check install uninstall layers format clean
+.PHONY: help deps build tour serve test chaos faults process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda test-cute gpu-report gpu-bundle asan tsan fuzz test-clients test-etcd test-rdma test-aarch64 compilers debian13 check install uninstall layers house format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
@@ -235,6 +235,9 @@ uninstall:  ## remove what `make install` put there (PREFIX=, DESTDIR=)
 
 layers:  ## check that no room includes a room above it, and that no two types have one name
 	@tools/check-layers
+
+house:  ## what the rooms weigh: lines, files, edits for one more of a kind (ARGS='COMMIT .': side by side)
+	@tools/house $(ARGS)
 
 format:  ## clang-format every source in place
 	@git ls-files '*.cc' '*.h' '*.cu' | xargs clang-format -i

@@ -1,5 +1,5 @@
-"""Which files an experiment's result depends on, and their hash: an edit elsewhere, a comment, another
-layout leave the result what it is.
+"""Which files an experiment's result depends on, and the hash of what the compiler sees of them: an edit elsewhere, a
+comment, another layout, another file of the room for the same function leave the result what it is.
 
 From the file that registers the experiment, every quoted path of this repository is followed: what is included, and
 what is read or carried inside (models, a page). A header brings what implements it: x.h brings x.cc, and x_y.cc
@@ -39,21 +39,66 @@ IMPLEMENTED = {
 }
 
 QUOTED = re.compile(r'"((?:%s)/[\w./-]+)' % "|".join(ROOMS))
+FLAGS = re.compile(r"(_avx2\.cc|\.cu)?$")  # those that the Makefile compiles otherwise
 REGISTERED = re.compile(r'^REGISTER_EXPERIMENT\("(\w+)",\s*"(\w+)"', re.M)
 TOKEN = re.compile(rb'''(?P<nothing>//[^\n]*|/\*.*?\*/)|^[ \t]*\#(?P<directive>[^\n]*)|R"(?P<end>[^(\s]{0,16})\(.*?\)(?P=end)"|
     "(?:\\.|[^"\\\n])*"|\.?\d(?:\'?\w|\.|(?<=[eEpP])[+-])*|\'(?:\\.|[^\'\\\n])*\'|[A-Za-z_]\w*|[^\s\w]''', re.S | re.M | re.X)
 
+FORWARD = re.compile(rb"(class|struct) \w+ ;")
+GOES_ON = (b";", b",", b"{", b"(", b"catch")  # after the } of a type, an initialiser, a lambda, a function that is one try
+
 
 def tokens(text):
-    """What the compiler sees of a C++ file, a token a line: no comment, no layout. A renamed variable is another text: to
-    tell it from another function of the same shape takes a compiler."""
+    """The tokens of a C++ file, a directive of the preprocessor being one: no comment, no layout. Neighbouring literals
+    are one text, which clang-format parts where the line ends."""
     found = []
     for match in TOKEN.finditer(text.replace(b"\\\n", b" ")):
         if match["directive"] is not None:  # ends with its line
-            found += [b"#", *tokens(match["directive"]).split(b"\n"), b"#end"]
+            found.append(b"# " + b" ".join(tokens(match["directive"])))
         elif match["nothing"] is None:
-            found.append(match[0])
-    return b"\n".join(found)
+            if match[0][:1] == b'"' and found and found[-1][:1] == b'"':
+                found[-1] = found[-1][:-1] + match[0][1:]
+            else:
+                found.append(match[0])
+    return found
+
+
+def declarations(words):
+    """The set of a file's declarations, each with its namespaces: what stands between brackets or #if and #endif is whole.
+
+    Their order and their file are nothing to the compiler, but for the order in which globals are made. Nothing, too, are
+    #include (what it brings is followed), `struct Name;`, and one text twice. A renamed variable is another text: to tell
+    it from another function of the same shape takes a compiler."""
+    found, spaces, part, depth = set(), [], [], 0
+
+    def end():
+        if part and not FORWARD.fullmatch(b" ".join(part)):
+            found.add(b"\n".join(spaces + part))
+        part.clear()
+
+    for word, following in zip(words, words[1:] + [b""]):
+        directive = word[2:].split(b" ", 1)[0] if word[:1] == b"#" else b""
+        if directive == b"include" or word == b"# pragma once":
+            continue
+        if word == b"}" and not depth and spaces:
+            end()
+            spaces.pop()
+            continue
+        part.append(word)
+        if word == b"{" and not depth and b"namespace" in part:
+            begin = part.index(b"namespace")  # before it: a macro without a semicolon
+            space = b" ".join(part[begin:])
+            del part[begin:]
+            end()
+            spaces.append(space)
+        elif word in (b"{", b"(", b"[") or directive in (b"if", b"ifdef", b"ifndef"):
+            depth += 1
+        elif word in (b"}", b")", b"]") or directive == b"endif":
+            depth = max(depth - 1, 0)
+        if not depth and (word == b";" or directive or word == b"}" and following not in GOES_ON):
+            end()
+    end()
+    return found
 
 
 class Sources:
@@ -62,7 +107,7 @@ class Sources:
     def __init__(self, root, device):
         self.root, self.device = root, device
         self.suffixes = (".h", ".cc", ".cu") if device == "cuda" else (".h", ".cc")
-        self.texts, self.tokens = {}, {}
+        self.texts, self.words, self.seen = {}, {}, {}
         for room in ROOMS:
             for folder, folders, names in os.walk(os.path.join(root, room)):
                 folders[:] = [f for f in folders if f not in APART]
@@ -100,6 +145,21 @@ class Sources:
                 self.texts[file] = opened.read()
         return self.texts[file]
 
+    def tokens(self, file):
+        if file not in self.words:
+            self.words[file] = tokens(self.text(file))
+        return self.words[file]
+
+    def parts(self, file):
+        """What counts of a file: its declarations, for the flags that it is compiled with; of data all, by its path."""
+        if file not in self.seen:
+            if self._is_code(file):
+                flags = FLAGS.search(file)[0].encode()
+                self.seen[file] = {flags + b"\n" + part for part in declarations(self.tokens(file))}
+            else:
+                self.seen[file] = {file.encode() + b"\0" + self.text(file)}
+        return self.seen[file]
+
     def registered_in(self, name):
         return [file for file in self.texts
                 if any(n == name and d in (self.device, "any") for n, d in self._registers(file))]
@@ -116,7 +176,7 @@ class Sources:
         while left:
             file = left.pop()
             named = list(self.brings.get(file, []))
-            for path in QUOTED.findall(self.text(file).decode()) if self._is_code(file) else []:
+            for path in QUOTED.findall(b" ".join(self.tokens(file)).decode()) if self._is_code(file) else []:
                 named += [path] if path in self.texts else self._models(path)
             for path in named:
                 if path not in seen:
@@ -129,17 +189,12 @@ class Sources:
         return [file for file in self.texts if file.startswith(folder) and file.endswith(".json")]
 
     def stamp(self, name):
-        """`room=hash room=hash ...`: of the experiment's files in each room."""
+        """`room=hash room=hash ...`: of what counts of the experiment's files in each room, whichever file it is in."""
         rooms = {}
         for file in self.files_of(name):
-            text = self.text(file)
-            if self._is_code(file):
-                if file not in self.tokens:
-                    self.tokens[file] = tokens(text)
-                text = self.tokens[file]
-            digest = rooms.setdefault(file.split("/")[0], hashlib.sha256())
-            digest.update(file.encode() + b"\0" + text + b"\0")
-        return " ".join(f"{room}={rooms[room].hexdigest()[:8]}" for room in ROOMS if room in rooms)
+            rooms.setdefault(file.split("/")[0], set()).update(self.parts(file))
+        digests = {room: hashlib.sha256(b"\0".join(sorted(parts))).hexdigest() for room, parts in rooms.items()}
+        return " ".join(f"{room}={digests[room][:8]}" for room in ROOMS if room in digests)
 
 
 def changed(old, new):

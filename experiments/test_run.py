@@ -19,7 +19,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import run  # noqa: E402
 from claims import CLAIMS, HOW, Claim, Expect, gap99  # noqa: E402
 from evidence import against, decide, interval, printed  # noqa: E402
-from sources import APART, IMPLEMENTED, ROOMS, Sources, tokens  # noqa: E402
+from sources import APART, IMPLEMENTED, ROOMS, Sources, declarations, tokens  # noqa: E402
 from table import Table, TableError  # noqa: E402
 
 # Two points; FAKE_WRONG names an x whose result is wrong, FAKE_DIE one at which it dies; every call is logged.
@@ -84,6 +84,11 @@ class RunnerTest(unittest.TestCase):
         with open(os.path.join(self.dir, path), "w") as file:
             file.write(text)
         run.sources_below.cache_clear()
+
+    def rename(self, old, new):
+        with open(os.path.join(self.dir, old)) as file:
+            self.edit(new, file.read())
+        os.remove(os.path.join(self.dir, old))
 
     def tearDown(self):
         run.ROOT = self.root
@@ -210,6 +215,37 @@ class RunnerTest(unittest.TestCase):
             file.write(re.sub("# sources: .*", "# sources: 0123456789ab", text))  # one hash of everything, as once
         self.assertIn("commit abc, sources have changed since", self.verdict()[1])
 
+    def test_files_renamed_merged_and_split_within_their_room_make_nothing_stale(self):
+        self.edit("model/shape_many.cc", SOURCES["model/shape_many.cc"] + "int sides() { return 4; }\nint twice(int);\n")
+        self.run_claim()
+        fresh = ("agrees with arithmetic", "")
+        self.edit("base/README.md", "# Numbers\n")
+        self.rename("model/shape_many.cc", "model/shape_few.cc")
+        self.rename("base/count.cc", "base/count_slowly.cc")
+        self.assertEqual(self.verdict(), fresh)
+        self.rename("experiments/toy.cc", "experiments/toys.cc")
+        self.assertEqual(self.verdict(), fresh)
+        self.rename("model/shape.h", "model/plane/shape.h")  # and whoever includes it says so
+        self.rename("model/shape_few.cc", "model/plane/shape.cc")
+        self.edit("experiments/toys.cc", SOURCES["experiments/toy.cc"].replace("model/shape.h", "model/plane/shape.h"))
+        self.assertEqual(self.verdict(), fresh)
+        self.edit("model/plane/shape_sides.cc", '#include "model/plane/shape.h"\nstruct Side;\nint sides() { return 4; }\n')
+        self.edit("model/plane/shape.cc", "int twice(int);\n" + SOURCES["model/shape_many.cc"])
+        self.assertEqual(self.verdict(), fresh)
+        self.edit("model/plane/shape_sides.cc", "int sides() { return 5; }\n")
+        self.assertIn("commit abc, model has changed since", self.verdict()[1])
+        self.edit("model/plane/shape_sides.cc", "int sides() { return 4; }\n")
+        self.assertEqual(self.verdict(), fresh)
+        self.rename("model/plane/shape_sides.cc", "base/shape_sides.cc")  # nobody names it there
+        self.assertIn("commit abc, model has changed since", self.verdict()[1])
+
+    def test_a_path_in_a_comment_is_no_source_and_a_model_counts_by_its_path(self):
+        self.run_claim()
+        self.edit("base/count.cc", SOURCES["base/count.cc"] + '// As "model/form.h" says.\n')
+        self.assertEqual(self.verdict(), ("agrees with arithmetic", ""))
+        self.rename("experiments/models/one/config.json", "experiments/models/one/other.json")
+        self.assertIn("commit abc, experiments has changed since", self.verdict()[1])
+
     def test_a_bundle_without_sources_has_their_hashes(self):
         self.run_claim()
         stamp = Table.load(self.csv).stamp["sources"]
@@ -304,6 +340,84 @@ class SourceTokensTest(unittest.TestCase):
                          (b"(x))", b"(y))"), (b"\\\n", b"\n"), (b"0x1F", b"0x1E")):
             self.assertIn(old, text)
             self.assertNotEqual(tokens(text), tokens(text.replace(old, new, 1)), new)
+
+    def test_a_literal_that_the_line_parts_is_one(self):
+        self.assertEqual(tokens(b'say("one and "\n    /* then */ "two\\n");'), tokens(b'say("one and two\\n");'))
+        self.assertNotEqual(tokens(b'say("a", "b");'), tokens(b'say("ab");'))
+
+
+# Of every kind that the rooms have: namespaces, a macro without semicolon, conditions, a type, a table, initialisers, a try.
+CODE = b"""#pragma once
+#include <vector>
+#include "base/count.h"
+struct Later;
+EMBED(here, "there")
+namespace one {
+namespace {
+struct Row { const char* name; int (*f)(); };
+#define FEW 3
+#ifdef FAST
+int pace() { return 1; }
+#else
+int pace() { return 2; }
+#endif
+}  // namespace
+const Row kRows[] = {{"first", pace}, {"second", nullptr}};
+Class::Class(int n) : a_{n}, b_{0} { open(n); close(); }
+[[nodiscard]] bool sound() try { return true; } catch (int) { return false; }
+}  // namespace one
+"""
+
+
+class DeclarationsTest(unittest.TestCase):
+    def seen(self, text):
+        return declarations(tokens(text))
+
+    def test_they_are_parted_where_a_declaration_ends(self):
+        found = sorted(part.split(b"\n") for part in self.seen(CODE))
+        begins = sorted(next(b" ".join(p[i:i + 2]) for i, w in enumerate(p) if b"namespace" not in w) for p in found)
+        self.assertEqual(begins, [b"# define FEW 3", b"# ifdef FAST int", b"Class :", b"EMBED (", b"[ [", b"const Row",
+                                  b"struct Row"])
+
+    def test_order_includes_and_forward_declarations_are_nothing(self):
+        lines = CODE.split(b"\n")
+        pragma, include, quoted, later, embed, outer, inner, row, few = lines[:9]
+        rest = lines[9:]
+        self.assertEqual(self.seen(CODE), self.seen(b"\n".join([embed, outer, inner, few, row, *rest])))
+        self.assertEqual(self.seen(CODE), self.seen(b"\n".join([pragma, include, later, quoted, embed, outer, later, inner,
+                                                               row, few, row, *rest])))
+        kept, moved = b"\n".join(lines[:-4]), b"\n".join(lines[-4:-2])
+        self.assertEqual(self.seen(CODE), self.seen(outer + moved + b"}") | self.seen(kept + b"}"))
+
+    def test_every_token_counts_and_its_place_within_its_declaration(self):
+        whole, words = self.seen(CODE), tokens(CODE)
+        for i in range(words.index(b"EMBED"), len(words) - 2):  # braces that the end of the file stands for
+            self.assertNotEqual(declarations([*words[:i], b"other", *words[i + 1:]]), whole, words[i - 3:i + 3])
+            self.assertNotEqual(declarations(words[:i] + words[i + 1:]), whole, words[i - 3:i + 3])
+        for old, new in ((b"open(n); close();", b"close(); open(n);"), (b"return 1", b"return 2"), (b"#else", b"#endif"),
+                         (b"#ifdef", b"#ifndef"), (b"namespace {", b"namespace two {"), (b"a_{n}, b_{0}", b"b_{0}, a_{n}"),
+                         (b'{"first", pace}, {"second", nullptr}', b'{"second", nullptr}, {"first", pace}')):
+            self.assertIn(old, CODE)
+            self.assertNotEqual(self.seen(CODE.replace(old, new)), whole, new)
+
+    def test_what_clang_format_makes_of_the_rooms_is_the_same(self):
+        if not shutil.which("clang-format"):
+            self.skipTest("no clang-format")
+        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        files = [f for room in ("allocator", "attention", "disagg") for suffix in ("cc", "h", "cu")
+                 for f in glob.glob(os.path.join(root, room, "**", "*." + suffix), recursive=True)]
+        with tempfile.TemporaryDirectory() as folder:
+            copies = [shutil.copy(file, os.path.join(folder, str(i) + os.path.splitext(file)[1]))
+                      for i, file in enumerate(files)]
+            style = "{BasedOnStyle: LLVM, ColumnLimit: 72, AccessModifierOffset: 0}"
+            subprocess.run(["clang-format", "-i", "--style", style, *copies], check=True)
+            differ = 0
+            for file, copy in zip(files, copies):
+                with open(file, "rb") as old, open(copy, "rb") as new:
+                    before, after = old.read(), new.read()
+                differ += before != after
+                self.assertEqual(self.seen(before), self.seen(after), file)
+        self.assertGreater(differ, 100)
 
 
 class EvidenceTest(unittest.TestCase):

@@ -22,6 +22,7 @@ class FaultTransport final : public ForwardingTransport {
         faults_(faults),
         clock_(*options.clock),
         random_(faults.seed * 0x9e3779b97f4a7c15u + uint64_t(options.self)) {}
+  ~FaultTransport() override { end(); }  // its threads may still send an echo's bytes
 
   void disconnect(PeerId peer) override {
     for (auto& [id, post] : posts_)

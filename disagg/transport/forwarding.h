@@ -32,9 +32,11 @@ class ForwardingTransport : public KvTransport {
 
  protected:
   KvTransport& inner() const { return *inner_; }
+  // For a destructor: the wire lets go of what its posts read and write. After: no call but that.
+  void end() { inner_.reset(); }
 
  private:
-  const std::unique_ptr<KvTransport> inner_;
+  std::unique_ptr<KvTransport> inner_;
 };
 
 }  // namespace xpyd

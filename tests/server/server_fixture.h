@@ -2,6 +2,7 @@
 // to.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -31,8 +32,9 @@ class FakeService final : public Service {
   std::function<Status(const Request&)> admit;  // empty: takes everything
   // Events of one choice, the last with a finish; empty function: `max_tokens` letters of "hello ".
   std::function<std::vector<TokenEvent>(const Request&, int choice)> script;
-  double step_delay_s = 0;
-  bool alive = true;
+  // These may be set at any time.
+  std::atomic<double> step_delay_s = 0;
+  std::atomic<bool> alive = true;
 
   void hold(bool held);  // no events but aborts while held
   std::vector<Request> seen() const;
