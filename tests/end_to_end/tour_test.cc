@@ -127,6 +127,11 @@ TEST_CASE("tour: every layer of every block crosses once, and no byte beside the
   CHECK(std::stoul(said[3]) == bytes);
 }
 
+// The angles of RoPE come from the C library, of which another one may round otherwise.
+std::string without_hash(const std::string& line) {
+  return std::regex_replace(line, std::regex("hash [0-9a-f]{16} "), "hash ");
+}
+
 TEST_CASE("tour: README.md shows what it prints", "[tour]") {
   if (program().empty()) SKIP_TEST("XPYD_BIN is not set");
   std::ifstream file("README.md");
@@ -148,7 +153,7 @@ TEST_CASE("tour: README.md shows what it prints", "[tour]") {
     INFO(line);
     while (gap && at < printed.size() && printed[at] != line) ++at;
     REQUIRE(at < printed.size());
-    CHECK(printed[at++] == line);
+    CHECK(without_hash(printed[at++]) == without_hash(line));
     gap = false;
     ++shown;
   }
