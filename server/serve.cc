@@ -137,9 +137,7 @@ Result<ServerOptions> http_options(const Options& options, Stack& stack) {
   http.seed = uint64_t(options.integer("seed"));
   http.dev_endpoints = options.flag("dev-endpoints");
   http.server_info = options.table();
-  http.reset_prefix_cache = [&stack] {
-    stack.runtime->clear_prefix_caches();
-  };
+  http.reset_prefix_cache = [&stack] { stack.runtime->clear_prefix_caches(); };
   http.retire_instance = [&stack](const std::string& name, const std::string& role) {
     return stack.runtime->retire(name, role.empty() ? std::nullopt
                                                     : std::optional<Role>(role_of(role)));
