@@ -57,9 +57,12 @@ Status check_page_groups(const KvOptions& o, int row_tokens) {
                    ": a smaller --max-batch or --max-model-len");
   };
   const double counted = rows_of_heads / (o.order == KvOrder::layer_major ? o.shape.n_layers : 1);
-  if (o.on_card && counted >= 0x1p32)
+  // KvRows counts rows in 32 bits, flash_wgmma's boxes count tokens in 31.
+  const double most = std::min(0x1p32, 0x1p31 * o.shape.n_kv_heads);
+  if (o.on_card && counted >= most)
     return too_many(counted,
-                    " rows of addresses of a layer, with --device cuda expected fewer than 2^32");
+                    " rows of addresses of a layer, with --device cuda expected fewer than " +
+                        std::to_string(int64_t(most)));
   if (bytes_of_addresses >= kMostAddresses)
     return too_many(bytes_of_addresses, " bytes of addresses, a process has 2^47");
   if (o.on_card) return ok();

@@ -77,7 +77,7 @@ class KvTiers {
   static Chain root(uint64_t salt) { return {{}, salt, -1, 0}; }
   bool intact(const Chain& chain) const;  // the block at its end is still known
   // The known block with these tokens after the chain, which advances over it; -1: there is none.
-  // `pin`: what is touched, since forget() may come between two calls.
+  // `pin`: pins it, too, since forget() may come between two calls; only with `touch`.
   int32_t find(Chain& chain, const int32_t* tokens, bool touch = true, bool pin = false);
   // Makes it known, with a slot of the host that the caller now copies it to, until stored(); the
   // chain advances. -1: no slot can be had now. Before: find() is -1, the chain is intact.

@@ -280,7 +280,7 @@ bool TieredMemory::begin_load(KvHandle handle, KvReservation& reservation,
     const int block = chain.n_blocks;
     const int32_t* own = &tokens[size_t(block) * size_t(block_tokens_)];
     const bool here = block < load.first_block;
-    const int32_t found = here ? tiers_->find(chain, own) : tiers_->find(chain, own, true, true);
+    const int32_t found = tiers_->find(chain, own, true, /*pin=*/!here);
     if (found < 0) break;
     if (here) {
       s.chain = chain;

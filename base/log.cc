@@ -1,6 +1,7 @@
 #include "base/log.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -27,7 +28,10 @@ bool put(std::string line) {
   line.resize(std::min<size_t>(line.size(), PIPE_BUF - 1));
   line += '\n';
   ssize_t n = send(2, line.data(), line.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (n < 0 && errno == ENOTSOCK) n = write(2, line.data(), line.size());
+  if (n < 0 && errno == ENOTSOCK) {
+    pollfd room{2, POLLOUT, 0};  // it may block still: another user's pipe is not opened anew
+    n = poll(&room, 1, 0) > 0 ? write(2, line.data(), line.size()) : -1;
+  }
   return n >= 0;
 }
 
@@ -63,8 +67,9 @@ std::string log_stamp(LogLevel level) {
 
 void log_text(std::string line) {
   const int64_t missing = dropped.exchange(0);
-  const bool told = missing == 0 || put(log_stamp(LogLevel::warning) +
-                                        "log dropped_lines=" + std::to_string(missing));
+  const bool told = missing == 0 ||
+                    put(log_stamp(LogLevel::warning) + "stderr was full: dropped_lines=" +
+                        std::to_string(missing));
   if (!told) dropped += missing;
   if (!told || !put(std::move(line))) ++dropped;
 }

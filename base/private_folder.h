@@ -12,6 +12,7 @@
 
 #include <cerrno>
 #include <string>
+#include <string_view>
 
 namespace xpyd {
 
@@ -23,7 +24,9 @@ class PrivateFolder {
   ~PrivateFolder() {
     if (!path_.empty()) {
       rewinddir(folder_);
-      while (const dirent* entry = readdir(folder_)) unlinkat(dirfd(folder_), entry->d_name, 0);
+      while (const dirent* entry = readdir(folder_))
+        if (entry->d_name != std::string_view("lock")) unlinkat(dirfd(folder_), entry->d_name, 0);
+      unlinkat(dirfd(folder_), "lock", 0);  // last: without it nobody finishes what is cut short
       rmdir(path_.c_str());
     }
     if (folder_) closedir(folder_);
@@ -40,8 +43,15 @@ class PrivateFolder {
     const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     // Kept, so that nothing stays behind where there is no descriptor left at the end.
     folder_ = fd < 0 ? nullptr : fdopendir(fd);
+    if (fd >= 0 && !folder_) {
+      const int why = errno;
+      close(fd);
+      errno = why;
+    }
     struct stat about {};
-    if (folder_ && fstat(fd, &about) == 0 && about.st_uid == geteuid() &&
+    const bool seen = folder_ && fstat(fd, &about) == 0;
+    if (seen) errno = EPERM;  // of a file system that keeps no owner or mode
+    if (seen && about.st_uid == geteuid() &&
         (about.st_mode & 05777) == mode)  // but for a set-group-ID that it inherits
       lock_ = openat(fd, "lock", O_RDWR | O_NOFOLLOW | O_CLOEXEC | create, 0600);
     if (lock_ >= 0 && flock(lock_, LOCK_EX | LOCK_NB) == 0) {

@@ -370,7 +370,6 @@ void KvReceiver::adopt(AttemptId attempt, Incoming& in, bool whole) {
   }
   for (size_t i = 0; i < sequences.size(); ++i) {
     Sequence& s = *sequences[i];
-    s.probed = s.scheduled = true;
     if (in.order == DisaggOrder::decode_first) {
       s.cached_tokens = in.cached_tokens;
       s.scheduled_s = parts_.clock.now();
@@ -378,6 +377,7 @@ void KvReceiver::adopt(AttemptId attempt, Incoming& in, bool whole) {
     const Result<KvHandle> own = i == 0 || kv == kNoKv ? Result<KvHandle>(kv) : memory.fork(kv);
     if (own) s.kv = own.value();
     if (s.kv == kNoKv) {
+      s.probed = s.scheduled = true;  // begun elsewhere
       engine_.submit(std::move(sequences[i]));
     } else {
       s.computed = n_tokens;

@@ -3,7 +3,9 @@
 
 #include <vector>
 
+#include "allocator/kv_memory.h"
 #include "disagg/messages.h"
+#include "disagg/transfer_plan.h"
 
 namespace xpyd {
 

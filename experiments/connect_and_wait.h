@@ -1,3 +1,4 @@
+// A wire's connect(), waited for.
 #pragma once
 
 #include <chrono>

@@ -1,3 +1,4 @@
+// Mooncake's arithmetic of one prompt, with its own constants.
 #pragma once
 
 namespace xpyd {

@@ -125,7 +125,7 @@ class Parser : ExpressionParser {
     add(node, skip("if") ? expression() : nullptr);
     if (skip("recursive")) refuse("a recursive loop");
     ++loops_, ++scopes_;
-    const bool has_else = add_block(node, {"endfor", "else"}) == "else";
+    const bool has_else = add_block(node, {"else", "endfor"}) == "else";
     --loops_;
     if (has_else)
       add_block(node, {"endfor"});

@@ -135,6 +135,9 @@ class CudaLlama final : public CudaModel {
 };
 
 Status CudaLlama::allocate() {
+  if (options_.max_logits > 0 && c_.vocab >= 1 << 23)  // cuda_sample() adds so many weights
+    return Error{ErrorCode::invalid_argument,
+                 "vocab_size: expected less than 2^23 with --device cuda"};
   const size_t rows = size_t(options_.max_step_tokens), element = dtype_bytes(dtype_);
   const size_t n_logits = size_t(options_.max_logits);
   size_t total = 0;

@@ -17,10 +17,12 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/log.h"
 #include "base/private_folder.h"
+#include "base/version.h"
 #include "disagg/process_cluster.h"
 #include "disagg/worker.h"
 #include "server/etcd_registry.h"
@@ -180,18 +182,24 @@ class Children {
   }
 
   // What worker i has said since the last time, line by line.
-  void pass_on(size_t i) {
+  void pass_on(size_t i, bool ended = false) {
     Said& said = said_[i];
     char part[4096];
-    for (ssize_t n; (n = read(said.pipe, part, sizeof part)) > 0;) {
+    // At most what its pipe holds: who never stops must not hold up those who wait for mutex_.
+    ssize_t n;
+    for (int reads = 0; reads < 16 && (n = read(said.pipe, part, sizeof part)) > 0; ++reads) {
       said.begun.append(part, size_t(n));
       for (size_t end; (end = said.begun.find('\n')) != std::string::npos;) {
         const std::string line = said.begun.substr(0, end);
         said.begun.erase(0, end + 1);
         log_text(line);
-        if (!line.starts_with("--")) said.last = line;  // of the table of its options
+        // Neither its version nor a row of the table of its options.
+        if (!line.starts_with("--") && !line.starts_with("xpyd " + std::string(version())))
+          said.last = line;
       }
     }
+    if (!said.begun.empty() && (ended || said.begun.size() > sizeof part))
+      log_text(said.last = std::exchange(said.begun, {}));
   }
 
   bool running() {
@@ -216,7 +224,7 @@ class Children {
     for (size_t i = 0; i < pids_.size(); ++i) {
       int status = 0;
       const bool ended = pids_[i] > 0 && waitpid(pids_[i], &status, WNOHANG) == pids_[i];
-      pass_on(i);
+      pass_on(i, ended);
       if (ended) {
         pids_[i] = -1;
         on_end(i,
@@ -244,7 +252,9 @@ class Children {
     char again[64] = "";
     if (wait) std::snprintf(again, sizeof again, "; it is started again in %.1f s", *wait);
     if (!starting_) log_line(LogLevel::warning, "xpyd: %s%s", text.c_str(), again);
-    if (starting_) failed_start_ = text + ", before all workers served: " + said_[i].last;
+    const std::string& last = said_[i].last;
+    if (starting_)
+      failed_start_ = text + ", before all workers served" + (last.empty() ? "" : ": " + last);
   }
 
   std::vector<Command> commands_;

@@ -141,8 +141,11 @@ int tour_main(const Options&) {
   p.engine.submit(std::move(leaving));
   while (p.engine.step()) d.engine.step();
   std::printf("P has sampled the first token: \"%s\"\n", output->text.c_str());
-  for (TransferId post : sender.posts)  // until then the wire may read P's blocks
-    while (p.wire->poll(post) == TransferState::in_flight) continue;
+  for (TransferId post : sender.posts) {  // until then the wire may read P's blocks
+    TransferState state;
+    while ((state = p.wire->poll(post)) == TransferState::in_flight) continue;
+    XPYD_CHECK(state == TransferState::done);
+  }
   p.memory->free(sender.kv);
 
   // D counts what has arrived. Once the window is closed nobody else can write there, and the KV is

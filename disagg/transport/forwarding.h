@@ -32,7 +32,8 @@ class ForwardingTransport : public KvTransport {
 
  protected:
   KvTransport& inner() const { return *inner_; }
-  // For a destructor: the wire lets go of what its posts read and write. After: no call but that.
+  // For a destructor: ends the wire while what its posts read and write is still there. After it
+  // nothing but the destructor runs.
   void end() { inner_.reset(); }
 
  private:

@@ -502,8 +502,9 @@ TEST_CASE("lies: room that a prefill instance asks for before it was offered is 
       const ReserveKv lie =
           start ? ReserveKv{start->attempt, start->request, start->state} : ReserveKv{};
       SimCluster::send(from, to, std::move(message));
-      if (lie.request && find("P0")->id != to && ++told > 0)
-        SimCluster::send(find("P0")->id, to, lie);
+      if (!lie.request || find("P0")->id == to) return;
+      ++told;
+      SimCluster::send(find("P0")->id, to, lie);
     }
     int told = 0;
   } sim;

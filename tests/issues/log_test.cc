@@ -128,7 +128,7 @@ TEST_CASE("issue: a server whose stderr nobody reads stopped when the pipe was f
   Client client(port);
   client.send(ask);
   CHECK(client.read().status == 200);
-  CHECK(server.said("warning log dropped_lines=3\n"));
+  CHECK(server.said("warning stderr was full: dropped_lines=3\n"));
   server.fill();
   CHECK(server.end(SIGTERM) == 0);
 }
