@@ -34,7 +34,7 @@ comma     := ,
 # SYSROOT: where libraries of another architecture were unpacked (test-aarch64).
 SYSROOT  ?=
 AR       := $(SYSROOT:%=$(ARCH)-linux-gnu-)ar
-LDFLAGS  := -pthread $(FLAGS_$(MODE)) $(LINK_$(MODE)) $(SYSROOT:%=-L%/usr/lib/$(ARCH)-linux-gnu -Wl$(comma)-rpath-link=%/usr/lib/$(ARCH)-linux-gnu:%/lib/$(ARCH)-linux-gnu)
+LDFLAGS  := -pthread $(FLAGS_$(MODE)) $(LINK_$(MODE)) $(if $(SYSROOT),-L$(SYSROOT)/usr/lib/$(ARCH)-linux-gnu -Wl$(comma)-rpath-link=$(SYSROOT)/usr/lib/$(ARCH)-linux-gnu:$(SYSROOT)/lib/$(ARCH)-linux-gnu)
 LDLIBS    = -l:liburing.a -l:libnettle.a -libverbs $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 

@@ -74,6 +74,16 @@ void log_text(std::string line) {
   if (!told || !put(std::move(line))) ++dropped;
 }
 
+void say(std::string_view lines) {
+  while (!lines.empty()) {
+    const size_t end = std::min(lines.find('\n'), lines.size());
+    pollfd room{2, POLLOUT, 0};
+    poll(&room, 1, 1000);
+    if (!put(std::string(lines.substr(0, end)))) ++dropped;
+    lines.remove_prefix(std::min(end + 1, lines.size()));
+  }
+}
+
 void log_line(LogLevel level, const char* format, ...) {
   if (level < least) return;
   char text[PIPE_BUF];

@@ -90,7 +90,7 @@ Value unique(E& e, V v, A) {
   std::vector<Value> out, keys;
   for (Value& item : e.iterate(v)) {
     Value key = lower_case(e, item);
-    e.charge((keys.size() + 1) * std::min<size_t>(weight_of(key), 1000));
+    e.charge((keys.size() + 1) * weight_of(key));
     if (std::any_of(keys.begin(), keys.end(), [&](V known) { return equal(known, key); })) continue;
     keys.push_back(std::move(key));
     out.push_back(item);
@@ -136,8 +136,8 @@ Value choose(E& e, V v, A a) {
   return list_value(std::move(out), List::Form::lazy);
 }
 
-Value safe(E&, V v, A) {
-  Text text = str(v);
+Value safe(E& e, V v, A) {
+  Text text = e.shown(v);
   text.safe = true;
   return text_value(std::move(text));
 }
@@ -145,7 +145,7 @@ Value safe(E&, V v, A) {
 // ---- methods and functions
 
 Value get(E& e, V v, A a) {
-  e.charge(v.dict()->items.size() / 8);
+  e.charge((v.dict()->items.size() + 7) / 8 * weight_of(a[0]));
   const Value* found = v.dict()->find(text_of(a[0]).bytes);
   return found ? *found : a[1].is_undefined() ? Value(None()) : a[1];
 }
@@ -198,7 +198,7 @@ constexpr Builtin kBuiltins[] = {
     {"filter", "int", "", int_},
     {"filter", "items", "", view<2, List::Form::lazy>},
     {"filter", "join", "d",
-     [](E& e, V v, A a) { return text_value(joined(e, e.iterate(v), str(a[0]))); }},
+     [](E& e, V v, A a) { return text_value(joined(e, e.iterate(v), e.shown(a[0]))); }},
     {"filter", "last", "", end_of<true>},
     {"filter", "length", "", length},
     {"filter", "list", "", [](E& e, V v, A) { return list_value(e.iterate(v)); }},
@@ -210,7 +210,7 @@ constexpr Builtin kBuiltins[] = {
     {"filter", "select", "*", choose<true, false>},
     {"filter", "selectattr", "*", choose<true, true>},
     {"filter", "sort", "attribute", [](E& e, V v, A a) { return sort(e, e.iterate(v), a[0]); }},
-    {"filter", "string", "", [](E&, V v, A) { return text_value(str(v)); }},
+    {"filter", "string", "", [](E& e, V v, A) { return text_value(e.shown(v)); }},
     {"filter", "tojson", "ensure_ascii indent separators", tojson},
     {"filter", "unique", "", unique},
 
@@ -243,7 +243,7 @@ constexpr Builtin kBuiltins[] = {
 
     {"function", "namespace", "*", make_namespace},
     {"function", "raise_exception", "message",
-     [](E&, V, A a) -> Value { throw Fault{str(a[0]).bytes}; }},
+     [](E& e, V, A a) -> Value { throw Fault{e.shown(a[0]).bytes}; }},
     {"function", "range", "*", range},
     {"function", "strftime_now", "format", strftime_now},
 

@@ -50,6 +50,11 @@ Value Evaluator::make_namespace(Named attributes) {
   return namespaces_.back();
 }
 
+Text Evaluator::shown(const Value& value) {
+  if (!value.text()) charge(4 * weight_of(value));  // a character may become four
+  return str(value);
+}
+
 void Evaluator::print(const Text& text) {
   charge(1 + text.bytes.size() / 16);
   if (out_->bytes.size() + text.bytes.size() > bounds_.output_bytes)
@@ -77,7 +82,7 @@ Evaluator::Flow Evaluator::run(const Node& node) try {
   const Counted counted(*this);
   switch (node.kind) {
     case Kind::output:
-      print(str(eval(*node.kids[0])));
+      print(shown(eval(*node.kids[0])));
       break;
     case Kind::set:
       assign(*node.kids[0], eval(*node.kids[1]));
@@ -94,7 +99,7 @@ Evaluator::Flow Evaluator::run(const Node& node) try {
         assign(*node.kids[0], text_value(std::move(text)));
       } else {
         block_text_ = text_value(std::move(text));
-        print(str(eval(*node.kids[0])));
+        print(shown(eval(*node.kids[0])));
       }
       break;
     }
@@ -106,7 +111,7 @@ Evaluator::Flow Evaluator::run(const Node& node) try {
       return run_for(node);
     case Kind::macro:
       charge(8);
-      scope_->set(node.name, std::make_shared<const Function>(Function{&node, nullptr, {}}));
+      scope_->set(node.name, std::make_shared<const Function>(Function{&node, nullptr, {}, {}}));
       break;
     case Kind::scope: {
       const Inside inside(*this, scope_);
@@ -127,27 +132,29 @@ Evaluator::Flow Evaluator::run(const Node& node) try {
 
 Evaluator::Flow Evaluator::run_for(const Node& node) {
   const Node &target = *node.kids[0], &body = *node.kids[3];
-  auto loop = std::make_shared<Loop>(Loop{iterate(eval(*node.kids[1]))});
+  std::vector<Value> items = iterate(eval(*node.kids[1]));
   if (const Node* condition = node.kids[2].get()) {  // it sees the target and no `loop` of this one
-    std::vector<Value> all = std::exchange(loop->items, {});
+    std::vector<Value> all = std::exchange(items, {});
     for (Value& one : all) {
       const Inside inside(*this, scope_);
       assign(target, one);
-      if (eval(*condition).truth()) loop->items.push_back(std::move(one));
+      if (eval(*condition).truth()) items.push_back(std::move(one));
     }
   }
-  if (loop->items.empty() && node.kids[4]) {
+  const Value held = loop_value(std::move(items));
+  Loop& loop = *std::get<std::shared_ptr<Loop>>(held.as);
+  bool ended = false;  // a turn, by neither break nor continue: only then no else, as in Jinja
+  for (Flow flow = Flow::next; loop.index < loop.items.size() && flow != Flow::break_loop;
+       ++loop.index) {
     const Inside inside(*this, scope_);
-    return run_block(*node.kids[4]);
-  }
-  for (Flow flow = Flow::next; loop->index < loop->items.size() && flow != Flow::break_loop;
-       ++loop->index) {
-    const Inside inside(*this, scope_);
-    scope_->set("loop", loop);
-    assign(target, loop->items[loop->index]);
+    scope_->set("loop", held);
+    assign(target, loop.items[loop.index]);
     flow = run_block(body);
+    ended |= flow == Flow::next;
   }
-  return Flow::next;
+  if (ended || !node.kids[4]) return Flow::next;
+  const Inside inside(*this, scope_);
+  return run_block(*node.kids[4]);
 }
 
 void Evaluator::assign(const Node& target, Value value) {
@@ -223,7 +230,7 @@ Value Evaluator::call(const Builtin& builtin, Value self, Arguments given) {
   charge(2 + weight_of(self) / 4);
   if (builtin.parameters != std::string_view("*"))
     place(words(builtin.parameters), builtin.name, given);
-  if (builtin.of == std::string_view("text filter")) self = text_value(str(self));
+  if (builtin.of == std::string_view("text filter")) self = text_value(shown(self));
   return builtin.run(*this, self, given);
 }
 

@@ -40,6 +40,7 @@ class Evaluator {
   // Counts as much work; a Fault beyond the bound. A unit is a node, a value made or 16 bytes of
   // text: some 50 ns and at most 80 bytes of memory.
   void charge(size_t units);
+  Text shown(const Value& value);  // str(), once its work is counted
   // The items that iteration yields.
   std::vector<Value> iterate(const Value& value);
   Value item(const Value& object, const Value& key);

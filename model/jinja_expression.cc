@@ -33,7 +33,7 @@ Value Evaluator::eval_kind(const Node& node) {
         if (Value* found = s->find(node.name)) return *found;
       }
       if (const Builtin* found = find_builtin("function", node.name))
-        return std::make_shared<const Function>(Function{nullptr, found, {}});
+        return std::make_shared<const Function>(Function{nullptr, found, {}, {}});
       return Undefined{node.name};
     }
     case Kind::attribute:
@@ -58,7 +58,7 @@ Value Evaluator::eval_kind(const Node& node) {
         Value key = kid(i), value = kid(i + 1);
         auto same =
             std::find_if(items.begin(), items.end(), [&](auto& x) { return equal(x.first, key); });
-        charge(items.size() + 2);
+        charge((items.size() + 2) * weight_of(key));
         if (same != items.end())
           same->second = std::move(value);
         else
@@ -170,7 +170,8 @@ Value Evaluator::slice(const Node& node) {
   if (object.is_undefined()) fail_undefined(object);
   const Text* text = object.text();
   const List* list = object.list();
-  if (!text && (!list || !list->is_sequence())) return Undefined{"a slice"};
+  if (list && !list->is_sequence()) throw Fault{"a slice of a view is not supported"};
+  if (!text && !list) return Undefined{"a slice"};
   const int64_t n = int64_t(text ? count_code_points(text->bytes) : list->items.size());
   const int64_t step = stride.is_none() ? 1 : std::clamp(stride.integer(), -n - 1, n + 1);
   if (step == 0) throw Fault{"a slice's step may not be 0"};
@@ -201,7 +202,7 @@ Value Evaluator::item(const Value& object, const Value& key) {
   if (object.is_undefined()) fail_undefined(object);
   const Text* name = key.text();
   if (const Dict* dict = object.dict()) {
-    charge(dict->items.size() / 8);
+    charge((dict->items.size() + 7) / 8 * weight_of(key));
     for (const auto& [known, value] : dict->items)
       if (equal(known, key)) return value;
   }
@@ -246,9 +247,9 @@ Value Evaluator::attribute(const Value& object, const std::string& name) {
     return Undefined{name};
   }
   if (const Builtin* method = find_method(object, name))
-    return std::make_shared<const Function>(Function{nullptr, method, object});
+    return method_value(*method, object);
   if (const Dict* dict = object.dict()) {
-    charge(dict->items.size() / 8);
+    charge((dict->items.size() + 7) / 8 * (1 + name.size() / 16));
     if (const Value* found = dict->find(name)) return *found;
   }
   return Undefined{name};

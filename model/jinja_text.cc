@@ -17,7 +17,7 @@ const Text& text_of(const Value& value) {
 Text joined(Evaluator& e, const std::vector<Value>& items, const Text& between) {
   Text out;
   for (size_t i = 0; i < items.size(); ++i) {
-    const Text part = str(items[i]);
+    const Text part = e.shown(items[i]);
     e.charge(2 + (part.bytes.size() + between.bytes.size()) / 16);
     if (i > 0) out.append(between);
     out.append(part);
@@ -135,11 +135,11 @@ Value split(Evaluator& e, const Value& self, const Arguments& a) {
 }
 
 Value replace(Evaluator& e, const Value& self, const Arguments& a) {
-  const Text &text = text_of(self), fresh = str(a[1]);
+  const Text &text = text_of(self), fresh = e.shown(a[1]);
   if (text.safe) throw Fault{"replace in a |safe string is not supported"};
   Text out;
   size_t begin = 0;
-  search(e, text.bytes, str(a[0]).bytes, -1, [&](size_t at, size_t end) {
+  search(e, text.bytes, e.shown(a[0]).bytes, -1, [&](size_t at, size_t end) {
     e.charge((at - begin + fresh.bytes.size()) / 16);
     out.append(text, begin, at);
     out.append(fresh);
@@ -169,7 +169,7 @@ Value fill(Evaluator& e, const Value& self, const Arguments& a, const std::strin
   search(e, text.bytes, hole, -1, [&](size_t at, size_t end) {
     keep(at);
     if (next >= a.positional.size()) throw Fault{"not enough values for the format"};
-    const Text part = str(a[next++]);
+    const Text part = e.shown(a[next++]);
     e.charge(part.bytes.size() / 16);
     out.append(part);
     begin = end;

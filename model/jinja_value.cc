@@ -13,10 +13,17 @@ namespace {
 constexpr int kMaxDepth = 100;  // json_value() has 64
 constexpr size_t kMaxWeight = size_t{1} << 24;
 
+// Null: of a value that holds no others, or of a namespace, which its Evaluator empties.
+const Extent* extent_of(const Value& value) {
+  if (auto* list = value.list()) return &list->extent;
+  if (auto* dict = value.dict()) return &dict->extent;
+  if (auto* loop = value.get<Loop>()) return &loop->extent;
+  auto* function = value.get<const Function>();
+  return function ? &function->extent : nullptr;
+}
+
 void add(Extent& sum, const Value& value) {
-  const Extent* inside = value.list()   ? &value.list()->extent
-                         : value.dict() ? &value.dict()->extent
-                                        : nullptr;
+  const Extent* inside = extent_of(value);
   sum.weight += weight_of(value);
   if (inside) sum.depth = std::max(sum.depth, 1 + inside->depth);
   if (sum.weight > kMaxWeight) throw Fault{"a list or dict became too large"};
@@ -186,6 +193,18 @@ const char* Value::type_name() const {
 
 Value text_value(Text text) { return std::make_shared<const Text>(std::move(text)); }
 
+Value method_value(const Builtin& method, Value self) {
+  Extent extent;
+  add(extent, self);
+  return std::make_shared<const Function>(Function{nullptr, &method, std::move(self), extent});
+}
+
+Value loop_value(std::vector<Value> items) {
+  Extent extent;
+  for (const Value& item : items) add(extent, item);
+  return std::make_shared<Loop>(Loop{std::move(items), 0, extent});
+}
+
 Value list_value(std::vector<Value> items, List::Form form) {
   Extent extent;
   for (const Value& item : items) add(extent, item);
@@ -211,8 +230,8 @@ Value json_value(std::string_view json) {
 
 size_t weight_of(const Value& value) {
   if (auto* t = value.text()) return 1 + t->bytes.size() / 16;
-  if (auto* l = value.list()) return l->extent.weight;
-  return value.dict() ? value.dict()->extent.weight : 1;
+  const Extent* extent = extent_of(value);
+  return extent ? extent->weight : 1;
 }
 
 bool equal(const Value& a, const Value& b) {

@@ -74,6 +74,7 @@ struct Namespace {
 struct Loop {  // the variable `loop`
   std::vector<Value> items;
   size_t index = 0;
+  Extent extent;
 };
 struct Function;
 
@@ -114,9 +115,12 @@ struct Function {  // one of the two
   const Node* macro = nullptr;
   const Builtin* builtin = nullptr;
   Value self;  // of a method
+  Extent extent;
 };
 
 Value text_value(Text text);
+Value method_value(const Builtin& method, Value self);
+Value loop_value(std::vector<Value> items);
 Value list_value(std::vector<Value> items, List::Form form = List::Form::list);
 Value dict_value(std::vector<std::pair<Value, Value>> items);
 

@@ -2,19 +2,16 @@
 // done; 1: it ran and failed; 2: it was asked for something that it cannot do (misuse).
 #pragma once
 
-#include <poll.h>
+#include <string>
 
-#include <cstdio>
-
+#include "base/log.h"
 #include "base/options.h"
 
 namespace xpyd {
 
 // Says why it ends; the exit code for that, or `code`.
 inline int fail(const char* who, const Error& error, int code = 0) {
-  pollfd room{2, POLLOUT, 0};  // a full pipe that does not block (base/log.h) gets a second
-  poll(&room, 1, 1000);
-  std::fprintf(stderr, "xpyd%s: %s\n", who, error.message.c_str());
+  say("xpyd" + std::string(who) + ": " + error.message);
   return code ? code : error.code == ErrorCode::invalid_argument ? 2 : 1;
 }
 

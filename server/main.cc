@@ -1,5 +1,8 @@
 // The program: finds the subcommand in a table, checks its options, prints them, runs it.
 // Exit codes: 0 done, 1 it ran and failed, 2 misuse.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
@@ -146,10 +149,19 @@ void hide_secrets(int argc, char** argv) {
   }
 }
 
+// Started without stdin, stdout or stderr, the next file that is opened (the KV pool, a key) would
+// have its number, and be written to as if it were that.
+void hold_standard_descriptors() {
+  int fd = 0;
+  while (fd >= 0 && fd <= 2) fd = open("/dev/null", O_RDWR);
+  if (fd > 2) close(fd);
+}
+
 }  // namespace
 }  // namespace xpyd
 
 int main(int argc, char** argv) {
+  xpyd::hold_standard_descriptors();
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f is a failed write, and gets a message
   xpyd::prepare_for_out_of_memory();
   try {

@@ -64,17 +64,20 @@ int serve_main(const Options& options) {
   // Each instance turns its loop on a thread, or in a process, of its own; this thread does I/O.
   const Status started = stack.runtime->start();
   if (started) {
-    std::fprintf(stderr, "xpyd serve: %s as %s on http://%s:%d\n", http.model_name.c_str(),
-                 options.text("topology").c_str(), http.host.c_str(), server.port());
+    say("xpyd serve: " + http.model_name + " as " + options.text("topology") + " on http://" +
+        http.host + ":" + std::to_string(server.port()));
     server.run();
   }
   signals.finish();
   stack.runtime->stop();
   if (!started) return signals.first() ? 128 + signals.first() : fail(" serve", started.error());
   if (stack.backend)  // graphs and kernels chosen since it started
-    std::fputs(stack.backend->describe().c_str(), stderr);
-  if (const uint64_t hash = stack.runtime->logits_hash(); hash != 0)  // 0: no request has ended
-    std::fprintf(stderr, "logits hash %016llx\n", static_cast<unsigned long long>(hash));
+    say(stack.backend->describe());
+  if (const uint64_t hash = stack.runtime->logits_hash(); hash != 0) {  // 0: no request has ended
+    char digits[17];
+    std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash));
+    say("logits hash " + std::string(digits));
+  }
   return 0;
 }
 

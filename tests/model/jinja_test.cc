@@ -155,6 +155,17 @@ TEST_CASE("jinja: no template takes for ever, all memory or all of the stack", "
       "endfor %}{{ ns.x }}",
       "{% set ns = namespace(x=[1]) %}{% for i in range(9999) %}{% set ns.x = [ns.x] %}{% endfor "
       "%}{{ ns.x }}",
+      // Printed before it was counted; keys compared that are long and alike; values chained through
+      // methods and loops, whose end was a recursion as deep as the chain.
+      "{% set ns = namespace(x=['\x01' * 15]) %}{% for i in range(22) %}{% set ns.x = [ns.x, ns.x] "
+      "%}{% endfor %}{{ ns.x }}",
+      "{% set s = 'aaaaaaaaaaaaaaaa' * 500000 %}{% set d = {s: 1} %}{% for i in range(20000) %}{% "
+      "set y = d[s] %}{% endfor %}",
+      "{% set ns = namespace(x=1) %}{% for i in range(90000) %}{% set ns.x = [ns.x].append %}{% "
+      "endfor %}",
+      "{% set ns = namespace(x=1) %}{% for i in range(90000) %}{% for y in [ns.x] %}{% set ns.x = "
+      "loop %}{% endfor %}{% endfor %}",
+      "{{ range(3)[1:-1] }}",
       "{{ 'x' * 999999999999 }}",
       "{{ range(999999999999) }}",
       "{% for i in range(9999) %}{{ ('a' * 99999).replace('a' * 9999 + 'b', '') }}{% endfor %}",
@@ -182,6 +193,11 @@ TEST_CASE("jinja: no template takes for ever, all memory or all of the stack", "
   CHECK(has(render("{% for i in range(99) %}{% endfor %}", {}, 0, {.work = 50}), "takes too long"));
   CHECK(has(render(std::string(jinja::Template::kMaxBytes + 1, 'x')), "more than 1 MiB"));
   // Long is not deep.
+  // Jinja's else of a loop: unless a turn has come to its end.
+  CHECK(render("{% for x in [1, 2] %}{% if x == y %}{% break %}{% endif %}{% else %}E{% endfor %}") ==
+        "");
+  CHECK(render("{% for x in [1] %}{% break %}{% else %}E{% endfor %}") == "E");
+  CHECK(render("{% for x in [1] %}{% continue %}{% else %}E{% endfor %}") == "E");
   CHECK(render("{% if 0 %}" + many("{% elif 0 %}", 999) + "{% else %}x{% endif %}") == "x");
   // A namespace that holds itself, and a macro that a namespace holds, are freed (LeakSanitizer).
   CHECK(render("{% set ns = namespace() %}{% set ns.me = ns %}{% macro f() %}{{ ns }}{% endmacro %}"
