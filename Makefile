@@ -177,7 +177,7 @@ test-aarch64: deps  ## the portable kernels on Arm: compiled by Debian's cross c
 	@$(AARCH64) build/aarch64/xpyd
 	@$(AARCH64) ROOMS="$(AARCH64_ROOMS)" SIMT= LIB=build/aarch64/librooms.a build/aarch64/xpyd_tests
 	@$(QEMU_AARCH64) build/aarch64/xpyd generate --prompt 'The key of box 17 is amber. The key of box 17 is' --max-tokens 4 2>/dev/null | grep -q amber
-	@$(QEMU_AARCH64) build/aarch64/xpyd_tests $(or $(TESTS),~[peak])
+	@$(QEMU_AARCH64) build/aarch64/xpyd_tests $(or $(TESTS),'[base]~[peak]$(comma)[attention]$(comma)[model]')
 
 RDMA_VM = tests/rdma_vm/run build/rdma_vm tests/rdma_vm/tests.sh
 test-rdma: build  ## the rdma wire in a small virtual machine with Soft-RoCE: requests, tests, and speed beside perftest's

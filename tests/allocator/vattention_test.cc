@@ -619,7 +619,7 @@ TEST_CASE("vattention: what cannot work is refused with a word", "[allocator][va
   o.max_sequences = 64;
   CHECK(plan_pool("vattention", o).ok());  // addresses suffice
   o.on_card = true;
-  refuse(o, "fewer than 2^32");
+  refuse(o, "fewer than 4294967296");
   o.on_card = false;
   o.max_sequences = 1 << 24;
   refuse(o, "a process has 2^47");
