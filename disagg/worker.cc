@@ -291,21 +291,21 @@ void Worker::dial_missing(ControlLoop& loop) {
         missing.push_back({id, peer.info.control});
       }
   }
-  for (auto& [id, address] : missing)
+  for (auto& [missing_id, address] : missing)
     loop.dial(
         {address, options_.key, identity(self)}, kPatience,
-        [this, id = id](ChannelPtr c) {
+        [this, id = missing_id](ChannelPtr c) {
           attach(id, c);
           return on_peer(id, std::move(c));
         },
-        [this, id = id, address = address](const Result<ChannelPtr>& channel) {
+        [this, id = missing_id, where = address](const Result<ChannelPtr>& channel) {
           std::lock_guard lock(mutex_);
           auto found = peers_.find(id);
           if (found == peers_.end() || !instance_) return;  // of no interest any more
           found->second.dialling = false;
           found->second.again_s = clock_.now() + options_.retry_s;
           if (!channel)
-            log_line(LogLevel::warning, "xpyd worker: instance %d at %s: %s", id, address.c_str(),
+            log_line(LogLevel::warning, "xpyd worker: instance %d at %s: %s", id, where.c_str(),
                      channel.error().message.c_str());
         });
 }
