@@ -27,7 +27,7 @@ constexpr int kBatch = 4;           // decoding sequences
 class Phase {
  public:
   Phase(std::shared_ptr<const Weights> weights, ThreadTeam& team, bool prefill)
-      : model_(make_llama(std::move(weights), team, kPromptTokens, kBatch)), prefill_(prefill) {
+      : model_(make_llama(std::move(weights), team, kPromptTokens, kBatch)) {
     int n = prefill ? 1 : kBatch;
     layout_ = {kv_shape(model_->config(), Dtype::bf16), KvOrder::layer_major,
                prefill ? kPromptTokens : kContext, n};
@@ -55,7 +55,6 @@ class Phase {
 
  private:
   std::unique_ptr<Model> model_;
-  bool prefill_;
   KvLayout layout_;
   Buffer pool_;
   std::vector<float> logits_;

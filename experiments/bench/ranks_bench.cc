@@ -103,9 +103,9 @@ void bench_ranks(Bench& bench) {
                        .n_threads = threads,
                        .run = [&data] { data.run(); },
                        .check =
-                           [&data, &expected, n = n] {
+                           [&data, &expected, n_now = n] {
                              const std::vector<float> logits = data.prompt_logits();
-                             data.set(n, kContext);
+                             data.set(n_now, kContext);
                              return std::memcmp(logits.data(), expected.data(),
                                                 logits.size() * sizeof(float)) == 0
                                         ? std::string()
