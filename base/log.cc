@@ -67,20 +67,20 @@ std::string log_stamp(LogLevel level) {
 
 void log_text(std::string line) {
   const int64_t missing = dropped.exchange(0);
-  const bool told = missing == 0 ||
-                    put(log_stamp(LogLevel::warning) + "stderr was full: dropped_lines=" +
-                        std::to_string(missing));
+  const bool told =
+      missing == 0 || put(log_stamp(LogLevel::warning) +
+                          "stderr was full: dropped_lines=" + std::to_string(missing));
   if (!told) dropped += missing;
   if (!told || !put(std::move(line))) ++dropped;
 }
 
 void say(std::string_view lines) {
-  while (!lines.empty()) {
+  for (int wait_ms = 1000; !lines.empty();) {
     const size_t end = std::min(lines.find('\n'), lines.size());
     pollfd room{2, POLLOUT, 0};
-    poll(&room, 1, 1000);
+    poll(&room, 1, wait_ms);
     const std::string line(lines.substr(0, end));
-    if (!put(line) && !put(line)) ++dropped;  // one failed write hides nothing
+    if (!put(line) && !put(line)) ++dropped, wait_ms = 0;  // one failed write hides nothing
     lines.remove_prefix(std::min(end + 1, lines.size()));
   }
 }

@@ -19,7 +19,7 @@ void open_log(LogLevel least);
 
 std::string log_stamp(LogLevel level);  // "2026-11-22T17:44:13.123Z info "
 void log_text(std::string line);        // as it is, whatever its level; at most 4 KiB
-// Lines without a stamp that somebody waits for; each waits a second for room, and is dropped then.
+// Lines without a stamp that somebody waits for: they wait a second for room, and are dropped then.
 void say(std::string_view lines);
 [[gnu::format(printf, 2, 3)]] void log_line(LogLevel level, const char* format, ...);
 

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <new>
 
 namespace xpyd {
@@ -30,6 +31,17 @@ void prepare_for_out_of_memory() {
   if (bytes) std::memset(bytes, 1, kReserve);
   reserve = bytes;
   std::set_new_handler([] { out_of_memory(0); });
+  // Libraries that call malloc() themselves throw without asking the handler, from any thread.
+  static const std::terminate_handler otherwise = std::set_terminate([] {
+    try {
+      if (std::current_exception()) throw;
+    } catch (const std::bad_alloc&) {
+      say(0, "");
+      _exit(1);
+    } catch (...) {
+    }
+    otherwise();
+  });
 }
 
 void out_of_memory(size_t bytes) {

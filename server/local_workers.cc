@@ -78,9 +78,9 @@ Command arguments_of(const Options& options, Role role, size_t n_instances, cons
   }
   // Without a conductor for so long, nobody will start one that a child of this process could find.
   const double alone_s = 2 * options.number("lease");
-  arguments.insert(arguments.end(), {"--role", role_name(role), "--join", join,
-                                     "--cluster-key-file", key_file, "--give-up",
-                                     std::to_string(alone_s)});
+  arguments.insert(arguments.end(),
+                   {"--role", role_name(role), "--join", join, "--cluster-key-file", key_file,
+                    "--give-up", std::to_string(alone_s)});
   return arguments;
 }
 
@@ -164,8 +164,8 @@ class Children {
     sigaddset(&standard, SIGPIPE);
     posix_spawnattr_setsigmask(&attributes, &none);
     posix_spawnattr_setsigdefault(&attributes, &standard);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
-                                              POSIX_SPAWN_SETPGROUP);
+    posix_spawnattr_setflags(
+        &attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
     // All that it is told is in its command line: XPYD_CONFIG's file is the server's, for one.
     std::vector<char*> environment;
     for (char** variable = environ; *variable; ++variable)
@@ -192,10 +192,9 @@ class Children {
       for (size_t end; (end = said.begun.find('\n')) != std::string::npos;) {
         const std::string line = said.begun.substr(0, end);
         said.begun.erase(0, end + 1);
-        log_text(line);
-        // Neither its version nor a row of the table of its options.
+        // Neither its version nor a row of the table of its options: the server has said its own.
         if (!line.starts_with("--") && !line.starts_with("xpyd " + std::string(version())))
-          said.last = line;
+          log_text(said.last = line);
       }
     }
     if (!said.begun.empty() && (ended || said.begun.size() > sizeof part))

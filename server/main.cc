@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include <system_error>
 #include <vector>
 
+#include "base/log.h"
 #include "base/out_of_memory.h"
 #include "base/version.h"
 #include "server/commands.h"
@@ -119,6 +121,7 @@ int run(const std::vector<std::string>& words) {
     if (argument == "--version") return run({argument});
   }
 
+  const bool serves = subcommand->run == serve_main || subcommand->run == worker_main;
   int max_positional = *subcommand->positional ? 1 : 0;
   auto options = Options::parse(option_table(), name, arguments, max_positional);
   Status status = options ? check_options(options.value(), name) : Status(options.error());
@@ -128,10 +131,17 @@ int run(const std::vector<std::string>& words) {
   std::string subject = takes_model(*subcommand)               ? model_dir(options.value())
                         : options.value().positional().empty() ? ""
                                                                : options.value().positional()[0];
-  std::fprintf(stderr, "xpyd %s (%s, commit %s): %s %s\n%s", version(), build_mode(), commit(),
-               name.c_str(), subject.c_str(), options.value().table().c_str());
-  for (const std::string& text : without_effect(options.value()))
-    std::fprintf(stderr, "xpyd: %s: it is ignored\n", text.c_str());
+  std::string text = std::string("xpyd ") + version() + " (" + build_mode() + ", commit " +
+                     commit() + "): " + name + " " + subject + "\n" + options.value().table();
+  for (const std::string& option : without_effect(options.value()))
+    text += "xpyd: " + option + ": it is ignored\n";
+  if (serves) {  // whoever reads, or no longer reads, its stderr neither ends it nor holds it up
+    std::signal(SIGPIPE, SIG_IGN);
+    open_log(log_level(options.value().text("log-level")));
+    say(text);
+  } else {
+    std::fputs(text.c_str(), stderr);
+  }
   return subcommand->run(options.value());
 }
 
@@ -167,7 +177,11 @@ int main(int argc, char** argv) {
   try {
     const std::vector<std::string> words(argv + 1, argv + argc);
     xpyd::hide_secrets(argc, argv);
-    const int code = xpyd::run(words);
+    int code = xpyd::run(words);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
+      std::fprintf(stderr, "xpyd: stdout: %s\n", std::strerror(errno));
+      code = std::max(code, 1);
+    }
     return xpyd::was_out_of_memory() ? 1 : code;  // not SIGTERM's, which it sent itself
   } catch (const std::system_error& error) {
     std::fprintf(stderr, "xpyd: a thread cannot be started: %s\n", error.what());

@@ -392,6 +392,9 @@ Status check_options(const Options& options, std::string_view group) {
     const std::string names = "," + options.text("served-model-name") + ",";
     if (names != ",," && names.find(",,") != names.npos)
       return invalid("--served-model-name: expected NAME or NAME,NAME, got an empty one");
+    if (std::any_of(names.begin(), names.end(),
+                    [](char c) { return uint8_t(c) < ' ' || c == 127; }))
+      return invalid("--served-model-name: expected no control characters");
   }
   if (group == "serve" && options.given("registry") && options.text("cluster-bind").empty())
     return invalid("--registry: needs --cluster-bind, an address that workers can reach");

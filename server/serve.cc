@@ -31,7 +31,6 @@ Result<ServerOptions> http_options(const Options& options, Stack& stack);
 int serve_main(const Options& options) {
   // With --processes there soon is a folder with a key to remove, and no model to load before it.
   SignalThread signals(!options.flag("processes"));
-  open_log(log_level(options.text("log-level")));
 
   // Request -> TokenEvent: tokenizer, model, the instances and their conductor. Nothing runs yet.
   Result<std::unique_ptr<Stack>> built = build_stack(options);

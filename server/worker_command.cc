@@ -14,7 +14,6 @@
 namespace xpyd {
 int worker_main(const Options& options) {
   SignalThread signals(true);
-  open_log(log_level(options.text("log-level")));
   Result<std::unique_ptr<Stack>> prepared = prepare_stack(options);
   if (!prepared) return fail(" worker", prepared.error());
   Stack& stack = *prepared.value();

@@ -83,7 +83,8 @@ TEST_CASE("every field of every message arrives", "[disagg][control][codec]") {
         std::visit([](const auto& m) -> Message { return std::decay_t<decltype(m)>(); }, message);
     if (!std::visit(
             [](const auto& m) {
-              return requires { m.request; } || std::is_empty_v<std::decay_t<decltype(m)>>;
+              return requires { m.request; }
+              || std::is_empty_v<std::decay_t<decltype(m)>>;
             },
             blank))
       CHECK(print_message(blank) != print_message(message));
@@ -245,8 +246,10 @@ TEST_CASE("no bytes make the codec do anything else", "[disagg][control][codec]"
   CHECK(taken > 1000);
 }
 
-// Hidden: after a change of messages, `xpyd_tests "[seeds]"` writes fuzz_wire's seeds anew.
+// Hidden: after a change of messages, `WRITE_SEEDS=1 xpyd_tests "[seeds]"` writes fuzz_wire's
+// seeds.
 TEST_CASE("seeds of fuzz_wire", "[.seeds]") {
+  if (!std::getenv("WRITE_SEEDS")) SKIP_TEST("WRITE_SEEDS is not set");
   const std::string dir = "tests/fuzz/corpus/wire/";
   std::filesystem::create_directories(dir);
   for (const Message& message : full_messages())

@@ -62,8 +62,8 @@ struct Environment {
 TEST_CASE("XPYD_* in the environment were ignored", "[options]") {
   TempDir dir;
   std::ofstream(dir.path + "/f.ini") << "max-connections = 7\nmax-batch = 9\n";
-  Environment batch("XPYD_MAX_BATCH", "5"), queue("XPYD_MAX_CONNECTIONS", "6"), key("XPYD_API_KEY", "k"),
-      flag("XPYD_DEV_ENDPOINTS", "on"), other("XPYD_BENCH", "no option");
+  Environment batch("XPYD_MAX_BATCH", "5"), queue("XPYD_MAX_CONNECTIONS", "6"),
+      key("XPYD_API_KEY", "k"), flag("XPYD_DEV_ENDPOINTS", "on"), other("XPYD_BENCH", "no option");
   auto plain = Options::parse(option_table(), "serve", {}, 1);
   REQUIRE(plain);
   CHECK(plain.value().integer("max-batch") == 5);
@@ -190,9 +190,11 @@ TEST_CASE("the model's folder and every served name are names; the first is in a
   }
   CHECK(server.post("/v1/completions", R"({"prompt":"a","model":"tin"})").status == 404);
   says(refusal("serve", {"--served-model-name", "a,,b"}), "");
-  auto options = Options::parse(option_table(), "serve", {"--served-model-name", "a,,b"}, 1);
-  REQUIRE(options);
-  CHECK_FALSE(check_options(options.value(), "serve").ok());
+  for (const char* names : {"a,,b", "a\x1b[2Jb", "a\nb"}) {
+    auto options = Options::parse(option_table(), "serve", {"--served-model-name", names}, 1);
+    REQUIRE(options);
+    CHECK_FALSE(check_options(options.value(), "serve").ok());
+  }
 }
 
 TEST_CASE("log lines had neither time nor level", "[server][api]") {

@@ -164,6 +164,9 @@ TEST_CASE(
   const Ran version = run(xpyd, {"serve", "--version"});
   CHECK(version.code == 0);
   CHECK(version.out.starts_with("xpyd "));
+  const Ran full = run("/bin/sh", {"-c", "'" + xpyd + "' --version >/dev/full"});
+  CHECK(full.code == 1);
+  CHECK(full.err == "xpyd: stdout: No space left on device\n");
   testing::TempDir dir;
   const std::string log = dir.path + "/log";
   const Ran ran = run("/bin/sh", {"-c", "'" + xpyd + "' serve --port 0 --topology 1C 2>" + log +

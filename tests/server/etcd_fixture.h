@@ -1,9 +1,7 @@
 // An etcd of our own on a random port of this host (Debian's etcd-server), or none.
 #pragma once
 
-#include <arpa/inet.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +12,7 @@
 
 #include "base/status.h"
 #include "tests/catch.h"
+#include "tests/server/server_fixture.h"
 
 namespace xpyd::testing {
 
@@ -29,18 +28,6 @@ inline std::string find_etcd() {
   for (const std::string& place : places)
     if (access((place + "/etcd").c_str(), X_OK) == 0) return place + "/etcd";
   return "";
-}
-
-inline int free_port() {
-  int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t bytes = sizeof address;
-  XPYD_CHECK(bind(fd, reinterpret_cast<sockaddr*>(&address), bytes) == 0);
-  XPYD_CHECK(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &bytes) == 0);
-  close(fd);
-  return ntohs(address.sin_port);
 }
 
 class Etcd {

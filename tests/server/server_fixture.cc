@@ -229,6 +229,35 @@ void FakeService::loop() {
 // ---- Client
 // ---------------------------------------------------------------------------------------
 
+namespace {
+sockaddr_in loopback(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return address;
+}
+}  // namespace
+
+int free_port() {
+  sockaddr_in address = loopback(0);
+  socklen_t bytes = sizeof address;
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  XPYD_CHECK(::bind(fd, reinterpret_cast<sockaddr*>(&address), bytes) == 0);
+  XPYD_CHECK(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &bytes) == 0);
+  ::close(fd);
+  return ntohs(address.sin_port);
+}
+
+bool Client::connects(int port) {
+  const sockaddr_in address = loopback(port);
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const bool connected =
+      ::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  ::close(fd);
+  return connected;
+}
+
 Client::Client(int port, int receive_buffer_bytes) {
   fd_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   XPYD_CHECK(fd_ >= 0, std::strerror(errno));
@@ -237,11 +266,8 @@ Client::Client(int port, int receive_buffer_bytes) {
   timeval limit{30, 0};
   ::setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
   ::setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  int failed = ::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address);
+  const sockaddr_in address = loopback(port);
+  int failed = ::connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address);
   XPYD_CHECK(failed == 0, std::strerror(errno));
 }
 

@@ -75,9 +75,12 @@ struct Reply {
 };
 
 // A blocking TCP client; every wait ends after 30 s.
+int free_port();  // of loopback, a moment ago
+
 class Client {
  public:
   explicit Client(int port, int receive_buffer_bytes = 0);
+  static bool connects(int port);  // whether somebody listens there
   ~Client();
   Client(const Client&) = delete;
   void send(const std::string& bytes);
