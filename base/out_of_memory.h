@@ -7,7 +7,7 @@
 
 namespace xpyd {
 
-// For main(), before there is another thread.
+// Before there is another thread.
 void prepare_for_out_of_memory();
 // Whoever gets none from the system does what `new` does: asks for help, then tries again.
 // `bytes`: as many as were asked for; 0: not known.

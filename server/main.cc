@@ -167,13 +167,15 @@ void hold_standard_descriptors() {
   if (fd > 2) close(fd);
 }
 
+// Before the tables and names of all files are made, which take memory, too.
+[[gnu::constructor(101)]] void first() { prepare_for_out_of_memory(); }
+
 }  // namespace
 }  // namespace xpyd
 
 int main(int argc, char** argv) {
   xpyd::hold_standard_descriptors();
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f is a failed write, and gets a message
-  xpyd::prepare_for_out_of_memory();
   try {
     const std::vector<std::string> words(argv + 1, argv + argc);
     xpyd::hide_secrets(argc, argv);

@@ -339,12 +339,16 @@ std::vector<Fault> all_faults(const Scene& scene, std::string* right) {
   return faults;
 }
 
-void run_faults(size_t at_most) {
+void need_program() {
   const char *binary = std::getenv("XPYD_BIN"), *preloaded = std::getenv("XPYD_FAULTS");
   if (!binary || !*binary || !preloaded || !*preloaded)
     SKIP_TEST(
         "XPYD_BIN or XPYD_FAULTS is not set: make test sets them, the second in release builds "
         "alone (a sanitizer's own allocator suffers nothing before it)");
+}
+
+void run_faults(size_t at_most) {
+  need_program();
   const char* chosen = std::getenv("FAULTS");
   for (const Scene& scene : kScenes) {
     if (chosen && *chosen &&
@@ -374,6 +378,10 @@ void run_faults(size_t at_most) {
 }  // namespace
 
 TEST_CASE("faults: a sample of calls that fail once", "[faults]") { run_faults(6); }
+TEST_CASE("issue: an allocation that failed before main() ended without a word", "[faults]") {
+  need_program();
+  for (const char* n : {"2", "3", "4"}) CHECK(run(kScenes[0], {"alloc", n, ""}, "") == "");
+}
 TEST_CASE("faults: every call of a start, a request and a shutdown fails once", "[.][all-faults]") {
   run_faults(size_t(-1));
 }
