@@ -339,16 +339,16 @@ std::vector<Fault> all_faults(const Scene& scene, std::string* right) {
   return faults;
 }
 
-void need_program() {
+constexpr const char* kMissing =
+    "XPYD_BIN or XPYD_FAULTS is not set: make test sets them, the second in release builds "
+    "alone (a sanitizer's own allocator suffers nothing before it)";
+bool has_program() {
   const char *binary = std::getenv("XPYD_BIN"), *preloaded = std::getenv("XPYD_FAULTS");
-  if (!binary || !*binary || !preloaded || !*preloaded)
-    SKIP_TEST(
-        "XPYD_BIN or XPYD_FAULTS is not set: make test sets them, the second in release builds "
-        "alone (a sanitizer's own allocator suffers nothing before it)");
+  return binary && *binary && preloaded && *preloaded;
 }
 
 void run_faults(size_t at_most) {
-  need_program();
+  if (!has_program()) SKIP_TEST(kMissing);
   const char* chosen = std::getenv("FAULTS");
   for (const Scene& scene : kScenes) {
     if (chosen && *chosen &&
@@ -379,7 +379,7 @@ void run_faults(size_t at_most) {
 
 TEST_CASE("faults: a sample of calls that fail once", "[faults]") { run_faults(6); }
 TEST_CASE("issue: an allocation that failed before main() ended without a word", "[faults]") {
-  need_program();
+  if (!has_program()) SKIP_TEST(kMissing);
   for (const char* n : {"2", "3", "4"}) CHECK(run(kScenes[0], {"alloc", n, ""}, "") == "");
 }
 TEST_CASE("faults: every call of a start, a request and a shutdown fails once", "[.][all-faults]") {
