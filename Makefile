@@ -286,7 +286,7 @@ $(BUILD)/%.o: %.cc $(BUILD)/flags $(call headers,base)
 	@$(CXX) $(CXXFLAGS) $(DEFINES) $(AHEAD) -MMD -MP -c $< -o $@
 
 # (Launch bounds, which say nothing to the interpreter, leave constants unused.)
-SIMT_FLAGS := -O1 -DXPYD_SIMT -Itests/simt -Wno-unused-const-variable -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing
+SIMT_FLAGS := -O1 -DXPYD_SIMT -Itests/simt -Wno-unused-const-variable -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing $(if $(findstring clang,$(CXX)),-Wno-pass-failed -Wno-unknown-warning-option)
 $(BUILD)/simt/tests/simt/%.o: private SIMT_FLAGS += $(if $(filter release,$(MODE)),-O2)
 $(BUILD)/simt/tests/simt/%.o: private AHEAD =
 $(BUILD)/simt/%.o: private AHEAD = $(call ahead,simt/tests)
