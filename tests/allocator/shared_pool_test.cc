@@ -128,6 +128,7 @@ TEST_CASE("shared pool: cached blocks beyond a process's share leave the others 
 TEST_CASE("shared pool: random operations of three processes, one of which dies now and then",
           "[allocator][ledger]") {
   constexpr int kBlocks = 40;
+  int adopted = 0, refused = 0;
   for (uint64_t seed = 1; seed <= 30; ++seed) {
     const KvOptions options = tiny_options(4, kBlocks);
     SharedBlocks blocks(kBlocks, options.pool_bytes);
@@ -145,7 +146,6 @@ TEST_CASE("shared pool: random operations of three processes, one of which dies 
     Process processes[3];
     for (Process& p : processes) p.member = std::make_unique<Member>(blocks, options, 3);
     std::deque<std::pair<KvHandover, Tokens>> mail;
-    int adopted = 0, refused = 0;
     for (int step = 0; step < 400; ++step) {
       INFO("seed " << seed << " step " << step);
       Process& p = processes[random.below(3)];
@@ -220,9 +220,9 @@ TEST_CASE("shared pool: random operations of three processes, one of which dies 
     }
     for (Process& p : processes) p = {};
     CHECK(watch->count_free() == kBlocks);
-    CHECK(adopted > 0);
-    CHECK(refused > 0);
   }
+  CHECK(adopted > 100);
+  CHECK(refused > 20);
 }
 
 }  // namespace
