@@ -14,10 +14,11 @@
 #include <sstream>
 #include <vector>
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 // Tests ask for more memory than there is: null, as without the sanitizer.
-extern "C" const char* __asan_default_options();
+extern "C" const char *__asan_default_options(), *__tsan_default_options();
 extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
+extern "C" const char* __tsan_default_options() { return __asan_default_options(); }
 #endif
 
 namespace xpyd::testing {
