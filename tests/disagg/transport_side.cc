@@ -133,11 +133,13 @@ class SideHere final : public Side {
     const size_t border = kRegionBytes[0];
     REQUIRE(begin + bytes <= kSideBytes);
     const size_t head = begin < border ? std::min(bytes, border - begin) : 0;
-    for (auto [offset, n] : {std::pair{size_t(0), head}, {head, bytes - head}})
-      for_pattern(seed, from + offset, n,
-                  [&, offset = offset](size_t done, std::span<const std::byte> run) {
-                    each(at(begin + offset) + done, run);
-                  });
+    auto part = [&](size_t offset, size_t n) {
+      for_pattern(seed, from + offset, n, [&](size_t done, std::span<const std::byte> run) {
+        each(at(begin + offset) + done, run);
+      });
+    };
+    part(0, head);
+    part(head, bytes - head);
     transport_->stats();
   }
   std::byte* at(size_t offset) {
@@ -160,8 +162,8 @@ std::istream& operator>>(std::istream& in, WindowKey& key) {
 }
 void write_post(std::ostream& out, const KvTransfer& t, const std::vector<Piece>& pieces) {
   out.precision(17);
-  out << t.peer << ' ' << int(t.op) << ' ' << t.window << ' ' << t.deadline_s << ' '
-      << t.number << ' ' << pieces.size();
+  out << t.peer << ' ' << int(t.op) << ' ' << t.window << ' ' << t.deadline_s << ' ' << t.number
+      << ' ' << pieces.size();
   for (const Piece& p : pieces) out << ' ' << p.local << ' ' << p.remote << ' ' << p.bytes;
 }
 void read_post(std::istream& in, KvTransfer& t, std::vector<Piece>& pieces) {

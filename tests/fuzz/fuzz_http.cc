@@ -4,10 +4,13 @@
 //
 // Seeds worth giving: the requests of tests/server/http_test.cc. `make fuzz` runs it for a minute.
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "server/api.h"
@@ -87,13 +90,15 @@ std::string tokenizer_json() {
 
 struct Fixture {
   std::unique_ptr<const Tokenizer> tokenizer;
-  std::unique_ptr<const ChatTemplate> chat =
-      ChatTemplate::parse(
-          "{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}{{ tools | tojson }}",
-          [] { return int64_t{0}; })
-          .value();
+  std::unique_ptr<const ChatTemplate> chat = ChatTemplate::parse(
+                                                 "{% for m in messages %}{{ m.content }}{{ "
+                                                 "m.tool_calls }}{% endfor %}{{ tools | tojson }}",
+                                                 [] { return int64_t{0}; })
+                                                 .value();
   RealClock clock;
   EchoService service;
+  std::mutex mutex;
+  std::condition_variable wake;
   std::deque<std::function<void()>> posted;
   std::unique_ptr<Api> api;
   Fixture() {
@@ -106,15 +111,23 @@ struct Fixture {
     options.dev_endpoints = true;
     options.allowed_hosts = {"*"};
     options.log = [](const std::string& line) { XPYD_CHECK(line.size() < 1000); };
-    api =
-        std::make_unique<Api>(options, service, tokenizer.get(), chat.get(), clock,
-                              [this](std::function<void()> f) { posted.push_back(std::move(f)); });
+    api = std::make_unique<Api>(options, service, tokenizer.get(), chat.get(), clock,
+                                [this](std::function<void()> f) {
+                                  std::lock_guard lock(mutex);
+                                  posted.push_back(std::move(f));
+                                  wake.notify_one();
+                                });
   }
-  void run_posted() {
-    while (!posted.empty()) {
+  // What was posted; until there is an answer: a session's turn is parsed on another thread.
+  void run_posted(const int& answers) {
+    std::unique_lock lock(mutex);
+    while (wake.wait_for(lock, std::chrono::seconds(answers > 0 ? 0 : 10),
+                         [this] { return !posted.empty(); })) {
       auto f = std::move(posted.front());
       posted.pop_front();
+      lock.unlock();
       f();
+      lock.lock();
     }
   }
 };
@@ -125,7 +138,7 @@ void serve(Fixture& fixture, HttpRequest request) {
   if (fixture.api->on_header(request)) return;
   auto exchange = std::make_shared<CountingExchange>();
   fixture.api->handle(std::move(request), exchange);
-  fixture.run_posted();
+  fixture.run_posted(exchange->answers);
   XPYD_CHECK(exchange->answers == 1);
 }
 
