@@ -172,12 +172,12 @@ void rows(Rounds& rounds, size_t group, int n) {
       for (int plane = 0; plane < planes; ++plane) range->unmap(2 * size_t(plane) * group, 1);
       maps.push_back(mapped - start), unmaps.push_back(clock.now() - mapped);
     }
-    auto report = [&, planes = planes](const std::string& name, std::vector<double> seconds) {
+    auto report = [&, n_planes = planes](const std::string& name, std::vector<double> seconds) {
       const Summary s = summarize(std::move(seconds));
       rounds.bench().report({.name = name,
                              .rounds = n,
                              .seconds = s.median,
-                             .gbps = 1e-9 * double(planes) * double(group) / s.median});
+                             .gbps = 1e-9 * double(n_planes) * double(group) / s.median});
     };
     report(std::string("a row mapped, ") + what, std::move(maps));
     report(std::string("a row unmapped, ") + what, std::move(unmaps));
