@@ -20,6 +20,7 @@ class SignalThread {
     sigemptyset(&set_);
     for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&set_, signal);
     pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+    signal(SIGPIPE, SIG_IGN);
     if (at_once) thread_ = std::thread([this] { take(); });
   }
   ~SignalThread() { finish(); }
