@@ -146,8 +146,8 @@ demo-accuracy: build  ## how often the demo model's answers are right, by length
 asan:  ## the test suite under AddressSanitizer and UBSan
 	@$(MAKE) --no-print-directory test MODE=asan
 
-tsan:  ## the test suite under ThreadSanitizer
-	@$(MAKE) --no-print-directory test MODE=tsan
+tsan:  ## the test suite under ThreadSanitizer, without what one thread computes at length
+	@$(MAKE) --no-print-directory test MODE=tsan TESTS='$(or $(TESTS),~[numeric]~[.])'
 
 FUZZ_BUILD   ?= build/fuzz
 FUZZ_SECONDS ?= 60
@@ -290,12 +290,6 @@ SIMT_FLAGS := -O1 -DXPYD_SIMT -Itests/simt -Wno-unused-const-variable -Wno-unkno
 $(BUILD)/simt/tests/simt/%.o: private SIMT_FLAGS += $(if $(filter release,$(MODE)),-O2)
 $(BUILD)/simt/tests/simt/%.o: private AHEAD =
 $(BUILD)/simt/%.o: private AHEAD = $(call ahead,simt/tests)
-# A kernel's threads are fibers of one thread: their races are the interpreter's to find, and TSan would take an hour.
-UNWATCHED := $(if $(filter tsan,$(MODE)),$(patsubst %,$(BUILD)/simt/%.o,attention/% model/% tests/attention/% $(addprefix tests/simt/,simt warp shared_memory sm90 gemm_simt)))
-ifneq ($(UNWATCHED),)
-$(UNWATCHED): private SIMT_FLAGS += -fno-sanitize=thread
-$(UNWATCHED): private AHEAD =
-endif
 $(BUILD)/simt/%.o: %.cu $(BUILD)/flags $(call headers,simt/tests)
 	@mkdir -p $(@D)
 	@echo "  simt $<"

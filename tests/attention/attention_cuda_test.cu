@@ -330,7 +330,7 @@ const testing::CaseMemory kPaged16 = kMemories[2];
 }  // namespace
 
 TEST_CASE("cuda attention: decode at every edge agrees with double precision",
-          "[cuda][attention]") {
+          "[cuda][attention][numeric]") {
   std::vector<Part> parts;
   for (int length : {1, 15, 16, 17, 63, 64, 65, 129, 300, 511, 512, 513, 1025})
     parts.push_back({int(parts.size()), 1, length});
@@ -354,7 +354,7 @@ TEST_CASE("cuda attention: unusual head shapes agree with double precision", "[c
 }
 
 TEST_CASE("cuda attention: prefill on a cached prefix agrees with double precision",
-          "[cuda][attention]") {
+          "[cuda][attention][numeric]") {
   std::vector<Part> parts = {{0, 1, 1},  {1, 15, 15},   {2, 17, 17},  {3, 64, 64}, {4, 65, 65},
                              {5, 0, 30}, {6, 129, 129}, {7, 40, 300}, {8, 1, 129}, {9, 0, 0}};
   for (const Heads& heads : {Heads{2, 2, 8}, {2, 1, 64}, {2, 2, 128}, {8, 1, 64}})
