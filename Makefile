@@ -214,10 +214,10 @@ gpu-bundle: cuda  ## build/xpyd-gpu.tar.gz: gpu-report for a machine with a card
 debian13:  ## `make serve` and `make test` on a fresh Debian 13 in build/debian13 (debootstrap, chroot; root)
 	@tools/debian13
 
-compilers:  ## every test as clang compiles it, here and on Debian 13 (g++ 14 is in debian13)
+compilers:  ## both commands as clang compiles it, here and on Debian 13 (g++ 14 is in debian13)
 	@tools/install-packages clang
-	@$(MAKE) --no-print-directory test CXX=clang++ BUILD=build/clang
-	@tools/debian13 bash -c 'tools/install-packages clang && make test CXX=clang++ BUILD=build/clang'
+	@tools/two-commands CXX=clang++ BUILD=build/clang
+	@tools/debian13 bash -c 'tools/install-packages clang && tools/two-commands CXX=clang++ BUILD=build/clang'
 
 check:  ## all that tools/check-stages lists, in its order: sanitizers, fuzzers, chaos, other systems and compilers (ARGS='asan fuzz')
 	@tools/check $(ARGS)

@@ -41,17 +41,19 @@ struct ConductorOptions {
   const PlacementPolicy* placement = nullptr;
   const DisaggPolicy* disagg = nullptr;
   DisaggOptions disagg_options;
-  bool zero_copy = false;   // the wire: nothing can be pulled
-  int max_model_len = 0;    // tokens: prompt and output together
+  bool zero_copy = false;  // the wire: nothing can be pulled
+  int max_model_len = 0;   // tokens: prompt and output together
   int64_t max_queue_bytes =
-      256ll << 20;          // queue_bytes() of requests that wait for their first step
-  Limits limits = {};       // of what comes from another process
-  int prefill_window = 1;   // decode_first: jobs that a prefill instance has not started yet
-  int max_tries = 16;       // attempts of one choice
-  // Instances that may end in a row while they compute a choice; then it is what ends them.
-  int max_crashes = 2;
-  double patience_s = 30;   // that a request waits for an instance to be there
-  double lease_s = 0;       // an instance that is silent for so long is gone; 0: never
+      256ll << 20;         // queue_bytes() of requests that wait for their first step
+  Limits limits = {};      // of what comes from another process
+  int prefill_window = 1;  // decode_first: jobs that a prefill instance has not started yet
+  int max_tries = 16;      // attempts of one choice
+  // Instances that may end in a row while they compute a choice, none of which got further than
+  // crash_tokens with it; then it is what ends them. (Each attempt brings one or two: the prompt's
+  // last logits give the first, maybe before another instance goes on.)
+  int max_crashes = 2, crash_tokens = 4;
+  double patience_s = 30;  // that a request waits for an instance to be there
+  double lease_s = 0;      // an instance that is silent for so long is gone; 0: never
   uint64_t seed = 0;
   int chunk_tokens = 512;  // of a step
   StreamKv stream_kv = StreamKv::layer;
@@ -125,20 +127,21 @@ class Conductor final : public Service {
     int left = 1;              // of them, not ended
     DisaggOrder order = DisaggOrder::local;
     InstanceId prefill = -1, decode = -1;
-    int uncached = 0;          // prompt tokens charged to `prefill`
+    int uncached = 0;                        // prompt tokens charged to `prefill`
     bool queued = false, prompting = false;  // charged: queued_requests, queued_tokens
-    bool asked = false;                       // decode_first: its PrefillJob has come
+    bool asked = false;                      // decode_first: its PrefillJob has come
   };
   struct Choice {
     std::vector<int32_t> output;
     uint64_t logits_hash = 0;
     bool ended = false;
-    AttemptId attempt = 0;  // 0: parked
-    InstanceId latest = -1;  // where its last token came from
+    AttemptId attempt = 0;            // 0: parked
+    InstanceId latest = -1;           // where its last token came from
     std::map<int, TokenEvent> early;  // by index: what overtook others
     int cached_tokens = -1;
     double scheduled_s = 0;
-    int crashes = 0;  // instances that ended while they computed it, since its last token
+    int crashes = 0;    // instances that ended in a row while they computed it
+    size_t placed = 0;  // output's length when its attempt began
   };
   struct Entry {
     std::shared_ptr<const Request> request;
@@ -147,7 +150,7 @@ class Conductor final : public Service {
     int left = 0;
     int tries = 0;
     bool aborted = false;
-    bool begun = false;  // else it counts in queued_bytes_
+    bool begun = false;   // else it counts in queued_bytes_
     bool guilty = false;  // it ends the instances that compute it
   };
   struct Parked {

@@ -65,7 +65,7 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
 void Conductor::take(Entry& entry, Choice& choice, TokenEvent event, Out& out) {
   if (event.token >= 0) {
     choice.output.push_back(event.token);
-    choice.crashes = 0;
+    if (choice.output.size() > choice.placed + size_t(options_.crash_tokens)) choice.crashes = 0;
     choice.logits_hash = event.logits_hash;
   }
   // A choice that was placed anew tells of its first time.
@@ -143,12 +143,12 @@ bool Conductor::computes(InstanceId id, const Attempt& a) const {
 
 // An instance has ended in the middle of these. Whose turn it was nobody knows: a request that has
 // ended several alone is what they died of; several of them are tried again one after the other,
-// until each has told a token or is the only one that it can have been.
+// until each has got on or is the only one that it can have been.
 void Conductor::blame(InstanceId id, const std::vector<AttemptId>& attempts) {
   std::vector<uint64_t> often;
   for (AttemptId number : attempts) {
     const Attempt& attempt = attempts_.at(number);
-    if (!computes(id, attempt)) continue;
+    if (attempts.size() > 1 && !computes(id, attempt)) continue;  // alone: it may be how it came
     Entry& entry = requests_.at(attempt.request);
     for (int c = attempt.first; c < attempt.first + attempt.count; ++c)
       if (Choice& choice = entry.choices[size_t(c)];
@@ -214,15 +214,17 @@ void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string&
   Entry& entry = requests_.at(attempt.request);
   const bool late = entry.request->deadline_s > 0 && clock_.now() > entry.request->deadline_s;
   const bool hopeless = ++entry.tries > options_.max_tries * int(entry.choices.size());
-  if (entry.guilty) {
+  if (entry.guilty || hopeless) {
     const std::vector<int32_t>& prompt = entry.request->prompt;
     const std::string_view bytes(reinterpret_cast<const char*>(prompt.data()),
                                  prompt.size() * sizeof prompt[0]);
-    log_line(LogLevel::error,
-             "xpyd: request %llu is given up: %d instances in a row ended while they computed "
-             "it; its prompt has %zu tokens and the hash %016llx",
-             static_cast<unsigned long long>(entry.request->id), options_.max_crashes,
-             prompt.size(), static_cast<unsigned long long>(siphash({}, bytes)));
+    log_line(
+        LogLevel::error,
+        "xpyd: request %llu is given up: %d %s it; its prompt has %zu tokens and the hash %016llx",
+        static_cast<unsigned long long>(entry.request->id),
+        entry.guilty ? options_.max_crashes : entry.tries,
+        entry.guilty ? "instances in a row ended while they computed" : "attempts failed at",
+        prompt.size(), static_cast<unsigned long long>(siphash({}, bytes)));
   }
   bool begun = false;
   for (int c = attempt.first; c < attempt.first + attempt.count; ++c) {

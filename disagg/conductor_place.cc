@@ -117,7 +117,10 @@ bool Conductor::start(uint64_t id, int first, int count) {
     attempt.queued = attempt.prompting = true;
   }
   decode.load.sequences += count;
-  for (int c = first; c < first + count; ++c) entry.choices[size_t(c)].attempt = number;
+  for (int c = first; c < first + count; ++c) {
+    entry.choices[size_t(c)].attempt = number;
+    entry.choices[size_t(c)].placed = entry.choices[size_t(c)].output.size();
+  }
   StartRequest message{.attempt = number,
                        .request = entry.request,
                        .state = {.choice = first,

@@ -335,8 +335,8 @@ void Instance::publish() {
   s.step_seconds = engine.step_seconds;
   s.wait_seconds = engine.wait_seconds;
   s.schedule_seconds = engine.schedule_seconds;
-  s.transfers = sent.transfers;
   const ReceiverStats& received = receiver_.stats();
+  s.transfers = sent.transfers + received.transfers;
   s.transfer_bytes = sent.bytes + received.bytes;
   s.transfer_descriptors = sent.descriptors + received.descriptors;
   s.transfer_seconds = sent.seconds + received.seconds;

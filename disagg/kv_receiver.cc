@@ -170,8 +170,13 @@ bool KvReceiver::grant(AttemptId attempt, Incoming& in) {
   in.granted = true;
   granted_choices_ += in.n_choices();
   switch (in.order) {
-    case DisaggOrder::push: promise(attempt, in); break;
-    case DisaggOrder::pull: read(in); finished_prefills_.push_back(attempt); break;
+    case DisaggOrder::push:
+      promise(attempt, in);
+      break;
+    case DisaggOrder::pull:
+      read(in);
+      finished_prefills_.push_back(attempt);
+      break;
     default:
       if (int(in.tokens.size()) - in.cached_tokens <= 1) {  // nothing to compute elsewhere
         in.delivered = true;
@@ -234,6 +239,7 @@ void KvReceiver::read(Incoming& in) {
   in.reading = parts_.wire.post({in.from, KvOp::read, in.source.window,
                                  parts_.post_deadline(in.request->deadline_s, plan_.bytes)},
                                 plan_);
+  ++stats_.transfers;
   stats_.bytes += int64_t(plan_.bytes);
   stats_.descriptors += int64_t(plan_.copies.size());
   stats_.seconds += parts_.clock.now() - start;
@@ -427,8 +433,7 @@ bool KvReceiver::free_quarantined() {
          }) > 0;
 }
 
-void KvReceiver::renewals(
-    std::unordered_map<InstanceId, std::vector<AttemptId>>& of_peer) const {
+void KvReceiver::renewals(std::unordered_map<InstanceId, std::vector<AttemptId>>& of_peer) const {
   for (const auto& [attempt, in] : incoming_)
     if (in.from >= 0) of_peer[in.from].push_back(attempt);
 }

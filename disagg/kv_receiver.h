@@ -18,8 +18,8 @@ namespace xpyd {
 struct ReceiverStats {
   int64_t refused_kv = 0;  // deliveries whose KV was short, late or changed: computed again here
   int64_t expired = 0;     // promises given up because the peer was silent
-  int64_t bytes = 0, descriptors = 0;  // pull: of its posts
-  double seconds = 0;                  // … planning and posting
+  int64_t transfers = 0, bytes = 0, descriptors = 0;  // pull: of its posts
+  double seconds = 0;                                 // … planning and posting
 };
 
 class KvReceiver {
@@ -52,28 +52,28 @@ class KvReceiver {
  private:
   struct Incoming {
     DisaggOrder order = DisaggOrder::push;
-    InstanceId from = -1;             // decode_first: -1 until a prefill instance has taken it
+    InstanceId from = -1;  // decode_first: -1 until a prefill instance has taken it
     std::shared_ptr<const Request> request;
-    std::vector<int32_t> tokens;      // whose KV comes: prompt, and output of an earlier attempt
+    std::vector<int32_t> tokens;  // whose KV comes: prompt, and output of an earlier attempt
     std::vector<ChoiceState> choices;
-    SequencePtr sequence;             // decode_first
-    KvPlace source;                   // pull
+    SequencePtr sequence;  // decode_first
+    KvPlace source;        // pull
     bool granted = false;
-    bool loading = false;             // not granted: what a tier has of it is held already
-    KvHandle kv = kNoKv;              // kNoKv for a zero-copy transport
+    bool loading = false;  // not granted: what a tier has of it is held already
+    KvHandle kv = kNoKv;   // kNoKv for a zero-copy transport
     KvLease lease = 0;
     int cached_tokens = 0;
-    std::optional<WindowKey> window;  // the peer may write
+    std::optional<WindowKey> window;    // the peer may write
     std::optional<TransferId> reading;  // pull
     double read_s = 0;                  // its post
     size_t read_bytes = 0;
     bool delivered = false;
-    bool arrived = true;              // false: the KV will not come whole
-    int posts = 0;                    // that are still to be counted in the window
+    bool arrived = true;  // false: the KV will not come whole
+    int posts = 0;        // that are still to be counted in the window
     std::vector<uint64_t> checksums;
     std::optional<KvHandover> handover;
-    double deadline_s = 0;            // without a word of the peer
-    std::string refusal;              // why the wire gave no window
+    double deadline_s = 0;  // without a word of the peer
+    std::string refusal;    // why the wire gave no window
     int n_choices() const { return request->n; }
   };
   // Blocks whose KV is not wanted any more, until nobody can write there.
@@ -101,7 +101,7 @@ class KvReceiver {
   Attempts& attempts_;
   Engine& engine_;
   std::unordered_map<AttemptId, Incoming> incoming_;
-  std::deque<AttemptId> remote_prefilling_;  // want room: not yet granted
+  std::deque<AttemptId> remote_prefilling_;   // want room: not yet granted
   std::vector<AttemptId> finished_prefills_;  // delivered, or being read
   std::vector<Quarantine> quarantine_;
   int granted_choices_ = 0;

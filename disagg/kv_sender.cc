@@ -129,7 +129,6 @@ void KvSender::handle(InstanceId from, const KvTaken& message) {
   if (found == outgoing_.end() || found->second.peer != from ||
       !(found->second.offered || found->second.given))
     return;
-  if (found->second.offered) ++stats_.transfers;
   found->second.told = false;  // nothing more to say
   found->second.over = true;
 }

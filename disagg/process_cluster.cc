@@ -201,6 +201,11 @@ Presence ProcessCluster::presence(const std::string& process) const {
   return seen;
 }
 
+bool ProcessCluster::was_retired(const std::string& process) const {
+  std::lock_guard lock(mutex_);
+  return retired_.contains(process);
+}
+
 // Silent instances are closed by their channel or by the conductor's lease, whichever notices
 // first; then the other one follows.
 void ProcessCluster::keep() {
@@ -251,6 +256,7 @@ Status ProcessCluster::retire(const std::string& name, std::optional<Role> role)
     if (id < 0) return Error{ErrorCode::not_found, "no instance has the name " + name};
     workers_.at(id).retiring = true;
     workers_.at(id).next_role = role;
+    if (!role) retired_.insert(workers_.at(id).process);
   }
   conductor_.drain(id, true);
   return ok();

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -22,7 +23,7 @@ struct ProcessClusterOptions {
   ConductorOptions conductor;
   std::string listen = "127.0.0.1:0";
   ClusterKey key;
-  uint64_t fingerprint = 0;  // of what workers must agree on; others are refused
+  uint64_t fingerprint = 0;           // of what workers must agree on; others are refused
   std::shared_ptr<HandoffPool> pool;  // of all instances; null: each has its own
 };
 
@@ -36,8 +37,9 @@ class ProcessCluster final : public Runtime, public Post {
   ~ProcessCluster() override;
 
   const std::string& address() const { return address_; }  // where workers join
-  bool wait_members(int n, double seconds);  // true: so many instances serve
+  bool wait_members(int n, double seconds);                // true: so many instances serve
   Presence presence(const std::string& process) const;  // by the name that process_name() gave it
+  bool was_retired(const std::string& process) const;   // retire() told it to leave
   Status retire(const std::string& name, std::optional<Role> role) override;
   Status start() override { return ok(); }  // workers join by themselves
   void clear_prefix_caches() override;
@@ -70,7 +72,7 @@ class ProcessCluster final : public Runtime, public Post {
   void on_message(InstanceId id, Message message);
   void on_closed(InstanceId id, const std::string& why);
   std::string free_name(Role role) const;  // under the mutex
-  void keep();  // the thread that looks after leases and retirements
+  void keep();                             // the thread that looks after leases and retirements
 
   const ProcessClusterOptions options_;
   Clock& clock_;
@@ -82,6 +84,7 @@ class ProcessCluster final : public Runtime, public Post {
   std::condition_variable changed_;
   bool stop_ = false;
   std::map<InstanceId, Worker> workers_;
+  std::set<std::string> retired_;  // processes
   std::thread keeper_;
   std::unique_ptr<ControlLoop> loop_;
 };

@@ -26,13 +26,13 @@ struct InstanceStats {
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
   double step_seconds = 0, schedule_seconds = 0;  // in forward + sampling; in planning
   double wait_seconds = 0;                        // of step_seconds: waiting for the model
-  int64_t transfers = 0;                          // prompts whose KV has left here
-  int64_t transfer_bytes = 0, transfer_descriptors = 0;  // posted here: by P, or pulled by D
-  double transfer_seconds = 0;  // of its thread: planning and posting
-  double wire_s_per_byte = 0;   // from post to done, over its last posts; 0: not known
+  int64_t transfers = 0;  // of prompts' KV, posted here: by P, or pulled by D
+  int64_t transfer_bytes = 0, transfer_descriptors = 0;  // of them
+  double transfer_seconds = 0;                           // of its thread: planning and posting
+  double wire_s_per_byte = 0;  // from post to done, over its last posts; 0: not known
   int64_t kv_refused = 0;      // received: short or changed, so that the prompt was computed again
   int64_t leases_expired = 0;  // promises to a peer that fell silent
-  double heartbeat_s = 0;  // Clock seconds of the last loop turn
+  double heartbeat_s = 0;      // Clock seconds of the last loop turn
 };
 
 // Why a try at serving a request's choices failed.
@@ -52,7 +52,7 @@ const char* failure_name(AttemptFailure why);
 struct ConductorStats {
   int64_t attempts = 0, failed_attempts = 0, replaced_choices = 0;
   std::array<int64_t, kAttemptFailures> failed_by = {};  // of failed_attempts
-  int64_t late_tokens = 0;  // of attempts that were given up
+  int64_t late_tokens = 0;                               // of attempts that were given up
   int64_t joined = 0, left = 0;
   int prefill_jobs = 0;  // now in the global prefill queue
 };

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <thread>
@@ -28,8 +29,7 @@ std::chrono::duration<double> seconds(double s) { return std::chrono::duration<d
 
 }  // namespace
 
-Worker::Worker(WorkerOptions options, Clock& clock)
-    : options_(std::move(options)), clock_(clock) {}
+Worker::Worker(WorkerOptions options, Clock& clock) : options_(std::move(options)), clock_(clock) {}
 
 Worker::~Worker() = default;
 
@@ -93,7 +93,7 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
   if (conductor.empty()) return Error{ErrorCode::unavailable, "the registry names no conductor"};
   Result<ChannelPtr> channel =
       loop.connect({conductor, options_.key, identity(-1)}, 5,
-                    [this](ChannelPtr c) { return on_conductor(std::move(c)); });
+                   [this](ChannelPtr c) { return on_conductor(std::move(c)); });
   if (!channel) {
     // A wrong address of the command line stays wrong; the registry may have another one later.
     const bool wrong = channel.error().code == ErrorCode::invalid_argument;
@@ -117,8 +117,11 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
   Result<std::string> listening =
       loop.listen({options_.listen, options_.key, identity(as.id)}, [this](ChannelPtr c) {
         const std::string& id = c->peer().id;
-        const InstanceId peer =
-            id.size() > 1 && id[0] == 'i' ? InstanceId(std::atoi(id.c_str() + 1)) : -1;
+        InstanceId peer = -1;
+        if (id.starts_with('i') &&
+            std::from_chars(id.data() + 1, id.data() + id.size(), peer).ptr !=
+                id.data() + id.size())
+          peer = -1;
         if (peer < 0) {  // below 0 is the conductor, and that one does not come here
           c->close("only instances are expected here");
           return ChannelEvents{[](uint16_t, std::string_view) {}, [](const std::string&) {}};

@@ -191,13 +191,14 @@ Result<jinja::Text> ChatTemplate::run(const std::vector<ChatMessage>& messages,
     }
     list.push_back(jinja::dict_value(std::move(items)));
   }
-  std::vector<std::pair<std::string, Value>> variables = special_tokens_;
+  std::vector<std::pair<std::string, Value>> variables;  // the first of a name counts
   variables.emplace_back("messages", jinja::list_value(std::move(list)));
   variables.emplace_back("tools", request.tools);
   variables.emplace_back("documents", jinja::None());
   variables.emplace_back("add_generation_prompt", request.add_generation_prompt);
   if (const jinja::Dict* more = request.kwargs.dict())
     for (const auto& [name, value] : more->items) variables.emplace_back(name.text()->bytes, value);
+  variables.insert(variables.end(), special_tokens_.begin(), special_tokens_.end());
   return chosen.render(std::move(variables), clock_());
 } catch (const jinja::Fault& fault) {  // the messages are too large or too deep for a value
   return invalid("messages: " + fault.what);

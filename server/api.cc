@@ -167,8 +167,7 @@ std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row
   }
   if (methods != "POST" || !draining_) return {};
   metrics_.rejected(RejectReason::draining);
-  HttpResponse response =
-      error_response({.status = 503, .message = "the server is shutting down"});
+  HttpResponse response = error_response({.status = 503, .message = "the server is shutting down"});
   response.close = true;
   return response;
 }
@@ -204,8 +203,8 @@ void Api::finish(const HttpRequest& request, const Row* row, HttpResponse& respo
     log_line(response.status >= 500   ? LogLevel::error
              : response.status >= 400 ? LogLevel::warning
                                       : LogLevel::debug,
-             std::string(response.status >= 400 ? "refused" : "answered") +
-                 " route=" + std::string(path) + " status=" + std::to_string(response.status) + why);
+             std::string(response.status >= 400 ? "refused" : "answered") + " route=" +
+                 std::string(path) + " status=" + std::to_string(response.status) + why);
 }
 
 void Api::fail(const Incoming& in, const ApiError& error) {
@@ -218,9 +217,10 @@ void Api::fail(const Incoming& in, const ApiError& error) {
 
 void Api::on_body(const std::shared_ptr<Incoming>& in,
                   std::function<std::function<void()>()> work) {
-  // A session's history comes on top of a small body.
-  const bool is_short = in->request.body.size() <= kInlineBodyBytes &&
-                        in->request.body.find("\"session_id\"") == std::string::npos;
+  // A session's history comes on top of a small body; \u may spell its name another way.
+  const std::string& body = in->request.body;
+  const bool is_short = body.size() <= kInlineBodyBytes && body.find("session_id") == body.npos &&
+                        body.find("\\u") == body.npos;
   if (is_short) return work()();
   body_threads_.run(in->request.body.size(),
                     [post = post_, work = std::move(work)] { post(work()); });
@@ -367,9 +367,8 @@ void Api::reset_prefix_cache(const std::shared_ptr<Incoming>& in) {
 void Api::retire_instance(const std::shared_ptr<Incoming>& in) {
   on_body(in, [this, in]() -> std::function<void()> {
     auto fails = [&](int status, const std::string& message) {
-      return [this, in, error = ApiError{.status = status, .message = message}] {
-        fail(*in, error);
-      };
+      return
+          [this, in, error = ApiError{.status = status, .message = message}] { fail(*in, error); };
     };
     auto body = parse_json(in->request.body, "request body");
     if (!body) return fails(400, body.error().message);

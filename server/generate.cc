@@ -42,8 +42,7 @@ class Printer final : public EventSink {
 }  // namespace
 
 int generate_main(const Options& options) {
-  // With --processes there is a folder with a key to remove, and workers to end.
-  SignalThread signals(!options.flag("processes"));
+  SignalThread signals;
   Result<std::unique_ptr<Stack>> built = build_stack(options);
   if (!built) return fail(" generate", built.error());
   Stack& stack = *built.value();

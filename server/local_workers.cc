@@ -27,6 +27,7 @@
 #include "disagg/worker.h"
 #include "server/etcd_registry.h"
 #include "server/options.h"
+#include "server/signals.h"
 #include "server/stack.h"
 #include "server/supervisor.h"
 
@@ -140,9 +141,9 @@ class Children {
   }
 
  private:
-  // In a process group of its own: a Ctrl-C at the terminal is the parent's to handle. Of this
-  // process's files it gets the first two alone: a socket that it kept would hold the port and
-  // every client after this process has ended. What it says comes here, and is passed on.
+  // In a process group of its own: a Ctrl-C at the terminal is the parent's to handle. It gets none
+  // of this process's files: a socket that it kept would hold the port and every client after this
+  // process has ended, a stdout whoever reads it. What it says comes here, and is passed on.
   Status spawn(size_t i) {
     int said[2];
     if (pipe2(said, O_CLOEXEC | O_NONBLOCK) != 0)
@@ -156,6 +157,8 @@ class Children {
     posix_spawnattr_init(&attributes);
     posix_spawn_file_actions_t files;
     posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
     posix_spawn_file_actions_adddup2(&files, said[1], 2);
     posix_spawn_file_actions_addclosefrom_np(&files, 3);
     sigset_t none, standard;
@@ -225,11 +228,11 @@ class Children {
       const bool ended = pids_[i] > 0 && waitpid(pids_[i], &status, WNOHANG) == pids_[i];
       pass_on(i, ended);
       if (ended) {
-        pids_[i] = -1;
+        const bool retired = cluster_.was_retired(process_name(std::exchange(pids_[i], -1)));
         on_end(i,
                WIFSIGNALED(status) ? "signal " + std::to_string(WTERMSIG(status))
                                    : "exit code " + std::to_string(WEXITSTATUS(status)),
-               WIFEXITED(status) && WEXITSTATUS(status) == 0);
+               retired && WIFEXITED(status) && WEXITSTATUS(status) == 0);
       }
       seen.push_back(pids_[i] > 0 ? cluster_.presence(process_name(pids_[i])) : Presence::absent);
     }
@@ -323,6 +326,7 @@ class LocalWorkers final : public Runtime {
 }  // namespace
 
 Result<std::unique_ptr<Runtime>> make_local_workers(const Stack& stack, const Options& options) {
+  SignalThread::hold();  // soon there is a folder with a key to remove, and workers to end
   auto folder = std::make_unique<PrivateFolder>();
   if (folder->path().empty())
     return Error{ErrorCode::io,
@@ -364,7 +368,8 @@ Result<std::unique_ptr<Runtime>> make_local_workers(const Stack& stack, const Op
   const bool restart = options.flag("restart-workers");
   const SupervisorOptions supervision{
       .restart = restart,
-      .silence_s = restart ? std::max(5.0, 4 * options.number("lease")) : HUGE_VAL};
+      .silence_s = restart ? std::max(5.0, 4 * options.number("lease")) : HUGE_VAL,
+      .start_s = restart ? options.number("worker-start-timeout") : HUGE_VAL};
   return std::unique_ptr<Runtime>(std::make_unique<LocalWorkers>(
       std::move(folder), std::move(made).value(), std::move(registry), std::move(commands),
       supervision, const_cast<Stack&>(stack).clock));

@@ -326,7 +326,7 @@ std::string Metrics::render(const ServiceStats& service) const {
   instances("kv_transfer_descriptors_total", "Contiguous copies in KV transfers.",
             &S::transfer_descriptors);
   instances("kv_transfers_total", "KV transfers.", &S::transfers);
-  text.totals("nixl_bytes_transferred", "KV bytes of a transfer, by its sender.", all,
+  text.totals("nixl_bytes_transferred", "KV bytes of a transfer, by who posted it.", all,
               &S::transfer_bytes);
   text.totals("nixl_num_descriptors", "Contiguous copies of a transfer.", all,
               &S::transfer_descriptors);

@@ -5,7 +5,8 @@
 //   Request           -> Placement    disagg/conductor.cc  submit: a snapshot, a placement policy
 //   Placement         -> P (or C)     disagg/instance.cc   StartRequest; ReserveKv to D
 //   waiting sequences -> BatchPlan    batch/policy.cc      what runs in the next step
-//   BatchPlan         -> logits       batch/engine.cc      memory from allocator/, forward of model/,
+//   BatchPlan         -> logits       batch/engine.cc      memory from allocator/, forward of
+//   model/,
 //                                                          attention/ over KvViews
 //   KV of the prompt  -> D            disagg/kv_sender.cc, transport/, kv_receiver.cc
 //   logits            -> TokenEvent   model/sampler.cc, batch/output_text.cc
@@ -29,8 +30,7 @@ Result<ServerOptions> http_options(const Options& options, Stack& stack);
 }  // namespace
 
 int serve_main(const Options& options) {
-  // With --processes there soon is a folder with a key to remove, and no model to load before it.
-  SignalThread signals(!options.flag("processes"));
+  SignalThread signals;
 
   // Request -> TokenEvent: tokenizer, model, the instances and their conductor. Nothing runs yet.
   Result<std::unique_ptr<Stack>> built = build_stack(options);
@@ -141,8 +141,8 @@ Result<ServerOptions> http_options(const Options& options, Stack& stack) {
   http.server_info = options.table();
   http.reset_prefix_cache = [&stack] { stack.runtime->clear_prefix_caches(); };
   http.retire_instance = [&stack](const std::string& name, const std::string& role) {
-    return stack.runtime->retire(name, role.empty() ? std::nullopt
-                                                    : std::optional<Role>(role_of(role)));
+    return stack.runtime->retire(name,
+                                 role.empty() ? std::nullopt : std::optional<Role>(role_of(role)));
   };
   return http;
 }

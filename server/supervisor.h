@@ -20,7 +20,7 @@ struct SupervisorOptions {
   double first_wait_s = 0.1, longest_wait_s = 10;
   // Killed: who is alive, but without a channel for silence_s, though it had one (it is stopped, or
   // hangs); who does not serve start_s after its start, or after its channel came.
-  double silence_s = 12, start_s = 120;
+  double silence_s = 12, start_s = 600;
 };
 
 class Supervisor {

@@ -13,7 +13,7 @@
 
 namespace xpyd {
 int worker_main(const Options& options) {
-  SignalThread signals(true);
+  SignalThread signals;
   Result<std::unique_ptr<Stack>> prepared = prepare_stack(options);
   if (!prepared) return fail(" worker", prepared.error());
   Stack& stack = *prepared.value();

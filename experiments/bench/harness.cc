@@ -96,8 +96,7 @@ double bound_seconds(const BenchCase& c, const PeakRow& peak) {
 }
 
 bool built_with_checks() {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || \
-    defined(_GLIBCXX_ASSERTIONS) || !defined(__OPTIMIZE__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
   return true;
 #else
   return false;
@@ -142,8 +141,7 @@ void Bench::print_conditions() const {
               first_line("/proc/loadavg").c_str(), utc_date().c_str());
   std::printf("cpu pressure: %s\n", first_line("/proc/pressure/cpu").c_str());
   if (built_with_checks())
-    std::printf(
-        "WARNING: built with assertions, sanitizers or without optimisation: not a speed.\n");
+    std::printf("WARNING: built with sanitizers or without optimisation: not a speed.\n");
 }
 
 void Bench::measure(const std::vector<BenchCase>& cases) {

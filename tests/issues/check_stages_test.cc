@@ -85,6 +85,10 @@ TEST_CASE("make check: a stage that cannot end in time, or at all here, is left 
   CHECK(bounded.says("left out: long: expected to take 3.0 min, and 0.0 of 2 are gone"));
   CHECK(bounded.says("left out: absent: it needs: false"));
   CHECK(bounded.last_line() == "3 passed, 0 failed, 2 skipped");
+  Outcome named = check(dir, table, "--minutes 9 short");
+  CHECK(named.code == 0);
+  CHECK(named.says("left out: long: not asked for"));
+  CHECK(named.last_line() == "2 passed, 0 failed, 2 skipped");
   // Without a bound everything that can run is run, and `make test` is not part of it.
   Outcome free = check(dir, table, "");
   CHECK(free.code == 1);

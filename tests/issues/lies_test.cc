@@ -177,9 +177,10 @@ TEST_CASE("lies: what does not fit together is refused", "[lies][codec]") {
 class Bed {
  public:
   explicit Bed(const std::string& role) : dir_() {
-    const std::vector<std::string> words = {
-        "--processes", "--topology", "1P1D",        "--max-model-len", "200", "--max-batch", "4",
-        "--threads",   "1",          "--transport", "tcp",             "--kv-bytes", "1MiB"};
+    const std::vector<std::string> words = {"--processes", "--topology",  "1P1D", "--max-model-len",
+                                            "200",         "--max-batch", "4",    "--threads",
+                                            "1",           "--transport", "tcp",  "--kv-bytes",
+                                            "1MiB"};
     const Options options = Options::parse(option_table(), "serve", words, 0).value();
     stack_ = prepare_stack(options).value();
     REQUIRE(open_backend(*stack_, options).ok());
@@ -241,8 +242,8 @@ void say(End& end, const Message& message) {
 void join(End& liar, Role role) {
   say(liar, JoinRequest{role});
   liar.wait([&] { return !liar.frames.empty(); });
-  InstanceInfo info{.id = 1, .role = role, .capacity_blocks = 100, .block_tokens = 16,
-                    .max_batch = 4};
+  InstanceInfo info{
+      .id = 1, .role = role, .capacity_blocks = 100, .block_tokens = 16, .max_batch = 4};
   info.layout = {{}, KvOrder::layer_major, 16, 100};
   info.address = "tcp:127.0.0.1:1";
   say(liar, Joined{info});
@@ -303,8 +304,7 @@ TEST_CASE("lies: a token beyond the vocabulary ends its member, and nobody else"
   const auto started = [&] {
     for (const auto& [type, payload] : liar.frames)
       if (auto got = decode(uint16_t(type), payload, 0); got.ok())
-        if (auto* start = std::get_if<StartRequest>(&got.value().message))
-          attempt = start->attempt;
+        if (auto* start = std::get_if<StartRequest>(&got.value().message)) attempt = start->attempt;
     return attempt.has_value();
   };
   liar.wait(started);
@@ -538,7 +538,9 @@ TEST_CASE("lies: tokens beyond max_tokens are not taken", "[lies]") {
 
 class Deadly final : public SimCluster {
  public:
-  Deadly() { open({}); }
+  // `at`: the attempt's token that ends whoever would say it, counted from 1; 0: what ends it is
+  // to be told of the attempt.
+  explicit Deadly(int at = 1) : at_(at) { open({}); }
   ~Deadly() override { close(); }
   void ask(uint64_t id, int max_tokens = 12) {
     prompts_[id] = Tokens(40, int32_t(id));
@@ -546,11 +548,18 @@ class Deadly final : public SimCluster {
     request->ignore_eos = true;
     REQUIRE(conductor().submit(request, recorder).ok());
   }
-  // An attempt at request 1 has begun: that ends the instance, in the step before its first token.
   void send(InstanceId from, InstanceId to, Message message) override {
-    if (auto* start = std::get_if<StartRequest>(&message); start && start->request->id == 1)
+    if (auto* start = std::get_if<StartRequest>(&message);
+        start && start->request->id == 1 && from == kConductor) {
       deadly_ = start->attempt;
-    if (auto* token = std::get_if<TokenOf>(&message); token && token->attempt == deadly_) {
+      told_ = 0;
+      if (at_ == 0) {
+        dead_ = to;
+        return;
+      }
+    }
+    if (auto* token = std::get_if<TokenOf>(&message);
+        token && token->attempt == deadly_ && ++told_ == at_) {
       dead_ = from;
       return;
     }
@@ -561,9 +570,10 @@ class Deadly final : public SimCluster {
     for (int i = 0; i < 20000 && !conductor().wait_idle(0); ++i) {
       tick();
       if (dead_ >= 0) {
+        const Role role = nodes.at(dead_)->role;
         crash(std::exchange(dead_, -1), true);
         ++crashes;
-        add(Role::colocated);
+        add(role);
       }
     }
   }
@@ -573,13 +583,16 @@ class Deadly final : public SimCluster {
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
 
  private:
+  const int at_;
+  int told_ = 0;
   InstanceId dead_ = -1;
   AttemptId deadly_ = 0;
   std::map<uint64_t, Tokens> prompts_;
 };
 
-TEST_CASE("a request that has ended two instances ends with an error, and its prompt's hash is told",
-          "[lies][conductor]") {
+TEST_CASE(
+    "a request that has ended two instances ends with an error, and its prompt's hash is told",
+    "[lies][conductor]") {
   TempDir dir;
   Deadly sim;
   sim.add_all("3C");
@@ -599,6 +612,22 @@ TEST_CASE("a request that has ended two instances ends with an error, and its pr
   INFO(log);
   CHECK(log.find("request 1 is given up: 2 instances in a row ended while they computed it; its "
                  "prompt has 40 tokens and the hash ") != std::string::npos);
+}
+
+TEST_CASE("a request that ended D, or whoever had told a token, went on to end sixteen of them",
+          "[lies][conductor]") {
+  for (const char* topology : {"3C", "1P3D", "2P2D"})
+    for (int at : {0, 1, 2, 3}) {
+      INFO(topology << ", token " << at);
+      Deadly sim(at);
+      sim.add_all(topology);
+      sim.tick();
+      sim.ask(1, 40);
+      sim.run();
+      CHECK(sim.crashes == 2);
+      CHECK(sim.recorder->choice(1).finish == FinishReason::error);
+      CHECK(sim.recorder->choice(1).ends == 1);
+    }
 }
 
 TEST_CASE("a request that ends instances does not take those with it that were there by chance",

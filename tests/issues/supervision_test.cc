@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/resource.h>
@@ -58,8 +59,15 @@ class Server {
     "hidden_size":64,"intermediate_size":128,"num_hidden_layers":2,"num_attention_heads":4,
     "num_key_value_heads":2,"vocab_size":256,"max_position_embeddings":512,"rms_norm_eps":1e-5,
     "rope_theta":10000.0,"tie_word_embeddings":false})";
-    Words words = {std::getenv("XPYD_BIN"), "serve", fs::absolute(dir.path + "/model").string(),
-                   "--load-format", "dummy", "--threads", "1", "--max-batch", "4"};
+    Words words = {std::getenv("XPYD_BIN"),
+                   "serve",
+                   fs::absolute(dir.path + "/model").string(),
+                   "--load-format",
+                   "dummy",
+                   "--threads",
+                   "1",
+                   "--max-batch",
+                   "4"};
     if (processes) words.push_back("--processes");
     words.insert(words.end(), more.begin(), more.end());
     if (std::find(words.begin(), words.end(), "--port") == words.end())
@@ -75,7 +83,9 @@ class Server {
     pid = fork();
     if (pid == 0) {
       dup2(open(log.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), 2);
+      close_range(3, ~0u, CLOSE_RANGE_CLOEXEC);  // this program's files are no business of its
       setenv("TMPDIR", tmp.c_str(), 1);
+      setenv("XDG_CACHE_HOME", (tmp + "-cache").c_str(), 1);
       const rlimit limit = {address_space, RLIM_INFINITY};
       setrlimit(RLIMIT_AS, &limit);
       execv(argv[0], argv.data());
@@ -232,14 +242,28 @@ TEST_CASE("serve: a worker holds no socket of the conductor, whose port is free 
   }
   const pid_t before = server.worker("prefill");
   kill(before, SIGKILL);  // the next one is started while clients are connected
-  REQUIRE(until(20, [&] { return get(port, "/ready").status == 200 &&
-                                 server.worker("prefill") != before; }));
+  REQUIRE(until(20, [&] {
+    const pid_t now = server.worker("prefill");
+    return now > 0 && now != before && get(port, "/ready").status == 200;
+  }));
   const std::set<std::string> own = sockets_of(server.pid);
   CHECK(own.size() > 20);
   const std::set<pid_t> workers = server.workers();
   REQUIRE(workers.size() == 2);
-  for (pid_t worker : workers)
+  for (pid_t worker : workers) {
     for (const std::string& held : sockets_of(worker)) CHECK(own.count(held) == 0);
+    for (const char* fd : {"/fd/0", "/fd/1"})  // else `serve | tee` waits for it
+      CHECK(fs::read_symlink("/proc/" + std::to_string(worker) + fd) == "/dev/null");
+  }
+  // What a child would inherit if nothing closed it for it: this process's own three.
+  for (auto& fd : fs::directory_iterator("/proc/" + std::to_string(server.pid) + "/fdinfo")) {
+    std::stringstream info;
+    info << std::ifstream(fd.path()).rdbuf();
+    const size_t flags = info.str().find("flags:");
+    if (flags == std::string::npos || std::stoi(fd.path().filename()) <= 2) continue;  // or closed
+    INFO(fd.path() << "\n" << info.str());
+    CHECK((std::stoi(info.str().substr(flags + 6), nullptr, 8) & O_CLOEXEC) != 0);
+  }
   for (pid_t worker : workers) kill(worker, SIGSTOP);  // so that they stay
   kill(server.pid, SIGKILL);
   server.wait();
@@ -308,6 +332,19 @@ TEST_CASE("serve: SIGTERM ends a start at once, though its workers never join",
     for (pid_t worker : workers) CHECK(kill(worker, 0) != 0);
     CHECK(server.files_left() == 0);
   }
+  {  // while it measures this machine, and has made nothing yet
+    Server server({"--topology", "1P1D", "--disagg", "conditional_cost"});
+    REQUIRE(until(10, [&] { return server.log().find("--topology") != std::string::npos; }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    CHECK_FALSE(server.ended());
+    kill(server.pid, SIGTERM);
+    if (!until(1.5, [&] { return server.ended(); })) {
+      FAIL_CHECK("it goes on");
+      kill(server.pid, SIGKILL);
+    }
+    CHECK(server.wait() == 128 + SIGTERM);
+    CHECK(server.files_left() == 0);
+  }
   for (int processes = 0; processes < 2; ++processes) {  // from the first instruction
     Server server({"--topology", "1P1D"}, RLIM_INFINITY, processes == 1);
     kill(server.pid, SIGTERM);
@@ -345,8 +382,9 @@ TEST_CASE("serve: a model folder that is gone for seconds takes no worker away f
   CHECK(metrics.find("engine=\"P1\"") == metrics.npos);
 }
 
-TEST_CASE("serve: a stopped worker is killed and replaced, and until then health says what is missing",
-          "[issues][supervision]") {
+TEST_CASE(
+    "serve: a stopped worker is killed and replaced, and until then health says what is missing",
+    "[issues][supervision]") {
   NEEDS_PROGRAM();
   Server server({"--topology", "1P1D", "--lease", "1"});
   const int port = server.port();
@@ -367,6 +405,48 @@ TEST_CASE("serve: a stopped worker is killed and replaced, and until then health
   kill(server.pid, SIGTERM);
   CHECK(server.wait() == 0);
   CHECK(server.files_left() == 0);
+}
+
+TEST_CASE("serve: a worker that somebody else told to end stayed away; one that was retired does",
+          "[issues][supervision]") {
+  NEEDS_PROGRAM();
+  Server server({"--topology", "1P1D", "--dev-endpoints"});
+  const int port = server.port();
+  REQUIRE(port > 0);
+  for (const char* role : {"prefill", "decode"}) {
+    const pid_t told = server.worker(role);
+    kill(told, SIGTERM);
+    CHECK(until(30, [&] {
+      const pid_t now = server.worker(role);
+      return now > 0 && now != told && get(port, "/ready").status == 200;
+    }));
+  }
+  CHECK(count(server.log(), "ended: exit code 0; it is started again") == 2);
+  Client client(port);
+  client.send(request_text("POST", "/retire_instance", R"({"name":"P0"})",
+                           "Content-Type: application/json\r\n"));
+  CHECK(client.read().status == 200);
+  CHECK(until(30, [&] { return server.log().find("ended: exit code 0\n") != std::string::npos; }));
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  CHECK(server.worker("prefill") == -1);
+}
+
+TEST_CASE(
+    "serve: a worker that ends while the conductor has no descriptor left is started when it has",
+    "[issues][supervision]") {
+  NEEDS_PROGRAM();
+  Server server({"--topology", "1P1D"});
+  const int port = server.port();
+  REQUIRE(port > 0);
+  rlimit before{};
+  REQUIRE(prlimit(server.pid, RLIMIT_NOFILE, nullptr, &before) == 0);
+  const rlimit few = {3, before.rlim_max};
+  REQUIRE(prlimit(server.pid, RLIMIT_NOFILE, &few, nullptr) == 0);
+  kill(server.worker("prefill"), SIGKILL);
+  CHECK(until(
+      20, [&] { return count(server.log(), "it cannot be started: Too many open files") >= 3; }));
+  REQUIRE(prlimit(server.pid, RLIMIT_NOFILE, &before, nullptr) == 0);
+  CHECK(until(30, [&] { return get(port, "/ready").status == 200; }));
 }
 
 TEST_CASE("serve: while it drains, probes are answered, with 503", "[issues][supervision]") {
@@ -402,8 +482,8 @@ TEST_CASE("worker: an address that cannot be one ends it, with exit code 2",
   NEEDS_PROGRAM();
   TempDir dir;
   const std::string log = dir.path + "/log";
-  const std::string command = std::string(std::getenv("XPYD_BIN")) +
-                              " worker --join nonsense --kv-bytes 1MiB 2>" + log;
+  const std::string command =
+      std::string(std::getenv("XPYD_BIN")) + " worker --join nonsense --kv-bytes 1MiB 2>" + log;
   const int status = std::system(("timeout 30 " + command).c_str());
   CHECK(WEXITSTATUS(status) == 2);
 }

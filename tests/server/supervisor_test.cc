@@ -91,16 +91,17 @@ TEST_CASE("supervisor: a silent child is killed after its bound and started agai
 
 TEST_CASE("supervisor: loading a model is not silence, and ends nevertheless",
           "[server][supervisor]") {
-  OneChild slow{.supervisor = Supervisor({.silence_s = 12}, 1), .joins_s = 110};
+  OneChild slow{.supervisor = Supervisor({.silence_s = 12, .start_s = 120}, 1), .joins_s = 110};
   slow.run(300);
   CHECK(slow.starts.size() == 1);
   CHECK(slow.kills.empty());
-  OneChild never{.supervisor = Supervisor({}, 1), .joins = false};
+  OneChild never{.supervisor = Supervisor({.start_s = 120}, 1), .joins = false};
   never.run(119);
   CHECK(never.kills.empty());
   never.run(2);
   CHECK(never.kills.size() == 1);
-  OneChild again{.supervisor = Supervisor({.silence_s = 12}, 1)};  // it makes its memory anew
+  OneChild again{.supervisor =
+                     Supervisor({.silence_s = 12, .start_s = 120}, 1)};  // it makes its memory anew
   again.run(5);
   again.joins = false;
   again.seen = Presence::connected;
@@ -141,7 +142,7 @@ TEST_CASE("supervisor: random lives end with every child serving", "[server][sup
     INFO("seed " << seed);
     Random random(seed);
     constexpr size_t kChildren = 5;
-    const SupervisorOptions options{.silence_s = 5};
+    const SupervisorOptions options{.silence_s = 5, .start_s = 120};
     Supervisor supervisor(options, kChildren);
     std::vector<Presence> seen(kChildren, Presence::absent);
     std::vector<bool> runs(kChildren, false), stopped(kChildren, false);
