@@ -301,7 +301,7 @@ TEST_CASE("conditional_cost: a P that nobody has used yet gets its share", "[iss
       sim.ticks(5);
     }
     for (int i = 0; i < 5000 && !sim.conductor().wait_idle(0); ++i) sim.tick();
-    CHECK(sim.find("P0")->instance->stats().transfers >= 1);
+    CHECK(sim.find(pull ? "D1" : "P0")->instance->stats().transfers >= 1);
     CHECK(recorder->ended() == 3);
   }
 }
