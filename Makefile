@@ -24,7 +24,7 @@ HARDEN    := -D_FORTIFY_SOURCE=2 -D_GLIBCXX_ASSERTIONS -fstack-protector-strong 
 LINK_release  := -Wl,-z,relro,-z,now
 FLAGS_release := -O2 $(G) $(HARDEN)
 FLAGS_asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS -Wno-maybe-uninitialized
-FLAGS_tsan    := -O1 -g1 -fsanitize=thread
+FLAGS_tsan    := -O1 -g1 -fsanitize=thread -Wno-tsan
 FLAGS_fuzz    := -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 CXXFLAGS := -std=c++20 $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. $(SYSROOT:%=-idirafter %/usr/include) -pthread
 DEFINES  := -DBOOST_ASIO_SEPARATE_COMPILATION -DBOOST_BEAST_SEPARATE_COMPILATION \
