@@ -214,7 +214,7 @@ gpu-bundle: cuda  ## build/xpyd-gpu.tar.gz: gpu-report for a machine with a card
 debian13:  ## `make serve` and `make test` on a fresh Debian 13 in build/debian13 (debootstrap, chroot; root)
 	@tools/debian13
 
-compilers:  ## both commands as clang compiles it, here and on Debian 13 (g++ 14 is in debian13)
+compilers:  ## both commands as clang compiles them, here and on Debian 13 (g++ 14 is in debian13)
 	@tools/install-packages clang
 	@tools/two-commands CXX=clang++ BUILD=build/clang
 	@tools/debian13 bash -c 'tools/install-packages clang && tools/two-commands CXX=clang++ BUILD=build/clang'

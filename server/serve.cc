@@ -5,9 +5,8 @@
 //   Request           -> Placement    disagg/conductor.cc  submit: a snapshot, a placement policy
 //   Placement         -> P (or C)     disagg/instance.cc   StartRequest; ReserveKv to D
 //   waiting sequences -> BatchPlan    batch/policy.cc      what runs in the next step
-//   BatchPlan         -> logits       batch/engine.cc      memory from allocator/, forward of
-//   model/,
-//                                                          attention/ over KvViews
+//   BatchPlan         -> logits       batch/engine.cc      memory from allocator/, forward
+//                                                          of model/, attention/ over KvViews
 //   KV of the prompt  -> D            disagg/kv_sender.cc, transport/, kv_receiver.cc
 //   logits            -> TokenEvent   model/sampler.cc, batch/output_text.cc
 //   TokenEvent        -> SSE          server/generation.cc, server/api_format.cc
