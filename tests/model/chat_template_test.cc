@@ -237,6 +237,9 @@ TEST_CASE("chat template: where a folder's template is found", "[model][chat]") 
   CHECK(hello() == "<s>hi</s><img>");
   write("special_tokens_map.json", R"({"bos_token": "<other>", "pad_token": "<pad>"})");
   CHECK(hello() == "<s>hi</s><pad><img>");
+  ChatTemplate::Request other;  // the caller's word counts more, as with Hugging Face
+  other.kwargs = jinja::json_value(R"({"bos_token": "<mine>"})");
+  CHECK(joined(load().value()->render({{"user", "hi"}}, other)) == "<mine>hi</s><pad><img>");
   write("mine.jinja", "mine {{ messages[0].content }}{{ eos_token }}\n");
   CHECK(hello(dir.path + "/mine.jinja") == "mine hi</s>");
   CHECK(
