@@ -12,11 +12,10 @@
 #include <string>
 
 #include "base/available_memory.h"
+#include "base/os.h"
 
 namespace xpyd {
 namespace {
-
-constexpr size_t kHugePage = size_t(2) << 20;
 
 // Where groups are whole huge pages, so are they in memory if the system lets shared memory have
 // them (transparent_hugepage/shmem_enabled: advise, always), and one entry of the page table maps

@@ -49,7 +49,7 @@ DisaggOrder conditional_cost(const DisaggView& view, const DisaggOptions& o) {
   return remote_s < local_s + damage_s ? remote(o) : DisaggOrder::local;
 }
 
-constexpr DisaggPolicy kPolicies[] = {
+constexpr DisaggPolicy kOrders[] = {
     {"prefill_first", prefill_first, false, "DistServe, Mooncake, SGLang; pull: vLLM with NIXL"},
     {"decode_first", decode_first, true, "Dynamo's vLLM patch: a global prefill queue"},
     {"conditional_threshold", conditional_threshold, true, "Dynamo 0.1 and 1.x"},
@@ -64,10 +64,10 @@ double overlap(StreamKv stream, bool pull, int n_layers, int tokens, int chunk_t
   return 1 - (stream == StreamKv::layer ? last / n_layers : last);
 }
 
-std::span<const DisaggPolicy> disagg_policies() { return kPolicies; }
+std::span<const DisaggPolicy> disagg_policies() { return kOrders; }
 
 const DisaggPolicy* find_disagg_policy(std::string_view name) {
-  for (const DisaggPolicy& policy : kPolicies) {
+  for (const DisaggPolicy& policy : kOrders) {
     if (name == policy.name) return &policy;
   }
   return nullptr;

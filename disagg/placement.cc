@@ -65,7 +65,7 @@ Placement place_prefix_aware(const ClusterView& view) {
   return with_decode(view, prefill, cheapest(view, decodes, decode_load));
 }
 
-constexpr PlacementPolicy kPolicies[] = {
+constexpr PlacementPolicy kPlacements[] = {
     {"random", place_random, "the baseline of Mooncake (FAST '25) section 5"},
     {"least_loaded", place_least_loaded, "shortest queue; DistServe (OSDI '24) section 4.3"},
     {"prefix_aware", place_prefix_aware,
@@ -74,10 +74,10 @@ constexpr PlacementPolicy kPolicies[] = {
 
 }  // namespace
 
-std::span<const PlacementPolicy> placement_policies() { return kPolicies; }
+std::span<const PlacementPolicy> placement_policies() { return kPlacements; }
 
 const PlacementPolicy* find_placement_policy(std::string_view name) {
-  for (const PlacementPolicy& policy : kPolicies) {
+  for (const PlacementPolicy& policy : kPlacements) {
     if (name == policy.name) return &policy;
   }
   return nullptr;

@@ -41,7 +41,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 }
 
 // A name as it may stand in a message: short, and without control characters.
-std::string in_quotes(std::string_view name) {
+std::string name_in_quotes(std::string_view name) {
   std::string text = "\"";
   for (char c : name.substr(0, 100)) text += (unsigned(c) & 0xff) < 0x20 ? '?' : c;
   return text + (name.size() > 100 ? "...\"" : "\"");
@@ -59,7 +59,7 @@ Error io_error(const std::string& file, const std::string& what, int error) {
 Result<TensorEntry> parse_entry(const json& value, const std::string& name, const std::string& file,
                                 const SafetensorsLimits& limits) {
   auto wrong = [&](const std::string& what) {
-    return bad(file, "tensor " + in_quotes(name) + ": " + what);
+    return bad(file, "tensor " + name_in_quotes(name) + ": " + what);
   };
   if (!value.is_object() || value.size() != 3)
     return wrong("expected an object of dtype, shape and data_offsets");
@@ -76,7 +76,7 @@ Result<TensorEntry> parse_entry(const json& value, const std::string& name, cons
   entry.begin = (*offsets)[0].get<uint64_t>();
   entry.end = (*offsets)[1].get<uint64_t>();
   uint64_t bytes = element_bytes(entry.dtype);
-  if (bytes == 0) return wrong("unknown dtype " + in_quotes(entry.dtype));
+  if (bytes == 0) return wrong("unknown dtype " + name_in_quotes(entry.dtype));
   if (shape->size() > limits.max_rank)
     return wrong("shape: more than " + std::to_string(limits.max_rank) + " dimensions");
   for (const json& dim : *shape) {
@@ -119,11 +119,11 @@ Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t 
       if (!value.is_object()) return bad(file_name, "__metadata__: expected an object of strings");
       for (const auto& [key, text] : value.items())
         if (!text.is_string())
-          return bad(file_name, "__metadata__: " + in_quotes(key) + " is not a string");
+          return bad(file_name, "__metadata__: " + name_in_quotes(key) + " is not a string");
       continue;
     }
     if (name.size() > limits.max_name_bytes)
-      return bad(file_name, "tensor " + in_quotes(name) + ": the name is longer than " +
+      return bad(file_name, "tensor " + name_in_quotes(name) + ": the name is longer than " +
                                 std::to_string(limits.max_name_bytes) + " bytes");
     Result<TensorEntry> entry = parse_entry(value, name, file_name, limits);
     if (!entry) return entry.error();
@@ -138,9 +138,9 @@ Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t 
   for (const auto& [entry, name] : by_offset) {
     if (entry->begin != end)
       return bad(file_name,
-                 "tensor " + in_quotes(*name) + ": begins at byte " + std::to_string(entry->begin) +
-                     " of the data, but the one before it ends at " + std::to_string(end) +
-                     (entry->begin < end ? " (overlap)" : " (hole)"));
+                 "tensor " + name_in_quotes(*name) + ": begins at byte " +
+                     std::to_string(entry->begin) + " of the data, but the one before it ends at " +
+                     std::to_string(end) + (entry->begin < end ? " (overlap)" : " (hole)"));
     end = entry->end;
   }
   if (end != data_bytes)
@@ -162,12 +162,12 @@ Result<std::map<std::string, std::string, std::less<>>> parse_safetensors_index(
   std::map<std::string, std::string, std::less<>> shards;
   for (const auto& [tensor, shard] : weight_map.value()->items()) {
     if (!shard.is_string())
-      return bad(file_name, "weight_map: " + in_quotes(tensor) + ": expected a file name");
+      return bad(file_name, "weight_map: " + name_in_quotes(tensor) + ": expected a file name");
     const std::string& name = shard.get_ref<const std::string&>();
     // The name comes from outside: it may only choose among the files of this folder.
     if (name.empty() || name[0] == '.' || name.size() > 255 ||
         name.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos)
-      return bad(file_name, "weight_map: " + in_quotes(tensor) + ": " + in_quotes(name) +
+      return bad(file_name, "weight_map: " + name_in_quotes(tensor) + ": " + name_in_quotes(name) +
                                 " is not the name of a file in the model's folder");
     shards.emplace(tensor, name);
   }
@@ -248,10 +248,11 @@ Status SafetensorsFile::read(std::string_view name, const TensorEntry& tensor, i
       uint64_t at = data_start_ + tensor.begin + uint64_t(first + done) * size + have;
       ssize_t got = read_at(buffer + have, want - have, at);
       if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return io_error(path_, "tensor " + in_quotes(name) + ": cannot read", errno);
+      if (got < 0)
+        return io_error(path_, "tensor " + name_in_quotes(name) + ": cannot read", errno);
       if (got == 0)
         return Error{ErrorCode::io,
-                     path_ + ": tensor " + in_quotes(name) + ": truncated while it was read"};
+                     path_ + ": tensor " + name_in_quotes(name) + ": truncated while it was read"};
       have += size_t(got);
     }
     float* to = out + done;
@@ -352,8 +353,8 @@ Result<Checkpoint> Checkpoint::open(const std::string& dir) {
       file = added.value();
     }
     if (file->tensors().find(tensor) == file->tensors().end())
-      return bad(file->path(), "tensor " + in_quotes(tensor) + ": missing, although " + index_name +
-                                   " places it here");
+      return bad(file->path(), "tensor " + name_in_quotes(tensor) + ": missing, although " +
+                                   index_name + " places it here");
     checkpoint.where_[tensor] = file;
   }
   return checkpoint;
@@ -362,14 +363,14 @@ Result<Checkpoint> Checkpoint::open(const std::string& dir) {
 Result<TensorHandle> Checkpoint::find(std::string_view name,
                                       const std::vector<int64_t>& shape) const {
   auto found = where_.find(name);
-  if (found == where_.end()) return bad(source_, "tensor " + in_quotes(name) + ": missing");
+  if (found == where_.end()) return bad(source_, "tensor " + name_in_quotes(name) + ": missing");
   auto tensor = found->second->tensors().find(name);
   const TensorEntry& entry = tensor->second;
   if (entry.dtype != "F32" && entry.dtype != "F16" && entry.dtype != "BF16")
-    return bad(found->second->path(), "tensor " + in_quotes(name) + ": dtype " + entry.dtype +
+    return bad(found->second->path(), "tensor " + name_in_quotes(name) + ": dtype " + entry.dtype +
                                           " is not supported (expected F32, F16 or BF16)");
   if (entry.shape != shape)
-    return bad(found->second->path(), "tensor " + in_quotes(name) + ": shape " +
+    return bad(found->second->path(), "tensor " + name_in_quotes(name) + ": shape " +
                                           shape_text(entry.shape) + " where config.json implies " +
                                           shape_text(shape));
   return TensorHandle{found->second, tensor->first, &entry};
@@ -383,7 +384,7 @@ std::vector<std::string_view> Checkpoint::names() const {
 
 Error Checkpoint::unexpected(std::string_view name, const std::string& family) const {
   return bad(where_.find(name)->second->path(),
-             "tensor " + in_quotes(name) + ": a " + family +
+             "tensor " + name_in_quotes(name) + ": a " + family +
                  " model of this config.json has no such tensor");
 }
 

@@ -60,9 +60,10 @@ int byte_token(std::string_view content) {
                                                                       : -1;
 }
 
-class Loader {
+class TokenizerLoader {
  public:
-  Loader(const std::string& file, Tokenizer::Impl& out) : where_{file}, file_(file), out_(out) {}
+  TokenizerLoader(const std::string& file, Tokenizer::Impl& out)
+      : where_{file}, file_(file), out_(out) {}
 
   Status load(const json& root) {
     if (!root.is_object()) return bad("", "expected an object");
@@ -308,7 +309,7 @@ Status load_tokenizer(std::string_view json_text, const std::string& file, Token
   auto root = parse_json(json_text, file,
                          {.max_bytes = kMaxTokenizerBytes, .max_values = kMaxTokenizerValues});
   if (!root.ok()) return root.error();
-  return Loader(file, out).load(root.value());
+  return TokenizerLoader(file, out).load(root.value());
 }
 
 }  // namespace xpyd

@@ -127,9 +127,9 @@ Readers dummy_readers(const ModelConfig& config, uint64_t seed) {
   return readers;
 }
 
-class Loader {
+class WeightLoader {
  public:
-  Loader(Readers readers, Dtype dtype, ThreadTeam& team)
+  WeightLoader(Readers readers, Dtype dtype, ThreadTeam& team)
       : readers_(std::move(readers)), dtype_(dtype), team_(team) {}
 
   struct Part {
@@ -181,7 +181,7 @@ class Loader {
   ThreadTeam& team_;
 };
 
-std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, const Loader& loader) {
+std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, const WeightLoader& loader) {
   auto weights = std::make_shared<Weights>();
   weights->config = c;
   weights->dtype = dtype;
@@ -274,7 +274,7 @@ Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir,
     return invalid("dtype: expected f32 or bf16");
   if (options.dummy) {
     if (Status status = check_memory(config, options.dtype); !status) return status.error();
-    Loader loader(dummy_readers(config, options.seed), options.dtype, team);
+    WeightLoader loader(dummy_readers(config, options.seed), options.dtype, team);
     return std::shared_ptr<const Weights>(build(config, options.dtype, loader));
   }
   Result<Checkpoint> checkpoint = Checkpoint::open(dir);
@@ -283,7 +283,7 @@ Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir,
   Result<Readers> readers = checkpoint_readers(checkpoint.value(), config, errors);
   if (!readers) return readers.error();
   if (Status status = check_memory(config, options.dtype); !status) return status.error();
-  Loader loader(std::move(readers).value(), options.dtype, team);
+  WeightLoader loader(std::move(readers).value(), options.dtype, team);
   std::shared_ptr<Weights> weights = build(config, options.dtype, loader);
   if (!errors.first) return errors.first.error();
   if (Status status = checkpoint.value().check_unchanged(); !status) return status.error();

@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxTokens = 1 << 24;        // of one prompt or answer
+constexpr int kMaxLength = 1 << 24;        // of one prompt or answer
 constexpr size_t kMaxRowBytes = 16 << 20;  // of one line or conversation
 constexpr int kMinTokens = 4, kMaxPromptTokens = 1024, kMaxBothTokens = 2048;  // ShareGPT's filter
 
@@ -211,8 +211,8 @@ Result<BenchRequest> parse_mooncake_row(std::string_view line, const std::string
   JsonFields fields(row.value(), where);
   BenchRequest request;
   request.arrival_s = fields.number("timestamp", 0, 1e15) / 1000;
-  request.input_tokens = int(fields.integer("input_length", 1, kMaxTokens));
-  request.output_tokens = int(fields.integer("output_length", 1, kMaxTokens));
+  request.input_tokens = int(fields.integer("input_length", 1, kMaxLength));
+  request.output_tokens = int(fields.integer("output_length", 1, kMaxLength));
   if (!fields.status()) return fields.status().error();
   auto ids = get_array(row.value(), "hash_ids", where);
   if (!ids) return ids.error();

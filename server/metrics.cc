@@ -36,7 +36,7 @@ std::vector<double> tokens_up_to(int max_tokens) {
 constexpr const char* kRejectNames[] = {"invalid",    "too_long",     "queue_full",   "draining",
                                         "overloaded", "unauthorized", "unknown_model"};
 
-std::string number(double value) {
+std::string number_text(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
   char digits[40];
@@ -120,8 +120,8 @@ class MetricsText {
     out_ += "# HELP " + name_ + " " + help + "\n# TYPE " + name_ + " " + type + "\n";
   }
   void sample(const std::string& labels, double value, const char* suffix = "") {
-    out_ +=
-        name_ + suffix + (labels.empty() ? "" : "{" + labels + "}") + " " + number(value) + "\n";
+    out_ += name_ + suffix + (labels.empty() ? "" : "{" + labels + "}") + " " + number_text(value) +
+            "\n";
   }
   std::string engine(std::string_view name, const std::string& more = "") const {
     return model_ + ",engine=\"" + label_value(name) + "\"" + (more.empty() ? "" : "," + more);
@@ -135,7 +135,7 @@ class MetricsText {
     uint64_t below = 0;
     for (size_t i = 0; i < h.counts_.size(); ++i) {
       below += h.counts_[i];
-      std::string le = i < h.bounds_.size() ? number(h.bounds_[i]) : "+Inf";
+      std::string le = i < h.bounds_.size() ? number_text(h.bounds_[i]) : "+Inf";
       sample(engine("all", "le=\"" + le + "\""), static_cast<double>(below), "_bucket");
     }
     sample(engine("all"), h.sum_, "_sum");

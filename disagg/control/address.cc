@@ -168,7 +168,7 @@ Result<int> connect_to(const ControlAddress& address) {
   return fd;
 }
 
-bool same_user(int fd) {
+bool of_user_or_root(int fd) {
   ucred peer{};
   socklen_t bytes = sizeof peer;
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) return false;

@@ -34,6 +34,6 @@ Result<int> connect_to(const ControlAddress& address);
 
 // Of a socket that was accepted from a Unix socket: whether this user, or root, is at its other
 // end.
-bool same_user(int fd);
+bool of_user_or_root(int fd);
 
 }  // namespace xpyd

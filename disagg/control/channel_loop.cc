@@ -148,7 +148,7 @@ void ControlLoop::Impl::accept_all(uint64_t listener_id) {
       listening.retry = errno != EAGAIN && errno != EWOULDBLOCK;
       return;
     }
-    if (!listening.tcp && !same_user(fd)) {
+    if (!listening.tcp && !of_user_or_root(fd)) {
       ++refused;
       ::close(fd);
       continue;

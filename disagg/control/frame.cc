@@ -5,20 +5,20 @@
 namespace xpyd {
 namespace {
 
-constexpr size_t kKeptBytes = 1u << 20;  // between two frames
+constexpr size_t kKeptFrameBytes = 1u << 20;  // between two frames
 
-struct Header {
+struct FrameHeader {
   uint32_t length;
   uint16_t type, flags;
   uint64_t sequence;
 };
-static_assert(sizeof(Header) == kFrameHeaderBytes);
+static_assert(sizeof(FrameHeader) == kFrameHeaderBytes);
 
 }  // namespace
 
 void FrameWriter::append(std::string& out, uint16_t type, std::string_view payload) {
   XPYD_CHECK(payload.size() <= kMaxFramePayloadBytes, std::to_string(payload.size()));
-  Header header{uint32_t(payload.size()), type, 0, sequence_++};
+  FrameHeader header{uint32_t(payload.size()), type, 0, sequence_++};
   size_t begin = out.size();
   out.append(reinterpret_cast<const char*>(&header), sizeof header);
   out.append(payload);
@@ -33,7 +33,7 @@ Result<size_t> FrameReader::one_frame(std::string_view bytes, const OnFrame& on_
     return Error{ErrorCode::io, "frame " + std::to_string(sequence_) + ": " + why};
   };
   if (bytes.size() < kFrameHeaderBytes) return size_t{0};
-  Header header;
+  FrameHeader header;
   std::memcpy(&header, bytes.data(), sizeof header);
   // Before the MAC can be checked: a forged length must not keep us waiting for gigabytes.
   if (header.length > kMaxFramePayloadBytes)
@@ -76,7 +76,7 @@ Status FrameReader::feed(std::string_view bytes, const OnFrame& on_frame) {
     buffer_.erase(0, buffer_.size() - bytes.size());
   else
     buffer_.assign(bytes);
-  if (buffer_.empty() && buffer_.capacity() > kKeptBytes) buffer_ = std::string();
+  if (buffer_.empty() && buffer_.capacity() > kKeptFrameBytes) buffer_ = std::string();
   return ok();
 }
 

@@ -7,7 +7,7 @@
 namespace xpyd {
 namespace {
 
-constexpr std::string_view kMagic = "xpydctl\n";
+constexpr std::string_view kHelloMagic = "xpydctl\n";
 constexpr size_t kNonceBytes = 32;
 constexpr size_t kMaxMessageBytes = 256;  // a hello has at most 127
 
@@ -48,7 +48,7 @@ Handshake::Handshake(Side side, const ClusterKey& key, const NodeIdentity& self)
   char nonce[kNonceBytes];
   fill_random(nonce, sizeof nonce);
   ByteWriter hello;
-  hello.raw(kMagic);
+  hello.raw(kHelloMagic);
   hello.number(kControlVersion);
   hello.raw({nonce, sizeof nonce});
   hello.number(uint8_t(self.role));
@@ -123,7 +123,7 @@ Status Handshake::take(std::string_view message, std::string& out) {
 
 Status Handshake::take_hello(std::string_view message) {
   ByteReader reader(message);
-  if (reader.raw("magic", kMagic.size()) != kMagic)
+  if (reader.raw("magic", kHelloMagic.size()) != kHelloMagic)
     return refuse("the peer does not speak this protocol");
   auto version = reader.number<uint16_t>("version");
   if (!reader.failed() && version != kControlVersion)

@@ -21,20 +21,21 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory_exporter.h"
+#include "base/os.h"
 #include "disagg/transport/shared_memory.h"
 #include "disagg/transport/shm_socket.h"
 
 namespace xpyd {
 namespace {
 
-constexpr uint64_t kMagic = 0x326c6f6f70647078;  // "xpdpool2"
-constexpr size_t kPage = 4096, kHugePage = size_t(2) << 20;
+constexpr uint64_t kPoolMagic = 0x326c6f6f70647078;  // "xpdpool2"
+constexpr size_t kPage = 4096;
 constexpr int kPatienceSeconds = 5;
 constexpr int kDeafMilliseconds = 100;  // when there are no descriptors for callers
 
 // The file: this in its first page, the ledger, and, without a card, the KV from the next huge page
 // on. (The members' locks are of the first bytes; they do not change them.)
-struct Header {
+struct PoolHeader {
   uint64_t magic;
   int32_t n_layers, n_kv_heads, head_dim, dtype, order, block_tokens, n_blocks, n_instances;
   int32_t tp, pp;
@@ -42,15 +43,12 @@ struct Header {
   char card[64];  // MemoryExporter::identity(); empty: the KV is in the file
 };
 
-size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-
-using shm::os_text;
 using shm::same_user;
-using File = shm::Fd;
+using File = Fd;
 
 // All that follows from the options.
 struct Plan {
-  Header header = {};
+  PoolHeader header = {};
   KvLayout whole;               // of the blocks as one rank would have them
   std::vector<size_t> offsets;  // [n_ranks] where each rank's KV begins, from the first one's on
   size_t kv_bytes = 0;          // of all of them
@@ -72,7 +70,7 @@ Result<Plan> make_plan(const std::string& scheme_name, KvOptions options, int n_
   const KvLayout& l = planned.value().whole;
   Plan plan;
   plan.whole = l;
-  plan.header = {.magic = kMagic,
+  plan.header = {.magic = kPoolMagic,
                  .n_layers = l.shape.n_layers,
                  .n_kv_heads = l.shape.n_kv_heads,
                  .head_dim = l.shape.head_dim,
@@ -190,7 +188,7 @@ Result<std::unique_ptr<HandoffPool>> HandoffPool::create(const std::string& sche
   Result<std::shared_ptr<std::byte>> memory = make_shared_file(
       "xpyd-handoff", plan.kv_offset() + (card.value() ? 0 : plan.kv_bytes), pool->file_);
   if (!memory) return too_large(memory.error());
-  std::memcpy(memory.value().get(), &plan.header, sizeof(Header));
+  std::memcpy(memory.value().get(), &plan.header, sizeof(PoolHeader));
   std::shared_ptr<std::byte> words(memory.value(), memory.value().get() + kPage);
   Result<std::unique_ptr<BlockLedger>> ledger =
       BlockLedger::join(words, plan.whole.n_blocks, pool->file_, BlockLedger::As::observer);
@@ -280,9 +278,9 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   const size_t bytes = size_t(status.st_size);
   Result<std::shared_ptr<std::byte>> memory = map_shared_file(file.get(), bytes);
   if (!memory) return memory.error();
-  Header there;
+  PoolHeader there;
   std::memcpy(&there, memory.value().get(), sizeof there);
-  if (there.magic != kMagic || there.n_instances < 1)
+  if (there.magic != kPoolMagic || there.n_instances < 1)
     return Error{ErrorCode::io, "the file of the KV pool is none, or of another version"};
   Result<MemoryExporter*> card = exporter_of(options);
   if (!card) return card.error();
@@ -295,7 +293,7 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   Result<Plan> planned = make_plan(scheme, options, there.n_instances, shards);
   if (!planned) return planned.error();
   const Plan& plan = planned.value();
-  const Header& h = plan.header;
+  const PoolHeader& h = plan.header;
   for (auto [field, own, conductor] :
        {std::tuple{"--kv-bytes", long(h.pool_bytes / size_t(h.n_instances)),
                    long(there.pool_bytes / size_t(h.n_instances))},

@@ -21,11 +21,8 @@
 #include "disagg/transport/nccl_guest.h"
 #include "disagg/transport/nccl_link.h"
 
-namespace xpyd {
+namespace xpyd::nccl {
 namespace {
-
-using nccl::Guest;
-using nccl::Link;
 
 class NcclTransport final : public KvTransport {
  public:
@@ -321,18 +318,21 @@ Status check_queue(const TransportOptions& options) {
 }
 
 }  // namespace
+}  // namespace xpyd::nccl
+
+namespace xpyd {
 
 MadeTransport make_nccl_transport(const TransportOptions& options, const NcclApi& api) {
   XPYD_CHECK(options.queue && options.clock);
-  if (Status suits = check_queue(options); !suits) return suits.error();
-  auto made = std::make_unique<NcclTransport>(options, api);
+  if (Status suits = nccl::check_queue(options); !suits) return suits.error();
+  auto made = std::make_unique<nccl::NcclTransport>(options, api);
   if (Status started = made->start(); !started) return started.error();
   return std::unique_ptr<KvTransport>(std::move(made));
 }
 
 MadeTransport make_nccl_transport(const TransportOptions& options) {
   XPYD_CHECK(options.queue && options.clock);
-  if (Status suits = check_queue(options); !suits) return suits.error();
+  if (Status suits = nccl::check_queue(options); !suits) return suits.error();
   auto api = load_nccl();
   if (!api) return api.error();
   return make_nccl_transport(options, *api.value());

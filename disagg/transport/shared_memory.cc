@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/available_memory.h"
+#include "base/os.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14
@@ -20,12 +21,7 @@
 namespace xpyd {
 namespace {
 
-constexpr size_t kHugePage = size_t(2) << 20;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-
-size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-
-std::string os_text() { return std::strerror(errno); }
 
 // Maps the file at an address where huge pages fit, and touches it, so that no page fault comes
 // later. An error, not a SIGBUS, where the system has no more memory.

@@ -14,12 +14,8 @@
 #include "disagg/transport/shm_poster.h"
 #include "disagg/transport/wires.h"
 
-namespace xpyd {
+namespace xpyd::shm {
 namespace {
-
-using shm::Owner;
-using shm::Remote;
-using shm::Transfer;
 
 class ShmTransport final : public KvTransport {
  public:
@@ -133,12 +129,15 @@ class ShmTransport final : public KvTransport {
 };
 
 }  // namespace
+}  // namespace xpyd::shm
+
+namespace xpyd {
 
 MadeTransport make_shm_transport(const TransportOptions& options) {
-  auto owner = Owner::make(options);
+  auto owner = shm::Owner::make(options);
   if (!owner.ok()) return owner.error();
   return std::unique_ptr<KvTransport>(
-      std::make_unique<ShmTransport>(options, std::move(owner).value()));
+      std::make_unique<shm::ShmTransport>(options, std::move(owner).value()));
 }
 
 }  // namespace xpyd

@@ -6,8 +6,6 @@
 
 namespace xpyd::shm {
 
-std::string os_text() { return std::strerror(errno); }
-
 bool same_user(int socket) {
   ucred user{};
   socklen_t length = sizeof user;

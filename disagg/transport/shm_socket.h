@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "base/os.h"
 #include "disagg/transport/transport.h"
 
 namespace xpyd::shm {
@@ -32,27 +33,8 @@ struct Welcome {
   } regions[kMaxRegions] = {};
 };
 
-// A file descriptor with one owner.
-class Fd {
- public:
-  explicit Fd(int fd = -1) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Fd() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
 bool same_user(int socket);
 bool hung_up(int socket);
 socklen_t abstract_address(const std::string& name, sockaddr_un& address);
-std::string os_text();  // of errno
 
 }  // namespace xpyd::shm

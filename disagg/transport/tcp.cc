@@ -22,10 +22,8 @@
 #include "disagg/transport/tcp_poster.h"
 #include "disagg/transport/wires.h"
 
-namespace xpyd {
+namespace xpyd::tcp {
 namespace {
-
-using namespace tcp;
 
 class TcpTransport final : public KvTransport {
  public:
@@ -209,6 +207,9 @@ class TcpTransport final : public KvTransport {
 };
 
 }  // namespace
+}  // namespace xpyd::tcp
+
+namespace xpyd {
 
 MadeTransport make_tcp_transport(const TransportOptions& options) {
   XPYD_CHECK(options.clock);
@@ -216,12 +217,12 @@ MadeTransport make_tcp_transport(const TransportOptions& options) {
     return Error{ErrorCode::unavailable,
                  "tcp: the KV is in a card's memory, which sockets cannot read; expected "
                  "--transport nccl or rdma, or local or handoff in one process"};
-  TcpToken token;
+  tcp::TcpToken token;
   for (size_t half : {0, 1}) {
     const uint64_t random = random_secret();
     std::memcpy(token.data() + 8 * half, &random, sizeof random);
   }
-  auto transport = std::make_unique<TcpTransport>(options, token);
+  auto transport = std::make_unique<tcp::TcpTransport>(options, token);
   if (Status status = transport->listen(token); !status.ok()) return status.error();
   return std::unique_ptr<KvTransport>(std::move(transport));
 }

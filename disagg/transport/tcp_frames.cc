@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace xpyd {
+namespace xpyd::tcp {
 namespace {
 
 template <class T>
@@ -216,4 +216,4 @@ void InboundReader::answer(const FrameHead& asked, KvOp op, bool placed) {
   answers_.push_back(std::move(out));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::tcp

@@ -28,7 +28,7 @@
 
 #include "disagg/transport/window_table.h"
 
-namespace xpyd {
+namespace xpyd::tcp {
 
 constexpr uint64_t kTcpMagic = 0x3230'7063'7464'7978;  // "xydtcp02": version and byte order
 constexpr size_t kFrameBytes = 1 << 20;                // payload
@@ -230,4 +230,4 @@ TcpReader::Outcome TcpReader::pump(Read read) {
   return obey() ? Outcome::again : Outcome::ended;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::tcp

@@ -17,7 +17,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::tcp {
 
 constexpr int kTurn = 8;  // reads or writes before another link's turn
 
@@ -127,4 +127,4 @@ class Loop {
   std::thread thread_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::tcp

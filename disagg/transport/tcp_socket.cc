@@ -16,8 +16,6 @@ alignas(64) const std::byte kZeros[64 << 10] = {};
 
 }  // namespace
 
-std::string os_text() { return std::strerror(errno); }
-
 ssize_t read_now(int fd, iovec* where, int n) {
   while (true) {
     const ssize_t got = readv(fd, where, n);

@@ -10,11 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "base/os.h"
 #include "disagg/transport/tcp_frames.h"
 
 namespace xpyd::tcp {
-
-std::string os_text();  // of errno
 
 // What was moved without blocking; 0: nothing now; -1: the connection has ended.
 ssize_t read_now(int fd, iovec* where, int n);

@@ -111,6 +111,7 @@ TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and c
   CHECK(tell(good).size() == welcome);
   CHECK(tell(good.substr(0, 20), false) == "");
 
+  using namespace tcp;
   const auto frame = [&](auto change) {
     FrameHead head{.type = FrameType::write,
                    .n_ranges = 1,
