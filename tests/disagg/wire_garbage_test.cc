@@ -83,6 +83,7 @@ TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and c
   at.sin_family = AF_INET;
   at.sin_port = htons(uint16_t(std::stoi(address.substr(port_at))));
   at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  using namespace tcp;
   TcpHello hello;
   hello.session = 99, hello.self = 1;
   for (size_t i = 0; i < 16; ++i)
@@ -111,7 +112,6 @@ TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and c
   CHECK(tell(good).size() == welcome);
   CHECK(tell(good.substr(0, 20), false) == "");
 
-  using namespace tcp;
   const auto frame = [&](auto change) {
     FrameHead head{.type = FrameType::write,
                    .n_ranges = 1,

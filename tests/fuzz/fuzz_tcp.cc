@@ -9,7 +9,7 @@
 
 #include "disagg/transport/tcp_frames.h"
 
-namespace xpyd {
+namespace xpyd::tcp {
 namespace {
 
 constexpr size_t kMemory = 1 << 16, kBegin = 4096, kBytes = 8192;
@@ -27,8 +27,8 @@ int run(const uint8_t* data, size_t size) {
   const MemoryRange range = region.subspan(kBegin, kBytes);
   const WindowKey key = windows.open(1, KvOp::write, {&range, 1}).value();
   XPYD_CHECK(key.index == 0 && key.generation == 1);
-  tcp::InboundHost host({&region, 1}, windows, tcp::TcpToken{});
-  tcp::InboundReader reader(host);
+  InboundHost host({&region, 1}, windows, TcpToken{});
+  InboundReader reader(host);
 
   // The input as it is, but for addresses: offsets of the memory become addresses in it.
   std::vector<uint8_t> bytes(data, data + size);
@@ -36,8 +36,8 @@ int run(const uint8_t* data, size_t size) {
     TcpHello hello;
     hello.self = 1;
     std::memcpy(bytes.data(), &hello, sizeof hello);
-    for (size_t at = sizeof hello; at + sizeof(tcp::FrameHead) <= size;) {
-      tcp::FrameHead head;
+    for (size_t at = sizeof hello; at + sizeof(FrameHead) <= size;) {
+      FrameHead head;
       std::memcpy(&head, bytes.data() + at, sizeof head);
       if (head.magic != FrameHead::kMagic) break;
       at += sizeof head;
@@ -80,8 +80,8 @@ int run(const uint8_t* data, size_t size) {
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::tcp
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  return xpyd::run(data, size);
+  return xpyd::tcp::run(data, size);
 }
