@@ -474,6 +474,17 @@ class EvidenceTest(unittest.TestCase):
         with self.assertRaisesRegex(TableError, "too few samples"):
             gap99(table)
 
+    def test_no_experiment_takes_a_percentile_past_the_guard(self):
+        # Medians of 20 requests, of 9 turns, of 5 rounds stood in the results.
+        here = os.path.dirname(os.path.abspath(__file__))
+        past = re.compile(r"(?<!_)\bpercentile\(|(\.|->)(median|p9\d)\b|nth_element")
+        for path in glob.glob(os.path.join(here, "*.cc")) + glob.glob(os.path.join(here, "*.h")) + glob.glob(
+                os.path.join(here, "cuda", "*.cu")):
+            with open(path) as file:
+                code = re.sub(r"//.*", "", file.read())
+            if os.path.basename(path) != "values.cc":  # percentile_seen()
+                self.assertNotRegex(code, past, f"{path}: percentile_seen() of values.h refuses too few samples")
+
     def test_samples_are_repetitions_and_what_each_holds_of_its_own(self):
         table = Table("t.csv", {})
         table.columns = ["point", "repeat", "sample", "way", "ms"]

@@ -24,7 +24,7 @@ def curve(mode):
         ratios = []
         for part in table.samples():
             rows = [r for r in part.select(part="prefill", mode=mode, group_kib=group) if r["n"] != "0"]
-            ratios.append(statistics.median(float(r["ms"]) / float(r["model_ms"]) for r in rows))
+            ratios.append(statistics.mean(float(r["ms"]) / float(r["model_ms"]) for r in rows))
         points.append((int(group), statistics.median(ratios), *style.interval(ratios)))
     return points
 
