@@ -34,6 +34,7 @@ from evidence import VERDICTS, Evidence, decide  # noqa: E402
 from sources import Sources, changed  # noqa: E402
 from table import Table, TableError, point_hash  # noqa: E402
 
+CLIENTS = "build/clients-venv/bin/python"
 BEGIN, END = "<!-- made by `experiments/run.py readme`: -->", "<!-- end -->"
 
 
@@ -148,6 +149,8 @@ class Runner:
             return self.machine["cuda_missing"]
         if claim.callgrind and not shutil.which("valgrind"):
             return "it needs valgrind, which counts instructions"
+        if claim.clients and not os.path.exists(os.path.join(ROOT, CLIENTS)):
+            return f"it needs {CLIENTS}: `make test-clients` makes it"
         return "it needs the Mooncake traces; --traces names their folder" if (
             claim.traces and not self.options.traces) else ""
 
@@ -509,6 +512,9 @@ def main():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise SystemExit(f"run.py: another run is writing to {options.results}")
+            left_out = [f"  {claim.name} ({claim.device}): {runner.missing(claim)}" for claim in claims if runner.missing(claim)]
+            if left_out:
+                print("\n".join(["left out, since this machine cannot run them:", *left_out]), flush=True)
             for claim in claims:
                 good &= runner.run(claim) or bool(runner.missing(claim))
     if options.command == "check":

@@ -18,7 +18,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import run  # noqa: E402
 from claims import CLAIMS, HOW, Claim, Expect, gap99  # noqa: E402
-from evidence import against, decide, interval, printed  # noqa: E402
+from evidence import against, decide, interval, lost, printed, share  # noqa: E402
 from sources import APART, IMPLEMENTED, ROOMS, Sources, declarations, tokens  # noqa: E402
 from table import Table, TableError  # noqa: E402
 
@@ -270,6 +270,16 @@ class RunnerTest(unittest.TestCase):
         self.assertFalse(good)
         self.assertIn("not run: no CUDA device", out)
 
+    def test_what_an_environment_is_missing_for_is_said_with_the_command_that_brings_it(self):
+        # kv_points failed at its turn, after half an hour of others.
+        self.claim.clients = True
+        good, out = self.run_claim()
+        self.assertFalse(good)
+        self.assertIn("not run: it needs build/clients-venv/bin/python: `make test-clients` makes it", out)
+        self.assertEqual(self.measured(), [])
+        self.edit(run.CLIENTS, "")
+        self.assertTrue(self.run_claim()[0])
+
     def test_what_differs_for_no_reason_given_fails_the_check(self):
         self.run_claim()
         check = lambda: self.quietly(run.check, self.runner(), [self.claim])  # noqa: E731
@@ -455,6 +465,27 @@ class EvidenceTest(unittest.TestCase):
                 low, high = interval([dice.expovariate(1) for _ in range(n)])
                 held += low <= .6931 <= high
             self.assertGreater(held, 87, f"of 100, with {n} samples")
+
+    def test_questions_of_which_none_turned_are_no_interval_of_nothing(self):
+        # 160 of 160 right over f32 and int4 KV counted as (0, 0).
+        one = lost(0, 0, 160)
+        self.assertEqual(one.middle, 0)
+        self.assertAlmostEqual(one.high, 3.8415 / 163.8415, 4)
+        self.assertAlmostEqual(one.low, -one.high, 9)
+        self.assertEqual(decide([one], -.01, .01, None).verdict, "undecided")
+        self.assertEqual(decide([one], -.03, .03, None).n, 160)
+        self.assertAlmostEqual(share(160, 160).low, .9766, 4)
+        self.assertAlmostEqual(lost(9, 4, 100).low, -lost(4, 9, 100).high, 9)
+
+    def test_the_interval_of_paired_answers_holds_the_difference_as_often_as_it_says(self):
+        dice = random.Random(3)
+        for lose, win, n in ((.08, .05, 120), (.02, .0, 360), (.3, .1, 40)):
+            held = 0
+            for _ in range(300):
+                draws = [dice.random() for _ in range(n)]
+                one = lost(sum(x < lose for x in draws), sum(lose <= x < lose + win for x in draws), n)
+                held += one.low <= lose - win <= one.high
+            self.assertGreater(held, 276, f"of 300: {lose}, {win}, {n}")
 
     def test_inside_outside_across(self):
         self.assertEqual(against(1, 2, 1, 2), "agrees")

@@ -11,9 +11,9 @@ columns = [("requests_per_s", "requests/s"), ("batch_mean", "sequences in a step
            ("recomputed_share", "tokens computed twice / tokens")]
 for panel, (column, words) in zip(panels, columns):
     for number, cap in enumerate((1, 2)):
-        heights = [table(column, rule=rule, allocator="token", cap=cap) for rule in RULES]
-        panel.bar([at + .36 * number - .18 for at in range(3)], heights, width=.34,
-                  label="max_tokens as generated" if cap == 1 else "max_tokens twice that", **style.FILLS[number])
+        for at, rule in enumerate(RULES):
+            style.bar(panel, at + .36 * number - .18, table, lambda t: t(column, rule=rule, allocator="token", cap=cap), width=.34,
+                      label=None if at else ("max_tokens as generated", "max_tokens twice that")[number], **style.FILLS[number])
     panel.set_xticks(range(3), RULES)
     panel.set_ylabel(words)
 for at, (name, rate) in enumerate(PUBLISHED):

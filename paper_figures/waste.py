@@ -32,8 +32,7 @@ for number, dataset in enumerate(("sharegpt", "mooncake")):
     slots = table("batch_mean", dataset=dataset, allocator="contiguous", block=0)
     style.line(panels[2], [(b, *(v / slots for v in rest)) for b, *rest in
                            table.curve("block", "batch_mean", dataset=dataset, allocator="paged")], number, dataset)
-    rows = sorted((float(r["block"]), float(r["batch_mean"]) / slots)
-                  for r in table.select(dataset=dataset, allocator="vattention"))
+    rows = [(b, batch / slots) for b, batch, *_ in table.curve("block", "batch_mean", dataset=dataset, allocator="vattention")]
     panels[2].plot(*zip(*rows), marker="s", markersize=7, markerfacecolor="none", color=style.COLORS[number],
                    linestyle="none", label=f"{dataset}, vattention (rows)")
 style.paper(panels[2], *PUBLISHED_BATCH, "4.3 x at blocks of 16")
