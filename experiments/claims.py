@@ -1155,3 +1155,12 @@ CLAIMS = [
         clients=True,
     ),
 ]
+
+
+def known(experiment, label):
+    """How the published figure of the claim whose label begins so is known, in words; of the claims on this machine first."""
+    for claim in sorted(CLAIMS, key=lambda c: c.device != "cpu"):
+        for e in claim.expect:
+            if claim.name == experiment and e.label.startswith(label) and e.paper:
+                return e.paper.known()
+    raise KeyError(f"{experiment}: no claim '{label}...' with a published figure")

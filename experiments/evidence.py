@@ -67,6 +67,9 @@ def lost(lost_, won, n):
                     _root(lambda d: score(d) - 1.959964, difference, 1), n)
 
 
+READ = {"paper": "", "summary": ", from a summary", "memory": ", from memory"}
+
+
 @dataclass
 class Printed:
     """A published figure: in words, and as the range in which ours counts as the same (none: nothing to compare)."""
@@ -74,6 +77,9 @@ class Printed:
     low: float = None
     high: float = None
     read: str = "paper"  # where the figure was read: the paper (or its code and documents), a summary of it, from memory
+
+    def known(self):
+        return READ[self.read]
 
     def comparable(self):
         return self.low is not None

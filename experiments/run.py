@@ -365,13 +365,10 @@ def cell(text):
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-READ = {"paper": "", "summary": ", from a summary", "memory": ", from memory"}
-
-
 def published(e):
     if not e.paper:
         return ""
-    text = e.paper.text + READ[e.paper.read]
+    text = e.paper.text + e.paper.known()
     if e.paper.comparable() and (e.paper.low, e.paper.high) != (e.low, e.high):
         text += f" (the same: {e.range(e.paper.low, e.paper.high)})"
     return text
@@ -448,7 +445,7 @@ def readme_table(runner):
                     " | ".join(str(n) if n else "" for n in counts) + " |")
     rows += ["\n### Where ours is not the paper's figure\n", "| | ours | paper | why |", "|---|---|---|---|"]
     for claim, _, found in all_:
-        rows += [f"| {anchor(claim)}: {cell(e.label)} | {seen(e, one)} | {cell(e.paper.text + READ[e.paper.read])} | {cell(e.differs)} |"
+        rows += [f"| {anchor(claim)}: {cell(e.label)} | {seen(e, one)} | {cell(e.paper.text + e.paper.known())} | {cell(e.differs)} |"
                  for e, one in found if one.verdict == "differs from the paper"]
     rows += ["\n### Undecided: the spread reaches beyond what would count\n", "| | ours | paper | our arithmetic |", "|---|---|---|---|"]
     for claim, _, found in all_:

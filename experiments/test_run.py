@@ -17,8 +17,8 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import run  # noqa: E402
-from claims import CLAIMS, HOW, Claim, Expect, gap99  # noqa: E402
-from evidence import against, decide, interval, lost, printed, share  # noqa: E402
+from claims import CLAIMS, HOW, Claim, Expect, gap99, known  # noqa: E402
+from evidence import READ, against, decide, interval, lost, printed, share  # noqa: E402
 from sources import APART, IMPLEMENTED, ROOMS, Sources, declarations, tokens  # noqa: E402
 from table import Table, TableError  # noqa: E402
 
@@ -551,7 +551,7 @@ class ClaimsTest(unittest.TestCase):
                 self.assertLessEqual(e.low, e.high)
                 self.assertIn(claim.how_of(e), HOW)
                 if e.paper:
-                    self.assertIn(e.paper.read, run.READ)
+                    self.assertIn(e.paper.read, READ)
                 # A range that was changed says when and why.
                 self.assertEqual(bool(e.amended), bool(e.reason), e.label)
                 self.assertTrue(not e.was or e.amended, e.label)
@@ -579,6 +579,22 @@ class ClaimsTest(unittest.TestCase):
         self.assertEqual(len(run.unamended(old, [new])), 1)
         new.name = "other"
         self.assertEqual(run.unamended(old, [new]), [])
+
+    def test_a_figure_says_of_each_published_point_how_it_is_known(self):
+        # Legends said "paper" of what nobody of us had read there.
+        figures = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "paper_figures")
+        for path in glob.glob(os.path.join(figures, "*.py")):
+            with open(path) as file:
+                text = file.read()
+            self.assertEqual(re.findall(r'.*"paper: .*', text), [], path)
+            for call in re.findall(r"style\.paper\(.*", text):
+                self.assertIn("known(", call, path)
+            for experiment, label in re.findall(r'''known\(["'](\w+)["'], ["']([^"']+)["']\)''', text):
+                known(experiment, label)
+        self.assertEqual(known("waste", "useful, slots"), ", from memory")
+        self.assertEqual(known("break_even", "8 x A800, 8,192 tokens, their constants"), "")
+        with self.assertRaises(KeyError):
+            known("waste", "useful, vAttention")
 
     def test_all_of_them_take_less_than_an_hour(self):
         # By the stamps of their last runs: stated minutes were 59.9 where 44.5 were measured.

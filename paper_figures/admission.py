@@ -17,7 +17,7 @@ for panel, (column, words) in zip(panels, columns):
     panel.set_xticks(range(3), RULES)
     panel.set_ylabel(words)
 for at, (name, rate) in enumerate(PUBLISHED):
-    style.paper(panels[0], at, rate, f"{name} {rate} /s")
+    style.paper(panels[0], at, rate, f"{name} {rate} /s", style.known("admission", "requests/s, peak_tokens / prompt"))
 panels[1].legend(fontsize=7)
 preemptions = table("preemptions", rule="prompt", allocator="token", cap=1)
 panels[2].annotate(f"{preemptions:.0f} preemptions\nof 2,000 requests", (.55, panels[2].get_ylim()[1] * .8), fontsize=7)

@@ -17,7 +17,7 @@ for panel, column, title in ((panels[0], "tokens_per_gib", "tokens of a GiB / bf
                       width=.36, label=None if dtype != DTYPES[0] else model, **fill)
         if column == "requests_per_s":
             for dtype, gain in PUBLISHED[model].items():
-                style.paper(panel, places[DTYPES.index(dtype)], gain, "1.27, 1.39; GQA 1.05, 1.07")
+                style.paper(panel, places[DTYPES.index(dtype)], gain, "1.27, 1.39; GQA 1.05, 1.07", style.known("kv_dtype", "requests/s, Llama-2-7B, int8"))
     panel.set_xticks(range(len(DTYPES)), DTYPES)
     panel.set_title(title, fontsize=8)
 panels[0].legend(fontsize=7)
