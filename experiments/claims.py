@@ -246,7 +246,7 @@ def points_lost(table, dtype):
 
 
 HARDER = ("the first task was saturated: 160 of 160 right over each KV, of which nothing follows; of the harder one 60 questions or "
-          "100 had been tried when this was written: 65 to 78 % right, int8 turned 1 answer of 240, int4 14 to wrong and 16 to right")
+          "100 had been tried when this was written: 65 to 80 % right, int8 turned 1 answer of 240, int4 14 to wrong and 16 to right")
 
 CLAIMS = [
     Claim(

@@ -189,9 +189,13 @@ class Sources:
         return [file for file in self.texts if file.startswith(folder) and file.endswith(".json")]
 
     def stamp(self, name):
-        """`room=hash room=hash ...`: of what counts of the experiment's files in each room, whichever file it is in."""
+        """Of the experiment's files."""
+        return self.stamp_of(self.files_of(name))
+
+    def stamp_of(self, files):
+        """`room=hash room=hash ...`: of what counts of these files in each room, whichever file it is in."""
         rooms = {}
-        for file in self.files_of(name):
+        for file in files:
             rooms.setdefault(file.split("/")[0], set()).update(self.parts(file))
         digests = {room: hashlib.sha256(b"\0".join(sorted(parts))).hexdigest() for room, parts in rooms.items()}
         return " ".join(f"{room}={digests[room][:8]}" for room in ROOMS if room in digests)

@@ -617,6 +617,21 @@ class ClaimsTest(unittest.TestCase):
         self.assertTrue(run.readme(runner, only_check=True), "run `experiments/run.py readme`")
 
 
+class CompiledTest(unittest.TestCase):
+    def test_what_the_cuda_compiler_said_has_a_head_as_results_do(self):
+        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "one.ptxas"), "w") as file:
+                file.write("Compiling entry function 'f' for 'sm_80'\n0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+                           "Used 8 registers\n")
+            text = subprocess.run([os.path.join(root, "tools", "kernel-registers"), folder], capture_output=True, text=True,
+                                  check=True).stdout
+        head = dict(line[2:].split(": ", 1) for line in text.splitlines() if line.startswith("# "))
+        self.assertEqual(list(head), ["experiment", "device", "sources", "commit", "compiler", "begun"])
+        self.assertRegex(head["sources"], r"^base=\w{8} .*attention=\w{8} ")
+        self.assertIn("\nsource,architecture,kernel,", text)
+
+
 class Objects:
     """What the linker and the compiler saw, of the objects of a build: the truth about who needs whom."""
 
