@@ -189,7 +189,7 @@ cuda: deps  ## compile everything for sm_80 and sm_90a into build/cuda (needs nv
 	@test -n "$(NVCC)" || { echo "make cuda: nvcc was not found; install the CUDA toolkit (12.4 to 13) or give NVCC=path"; exit 1; }
 	@$(MAKE) --no-print-directory -j$$(nproc) CUDA=1 BUILD=build/cuda $(addprefix build/cuda/,xpyd xpyd_gpu_tests xpyd_gpu_report xpyd_experiments)
 	@ldd build/cuda/xpyd | awk '/libibverbs|libnl-/ && $$3 !~ /build.cuda/ { print $$3 }' | xargs -r cp -Lt build/cuda
-	@tools/kernel-registers build/cuda/cuda >experiments/results/kernel-registers.csv && echo "experiments/results/kernel-registers.csv"
+	@CUDA_HOME=$(CUDA_HOME) tools/kernel-registers build/cuda/cuda >experiments/results/kernel-registers.csv && echo "experiments/results/kernel-registers.csv"
 	@CUDA_HOME=$(CUDA_HOME) $(PYTHON) tools/lint-sass build/cuda/cuda --csv experiments/results/sass-loops.csv
 
 # CuTe's headers (CUTLASS on PyPI) and what they include of CUDA's; fetched into build/, never kept.

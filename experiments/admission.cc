@@ -91,13 +91,15 @@ std::vector<Values> points(const Setting&) {
   for (const AdmissionRule& rule : admission_rules())
     for (const char* allocator : {"token", "paged"})
       for (int cap : {1, 2})
-        all.push_back({{"rule", rule.name}, {"allocator", allocator}, {"cap", cap}});
+        for (int draw = 0; draw < kDraws; ++draw)
+          all.push_back(
+              {{"rule", rule.name}, {"allocator", allocator}, {"cap", cap}, {"sample", draw}});
   return all;
 }
 
 Result<Finding> run(const Values& point, const Setting& setting) {
   const int n = setting.tiny ? 150 : 2000;
-  Result<LengthSet> lengths = request_lengths("sharegpt", n, setting);
+  Result<LengthSet> lengths = request_lengths("sharegpt", n, setting, point["sample"]);
   if (!lengths) return lengths.error();
   const std::vector<Lengths>& requests = lengths.value().requests;
   KvOptions kv{.shape = kv_shape(shape_of_nothing(), Dtype::bf16),
@@ -119,7 +121,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
                  .eos_tokens = {kEnd}},
                 clock, nullptr);
   auto sink = std::make_shared<Counter>();
-  Random random(setting.seed);
+  Random random(seed_of(setting, point["sample"]));
   double due = 0;
   int64_t expected = 0;
   for (size_t i = 0; i < requests.size();) {

@@ -137,7 +137,7 @@ std::vector<Timed> time_attention(const std::vector<AttentionCase*>& cases, doub
       }
     } while (clock.now() < end);
     for (size_t i = 0; i < cases.size(); ++i)
-      timed[i].medians.push_back(summarize(std::move(calls[i])).median);
+      timed[i].means.push_back(summarize(std::move(calls[i])).mean);
   }
   return timed;
 }

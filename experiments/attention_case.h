@@ -55,11 +55,11 @@ class AttentionCase {
   AttentionArgs args_;
 };
 
-// Parts of the time, each with its own median: what a spread is made of. All contestants take turns
+// Parts of the time, each with its own mean: what a spread is made of. All contestants take turns
 // in each part, so that part i of one is compared with part i of another.
 inline constexpr int kTimedParts = 12;
 struct Timed {
-  std::vector<double> medians;  // [kTimedParts], seconds of one call
+  std::vector<double> means;  // [kTimedParts], seconds of one call
 };
 // Runs each once, then checks it; then all in turn, again and again for `seconds`, so that no drift
 // favours one. `wrong`: what the check said, and nothing is timed.

@@ -59,7 +59,8 @@ std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
   for (const char* dataset : {"sharegpt", "alpaca"})
     for (int block : {1, 2, 4, 8, 16, 32, 64, 128, 256})
-      all.push_back({{"dataset", dataset}, {"block", block}});
+      for (int draw = 0; draw < kDraws; ++draw)
+        all.push_back({{"dataset", dataset}, {"block", block}, {"sample", draw}});
   return all;
 }
 
@@ -67,7 +68,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const std::string dataset = point["dataset"];
   const int n = setting.tiny ? 60 : dataset == "alpaca" ? 2000 : 1000;
   const double rate = dataset == "alpaca" ? 60 : 3.3;
-  Result<LengthSet> lengths = request_lengths(dataset, n, setting);
+  Result<LengthSet> lengths = request_lengths(dataset, n, setting, point["sample"]);
   if (!lengths) return lengths.error();
   KvOptions kv{.shape = kv_shape(shape_of_nothing(), Dtype::bf16),
                .block_tokens = point["block"],
@@ -85,7 +86,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       nullptr);
   auto sink = std::make_shared<Latencies>();
   sink->end_s.resize(size_t(n));
-  Random random(setting.seed);
+  Random random(seed_of(setting, point["sample"]));
   std::vector<double> arrivals;
   double due = 0;
   int64_t expected = 0;

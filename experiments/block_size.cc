@@ -63,8 +63,8 @@ Measure open(const Setting& setting) {
     const std::vector<Timed> timed =
         time_attention(pointers, setting.tiny ? 0 : 1.5, *team, found.wrong);
     for (size_t i = 0; i < timed.size(); ++i)
-      for (size_t part = 0; part < timed[i].medians.size(); ++part) {
-        const double s = timed[i].medians[part];
+      for (size_t part = 0; part < timed[i].means.size(); ++part) {
+        const double s = timed[i].means[part];
         found.rows.push_back({{"held", memories[i].name},
                               {"n_blocks", memories[i].n_blocks},
                               {"pool_mib", double(cases[i]->pool_bytes()) / (1 << 20)},

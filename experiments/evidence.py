@@ -32,12 +32,54 @@ def against(low, high, least, most):
 
 
 @dataclass
+class Estimate:
+    """A number that brings its own interval: of counts, where to ask once more gives the same."""
+    middle: float
+    low: float
+    high: float
+    n: int
+
+
+def _root(rises, low, high):
+    """Where a function that rises becomes positive."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if rises(middle) > 0 else (middle, high)
+    return (low + high) / 2
+
+
+def share(right, n):
+    """A share of n, with Wilson's interval of 95 %."""
+    z, p = 1.959964, right / n
+    centre, half = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** .5
+    return Estimate(p, (centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n), n)
+
+
+def lost(lost_, won, n):
+    """(lost - won) / n of n questions that two answered, of which one alone had `lost_` right and the other `won`: paired,
+    with Tango's score interval of 95 % (1998: McNemar's test, inverted). None lost and none won is no (0, 0)."""
+    def score(d):
+        b = (2 * n - lost_ + won) * d - lost_ - won
+        q = ((b * b + 8 * n * won * d * (1 - d)) ** .5 - b) / (4 * n)  # the likeliest share of `won`, if d is right
+        return (n * d - lost_ + won) / max(n * (2 * q + d * (1 - d)), 1e-300) ** .5
+    difference = (lost_ - won) / n
+    return Estimate(difference, _root(lambda d: score(d) + 1.959964, -1, difference),
+                    _root(lambda d: score(d) - 1.959964, difference, 1), n)
+
+
+READ = {"paper": "", "summary": ", from a summary", "memory": ", from memory"}
+
+
+@dataclass
 class Printed:
     """A published figure: in words, and as the range in which ours counts as the same (none: nothing to compare)."""
     text: str
     low: float = None
     high: float = None
     read: str = "paper"  # where the figure was read: the paper (or its code and documents), a summary of it, from memory
+
+    def known(self):
+        return READ[self.read]
 
     def comparable(self):
         return self.low is not None
@@ -72,9 +114,14 @@ class Evidence:
 
 
 def decide(numbers, least, most, paper):
-    """`numbers`: one a sample. `least`, `most`: our arithmetic. `paper`: Printed or None."""
-    low, high = interval(numbers)
-    found = Evidence("", statistics.median(numbers), low, high, len(numbers))
+    """`numbers`: one a sample, or one Estimate. `least`, `most`: our arithmetic. `paper`: Printed or None."""
+    if isinstance(numbers[0], Estimate):
+        one, = numbers
+        low, high = one.low, one.high
+        found = Evidence("", one.middle, low, high, one.n)
+    else:
+        low, high = interval(numbers)
+        found = Evidence("", statistics.median(numbers), low, high, len(numbers))
     found.arithmetic = against(low, high, least, most)
     if paper and paper.comparable():
         found.paper = against(low, high, paper.low, paper.high)

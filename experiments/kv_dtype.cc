@@ -70,14 +70,16 @@ class Counter final : public EventSink {
 std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
   for (const char* model : {"llama-2-7b", "llama-3-8b"})
-    for (Dtype dtype : kDtypes) all.push_back({{"model", model}, {"dtype", dtype_name(dtype)}});
+    for (Dtype dtype : kDtypes)
+      for (int draw = 0; draw < kDraws; ++draw)
+        all.push_back({{"model", model}, {"dtype", dtype_name(dtype)}, {"sample", draw}});
   return all;
 }
 
 Result<Finding> serve(const Values& point, const Setting& setting) {
   const CostModel cost{.config = shape_named(point["model"]), .kv = dtype_named(point["dtype"])};
   const int n = setting.tiny ? 100 : 2000;
-  Result<LengthSet> lengths = request_lengths("sharegpt", n, setting);
+  Result<LengthSet> lengths = request_lengths("sharegpt", n, setting, point["sample"]);
   if (!lengths) return lengths.error();
   const double weights = double(cost.config.parameters()) * 2;
   const int pool_tokens =
@@ -139,6 +141,7 @@ struct Demo {
   std::unique_ptr<const Tokenizer> tokenizer;
   ThreadTeam team{1};
   std::shared_ptr<const Weights> weights;
+  int draw = -1;  // of the text
   std::vector<int32_t> text;
   std::vector<float> plain;  // logits over f32 KV, [position][vocab]
 };
@@ -192,15 +195,16 @@ std::vector<float> logits_over(Demo& demo, Dtype dtype) {
 
 std::vector<Values> dtype_points(const Setting&) {
   std::vector<Values> all;
-  for (Dtype dtype : {Dtype::bf16, Dtype::int8, Dtype::int4})
-    all.push_back({{"dtype", dtype_name(dtype)}});
+  for (int draw = 0; draw < kDraws; ++draw)
+    for (Dtype dtype : {Dtype::bf16, Dtype::int8, Dtype::int4})
+      all.push_back({{"dtype", dtype_name(dtype)}, {"sample", draw}});
   return all;
 }
 
 Measure open_logits(const Setting& setting) {
   auto demo = std::make_shared<Demo>();
   return [demo, setting](const Values& point) -> Result<Finding> {
-    if (demo->text.empty()) {
+    if (!demo->weights) {
       auto config = load_model_config(kDemoModel);
       if (!config) return config.error();
       demo->config = config.value();
@@ -210,7 +214,10 @@ Measure open_logits(const Setting& setting) {
       auto weights = load_weights(kDemoModel, demo->config, {}, demo->team);
       if (!weights) return weights.error();
       demo->weights = weights.value();
-      Random random(setting.seed + 1);
+    }
+    if (const int draw = point["sample"]; demo->draw != draw) {
+      demo->draw = draw;
+      Random random(seed_of(setting, draw) + 1);
       demo->text = demo->tokenizer->encode(
           facts_and_answers(random, setting.tiny ? 6 : 60, setting.tiny ? 3 : 20));
       demo->plain = logits_over(*demo, Dtype::f32);

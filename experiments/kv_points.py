@@ -3,9 +3,10 @@
     build/clients-venv/bin/python experiments/kv_points.py --bin build/release/xpyd --kv-dtype int4
 
 A server of the demo model with that KV; a multiple-choice task of facts that training never saw, each asked at the end
-of a text that states it among others, with four values to choose from; lm-eval asks for the loglikelihood of each
-(echo, logprobs, max_tokens 1) and counts where the right one is the likeliest. Prints one line of JSON.
-`make test-clients` makes the environment.
+of a text that states it among others, with four values of the text to choose from; lm-eval asks for the loglikelihood of
+each (echo, logprobs, max_tokens 1) and counts where the right one is the likeliest. Prints one line of JSON; `answers` says
+of each question whether it was right, 1 or 0, so that two KV types are compared question by question. `make test-clients`
+makes the environment.
 """
 import argparse
 import json
@@ -33,21 +34,30 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 """
 
 
-def documents(count, facts, seed):
+LETTERS = 3  # of a made-up word: a token each
+
+
+def documents(count, facts, seed, letters=LETTERS):
+    """One question of each text. The values are words that were made up, which the model copies letter by letter and less
+    surely than its own: of its own (letters 0) it is right at any length, and no KV costs it a point."""
     rng = random.Random(seed)
     while count > 0:
         known = data.Facts(rng, facts, may_ask=data.held_out, may_state=lambda kind, number: True)
-        text = " ".join(data.sentence(key, known.value[key]) for key in known.stated)
-        for key in rng.sample(known.asked, min(4, count, len(known.asked))):
-            attribute, thing, values = data.KINDS[key[0]]
-            # Values that the text has for other things of that kind first: a reader who looks at the wrong fact errs.
-            others = sorted({known.value[k] for k in known.stated if k[0] == key[0]} - {known.value[key]})
-            rng.shuffle(others)
-            others += [v for v in rng.sample(values, len(values)) if v not in others and v != known.value[key]]
-            choices = rng.sample([known.value[key], *others[:3]], 4)
-            count -= 1
-            yield {"context": f"{text} The {attribute} of {thing} {key[1]} is", "choices": choices,
-                   "answer": choices.index(known.value[key])}
+        if not known.asked:
+            continue
+        value = known.value
+        if letters:
+            words = set()
+            while len(words) < facts:
+                words.add("".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=letters)))
+            value = dict(zip(known.stated, rng.sample(sorted(words), facts)))
+        text = " ".join(data.sentence(key, value[key]) for key in known.stated)
+        key = rng.choice(known.asked)
+        attribute, thing, _ = data.KINDS[key[0]]
+        choices = rng.sample([value[key], *rng.sample(sorted(set(value.values()) - {value[key]}), 3)], 4)
+        count -= 1
+        yield {"context": f"{text} The {attribute} of {thing} {key[1]} is", "choices": choices,
+               "answer": choices.index(value[key])}
 
 
 class Server:
@@ -71,7 +81,7 @@ class Server:
         self.process.wait(60)
 
 
-def measure(binary, kv_dtype, questions, facts, seed, folder):
+def measure(binary, kv_dtype, questions, facts, seed, folder, letters=LETTERS):
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         os.environ[name] = "1"
     os.environ["HF_HOME"] = os.path.join(folder, "hf")
@@ -80,7 +90,7 @@ def measure(binary, kv_dtype, questions, facts, seed, folder):
     demo, task = os.path.join(folder, "demo"), pathlib.Path(folder, "task")
     subprocess.run([binary, "export", demo], check=True, stderr=subprocess.DEVNULL)
     task.mkdir()
-    rows = [json.dumps(row) for row in documents(questions, facts, seed)]
+    rows = [json.dumps(row) for row in documents(questions, facts, seed, letters)]
     (task / "facts.jsonl").write_text("\n".join(rows))
     (task / "facts.yaml").write_text(TASK.format(file=task / "facts.jsonl"))
     with Server(binary, demo, "--topology", "1C", "--kv-dtype", kv_dtype) as server:
@@ -90,18 +100,19 @@ def measure(binary, kv_dtype, questions, facts, seed, folder):
                         "add_bos_token": True, "max_length": 4096},
             bootstrap_iters=0, verbosity="ERROR", log_samples=True)
     results = found["results"]["xpyd_facts"]
+    samples = sorted(found["samples"]["xpyd_facts"], key=lambda sample: sample["doc_id"])
     # Of the right answer: finer than how often it wins.
-    right = [float(s["resps"][s["doc"]["answer"]][0][0]) for s in found["samples"]["xpyd_facts"]]
+    right = [float(s["resps"][s["doc"]["answer"]][0][0]) for s in samples]
     return {"accuracy": results["acc,none"], "questions": len(rows), "right_logprob": sum(right) / len(right),
-            "lm_eval": lm_eval.__version__}
+            "answers": "".join(str(int(s["acc"])) for s in samples), "lm_eval": lm_eval.__version__}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", default="build/release/xpyd")
     parser.add_argument("--kv-dtype", default="int4", choices=["f32", "bf16", "int8", "int4"])
-    parser.add_argument("--questions", type=int, default=160)
-    parser.add_argument("--facts", type=int, default=40, help="of each text")
+    parser.add_argument("--questions", type=int, default=360)
+    parser.add_argument("--facts", type=int, default=24, help="of each text")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

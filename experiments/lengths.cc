@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "base/random.h"
 #include "server/datasets.h"
@@ -70,15 +71,22 @@ LengthSet arxiv(int n, uint64_t seed) {
 
 }  // namespace
 
-Result<LengthSet> request_lengths(const std::string& dataset, int n, const Setting& setting) {
-  if (dataset == "sharegpt") return sharegpt(n, setting.seed);
-  if (dataset == "alpaca") return alpaca(n, setting.seed);
-  if (dataset == "arxiv") return arxiv(n, setting.seed);
-  if (setting.traces.empty()) return mooncake_like(n, setting.seed);
-  Result<Load> load = mooncake_load(setting.traces + "/mooncake_conversation.jsonl", n, 1, 0);
+Result<LengthSet> request_lengths(const std::string& dataset, int n, const Setting& setting,
+                                  int draw) {
+  const uint64_t seed = seed_of(setting, draw);
+  if (dataset == "sharegpt") return sharegpt(n, seed);
+  if (dataset == "alpaca") return alpaca(n, seed);
+  if (dataset == "arxiv") return arxiv(n, seed);
+  if (setting.traces.empty()) return mooncake_like(n, seed);
+  const std::string path = setting.traces + "/mooncake_conversation.jsonl";
+  Result<Load> load = mooncake_load(path, n * (draw + 1), 1, 0);
   if (!load) return load.error();
+  const std::vector<BenchRequest>& all = load.value().requests;
+  if (all.size() < size_t(n) * size_t(draw + 1))
+    return invalid(path + ": it has no " + std::to_string(draw + 1) + " times " +
+                   std::to_string(n) + " requests");
   LengthSet set{{}, "trace"};
-  for (const BenchRequest& r : load.value().requests)
+  for (const BenchRequest& r : std::span(all).last(size_t(n)))
     set.requests.push_back({r.input_tokens, r.output_tokens});
   return set;
 }

@@ -96,6 +96,7 @@ Run run_load(Stack& stack, const std::vector<BenchRequest>& requests,
       gaps.push_back(1e3 * (record.chunk_s[t] - record.chunk_s[t - 1]));
     if (gaps.empty()) continue;
     run.gaps_ms.insert(run.gaps_ms.end(), gaps.begin(), gaps.end());
+    run.tpot_ms.push_back(summarize(gaps).mean);
     std::sort(gaps.begin(), gaps.end(), std::greater<>());
     gaps.resize((gaps.size() + 9) / 10);
     run.tail_ms.push_back(summarize(gaps).mean);
@@ -175,11 +176,11 @@ Values run_values(const Run& run) {
                    {"output_throughput", r.output_throughput},
                    {"requests", run.ttft_ms.size()},
                    {"gaps", run.gaps_ms.size()}};
-  // Of requests there are too few for a P99.
-  for (auto [name, s] :
-       {std::pair{"ttft_ms", &r.ttft_ms}, {"tpot_ms", &r.tpot_ms}, {"itl_ms", &r.itl_ms}}) {
-    values[std::string("mean_") + name] = s->mean;
-    values[std::string("median_") + name] = s->median;
+  for (auto [name, sample] :
+       {std::pair{"ttft_ms", run.ttft_ms}, {"tpot_ms", run.tpot_ms}, {"itl_ms", run.gaps_ms}}) {
+    std::sort(sample.begin(), sample.end());
+    values[std::string("mean_") + name] = summarize(sample).mean;
+    values[std::string("median_") + name] = percentile_seen(sample, 50);
   }
   values["p99_itl_ms"] = percentile_seen(run.gaps_ms, 99);
   for (double p : {5., 25., 75., 90., 95.}) {

@@ -17,6 +17,7 @@ struct Run {
   BenchResult result;           // TTFT, TPOT, ITL as `xpyd bench` defines them
   std::vector<double> gaps_ms;  // between tokens of one request, pooled, ascending
   std::vector<double> ttft_ms;  // in the order of the requests
+  std::vector<double> tpot_ms;  // the same; none of a request of one token
   std::vector<double> tail_ms;  // per request: mean of its longest 10 % of gaps (Mooncake's TBT)
   double hit_share = 0;         // prompt tokens found in a prefix cache
   uint64_t logits_hash = 0;     // of these requests together, whatever their order
@@ -53,8 +54,8 @@ class Bed {
   double capacity_ = 0;
 };
 
-// What a run is in a CSV: vLLM's names of TTFT, TPOT and ITL; percentiles of gaps, "" where the
-// run has too few (values.h); the hash.
+// What a run is in a CSV: vLLM's names of TTFT, TPOT and ITL; percentiles, "" where the run has too
+// few (values.h); the hash.
 Values run_values(const Run& run);
 
 }  // namespace xpyd::experiments

@@ -26,7 +26,7 @@
 #include "allocator/block_pool.h"
 #include "allocator/kv_plan.h"
 #include "base/random.h"
-#include "experiments/experiment.h"
+#include "experiments/lengths.h"
 
 namespace xpyd::experiments {
 namespace {
@@ -45,13 +45,17 @@ constexpr Worker kWorkers[] = {
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
-  for (const Worker& worker : kWorkers) {
-    all.push_back({{"model", worker.model}, {"memory", "paged"}, {"group_kib", 0}});
-    for (int kib : {64, 128, 256, 2048})
-      if (!setting.tiny || kib == 2048)
-        all.push_back({{"model", worker.model}, {"memory", "layer_major"}, {"group_kib", kib}});
-    all.push_back({{"model", worker.model}, {"memory", "token_major"}, {"group_kib", 2048}});
-  }
+  for (const Worker& worker : kWorkers)
+    for (int draw = 0; draw < kDraws; ++draw) {
+      auto add = [&](const char* memory, int kib) {
+        all.push_back(
+            {{"model", worker.model}, {"memory", memory}, {"group_kib", kib}, {"sample", draw}});
+      };
+      add("paged", 0);
+      for (int kib : {64, 128, 256, 2048})
+        if (!setting.tiny || kib == 2048) add("layer_major", kib);
+      add("token_major", 2048);
+    }
   return all;
 }
 
@@ -100,7 +104,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const int64_t group = int64_t{point["group_kib"]} * 1024;
   Rows rows = rows_of(*worker, memory, group);
   if (setting.tiny) rows.n /= 16;
-  Random random(setting.seed);
+  Random random(seed_of(setting, point["sample"]));
   std::vector<int> lengths(size_t(rows.n * rows.tokens / kShortest + 1));
   for (int& length : lengths)
     length = kShortest + int(random.below(uint64_t(kLongest - kShortest)));

@@ -172,7 +172,7 @@ class Swapper {
   std::unique_ptr<KvMemory> memory_;
 };
 
-// Medians of some rounds after one that touches everything first.
+// Means of some rounds after one that touches everything first.
 Swap swap_time(Swapper& swapper, int rounds, std::string& wrong) {
   std::vector<double> out, in, engine_out, engine_in;
   Swap swap;
@@ -185,10 +185,10 @@ Swap swap_time(Swapper& swapper, int rounds, std::string& wrong) {
     engine_out.push_back(swap.engine_out_s);
     engine_in.push_back(swap.engine_in_s);
   }
-  swap.out_s = summarize(out).median;
-  swap.in_s = summarize(in).median;
-  swap.engine_out_s = summarize(engine_out).median;
-  swap.engine_in_s = summarize(engine_in).median;
+  swap.out_s = summarize(out).mean;
+  swap.in_s = summarize(in).mean;
+  swap.engine_out_s = summarize(engine_out).mean;
+  swap.engine_in_s = summarize(engine_in).mean;
   return swap;
 }
 
@@ -211,7 +211,7 @@ double plain_gbps(size_t bytes, bool streaming) {
     }
     rates.push_back(1e-9 * double(bytes) / (clock.now() - start));
   }
-  return summarize(rates).median;
+  return summarize(rates).mean;
 }
 
 std::vector<Values> copy_points(const Setting& setting) {
@@ -311,12 +311,12 @@ Measure cost_open(const Setting& setting) {
     std::string unequal;
     const Swap swap = swap_time(*swapper.value(), setting.tiny ? 1 : 5, unequal);
     if (!unequal.empty()) return Finding{{}, unequal};
-    const double prefill_ms = summarize(prefill).median;
+    const double prefill_ms = summarize(prefill).mean;
     return Finding{{{{"copy_gbps", std::stod(gbps.value())},  // 0: no limit
                      {"prefill_ms", prefill_ms},
                      {"out_ms", 1e3 * swap.out_s},
                      {"in_ms", 1e3 * swap.in_s},
-                     {"reuse_ms", summarize(reuse).median},
+                     {"reuse_ms", summarize(reuse).mean},
                      {"prefill_over_out", 1e-3 * prefill_ms / swap.out_s},
                      {"prefill_over_in", 1e-3 * prefill_ms / swap.in_s},
                      {"kv_bytes", swap.bytes}}},

@@ -66,7 +66,7 @@ std::vector<std::string> common_options(const Setting& setting, int max_model_le
 Values row_of(const Run& run, const KvTierStats& before, const KvTierStats& after) {
   return {{"requests_per_s", run.result.request_throughput},
           {"seconds", run.result.duration_s},
-          {"median_ttft_ms", run.result.ttft_ms.median},
+          {"mean_ttft_ms", run.result.ttft_ms.mean},
           {"hit_share", run.hit_share},
           {"host_hit_tokens", after.host_hit_tokens - before.host_hit_tokens},
           {"bytes_in", after.bytes_in - before.bytes_in},

@@ -246,7 +246,7 @@ class Scene {
       while (!without_->engine().idle()) steps.push_back(without_->step());
     }
     const double bytes = double(step_tokens_) * double(token_kv_bytes(setting_));
-    auto with = contestant(1e-9 * bytes / (kLinkShare * summarize(steps).median));
+    auto with = contestant(1e-9 * bytes / (kLinkShare * summarize(steps).mean));
     if (!with) return with.error();
     with_ = std::move(with).value();
     without_hash_ = without_->logits_hash();

@@ -74,8 +74,8 @@ Measure open(const Setting& setting) {
     if (!found.wrong.empty()) return found;
     for (size_t i = 0; i < timed.size(); ++i) {
       const Work w = work(cases[i]->args());
-      for (size_t part = 0; part < timed[i].medians.size(); ++part) {
-        const double s = timed[i].medians[part];
+      for (size_t part = 0; part < timed[i].means.size(); ++part) {
+        const double s = timed[i].means[part];
         found.rows.push_back(
             {{"memory", memories[i].name},
              {"block", memories[i].block},

@@ -83,8 +83,8 @@ Result<Values> at_rate(const Values& point, double rate, const Setting& setting,
   return Values{{"rate", rate},
                 {"requests", requests.size()},
                 {"good_share", double(good) / double(requests.size())},
-                {"ttft_p50_ms", 1e3 * summarize(ttft).median},
-                {"tail_tbt_p50_ms", 1e3 * summarize(tails).median},
+                {"ttft_mean_ms", 1e3 * summarize(ttft).mean},
+                {"tail_tbt_mean_ms", 1e3 * summarize(tails).mean},
                 {"preemptions", run.preemptions}};
 }
 

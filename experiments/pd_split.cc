@@ -20,7 +20,6 @@
 #include <algorithm>
 
 #include "base/random.h"
-#include "base/stats.h"
 #include "experiments/experiment.h"
 #include "experiments/timed_cluster.h"
 
@@ -85,9 +84,9 @@ Measure open(const Setting& setting) {
                      {"rate", rate},
                      {"requests", n},
                      {"gaps", gaps.size()},
-                     {"median_ttft_ms", percentile(ttft, 50)},
+                     {"median_ttft_ms", percentile_seen(ttft, 50)},
                      {"p90_ttft_ms", percentile_seen(ttft, 90)},
-                     {"median_itl_ms", percentile(gaps, 50)},
+                     {"median_itl_ms", percentile_seen(gaps, 50)},
                      {"p99_itl_ms", percentile_seen(gaps, 99)},
                      {"duration_s", run.end_s}}},
                    ""};

@@ -4,8 +4,9 @@
     run.py run [NAME...]      measure what is missing (all this machine can)
     run.py check              the same, then the evidence for every claim (--no-run: only that); fails where something
                               differs for no reason given
-    run.py readme             rewrite CLAIMS.md and the tables in README.md (--check: only say whether they are up to date)
-    run.py list               names, devices, minutes, and their sum
+    run.py readme             rewrite CLAIMS.md, ranges.csv and the tables in README.md (--check: only say whether they are up
+                              to date); refuses a range that was changed after a run without an amendment
+    run.py list               names, devices, the minutes that their last run took, and the sum
 
 A point that is in the result file is not measured again: files are stamped with hashes of the sources that
 they depend on (sources.py), the machine and the seed, and a file with another stamp is set aside, never overwritten.
@@ -13,8 +14,10 @@ they depend on (sources.py), the machine and the seed, and a file with another s
 import argparse
 import concurrent.futures
 import contextlib
+import csv
 import fcntl
 import functools
+import io
 import json
 import os
 import re
@@ -34,6 +37,7 @@ from evidence import VERDICTS, Evidence, decide  # noqa: E402
 from sources import Sources, changed  # noqa: E402
 from table import Table, TableError, point_hash  # noqa: E402
 
+CLIENTS = "build/clients-venv/bin/python"
 BEGIN, END = "<!-- made by `experiments/run.py readme`: -->", "<!-- end -->"
 
 
@@ -148,6 +152,8 @@ class Runner:
             return self.machine["cuda_missing"]
         if claim.callgrind and not shutil.which("valgrind"):
             return "it needs valgrind, which counts instructions"
+        if claim.clients and not os.path.exists(os.path.join(ROOT, CLIENTS)):
+            return f"it needs {CLIENTS}: `make test-clients` makes it"
         return "it needs the Mooncake traces; --traces names their folder" if (
             claim.traces and not self.options.traces) else ""
 
@@ -264,6 +270,19 @@ class Runner:
         return not failures
 
 
+def minutes(results, claim):
+    """What the last run took, on two idle cores (its stamp); None: there was none."""
+    try:
+        return float(Table.load(os.path.join(results, claim.file)).stamp["seconds"]) / 60
+    except (TableError, KeyError):
+        return None
+
+
+def took(results, claim):
+    known = minutes(results, claim)
+    return "never run" if known is None else f"{known:.1f} minutes"
+
+
 def evidence(claim, table):
     """[(expectation, Evidence)] of a claim, from its rows alone."""
     found = []
@@ -335,9 +354,10 @@ def check(runner, claims):
                 good = False
                 print("      for no reason given")
     print("\n" + ", ".join(f"{counts[word]} {word}" for word in VERDICTS if word in counts))
-    print(f"all of them: {sum(c.minutes for c in claims if not runner.missing(c)):.0f} minutes; to be measured, stale or missing: "
-          + (", ".join(f"{c.name} {c.minutes:g}" for c in due) or "nothing") +
-          (f": {sum(c.minutes for c in due):.0f} minutes" if due else ""))
+    def sum_of(some):
+        return f"{sum(minutes(runner.options.results, c) or 0 for c in some):.0f} minutes"
+    print(f"all of them took {sum_of(c for c in claims if not runner.missing(c))} when they were run; to be measured, stale or missing: "
+          + (", ".join(f"{c.name} ({took(runner.options.results, c)})" for c in due) or "nothing") + (": " + sum_of(due) if due else ""))
     return good
 
 
@@ -345,13 +365,10 @@ def cell(text):
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-READ = {"paper": "", "summary": ", from a summary", "memory": ", from memory"}
-
-
 def published(e):
     if not e.paper:
         return ""
-    text = e.paper.text + READ[e.paper.read]
+    text = e.paper.text + e.paper.known()
     if e.paper.comparable() and (e.paper.low, e.paper.high) != (e.low, e.high):
         text += f" (the same: {e.range(e.paper.low, e.paper.high)})"
     return text
@@ -378,7 +395,7 @@ def claims_page(runner):
     out = [PAGE_HEAD]
     for claim, table, found in results(runner):
         out.append(f"\n## {anchor(claim)}\n\n{claim.question}\n")
-        where = f"`{claim.command}`, {claim.minutes:g} minutes"
+        where = f"`{claim.command}`, {took(runner.options.results, claim)}"
         if table:
             device = table.stamp["machine"] if claim.device == "cpu" else table.stamp["device"]
             where += (f". [results/{claim.file}](results/{claim.file}): {device}, commit {table.stamp['commit']}, "
@@ -428,13 +445,37 @@ def readme_table(runner):
                     " | ".join(str(n) if n else "" for n in counts) + " |")
     rows += ["\n### Where ours is not the paper's figure\n", "| | ours | paper | why |", "|---|---|---|---|"]
     for claim, _, found in all_:
-        rows += [f"| {anchor(claim)}: {cell(e.label)} | {seen(e, one)} | {cell(e.paper.text + READ[e.paper.read])} | {cell(e.differs)} |"
+        rows += [f"| {anchor(claim)}: {cell(e.label)} | {seen(e, one)} | {cell(e.paper.text + e.paper.known())} | {cell(e.differs)} |"
                  for e, one in found if one.verdict == "differs from the paper"]
     rows += ["\n### Undecided: the spread reaches beyond what would count\n", "| | ours | paper | our arithmetic |", "|---|---|---|---|"]
     for claim, _, found in all_:
         rows += [f"| {anchor(claim)}: {cell(e.label)} | {seen(e, one)} | {cell(published(e))} | {e.range(e.low, e.high)} |"
                  for e, one in found if one.verdict == "undecided"]
     return "\n".join(rows)
+
+
+def ranges_of(claims):
+    """{(experiment, label): (low, high, amended)}: what stands in ranges.csv."""
+    return {(anchor(c), e.label): (str(e.low), str(e.high), e.amended) for c in claims for e in c.expect}
+
+
+def unamended(old, claims):
+    """What is wrong with ranges that are not those of `old`, of experiments that have run: a change says its date, what the
+    range was and why, and so does a claim that is new among others; what was said does not go away."""
+    wrong, known = [], {experiment for experiment, _ in old}
+    for claim in claims:
+        for e in claim.expect:
+            low, high, amended = old.get((anchor(claim), e.label), ("", "", ""))
+            if (low, high) == (str(e.low), str(e.high)):
+                good = e.amended >= amended
+            elif low:
+                good = e.reason and e.amended >= max(amended, "2") and tuple(map(str, e.was)) == (low, high)
+            else:
+                good = e.reason or anchor(claim) not in known
+            if not good:
+                was = f"it was {low} to {high}" + (f", amended {amended}" if amended else "") if low else "it is new"
+                wrong.append(f"{anchor(claim)}: {e.label}: {was}: `amended`, `was` and `reason` must say so")
+    return wrong
 
 
 def readme(runner, only_check):
@@ -446,8 +487,18 @@ def readme(runner, only_check):
     if not begin or not end:
         raise SystemExit(f"run.py: {path}: expected the lines '{BEGIN}' and '{END}'")
     good = True
+    kept = os.path.join(HERE, "ranges.csv")
+    with open(kept, newline="", encoding="utf-8") as file:
+        old = {tuple(row[:2]): tuple(row[2:]) for row in list(csv.reader(file))[1:]}
+    wrong = unamended(old, [claim for claim, table, _ in results(runner) if table])
+    if wrong:
+        print("\n".join(["a range was changed after a run, and nothing says so (claims.py):", *wrong]))
+        return False
+    new = io.StringIO()
+    csv.writer(new, lineterminator="\n").writerows([("experiment", "label", "low", "high", "amended"),
+                                                   *(key + value for key, value in ranges_of(CLAIMS).items())])
     pages = {path: f"{head}{BEGIN}\n\n{readme_table(runner)}\n\n{END}{tail}",
-             os.path.join(HERE, "CLAIMS.md"): claims_page(runner)}
+             os.path.join(HERE, "CLAIMS.md"): claims_page(runner), kept: new.getvalue()}
     for path, new in pages.items():
         name = os.path.relpath(path, ROOT)
         old = ""
@@ -493,8 +544,8 @@ def main():
     runner = Runner(options)
     if options.command == "list":
         for c in claims:
-            print(f"{c.name:20} {c.device:5} {c.minutes:4g} min  {c.question}")
-        print(f"{'':26} {sum(c.minutes for c in claims):4.0f} min")
+            print(f"{c.name:20} {c.device:5} {took(options.results, c):13} {c.question}")
+        print(f"{'':26} {sum(minutes(options.results, c) or 0 for c in claims):.1f} minutes")
         return 0
     if options.command == "sources":
         print(json.dumps({c.file: sources_stamp(ROOT, c) for c in CLAIMS}, indent=1))
@@ -509,6 +560,9 @@ def main():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise SystemExit(f"run.py: another run is writing to {options.results}")
+            left_out = [f"  {claim.name} ({claim.device}): {runner.missing(claim)}" for claim in claims if runner.missing(claim)]
+            if left_out:
+                print("\n".join(["left out, since this machine cannot run them:", *left_out]), flush=True)
             for claim in claims:
                 good &= runner.run(claim) or bool(runner.missing(claim))
     if options.command == "check":

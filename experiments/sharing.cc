@@ -131,7 +131,7 @@ Result<Finding> attach(const std::string& way, int prefix, const Setting& settin
   if (wrong > 0) return Finding{{}, "a sharer reads other KV than the donor wrote"};
   const KvStats stats = kv->stats();
   const double held = double(stats.capacity_bytes - stats.idle_bytes - stats.external_bytes);
-  return Finding{{{{"attach_us", summarize(us).median},
+  return Finding{{{{"attach_us", summarize(us).mean},
                    {"held_mib", held / (1 << 20)},
                    {"map_calls", stats.map_calls},
                    {"prefix_mib", double(prefix) * double(o.shape.token_bytes()) / (1 << 20)},

@@ -246,14 +246,18 @@ class Sources:
         return [file for file in self.texts if file.startswith(folder) and file.endswith(".json")]
 
     def stamp(self, name):
-        """`room=hash room=hash ... names=hash`: of what counts of the experiment's files in each room, whichever file it is
-        in and whatever it is called; and of who names whom.
+        """Of the experiment's files."""
+        return self.stamp_of(self.files_of(name))
+
+    def stamp_of(self, files):
+        """`room=hash room=hash ... names=hash`: of what counts of these files in each room, whichever file it is in and
+        whatever it is called; and of who names whom.
 
         Names are compared by where they stand, as Weisfeiler and Leman compare the nodes of graphs: a name's colour is the
         hash of the declarations that have it and of its places there, a declaration's of its form and its names' colours,
         twice over. So a name that is another everywhere is the same, and one call that is another changes the stamp."""
         rooms = {}
-        for file in self.files_of(name):
+        for file in files:
             rooms.setdefault(file.split("/")[0], set()).update(self.parts(file))
         shapes = {room: [self.shape(part) for part in parts] for room, parts in rooms.items()}
         every = [shape for found in shapes.values() for shape in found]

@@ -74,8 +74,9 @@ class Values {
 
 std::string dump(const std::vector<Values>& rows);  // [{...},{...}]
 
-// Percentile p of a sample, or "" where fewer than 20 of it lie beyond: a P99 wants 2,000. What few
-// samples call a percentile is their largest value, and that depends on how many there are.
+// Percentile p of a sample, or "" where fewer than 20 of it lie beyond: a P99 wants 2,000, a median
+// 40. What few samples call a percentile is one of them, and which depends on how many there are.
+// Experiments have no other way to a percentile (test_run.py looks); of fewer they give the mean.
 Value percentile_seen(std::span<const double> sorted, double p);
 
 }  // namespace xpyd::experiments

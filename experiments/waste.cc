@@ -126,15 +126,18 @@ class Counter final : public EventSink {
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
   for (const char* dataset : {"sharegpt", "mooncake"}) {
-    all.push_back({{"dataset", dataset}, {"allocator", "contiguous"}, {"block", 0}});
-    all.push_back(
-        {{"dataset", dataset}, {"allocator", "slots"}, {"block", scene_of(dataset).max_len}});
+    std::vector<std::pair<const char*, int>> pools = {{"contiguous", 0},
+                                                      {"slots", scene_of(dataset).max_len}};
     for (int row : dataset == std::string("sharegpt") ? std::vector{6, 204} : std::vector{32, 1024})
-      all.push_back({{"dataset", dataset}, {"allocator", "vattention"}, {"block", row}});
-    all.push_back({{"dataset", dataset}, {"allocator", "token"}, {"block", 1}});
+      pools.push_back({"vattention", row});
+    pools.push_back({"token", 1});
     for (int block :
          setting.tiny ? std::vector{1, 16} : std::vector{1, 2, 4, 8, 16, 32, 64, 128, 256})
-      all.push_back({{"dataset", dataset}, {"allocator", "paged"}, {"block", block}});
+      pools.push_back({"paged", block});
+    for (int draw = 0; draw < kDraws; ++draw)
+      for (auto [allocator, block] : pools)
+        all.push_back(
+            {{"dataset", dataset}, {"allocator", allocator}, {"block", block}, {"sample", draw}});
   }
   return all;
 }
@@ -142,7 +145,7 @@ std::vector<Values> points(const Setting& setting) {
 Result<Finding> run(const Values& point, const Setting& setting) {
   const std::string dataset = point["dataset"];
   const int n = setting.tiny ? 400 : 2000;
-  Result<LengthSet> lengths = request_lengths(dataset, n, setting);
+  Result<LengthSet> lengths = request_lengths(dataset, n, setting, point["sample"]);
   if (!lengths) return lengths.error();
   const std::vector<Lengths>& requests = lengths.value().requests;
   const Scene scene = scene_of(dataset);
@@ -167,7 +170,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
                 clock, nullptr);
   model.engine = &engine;
   auto sink = std::make_shared<Counter>();
-  Random random(setting.seed);
+  Random random(seed_of(setting, point["sample"]));
   int64_t expected = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
     auto request = std::make_shared<Request>();

@@ -11,13 +11,13 @@ columns = [("requests_per_s", "requests/s"), ("batch_mean", "sequences in a step
            ("recomputed_share", "tokens computed twice / tokens")]
 for panel, (column, words) in zip(panels, columns):
     for number, cap in enumerate((1, 2)):
-        heights = [table(column, rule=rule, allocator="token", cap=cap) for rule in RULES]
-        panel.bar([at + .36 * number - .18 for at in range(3)], heights, width=.34,
-                  label="max_tokens as generated" if cap == 1 else "max_tokens twice that", **style.FILLS[number])
+        for at, rule in enumerate(RULES):
+            style.bar(panel, at + .36 * number - .18, table, lambda t: t(column, rule=rule, allocator="token", cap=cap), width=.34,
+                      label=None if at else ("max_tokens as generated", "max_tokens twice that")[number], **style.FILLS[number])
     panel.set_xticks(range(3), RULES)
     panel.set_ylabel(words)
 for at, (name, rate) in enumerate(PUBLISHED):
-    style.paper(panels[0], at, rate, f"{name} {rate} /s")
+    style.paper(panels[0], at, rate, f"{name} {rate} /s", style.known("admission", "requests/s, peak_tokens / prompt"))
 panels[1].legend(fontsize=7)
 preemptions = table("preemptions", rule="prompt", allocator="token", cap=1)
 panels[2].annotate(f"{preemptions:.0f} preemptions\nof 2,000 requests", (.55, panels[2].get_ylim()[1] * .8), fontsize=7)

@@ -13,7 +13,7 @@ for number, (held, label) in enumerate(LABELS.items()):
     base = table("ms", held=held, block=16)
     curve = [(b, *(v / base for v in rest)) for b, *rest in table.curve("block", "ms", held=held)]
     style.line(left, curve, number, label)
-style.paper(left, *zip(*PUBLISHED), "up to 1.9 x")
+style.paper(left, *zip(*PUBLISHED), "up to 1.9 x", style.known("block_size", "128 blocks, of 128 tokens"))
 left.axhline(1, color="0.4", linestyle=":")
 style.powers(left, blocks)
 left.set_xlabel("tokens of a block")

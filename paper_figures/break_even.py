@@ -11,7 +11,7 @@ for number, machine in enumerate(MACHINES):
     style.line(left, table.curve("prefix", "paper_gbps", machine=machine), number, machine + ", paper's constants",
                markevery=2)
     style.line(left, table.curve("prefix", "gbps", machine=machine), number, None, alpha=.35)
-style.paper(left, *zip(*PUBLISHED), "6 and 19 GB/s")
+style.paper(left, *zip(*PUBLISHED), "6 and 19 GB/s", style.known("break_even", "8 x A800, 8,192 tokens, their constants"))
 style.plain_log(left)
 left.set_ylabel("break-even bandwidth, GB/s")
 left.legend(fontsize=7, title="pale: real widths, causal attention", title_fontsize=7)

@@ -10,7 +10,7 @@ for number, phase in enumerate(("decode", "prefill")):
     base = once_more(table, phase, "contiguous")
     axes.bar([at + .38 * number for at in range(len(MEMORIES))], [once_more(table, phase, m) / base for m in MEMORIES],
              width=.36, label=phase, **style.FILLS[number])
-style.paper(axes, [1.38, 1.38], [1.07, 1.13], "prefill 1.07 to 1.13, other kernels")
+style.paper(axes, [1.38, 1.38], [1.07, 1.13], "prefill 1.07 to 1.13, other kernels", style.known("instructions", "prefill, blocks of 16"))
 axes.axhline(1, color="black", linestyle=":", linewidth=.8)
 axes.set_ylim(.95, 1.2)
 axes.set_xticks([at + .19 for at in range(len(MEMORIES))], MEMORIES)

@@ -11,13 +11,13 @@ models = table.distinct("model")
 for panel, column, title in ((panels[0], "tokens_per_gib", "tokens of a GiB / bf16"),
                              (panels[1], "requests_per_s", "requests a second / bf16")):
     for number, (model, fill) in enumerate(zip(models, style.FILLS)):
-        base = table(column, model=model, dtype="bf16")
-        heights = [table(column, model=model, dtype=d) / base for d in DTYPES]
         places = [i + .38 * (number - .5) for i in range(len(DTYPES))]
-        panel.bar(places, heights, width=.36, label=model, **fill)
+        for place, dtype in zip(places, DTYPES):
+            style.bar(panel, place, table, lambda t: t(column, model=model, dtype=dtype) / t(column, model=model, dtype="bf16"),
+                      width=.36, label=None if dtype != DTYPES[0] else model, **fill)
         if column == "requests_per_s":
             for dtype, gain in PUBLISHED[model].items():
-                style.paper(panel, places[DTYPES.index(dtype)], gain, "1.27, 1.39; GQA 1.05, 1.07")
+                style.paper(panel, places[DTYPES.index(dtype)], gain, "1.27, 1.39; GQA 1.05, 1.07", style.known("kv_dtype", "requests/s, Llama-2-7B, int8"))
     panel.set_xticks(range(len(DTYPES)), DTYPES)
     panel.set_title(title, fontsize=8)
 panels[0].legend(fontsize=7)

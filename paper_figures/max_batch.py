@@ -11,8 +11,8 @@ figure, panels = style.plt.subplots(1, 4, figsize=(13, 3.9))
 for panel, (model, published) in zip(panels, PUBLISHED.items()):
     for at, (memory, group, _) in enumerate(MEMORIES):
         fill = style.FILLS[2 if memory == "token_major" else 1 if memory == "paged" else 0]
-        panel.bar(at, table("batch", model=model, memory=memory, group_kib=group), width=.7, **fill)
-    style.paper(panel, (1, 4), published, f"{published[0]}, {published[1]}")
+        style.bar(panel, at, table, lambda t: t("batch", model=model, memory=memory, group_kib=group), width=.7, **fill)
+    style.paper(panel, (1, 4), published, f"{published[0]}, {published[1]}", style.known("max_batch", model))
     panel.set_title(model, fontsize=8)
 for number, model in enumerate(PUBLISHED):
     curve = table.curve("group_kib", "wasted_mib_each", model=model, memory="layer_major")

@@ -18,7 +18,7 @@ for number, (column, order, blocks, label) in enumerate((
 left.axhline(table.values("memcpy_gbps", order="token_major", blocks="scattered", block=512)[0], color="0.4",
              linestyle=":")
 for size, rate in ((8 << 10, 3.8), (16 << 10, 7.8), (32 << 10, 11.9)):  # per copy: 3B, 7B, 8B
-    style.paper(left, size, rate, "3.8, 7.8, 11.9 GB/s")
+    style.paper(left, size, rate, "3.8, 7.8, 11.9 GB/s", style.known("offload_copy", "in, scattered blocks of 4 KiB"))
 sizes = [4096 << shift for shift in range(0, 10, 2)] + [2 << 20]
 style.powers(left, sizes, ["4 KiB", "16", "64", "256", "1 MiB", "2"])
 style.plain_log(left)
@@ -29,7 +29,7 @@ for number, (column, label) in enumerate((("prefill_ms", "prefill"), ("reuse_ms"
                                           ("out_ms", "out"), ("in_ms", "in"))):
     style.line(right, cost.curve("tokens", column, link_times=0), number, label)
 base = cost("prefill_ms", tokens=1024, link_times=0)
-style.paper(right, [1024] * len(PUBLISHED), [base / ratio for ratio in PUBLISHED], "in, 1/5 to 1/19 of prefill")
+style.paper(right, [1024] * len(PUBLISHED), [base / ratio for ratio in PUBLISHED], "in, 1/5 to 1/19 of prefill", style.known("offload_cost", "prefill / swap in"))
 right.plot(1024, cost("in_ms", tokens=1024, link_times=5), color="0.0", marker="P", linestyle="none",
            label="in, a link of 1/5 of the prefill")
 style.powers(right, [256, 512, 1024, 2048])

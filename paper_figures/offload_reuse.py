@@ -18,7 +18,7 @@ for number, (cache, link, label) in enumerate((("device", 0, "the pool's cache")
                                                ("host", 0, "host, memory's speed"))):
     style.line(left, hits.curve("hits", "requests_per_s", cache=cache, link_times=link), number, label)
 left.plot(0, base, color="black", marker="s", linestyle="none", label="no cache")
-style.paper(left, [0, 1], [base, base * 98.84 / 20.62], "GPU cache, all / none 4.8")
+style.paper(left, [0, 1], [base, base * 98.84 / 20.62], "GPU cache, all / none 4.8", style.known("offload_hits", "device, all hits"))
 left.set_ylim(bottom=0)
 left.set_xlabel("share of the prompts that is known")
 left.set_ylabel("requests/s")
@@ -32,7 +32,7 @@ for at, (scene, cache) in enumerate(bars):
                   t("requests_per_s", scene="fits", cache="none", round=3),
                   width=.36, label=f"round {number}" if at == 0 else None, **style.FILLS[0 if number == 3 else 3])
     if scene == "fits":
-        style.paper(middle, at + .2, ROUNDS[cache] / ROUNDS["none"], "55, 54 and 10 x")
+        style.paper(middle, at + .2, ROUNDS[cache] / ROUNDS["none"], "55, 54 and 10 x", style.known("offload_rounds", "round 3, prefix cache / none"))
 style.plain_log(middle)
 middle.set_xticks(range(len(bars)), [NAMES[cache] for _, cache in bars], fontsize=6.5, rotation=30, ha="right")
 middle.axvline(3.5, color="0.5", linewidth=.8)
@@ -48,7 +48,7 @@ for number, (cache, eviction, label) in enumerate((("device", "lru", "prefix cac
         curve.append((documents, *(s / without for s in seconds)))
     style.line(right, curve, number, label)
 for cache, seconds in PUBLISHED.items():
-    style.paper(right, DOCUMENTS, [s / n for s, n in zip(seconds, NONE)], "0.04 to 1.15 x")
+    style.paper(right, DOCUMENTS, [s / n for s, n in zip(seconds, NONE)], "0.04 to 1.15 x", style.known("offload_rounds", "seconds of 4 documents"))
 right.axvline(7.5, color="0.4", linestyle=":")
 right.annotate("the tier's", (7.7, .02), fontsize=6.5)
 style.powers(right, DOCUMENTS)

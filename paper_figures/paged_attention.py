@@ -4,6 +4,7 @@ import style
 
 # Slowdown of their paged kernels, ASPLOS'25: Fig. 2 at blocks of 256 and 16, Fig. 3 blocks of 128 over 16.
 PUBLISHED = {"prefill": [(256, 1.37), (16, 1.42)], "decode": [(128, 1.9)]}
+CLAIMED = {"prefill": "prefill, blocks of 16", "decode": "decode, blocks of 256"}
 
 for name in ("paged_attention", "paged_attention-cuda"):
     try:
@@ -23,7 +24,8 @@ for name in ("paged_attention", "paged_attention-cuda"):
             curve = [(b, *(v / base for v in rest)) for b, *rest in table.curve("block", "ms", **where) if b > 0]
             style.line(panel, curve, number % len(style.LINES), " x ".join(setting) or "this machine's kernel")
         if phase in PUBLISHED:
-            style.paper(panel, *zip(*PUBLISHED[phase]), "up to " + " and ".join(f"{slower} x" for _, slower in PUBLISHED[phase]))
+            text = "up to " + " and ".join(f"{slower} x" for _, slower in PUBLISHED[phase])
+            style.paper(panel, *zip(*PUBLISHED[phase]), text, style.known("paged_attention", CLAIMED[phase]))
         if groups:
             panel.axhline(table("ms", phase=phase, memory="token_major") / base, color=style.COLORS[1], linestyle="--", linewidth=1,
                           label="slots, token_major of 8 layers")
@@ -45,6 +47,6 @@ for name in ("paged_attention", "paged_attention-cuda"):
         style.powers(panel, [4, 64, 2048], ["4 KiB", "64 KiB", "2 MiB"])
         panel.set_xlabel("page group, in random order")
         panel.set_ylabel("time / one group for all")
-        panel.set_title("vAttention Fig. 14: no difference", fontsize=8)
+        panel.set_title("vAttention Fig. 14: no difference" + style.known("paged_attention", "decode, page groups of 64 KiB"), fontsize=8)
         panel.legend(fontsize=6.5)
     style.save(figure, name, table, "vAttention (ASPLOS'25): their paged kernels against other kernels")

@@ -15,6 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 sys.path.insert(0, os.path.join(ROOT, "experiments"))
 
+from claims import known  # noqa: E402, F401
 from evidence import interval  # noqa: E402
 from table import Table, TableError  # noqa: E402, F401
 
@@ -33,10 +34,10 @@ FILLS = [{"facecolor": color, "edgecolor": "black", "linewidth": .6, **({"hatch"
 PAPER = {"color": "black", "marker": "*", "markersize": 11, "linestyle": "none", "markerfacecolor": "#F0E442", "zorder": 5}
 
 
-def paper(axes, x, y, text):
-    """Published points, named in the legend with their value."""
-    known = axes.get_legend_handles_labels()[1]
-    axes.plot(x, y, label=None if "paper: " + text in known else "paper: " + text, **PAPER)
+def paper(axes, x, y, text, how):
+    """Published points, named in the legend with their value and `how` they are known: claims.known()."""
+    label = f"paper{how}: {text}"
+    axes.plot(x, y, label=None if label in axes.get_legend_handles_labels()[1] else label, **PAPER)
 
 
 def path(name):
@@ -117,7 +118,7 @@ def save(figure, name, table, source="", bottom=.06):
     text = f"{device}: {table.stamp['machine']}; commit {table.stamp['commit']}, {table.stamp['begun'][:10]}"
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
-        mine = [(h, w) for h, w in zip(handles, labels) if axes.get_legend() or w.startswith("paper: ")]
+        mine = [(h, w) for h, w in zip(handles, labels) if axes.get_legend() or w.startswith("paper")]
         if mine and (not axes.get_legend() or len(axes.get_legend().get_texts()) != len(mine)):
             axes.legend(*zip(*mine), fontsize=6.5)
         if axes.get_legend() and axes.patches and axes.get_autoscaley_on() and axes.get_yscale() == "linear":

@@ -26,17 +26,16 @@ for panel, dataset in zip(panels, ("sharegpt", "mooncake")):
     row = table.select(dataset=dataset)[0]
     panel.set_title(f"{dataset} ({row['lengths']} lengths)\n{row['scene']}", fontsize=9)
 panels[0].set_ylabel("share of the KV pool")
-style.paper(panels[0], *zip(*PUBLISHED), "20.4 % (Orca Max), 96.3 % (vLLM)")
+style.paper(panels[0], *zip(*PUBLISHED), "20.4 % (Orca Max), 96.3 % (vLLM)", style.known("waste", "useful, slots"))
 panels[0].legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, -.32), ncol=3)
 for number, dataset in enumerate(("sharegpt", "mooncake")):
     slots = table("batch_mean", dataset=dataset, allocator="contiguous", block=0)
     style.line(panels[2], [(b, *(v / slots for v in rest)) for b, *rest in
                            table.curve("block", "batch_mean", dataset=dataset, allocator="paged")], number, dataset)
-    rows = sorted((float(r["block"]), float(r["batch_mean"]) / slots)
-                  for r in table.select(dataset=dataset, allocator="vattention"))
+    rows = [(b, batch / slots) for b, batch, *_ in table.curve("block", "batch_mean", dataset=dataset, allocator="vattention")]
     panels[2].plot(*zip(*rows), marker="s", markersize=7, markerfacecolor="none", color=style.COLORS[number],
                    linestyle="none", label=f"{dataset}, vattention (rows)")
-style.paper(panels[2], *PUBLISHED_BATCH, "4.3 x at blocks of 16")
+style.paper(panels[2], *PUBLISHED_BATCH, "4.3 x at blocks of 16", style.known("waste", "batch, blocks of 16 / slots"))
 style.powers(panels[2], [1, 4, 16, 64, 256])
 panels[2].set_ylim(bottom=0)
 panels[2].set_xlabel("tokens of a block, or of a row")

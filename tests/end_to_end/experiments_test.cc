@@ -2,6 +2,7 @@
 // have the same columns. Those for a card run on the interpreter.
 #include <cmath>
 #include <cstdlib>
+#include <set>
 
 #include "experiments/experiment.h"
 #include "experiments/lengths.h"
@@ -77,6 +78,30 @@ TEST_CASE("experiments: generated lengths have the published means", "[experimen
   const LengthSet papers = request_lengths("arxiv", 20000, {}).value();
   CHECK(mean(papers, &Lengths::prompt) == Approx(87400).epsilon(0.02));
   CHECK(mean(papers, &Lengths::output) == Approx(428).epsilon(0.05));
+}
+
+TEST_CASE("experiments: what is drawn for a virtual clock is drawn six times, not once",
+          "[experiments]") {
+  const Setting setting{.tiny = true, .traces = testing::shared_path("traces")};
+  for (const Experiment& e : experiments()) {
+    if (e.name != std::string("waste") && e.name != std::string("admission") &&
+        e.name != std::string("block_latency") && e.name != std::string("kv_dtype") &&
+        e.name != std::string("kv_dtype_logits") && e.name != std::string("max_batch"))
+      continue;
+    std::set<int> draws;
+    for (const Values& point : e.points(setting)) draws.insert(int(point["sample"]));
+    INFO(e.name);
+    CHECK(draws.size() == 6);
+  }
+  for (const char* dataset : {"sharegpt", "alpaca", "mooncake"}) {
+    const LengthSet first = request_lengths(dataset, 50, setting).value();
+    const LengthSet other = request_lengths(dataset, 50, setting, 1).value();
+    INFO(dataset);
+    REQUIRE(other.requests.size() == 50);
+    int same = 0;
+    for (size_t i = 0; i < 50; ++i) same += first.requests[i].prompt == other.requests[i].prompt;
+    CHECK(same < 25);
+  }
 }
 
 TEST_CASE("experiments: the runner, result files and claims", "[experiments]") {

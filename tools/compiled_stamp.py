@@ -1,0 +1,30 @@
+"""The head of a CSV that `make cuda` writes: lines `# key: value`, as experiments' results have them (experiments/results/README.md),
+with the compiler in the place of the machine's peaks. What was compiled does not depend on the machine."""
+import os
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "experiments"))
+
+from sources import Sources  # noqa: E402
+
+
+def said(*words):
+    """The last line of what a program says; "unknown": there is none."""
+    try:
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.strip().split("\n")[-1] or "unknown"
+    except OSError:
+        return "unknown"
+
+
+def head(name):
+    sources = Sources(ROOT, "cuda")
+    kernels = [file for file in sources.texts if file.endswith(".cu") and file.split("/")[0] != "experiments" or
+               file.startswith("experiments/cuda/")]
+    nvcc = os.path.join(os.environ["CUDA_HOME"], "bin", "nvcc") if os.environ.get("CUDA_HOME") else "nvcc"
+    stamp = {"experiment": name, "device": "none: compiled for sm_80 and sm_90a",
+             "sources": sources.stamp_of(sources.closure(kernels)), "commit": said("git", "describe", "--always", "--dirty"),
+             "compiler": said(nvcc, "--version"), "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    return "".join(f"# {key}: {value}\n" for key, value in stamp.items())
