@@ -65,6 +65,11 @@ SIMT_SRC  := $(filter-out base/cuda.cu base/cuda_split.cu base/cuda_tensor_map.c
 SIMT      ?= 1
 SIMT_OBJ   = $(if $(SIMT),$(patsubst %.cu,$(BUILD)/simt/%.o,$(SIMT_SRC)) $(patsubst %.cc,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cc) $(if $(filter server,$(ROOMS)),server/backend.cc)))
 object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
+# Several files are compiled as one (tools/units), but for those whose flags are their own; `make UNITS=`: each by itself.
+UNITS    ?= 1
+ALONE    := %_avx2.cc base/version.cc model/folder.cc server/backend.cc server/page.cc server/boost_%_impl.cc
+units     = $(if $(UNITS),$(shell tools/units $(BUILD)/units $(filter-out $(ALONE),$(1)) | sed 's/\.cc/.o/g') $(call object,$(filter $(ALONE),$(1))),$(call object,$(1)))
+LIB_OBJ  := $(call units,$(LIB_SRC))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
@@ -280,6 +285,9 @@ $(BUILD)/%.o: private AHEAD = $(call ahead,base)
 $(BUILD)/tests/%.o: private AHEAD = $(call ahead,tests)
 $(BUILD)/%_avx2.o $(BUILD)/tests/main.o: private AHEAD =
 $(call object,$(TEST_SRC) $(wildcard tests/fuzz/*.cc tests/rdma_vm/*.cc)): $(call headers,tests)
+$(BUILD)/units/%.o: $(BUILD)/units/%.cc $(BUILD)/flags $(call headers,base)
+	@echo "  c++  $(notdir $<) of $$(grep -c . $<) files"
+	@$(CXX) $(CXXFLAGS) $(DEFINES) $(AHEAD) -MMD -MP -c $< -o $@
 $(BUILD)/%.o: %.cc $(BUILD)/flags $(call headers,base)
 	@mkdir -p $(@D)
 	@echo "  c++  $<"
@@ -311,7 +319,7 @@ $(BUILD)/cuda/%.o: %.cu
 $(BUILD)/server/backend.o $(BUILD)/experiments/experiment.o: private DEFINES += $(if $(CUDA),-DXPYD_CUDA)
 $(BUILD)/simt/server/backend.o: private DEFINES += -DXPYD_CUDA
 
-$(LIB): $(call object,$(LIB_SRC)) $(CUDA_OBJ)
+$(LIB): $(LIB_OBJ) $(CUDA_OBJ)
 	@rm -f $@ && $(AR) rcs $@ $^
 $(BIN): $(BUILD)/server/main.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
@@ -341,5 +349,5 @@ $(BUILD)/xpyd_bench_peers: $(BUILD)/experiments/bench/peers/gemm_peers.o $(HARNE
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -ldnnl -ldl -o $@
 
 .SECONDARY: $(call object,$(wildcard tests/fuzz/*.cc)) $(call headers,base tests simt/tests)
--include $(patsubst %.o,%.d,$(SIMT_OBJ) $(CUDA_OBJ) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC) $(EXP_CU) experiments/gpu/main.cu) $(call object,$(LIB_SRC) $(TEST_SRC) $(BENCH_SRC) $(EXP_SRC) server/main.cc \
+-include $(patsubst %.o,%.d,$(SIMT_OBJ) $(CUDA_OBJ) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC) $(EXP_CU) experiments/gpu/main.cu) $(LIB_OBJ) $(call object,$(TEST_SRC) $(BENCH_SRC) $(EXP_SRC) server/main.cc \
             $(wildcard tests/fuzz/*.cc tests/rdma_vm/*.cc))) $(foreach d,base tests simt/tests,$(BUILD)/$(d)/precompiled.h.d)
