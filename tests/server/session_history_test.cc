@@ -175,7 +175,7 @@ class Sim final : public SimCluster {
   struct Talker {
     std::string name;
     bool returns_generation = false;
-    std::string generation;  // of the last reply
+    std::string generation;              // of the last reply
     std::shared_ptr<Exchange> exchange;  // of the turn under way
     Tokens brought;
     int wants = 0, history = 0;  // tokens: asked for; after the last answer
@@ -264,7 +264,7 @@ void Sim::supervise() {
   for (const InstanceInfo& info : conductor().members()) members.insert(info.id);
   for (size_t i = 0; i < children_.size(); ++i)
     seen[i] = children_[i].node && members.contains(children_[i].node->id) ? Presence::serving
-                                                                          : Presence::absent;
+                                                                           : Presence::absent;
   const Supervisor::Orders orders = supervisor_.look(seen, clock.seconds);
   for (size_t i : orders.kill) {
     if (children_[i].node && members.contains(children_[i].node->id))

@@ -457,8 +457,9 @@ TEST_CASE("kernels that start early show a missing wait, and one after the first
     if (!graph) late.emplace();
     CHECK(wrong(twice_early, graph) == 0);
     CHECK(wrong(twice_too_early, graph) == 2);
-    CHECK(faults_of([&] { wrong(twice_without_wait, graph); }).find("has not waited for what came before it") !=
-          std::string::npos);
+    CHECK(faults_of([&] {
+            wrong(twice_without_wait, graph);
+          }).find("has not waited for what came before it") != std::string::npos);
     CHECK(faults_of([&] { wrong(twice_half_waits, graph); }).find("16 finished") !=
           std::string::npos);
   }

@@ -88,8 +88,8 @@ TEST_CASE("--device cuda: the CPU's tokens, however P and D share the card", "[s
             .size() == expected.size());
 }
 
-// Of two kernels in a row the second begins before the first (README.md): each of them waits for what
-// it reads.
+// Of two kernels in a row the second begins before the first (README.md): each of them waits for
+// what it reads.
 TEST_CASE("--device cuda: kernels that start early see what came before them", "[simt][server]") {
   ModelDir model;
   cuda::simt::Late late(true);
@@ -97,10 +97,10 @@ TEST_CASE("--device cuda: kernels that start early see what came before them", "
     INFO(dtype);
     for (float temperature : {0.f, 1.f}) {
       auto with = [&](const char* graphs) {
-        return tokens(model,
-                      {"--device", "cuda", "--dtype", dtype, "--kv-dtype", dtype, "--cuda-graphs",
-                       graphs},
-                      {5, 9, 33, 70, 2, 8, 8, 101, 64, 3}, temperature);
+        return tokens(
+            model,
+            {"--device", "cuda", "--dtype", dtype, "--kv-dtype", dtype, "--cuda-graphs", graphs},
+            {5, 9, 33, 70, 2, 8, 8, 101, 64, 3}, temperature);
       };
       CHECK(with("early") == with("on"));
     }
