@@ -103,9 +103,9 @@ chaos: build  ## the cluster under seeded faults and a virtual clock (SEEDS=2000
 
 # Sanitizers have an allocator of their own: nothing is preloaded before it.
 FAULTS_LIB = $(if $(filter release,$(MODE)),$(BUILD)/libfaults.so)
-faults: build  ## every call of a start, a request and a shutdown fails once (FAULTS='one-process processes worker' narrows)
+faults: build  ## every call of a start, a request and a shutdown fails once (FAULTS='one-process processes worker processes-tcp' narrows, EVERY=20: a twentieth)
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests $(FAULTS_LIB)
-	@XPYD_BIN=$(BIN) XPYD_FAULTS=$(FAULTS_LIB) FAULTS="$(FAULTS)" $(BUILD)/xpyd_tests '[all-faults]'
+	@XPYD_BIN=$(BIN) XPYD_FAULTS=$(FAULTS_LIB) FAULTS="$(FAULTS)" EVERY="$(EVERY)" $(BUILD)/xpyd_tests '[all-faults]'
 
 process-chaos: build  ## kill -9 and SIGSTOP of random worker processes under load (SECONDS=120, each wire)
 	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_tests

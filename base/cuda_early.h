@@ -2,8 +2,9 @@
 // ends; wait_for_previous() holds it until all that came before is done and visible. Every thread
 // calls it before it touches memory that earlier work writes or reads, so that a kernel that is
 // done means that all before it are. let_next_start() lets the next one take the room that is left.
-// Both do nothing where nothing was launched early, below sm_90 and on the interpreter. In captured
-// graphs these are programmatic edges (CUDA Programming Guide, "Programmatic Dependent Launch").
+// Both do nothing where nothing was launched early and below sm_90. In captured graphs these are
+// programmatic edges (CUDA Programming Guide, "Programmatic Dependent Launch"). On the interpreter
+// a block comes to its wait before the kernel before it has begun (tests/simt/README.md).
 #pragma once
 
 #include "base/cuda.h"
@@ -19,12 +20,22 @@ struct On {
 
 void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args,
                    const On& on);
+#ifdef XPYD_SIMT
+namespace simt {
+void launch_early(const char* name, const Shape& shape, cudaStream_t stream,
+                  std::function<void()> body);
+void wait_for_previous(Where where);
+}  // namespace simt
+#endif
 
 // launch(), of a kernel that calls wait_for_previous().
 template <class... P, class... A>
 void launch(void (*kernel)(P...), const char* name, const Shape& shape, const On& on, A&&... args) {
 #ifdef XPYD_SIMT
-  launch(kernel, name, shape, on.stream, std::forward<A>(args)...);
+  if (!on.early) return launch(kernel, name, shape, on.stream, std::forward<A>(args)...);
+  simt::launch_early(
+      name, shape, on.stream.handle(),
+      [kernel, ... values = static_cast<std::decay_t<P> >(args)] { kernel(values...); });
 #else
   auto pass = [&](auto... value) {
     void* addresses[] = {&value...};
@@ -35,7 +46,9 @@ void launch(void (*kernel)(P...), const char* name, const Shape& shape, const On
 }
 
 #ifdef XPYD_SIMT
-inline void wait_for_previous() {}
+inline void wait_for_previous(simt::Where where = simt::Where::current()) {
+  simt::wait_for_previous(where);
+}
 inline void let_next_start() {}
 #else
 __device__ inline void wait_for_previous() {

@@ -9,6 +9,9 @@
 //   FAULT_LIST   a file that gets a line for each new place: "kind hash"; and at the end of the
 //                process "kind n", the number of calls
 //
+// What fails is said on stderr; a call upon a TCP connection with the peer's port, so that a client
+// can tell that it was its own connection that broke.
+//
 // A process whose binary's name is not xpyd is left alone. What io_uring is told by the static
 // liburing, and what libc calls of itself, are not seen.
 #ifndef _GNU_SOURCE
@@ -18,6 +21,7 @@
 #include <errno.h>
 #include <execinfo.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -91,8 +95,16 @@ bool take_turn() {
   return true;
 }
 
-// Whether this call is the one to fail.
-bool fails(Kind kind) {
+// 0: no TCP connection.
+int peer_port(int fd) {
+  sockaddr_in peer{};
+  socklen_t bytes = sizeof peer;
+  if (fd < 0 || getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &bytes) != 0) return 0;
+  return peer.sin_family == AF_INET ? ntohs(peer.sin_port) : 0;
+}
+
+// Whether this call, upon `fd` if that is given, is the one to fail.
+bool fails(Kind kind, int fd = -1) {
   if (!state.on || inside) return false;
   if (!state.listing && state.kind != kind) return false;
   Inside guard;
@@ -114,8 +126,9 @@ bool fails(Kind kind) {
   state.site = 0;
   state.at = 0;
   char line[128];
-  const int length = snprintf(line, sizeof line, "fault: %s call %ld of process %d fails\n",
-                              kKinds[kind], n, getpid());
+  const int length =
+      snprintf(line, sizeof line, "fault: %s call %ld of process %d fails, peer port %d\n",
+               kKinds[kind], n, getpid(), peer_port(fd));
   syscall(SYS_write, 2, line, length);
   return true;
 }
@@ -254,27 +267,27 @@ int pipe2(int* ends, int flags) noexcept {
 
 ssize_t read(int fd, void* out, size_t bytes) {
   NEXT(read);
-  return fails(kRead) ? with_error(EIO) : real(fd, out, bytes);
+  return fails(kRead, fd) ? with_error(EIO) : real(fd, out, bytes);
 }
 ssize_t pread(int fd, void* out, size_t bytes, off_t at) {
   NEXT(pread);
-  return fails(kRead) ? with_error(EIO) : real(fd, out, bytes, at);
+  return fails(kRead, fd) ? with_error(EIO) : real(fd, out, bytes, at);
 }
 ssize_t pread64(int fd, void* out, size_t bytes, off64_t at) {
   NEXT(pread64);
-  return fails(kRead) ? with_error(EIO) : real(fd, out, bytes, at);
+  return fails(kRead, fd) ? with_error(EIO) : real(fd, out, bytes, at);
 }
 ssize_t readv(int fd, const iovec* parts, int n) {
   NEXT(readv);
-  return fails(kRead) ? with_error(EIO) : real(fd, parts, n);
+  return fails(kRead, fd) ? with_error(EIO) : real(fd, parts, n);
 }
 ssize_t recv(int fd, void* out, size_t bytes, int flags) {
   NEXT(recv);
-  return fails(kRead) ? with_error(ECONNRESET) : real(fd, out, bytes, flags);
+  return fails(kRead, fd) ? with_error(ECONNRESET) : real(fd, out, bytes, flags);
 }
 ssize_t recvmsg(int fd, msghdr* message, int flags) {
   NEXT(recvmsg);
-  return fails(kRead) ? with_error(ECONNRESET) : real(fd, message, flags);
+  return fails(kRead, fd) ? with_error(ECONNRESET) : real(fd, message, flags);
 }
 
 // An eventfd always takes a wake-up: nobody need be ready for another answer.
@@ -285,28 +298,28 @@ bool is_eventfd(int fd) {
 }
 ssize_t write(int fd, const void* from, size_t bytes) {
   NEXT(write);
-  return !(bytes == 8 && is_eventfd(fd)) && fails(kWrite) ? with_error(ENOSPC)
-                                                          : real(fd, from, bytes);
+  return !(bytes == 8 && is_eventfd(fd)) && fails(kWrite, fd) ? with_error(ENOSPC)
+                                                              : real(fd, from, bytes);
 }
 ssize_t pwrite(int fd, const void* from, size_t bytes, off_t at) {
   NEXT(pwrite);
-  return fails(kWrite) ? with_error(ENOSPC) : real(fd, from, bytes, at);
+  return fails(kWrite, fd) ? with_error(ENOSPC) : real(fd, from, bytes, at);
 }
 ssize_t writev(int fd, const iovec* parts, int n) {
   NEXT(writev);
-  return fails(kWrite) ? with_error(ENOSPC) : real(fd, parts, n);
+  return fails(kWrite, fd) ? with_error(ENOSPC) : real(fd, parts, n);
 }
 ssize_t send(int fd, const void* from, size_t bytes, int flags) {
   NEXT(send);
-  return fails(kWrite) ? with_error(ECONNRESET) : real(fd, from, bytes, flags);
+  return fails(kWrite, fd) ? with_error(ECONNRESET) : real(fd, from, bytes, flags);
 }
 ssize_t sendmsg(int fd, const msghdr* message, int flags) {
   NEXT(sendmsg);
-  return fails(kWrite) ? with_error(ECONNRESET) : real(fd, message, flags);
+  return fails(kWrite, fd) ? with_error(ECONNRESET) : real(fd, message, flags);
 }
 int ftruncate(int fd, off_t bytes) noexcept {
   NEXT(ftruncate);
-  return fails(kWrite) ? with_error(ENOSPC) : real(fd, bytes);
+  return fails(kWrite, fd) ? with_error(ENOSPC) : real(fd, bytes);
 }
 
 int socket(int domain, int type, int protocol) noexcept {
@@ -319,11 +332,11 @@ int socketpair(int domain, int type, int protocol, int* out) noexcept {
 }
 int bind(int fd, const sockaddr* address, socklen_t bytes) noexcept {
   NEXT(bind);
-  return fails(kSocket) ? with_error(EADDRINUSE) : real(fd, address, bytes);
+  return fails(kSocket, fd) ? with_error(EADDRINUSE) : real(fd, address, bytes);
 }
 int listen(int fd, int backlog) noexcept {
   NEXT(listen);
-  return fails(kSocket) ? with_error(EADDRINUSE) : real(fd, backlog);
+  return fails(kSocket, fd) ? with_error(EADDRINUSE) : real(fd, backlog);
 }
 int accept4(int fd, sockaddr* address, socklen_t* bytes, int flags) {
   NEXT(accept4);
@@ -335,11 +348,11 @@ int accept(int fd, sockaddr* address, socklen_t* bytes) {
 }
 int connect(int fd, const sockaddr* address, socklen_t bytes) {
   NEXT(connect);
-  return fails(kSocket) ? with_error(ECONNREFUSED) : real(fd, address, bytes);
+  return fails(kSocket, fd) ? with_error(ECONNREFUSED) : real(fd, address, bytes);
 }
 int setsockopt(int fd, int level, int name, const void* value, socklen_t bytes) noexcept {
   NEXT(setsockopt);
-  return fails(kSocket) ? with_error(ENOMEM) : real(fd, level, name, value, bytes);
+  return fails(kSocket, fd) ? with_error(ENOMEM) : real(fd, level, name, value, bytes);
 }
 
 void* mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) noexcept {

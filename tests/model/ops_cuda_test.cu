@@ -12,6 +12,9 @@
 #include "model/sampler.h"
 #include "model/sampler_cuda.h"
 #include "tests/model/cuda_fixture.h"
+#ifdef XPYD_SIMT
+#include "device_memory.h"
+#endif
 
 namespace xpyd::testing {
 namespace {
@@ -665,6 +668,39 @@ TEST_CASE("cuda gemv: every element against double, and a row's bits for every M
   CHECK(cuda_gemv_takes(more));
   more.w.k = 60;
   CHECK_FALSE(cuda_gemv_takes(more));
+}
+
+// Each takes what the one before it gives. On the interpreter it comes to its wait before that one
+// has begun.
+TEST_CASE("cuda gemv: a row of them that start early gives what those give that do not",
+          "[cuda][model][gemm]") {
+#ifdef XPYD_SIMT
+  cuda::simt::Late late(true);
+#endif
+  cuda::Stream stream;
+  Random random(11);
+  constexpr int kWide = 136;
+  const auto w = random_floats(kWide * kWide, random, Dtype::bf16),
+             x = random_floats(kWide, random, Dtype::bf16);
+  cuda::Memory on_w = floats_to_card(w, Dtype::bf16, stream);
+  auto run = [&](bool early) {
+    cuda::Memory here = floats_to_card(x, Dtype::bf16, stream),
+                 there = floats_to_card(x, Dtype::bf16, stream);
+    for (int i = 0; i < 10; ++i) {
+      cuda_gemv({.x = here.data(),
+                 .y = there.data(),
+                 .w = {on_w.data(), kWide, kWide, kWide},
+                 .x_dtype = Dtype::bf16,
+                 .y_dtype = Dtype::bf16,
+                 .m = 1,
+                 .x_stride = kWide,
+                 .y_stride = kWide},
+                {stream, early});
+      std::swap(here, there);
+    }
+    return floats_from_card(here.data(), kWide, Dtype::bf16, stream);
+  };
+  CHECK(run(true) == run(false));
 }
 
 }  // namespace

@@ -1,25 +1,33 @@
-// Sessions and the supervisor in the simulated cluster, under a virtual clock: clients hold
-// conversations while instances crash, hang and cannot be started, replies get lost, strangers push
+// The endpoints (Api, Generation, Sessions) and the supervisor before the simulated cluster, under
+// a virtual clock: clients hold conversations, whole and as streams, while instances crash, hang
+// and cannot be started, requests take too long, clients leave, replies get lost, strangers push
 // conversations out and the server is started anew. A checker that knows only what clients sent and
-// got back decides whether each answer follows from a history that its client can believe in.
+// got back decides whether each answer follows from a history that its client can believe in, and
+// whether each refusal may be.
 //
 //   make test TESTS='[history]'     SEEDS=2000 or SEED=77 as with make chaos
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdlib>
+#include <deque>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <set>
 
-#include "server/sessions.h"
+#include "server/api.h"
+#include "server/generation.h"
 #include "server/supervisor.h"
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"
+#include "tests/json.h"
 
 namespace xpyd::testing {
 namespace {
 
 using Tokens = std::vector<int32_t>;
+constexpr int kContext = 160;  // tokens
 
 Tokens joined(Tokens first, const Tokens& second) {
   first.insert(first.end(), second.begin(), second.end());
@@ -54,17 +62,109 @@ class Believed {
     return !(may_be_.size() == 1 && may_be_.begin()->empty());
   }
   void begin_anew() { may_be_ = {{}}, gone_ = false; }
+  int tokens() const {  // at most
+    size_t most = 0;
+    for (const Tokens& history : may_be_) most = std::max(most, history.size());
+    return int(most);
+  }
 
  private:
   std::set<Tokens> may_be_{{}};
   bool gone_ = false;
 };
 
+// What runs on a server's I/O thread, which is the simulation's. Bodies are parsed on threads.
+class Mail {
+ public:
+  void post(std::function<void()> work) {
+    std::lock_guard lock(mutex_);
+    if (!closed_) works_.push_back(std::move(work));
+    came_.notify_all();
+  }
+  void run() {
+    while (auto work = take()) work();
+  }
+  // A body is being parsed: what comes of it is the next thing that happens.
+  void wait() {
+    std::unique_lock lock(mutex_);
+    came_.wait(lock, [&] { return !works_.empty(); });
+  }
+  void close() {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+    works_.clear();
+  }
+
+ private:
+  std::function<void()> take() {
+    std::lock_guard lock(mutex_);
+    if (works_.empty()) return {};
+    auto work = std::move(works_.front());
+    works_.pop_front();
+    return work;
+  }
+  std::mutex mutex_;
+  std::condition_variable came_;
+  std::deque<std::function<void()>> works_;
+  bool closed_ = false;
+};
+
+// What a client has of one answer.
+class Exchange final : public HttpExchange {
+ public:
+  void respond(HttpResponse response) override {
+    status = response.status, body = std::move(response.body), ended = true;
+  }
+  void begin_stream(HttpResponse head) override { status = head.status; }
+  void write(std::string bytes) override { body += bytes; }
+  void end_stream() override { ended = true; }
+  void on_gone(std::function<void()> callback) override { gone_ = std::move(callback); }
+  void leave() {
+    if (gone_) gone_();
+  }
+  // Of a whole answer one, of a stream all events.
+  std::vector<json> parts() const {
+    std::vector<json> found;
+    if (!body.starts_with("data: ")) return {json::parse(body, nullptr, false)};
+    for (size_t at = 0; (at = body.find("data: {", at)) != body.npos;) {
+      const size_t end = body.find("\n\n", at);
+      found.push_back(json::parse(body.substr(at + 6, end - at - 6), nullptr, false));
+      at = end;
+    }
+    return found;
+  }
+
+  int status = 0;
+  std::string body;
+  bool ended = false;
+
+ private:
+  std::function<void()> gone_;
+};
+
+// The conductor to one server of several in a row, each of which counts its requests from 1.
+class FrontDoor final : public Service {
+ public:
+  FrontDoor(Conductor& conductor, uint64_t server) : conductor_(conductor), first_(server << 32) {}
+  Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override {
+    auto same = std::make_shared<Request>(*request);
+    same->id += first_;
+    return conductor_.submit(std::move(same), std::move(sink));
+  }
+  void abort(uint64_t id) override { conductor_.abort(first_ + id); }
+  ServiceStats stats() const override { return conductor_.stats(); }
+  std::string trouble() const override { return conductor_.trouble(); }
+
+ private:
+  Conductor& conductor_;
+  const uint64_t first_;
+};
+
 class Sim final : public SimCluster {
  public:
   explicit Sim(uint64_t seed) : random_(seed * 6151 + 5) {}
   std::string run();
-  int turns = 0, refused = 0, started = 0, restarts = 0;  // of the server
+  std::map<std::string, int> counts;  // of what happened
 
  private:
   struct Child {
@@ -75,57 +175,87 @@ class Sim final : public SimCluster {
   struct Talker {
     std::string name;
     bool returns_generation = false;
-    std::string generation;  // of the last reply
-    Sessions::Turn turn;     // under way
-    uint64_t request = 0;    // 0: none
-    Tokens so_far, brought, output;
-    int wants = 0;
-    double next_s = 0;
+    std::string generation;              // of the last reply
+    std::shared_ptr<Exchange> exchange;  // of the turn under way
+    Tokens brought;
+    int wants = 0, history = 0;  // tokens: asked for; after the last answer
+    bool ends = false;           // this turn is its last: session_end
+    bool alone = true;           // nobody else of its name was in the middle of a turn
+    double asked_s = 0, leaves_s = 0, next_s = 0;
   };
-  class Sink final : public EventSink {
-   public:
-    explicit Sink(Sim& sim) : sim_(sim) {}
-    void on_event(TokenEvent event) override { sim_.on_event(event); }
-
-   private:
-    Sim& sim_;
+  struct Server {
+    std::shared_ptr<Mail> mail = std::make_shared<Mail>();
+    std::unique_ptr<FrontDoor> door;
+    std::unique_ptr<Api> api;
   };
   bool chance(double p) { return random_.uniform() < p; }
   void wrong(const std::string& what) {
     if (wrong_.empty()) wrong_ = "at " + std::to_string(clock.seconds) + " s: " + what;
   }
+  std::shared_ptr<Exchange> post(const std::string& name, const Tokens& prompt, int max_tokens,
+                                 const std::string& more = "");
   void supervise();
   void disturb();
   void take_turn(Talker& talker);
   void forget(Talker& talker);
-  void on_event(const TokenEvent& event);
+  void answered(Talker& talker);
+  void refused(Talker& talker, const Exchange& exchange);
   void serve_anew();
 
+  static constexpr double kTimeout = 1, kGrace = 5;  // seconds: of a request; of generation.cc
   Random random_;
   SupervisorOptions policy_{
       .first_wait_s = 0.02, .longest_wait_s = 0.5, .silence_s = 1, .start_s = 2};
   Supervisor supervisor_{policy_, 4};
   std::vector<Child> children_;
   double no_processes_until_s_ = 0;  // starts fail
-  std::shared_ptr<Sessions> sessions_;
+  std::shared_ptr<Server> server_;
   std::vector<Talker> talkers_;
+  std::vector<std::shared_ptr<Exchange>> strangers_;
   std::map<std::string, Believed> believed_;
-  std::shared_ptr<Sink> sink_ = std::make_shared<Sink>(*this);
-  uint64_t last_request_ = 0, last_name_ = 0;
+  uint64_t last_server_ = 0, last_name_ = 0;
   std::string wrong_;
 };
 
+// Connections break, and what the server kept is gone.
 void Sim::serve_anew() {
-  for (Talker& talker : talkers_) {
-    if (talker.request) conductor().abort(talker.request);
-    talker.turn = {};
-    talker.request = 0;
-    talker.next_s = clock.seconds;
-  }
-  sessions_ = std::make_shared<Sessions>(6, 4000);
+  for (Talker& talker : talkers_) talker.exchange = nullptr, talker.next_s = clock.seconds;
+  strangers_.clear();
+  if (server_) server_->mail->close();
+  server_ = std::make_shared<Server>();
+  server_->door = std::make_unique<FrontDoor>(conductor(), ++last_server_);
+  ServerOptions options;
+  options.max_model_len = kContext;
+  options.vocab_size = checksum_config().vocab;
+  options.request_timeout_s = kTimeout;
+  options.max_sessions = 6;
+  options.session_bytes = 4000;
+  options.log = [](const std::string&) {};
+  server_->api = std::make_unique<Api>(
+      options, *server_->door, nullptr, nullptr, clock,
+      [mail = server_->mail](std::function<void()> work) { mail->post(std::move(work)); });
   // Without a generation nobody can tell a restarted server's new name from an old one.
   for (Talker& talker : talkers_)
-    if (talker.generation.empty()) believed_[talker.name].begin_anew();
+    if (talker.generation.empty() || talker.generation == Sessions::kNew)
+      believed_[talker.name].begin_anew();
+}
+
+std::shared_ptr<Exchange> Sim::post(const std::string& name, const Tokens& prompt, int max_tokens,
+                                    const std::string& more) {
+  auto exchange = std::make_shared<Exchange>();
+  std::string ids;
+  for (int32_t id : prompt) ids += (ids.empty() ? "" : ",") + std::to_string(id);
+  server_->mail->run();
+  server_->api->handle(
+      {.method = "POST",
+       .path = "/v1/completions",
+       .body = R"({"session_id":")" + name + R"(","prompt":[)" + ids + R"(],"max_tokens":)" +
+               std::to_string(max_tokens) +
+               R"(,"temperature":0,"ignore_eos":true,"return_token_ids":true)" + more + "}"},
+      exchange);
+  server_->mail->wait();
+  server_->mail->run();
+  return exchange;
 }
 
 void Sim::supervise() {
@@ -144,7 +274,7 @@ void Sim::supervise() {
     supervisor_.ended(i, false, clock.seconds);
   }
   for (size_t i : orders.start) {
-    ++started;
+    ++counts["starts"];
     supervisor_.started(i, clock.seconds);
     if (clock.seconds < no_processes_until_s_)
       supervisor_.ended(i, false, clock.seconds);
@@ -166,100 +296,100 @@ void Sim::disturb() {
     child.hangs = true;
   }
   if (chance(0.2 * kTick)) no_processes_until_s_ = clock.seconds + 2 * random_.uniform();
-  if (chance(0.1 * kTick)) ++restarts, serve_anew();
-  for (int n = chance(0.05) ? 3 : 0; n > 0; --n) {  // a stranger's conversations
-    Sessions::Turn turn;
-    if (sessions_->begin(session_key("stranger" + std::to_string(++last_name_), ""), turn) ==
-        Sessions::State::taken)
-      turn.commit({.tokens = Tokens(random_.below(100) + 1, 7)});
-  }
+  if (chance(0.1 * kTick)) ++counts["restarts"], serve_anew();
+  if (chance(0.03))  // a stranger's conversation
+    strangers_.push_back(post("stranger" + std::to_string(++last_name_),
+                              Tokens(random_.below(100) + 1, 7), 1 + int(random_.below(6))));
+  std::erase_if(strangers_, [](const auto& exchange) { return exchange->ended; });
 }
 
 // Takes another name, and believes in nothing.
 void Sim::forget(Talker& talker) {
   talker.name = "talk" + std::to_string(++last_name_);
-  talker.generation.clear();
+  talker.generation = talker.returns_generation ? Sessions::kNew : "";
+  talker.history = 0;
 }
 
 void Sim::take_turn(Talker& talker) {
-  talker.next_s = clock.seconds + 0.05 * random_.uniform();
-  Believed& believed = believed_[talker.name];
-  const std::string key = session_key(talker.name, "");
-  switch (sessions_->begin(key, talker.turn, talker.generation)) {
-    case Sessions::State::busy:
-    case Sessions::State::full:
-      return;
-    case Sessions::State::stale:  // a reply of its own got lost
-      ++refused;
-      if (!talker.returns_generation) wrong("stale, though no generation was sent");
-      return forget(talker);
-    case Sessions::State::dropped:
-      ++refused;
-      if (!believed.told_gone() && talker.generation.empty())
-        wrong(talker.name + " is gone, and never was");
-      if (chance(0.7)) forget(talker);  // or asks again, and is to hear the same
-      return;
-    case Sessions::State::taken:
-      break;
-  }
-  talker.so_far = talker.turn.so_far().tokens;
-  if (talker.so_far.size() > 100) {  // the context is not endless: session_end
-    talker.turn.end();
-    talker.generation.clear();
-    return believed.begin_anew();
-  }
   talker.brought.clear();
   for (uint64_t n = 1 + random_.below(12); n > 0; --n)
     talker.brought.push_back(int32_t(random_.below(251)));
-  talker.output.clear();
   talker.wants = 1 + int(random_.below(6));
-  auto request = std::make_shared<Request>();
-  request->id = ++last_request_;
-  request->prompt = joined(talker.so_far, talker.brought);
-  request->sampling.temperature = 0;
-  request->max_tokens = talker.wants;
-  request->ignore_eos = true;
-  request->cache_salt = talker.turn.salt();
-  request->arrival_s = clock.seconds;
-  talker.request = request->id;
-  if (!conductor().submit(std::move(request), sink_)) {
-    talker.turn.release();
-    talker.request = 0;
-  } else if (chance(0.05)) {  // the client goes away
-    conductor().abort(talker.request);
-  }
+  talker.ends = talker.history > 100;  // the context is not endless
+  std::string more;
+  if (!talker.generation.empty()) more += R"(,"session_generation":")" + talker.generation + '"';
+  if (talker.ends) more += R"(,"session_end":true)";
+  if (chance(0.5)) more += R"(,"stream":true)";
+  talker.asked_s = clock.seconds;
+  talker.leaves_s = chance(0.05) ? clock.seconds + 0.02 * random_.uniform() : 0;
+  talker.alone = std::none_of(talkers_.begin(), talkers_.end(), [&](const Talker& other) {
+    return other.name == talker.name && other.exchange;
+  });
+  talker.exchange = post(talker.name, talker.brought, talker.wants, more);
 }
 
-void Sim::on_event(const TokenEvent& event) {
-  auto found = std::find_if(talkers_.begin(), talkers_.end(),
-                            [&](const Talker& t) { return t.request == event.request_id; });
-  if (found == talkers_.end()) return;  // of a server that was
-  Talker& talker = *found;
-  if (event.token >= 0) talker.output.push_back(event.token);
-  if (event.finish == FinishReason::none) return;
-  talker.request = 0;
+// The turn's answer is whole.
+void Sim::answered(Talker& talker) {
+  const auto exchange = std::move(talker.exchange);
+  talker.exchange = nullptr;
+  talker.next_s = clock.seconds + 0.05 * random_.uniform();
+  const std::vector<json> parts = exchange->parts();
+  if (exchange->status != 200 || parts.empty() || parts.back().contains("error"))
+    return refused(talker, *exchange);
+  Tokens output;
+  for (const json& part : parts)
+    if (part.contains("choices") && !part["choices"].empty())
+      for (const json& id : part["choices"][0]["token_ids"]) output.push_back(id.get<int32_t>());
   Believed& believed = believed_[talker.name];
-  if (event.finish != FinishReason::length) {  // a turn is in it whole or not at all
-    talker.turn.release();
+  ++counts["turns"];
+  if (int(output.size()) != talker.wants)
+    return wrong(talker.name + " got an answer of " + std::to_string(output.size()) + " tokens");
+  if (!talker.ends && chance(0.05)) return believed.lost(talker.brought, talker.wants);
+  if (!believed.answered(talker.brought, output))
+    return wrong(talker.name + " got an answer that no history of its explains");
+  talker.history = believed.tokens();
+  if (talker.returns_generation)
+    talker.generation = parts.back()["session_generation"].get<std::string>();
+  if (!talker.ends) return;
+  ++counts["ended"];
+  believed.begin_anew();
+  talker.history = 0;
+  talker.generation = talker.returns_generation ? Sessions::kNew : "";
+}
+
+// A turn is in its session whole or not at all: after a refusal the session is as it was.
+void Sim::refused(Talker& talker, const Exchange& exchange) {
+  const json error = exchange.parts().back()["error"];
+  const std::string code = error["code"].is_string() ? error["code"].get<std::string>() : "";
+  const int status = exchange.status;
+  ++counts[code.empty() ? std::to_string(status) : code];
+  Believed& believed = believed_[talker.name];
+  if (status == 409 && code == "session_busy") {
+    if (talker.alone) wrong(talker.name + " is busy, and nobody has asked anything of it");
     return;
   }
-  ++turns;
-  const std::string generation = talker.turn.generation();
-  talker.turn.commit({.tokens = joined(joined(talker.so_far, talker.brought), talker.output)});
-  if (chance(0.05)) return believed.lost(talker.brought, talker.wants);
-  if (!believed.answered(talker.brought, talker.output))
-    return wrong(talker.name + " got an answer that no history of its explains; " +
-                 (talker.output == checksum_tokens(joined(talker.so_far, talker.brought),
-                                                   int(talker.output.size()))
-                      ? "it follows from what the store had, " +
-                            std::to_string(talker.so_far.size()) + " tokens"
-                      : "it does not follow from what the store had"));
-  if (talker.returns_generation) talker.generation = generation;
+  if (status == 409 && code == "session_stale") {  // a reply of its own got lost
+    if (!talker.returns_generation) wrong("stale, though no generation was sent");
+    return forget(talker);
+  }
+  if (status == 410 && code == "session_expired") {
+    if (!believed.told_gone() && (talker.generation.empty() || talker.generation == Sessions::kNew))
+      wrong(talker.name + " is gone, and never was");
+    if (chance(0.7)) forget(talker);  // or asks again, and is to hear the same
+    return;
+  }
+  if (status == 400 && code == "context_length_exceeded" && talker.name == talkers_[1].name)
+    return forget(talker);  // another one of its name has said more than it knows
+  if (status == 503 || code == "request_timeout") return;
+  wrong(talker.name + " got " + std::to_string(status) + " " + exchange.body);
 }
 
 std::string Sim::run() {
   SimOptions options;
-  options.conductor.max_tries = 200;
+  options.conductor.max_tries = options.conductor.max_crashes = 200;
+  options.kv.max_sequence_tokens = kContext;
+  options.kv.pool_bytes =
+      kContext * 5 / 4 * kv_shape(checksum_config(), Dtype::f32).token_bytes();  // preempts
   options.conductor.max_queue_bytes = 1 << 30;
   open(std::move(options));
   for (Role role : {Role::prefill, Role::prefill, Role::decode, Role::decode})
@@ -275,18 +405,31 @@ std::string Sim::run() {
   for (int n = 0; wrong_.empty() && clock.seconds < kWild + kCalm; ++n) {
     if (clock.seconds < kWild) disturb();
     if (n % 20 == 0) supervise();
-    for (Talker& talker : talkers_)
-      if (!talker.request && clock.seconds >= talker.next_s) take_turn(talker);
+    for (Talker& talker : talkers_) {
+      if (talker.exchange && talker.exchange->ended) answered(talker);
+      if (talker.exchange && talker.leaves_s > 0 && clock.seconds >= talker.leaves_s) {
+        ++counts["left"];
+        talker.exchange->leave();
+        talker.exchange = nullptr;
+      }
+      if (!talker.exchange && clock.seconds >= talker.next_s) take_turn(talker);
+      if (talker.exchange && clock.seconds > talker.asked_s + kTimeout + kGrace + 1)
+        wrong(talker.name + " got no answer");
+    }
     tick();
+    server_->mail->run();
+    if (n % 500 == 0) server_->api->tick();
   }
+  for (const auto& [id, node] : nodes)
+    counts["preemptions"] += int(node->instance->stats().preemptions);
   // A hung child is silent for a lease and policy_.silence_s, and waits longest_wait_s at most.
   for (const Child& child : children_)
     if (wrong_.empty() && (!child.node || child.hangs)) wrong("a child is not back");
   // Each child is started 1 + log2(longest / first) times while the wait grows, and then once in
   // longest_wait_s; it begins anew when it has served for so long.
   const double most = 4 * (2 + kWild * 10);
-  if (started > most) wrong(std::to_string(started) + " starts");
-  for (Talker& talker : talkers_) talker.turn = {};
+  if (counts["starts"] > most) wrong(std::to_string(counts["starts"]) + " starts");
+  server_->mail->close();
   close();
   return wrong_;
 }
@@ -301,17 +444,20 @@ TEST_CASE("history: each answer follows from a history that its client can belie
   const int one = of_environment("SEED", 0);
   const int first = one ? one : of_environment("FIRST_SEED", 1);
   const int last = one ? one : of_environment("SEEDS", 30), step = of_environment("SEED_STEP", 1);
-  int turns = 0, refused = 0, restarts = 0;
+  std::map<std::string, int> counts;
   for (int seed = first; seed <= last; seed += step) {
     Sim sim{uint64_t(seed)};
     INFO("seed " << seed);
     CHECK(sim.run() == "");
-    turns += sim.turns, refused += sim.refused, restarts += sim.restarts;
+    for (const auto& [what, n] : sim.counts) counts[what] += n;
   }
-  if (one || last < 10) return;
-  CHECK(turns > 20 * last / step);  // it was about something
-  CHECK(refused > last / step);
-  CHECK(restarts > 0);
+  if (one || last / step < 30) return;
+  CHECK(counts["turns"] > 20 * last / step);  // it was about something
+  for (const char* what : {"restarts", "left", "ended", "preemptions", "request_timeout",
+                           "session_busy", "session_stale", "session_expired"}) {
+    INFO(what);
+    CHECK(counts[what] > 0);
+  }
 }
 
 }  // namespace

@@ -229,6 +229,34 @@ TEST_CASE("session: an overflow names the session", "[server][session]") {
   completion(server, R"("session_id":"long","prompt":"y","max_tokens":1)");  // still there
 }
 
+TEST_CASE("session: a name is what its JSON text means, however it is escaped",
+          "[server][session]") {
+  TestServer server;
+  auto turn = [&](const std::string& name, const std::string& prompt) {
+    completion(server, name + R"(,"prompt":")" + prompt + R"(","max_tokens":1)");
+    return prompt_of(server, server.service.seen().size() - 1);
+  };
+  CHECK(turn(R"("session_id":"a")", "1") == "1");
+  CHECK(turn(R"("session_id":"\u0061")", "2") == "1h2");
+  CHECK(turn(R"("session\u005fid":"a")", "3") == "1h2h3");
+  CHECK(turn(R"("session_id":"\u00e9\ud83d\ude00")", "4") == "4");
+  CHECK(turn("\"session_id\":\"\u00e9\U0001f600\"", "5") == "4h5");
+  // A NUL is a character like another: it ends no name.
+  CHECK(turn(R"("session_id":"a\u0000b")", "6") == "6");
+  CHECK(turn(R"("session_id":"a\u0000c")", "7") == "7");
+  CHECK(turn(R"("session_id":"\u0000")", "8") == "8");
+  CHECK(turn(R"("session_id":"a\u0000b")", "9") == "6h9");
+  CHECK(turn(R"("session_id":"a")", "0") == "1h2h3h0");
+  // Nor is it where a name ends and a salt begins.
+  CHECK(turn(R"("session_id":"a","cache_salt":"b\u0000")", "x") == "x");
+  CHECK(turn(R"("session_id":"a\u0000b","cache_salt":"\u0000")", "y") == "y");
+  // Half a pair is no text.
+  for (const char* half : {R"("\ud83d")", R"("\ude00a")"}) {
+    const std::string body = std::string(R"({"session_id":)") + half + R"(,"prompt":"x"})";
+    CHECK(server.post("/v1/completions", body).status == 400);
+  }
+}
+
 TEST_CASE("session: what a session_id may not be, and may not come with", "[server][session]") {
   TestServer server;
   auto refused = [&](const std::string& fields, const char* param) {

@@ -7,14 +7,20 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "base/cuda.h"
 #include "base/cuda_capture.h"
+#include "base/cuda_early.h"
 #include "device_memory.h"
 
 using xpyd::cuda::simt::host_fault;
-using Work = std::function<void()>;
+struct Work {
+  std::function<void()> run;
+  bool kernel = false;
+  bool early = false;  // and one that may start early (base/cuda_early.h)
+};
 using Recording = std::vector<Work>;
 
 // What late streams have not done yet. One lock for all: a stream may have to run another's work.
@@ -120,6 +126,34 @@ bool is_memory(const void* at, size_t bytes, const char* what) {
              " bytes that are neither device nor pinned memory");
   return false;
 }
+// What the early kernel that runs has not waited for yet; `no_work` where all before it is done.
+thread_local const Work* previous = nullptr;
+const Work no_work = {.run = [] {}};
+
+void run_work(const Work& work, const Work& before = no_work) {
+  if (!work.early) return work.run();
+  previous = &before;
+  work.run();
+  if (!std::exchange(previous, nullptr)) return;
+  host_fault("a kernel that may start early has not waited for what came before it");
+  before.run();
+}
+
+// In order; but of a kernel and one behind it that may start early, the second one's first block
+// comes to its wait before the first has begun: that one may let it start before it waits itself.
+// Every third pair is left apart, so that each kernel of a row is first and second in turn.
+void run_all(const Recording& works) {
+  thread_local unsigned n_pairs = 0;
+  for (size_t i = 0; i < works.size(); ++i) {
+    const bool pair =
+        i + 1 < works.size() && works[i].kernel && works[i + 1].early && ++n_pairs % 3 != 0;
+    if (pair)
+      ++i, run_work(works[i], works[i - 1]);
+    else
+      run_work(works[i]);
+  }
+}
+
 struct Late {
   std::recursive_mutex mutex;
   std::atomic<bool> on = [] {
@@ -138,10 +172,13 @@ struct Late {
     std::lock_guard lock(mutex);
     bool nothing = queue.n_done >= end;
     while (queue.n_done < end) {
-      Work work = std::move(queue.works.front());
-      queue.works.pop_front();
-      ++queue.n_done;
-      work();
+      const bool pair = queue.n_done + 1 < end && queue.works[0].kernel && queue.works[1].early;
+      std::vector<Work> next;  // out of the queue before they run
+      for (size_t n = pair ? 2 : 1; n > 0; --n, ++queue.n_done) {
+        next.push_back(std::move(queue.works.front()));
+        queue.works.pop_front();
+      }
+      run_all(next);
     }
     return nothing;
   }
@@ -163,10 +200,15 @@ Late& late() {
 }
 
 void enqueue(cudaStream_t stream, Work work) {
-  if (simt::keeps_work(stream))
-    simt::keep(stream, std::move(work));
+  if (stream->recording)
+    stream->recording->push_back(std::move(work));
+  else if (late().on.load())
+    late().push(stream->queue, std::move(work));
   else
-    work();
+    run_work(work);
+}
+void enqueue(cudaStream_t stream, std::function<void()> run) {
+  enqueue(stream, Work{.run = std::move(run)});
 }
 
 }  // namespace
@@ -174,11 +216,24 @@ void enqueue(cudaStream_t stream, Work work) {
 namespace simt {
 
 bool keeps_work(cudaStream_t stream) { return stream->recording || late().on.load(); }
-void keep(cudaStream_t stream, Work work) {
-  if (stream->recording)
-    stream->recording->push_back(std::move(work));
-  else
-    late().push(stream->queue, std::move(work));
+void keep(cudaStream_t stream, std::function<void()> run) {
+  enqueue(stream, Work{.run = std::move(run), .kernel = true});
+}
+void launch_early(const char* name, const Shape& shape, cudaStream_t stream,
+                  std::function<void()> body) {
+  const auto run = [=] {
+    run_grid(
+        name, shape.grid, shape.block, shape.shared_bytes,
+        [](const void* f) { (*static_cast<const std::function<void()>*>(f))(); }, &body);
+  };
+  enqueue(stream, Work{.run = run, .kernel = true, .early = true});
+}
+// All threads of the first block come this far; then what was before runs, on a machine of its own.
+void wait_for_previous(Where where) {
+  if (!previous) return;
+  sync_threads(Vote::none, true, where);
+  const Work* work = std::exchange(previous, nullptr);
+  if (work && work != &no_work) std::thread([work] { run_work(*work); }).join();
 }
 void set_late_streams(bool on) {
   late().on = on;
@@ -271,7 +326,7 @@ void Event::hold(Stream& stream) const {
     if (other) return host_fault("an event from outside held by a stream inside a capture");
     if (!handle_->moment || !late().on) return;
     return late().push(stream.handle()->queue,
-                       [moment = handle_->moment] { late().drain(*moment->queue, moment->end); });
+                       {[moment = handle_->moment] { late().drain(*moment->queue, moment->end); }});
   }
   if (other == handle_->recording) return;
   if (other) return host_fault("an event of one capture held by a stream of another");
@@ -311,7 +366,7 @@ void Graph::launch(Stream& stream) const {
   XPYD_CHECK(handle_);
   XPYD_CHECK(!stream.handle()->recording, "a graph launched inside a capture");
   enqueue(stream.handle(), [recording = *static_cast<std::shared_ptr<Recording>*>(handle_)] {
-    for (const Work& work : *recording) work();
+    run_all(*recording);
   });
 }
 

@@ -2,9 +2,11 @@
 // clean.
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <thread>
 
 #include "base/cuda.h"
+#include "base/cuda_early.h"
 #include "base/cuda_kernel.h"
 #include "base/device_cuda.h"
 #include "tests/catch.h"
@@ -401,6 +403,67 @@ struct LateStreams {
   LateStreams() { cuda::simt::set_late_streams(true); }
   ~LateStreams() { cuda::simt::set_late_streams(false); }
 };
+
+__global__ void store_early(float value, float* to) {
+  cuda::begin_after_previous();
+  to[threadIdx.x] = value;
+}
+__global__ void twice_early(const float* from, float* to) {
+  cuda::begin_after_previous();
+  to[threadIdx.x] = 2 * from[threadIdx.x];
+}
+__global__ void twice_too_early(const float* from, float* to) {
+  const float value = from[threadIdx.x];
+  cuda::begin_after_previous();
+  to[threadIdx.x] = 2 * value;
+}
+__global__ void twice_without_wait(const float* from, float* to) {
+  to[threadIdx.x] = 2 * from[threadIdx.x];
+}
+__global__ void twice_half_waits(const float* from, float* to) {
+  if (threadIdx.x < 16) return;
+  cuda::begin_after_previous();
+  to[threadIdx.x] = 2 * from[threadIdx.x];
+}
+
+// Of two pairs in three the second kernel comes to its wait before the first has begun.
+TEST_CASE("kernels that start early show a missing wait, and one after the first read", "[simt]") {
+  cuda::Stream stream;
+  auto device = std::move(cuda::Memory::device(64 * sizeof(float)).value());
+  auto pinned = cuda::Memory::pinned(32 * sizeof(float));
+  float *from = device.as<float>(), *to = from + 32;
+  const cuda::Shape shape{.grid = 1, .block = 32};
+  const cuda::On early(stream, true);
+  auto wrong = [&](auto kernel, bool graph) {  // of three runs
+    int n = 0;
+    for (float value : {3.f, 5.f, 7.f}) {
+      auto both = [&] {
+        cuda::launch(store_early, "store", shape, early, value, from);
+        cuda::launch(kernel, "twice", shape, early, from, to);
+      };
+      if (graph)
+        cuda::Graph::capture(stream, both).launch(stream);
+      else
+        both();
+      cuda::copy(pinned.data(), to, pinned.size(), stream);
+      stream.wait();
+      n += pinned.as<float>()[31] != 2 * value;
+    }
+    return n;
+  };
+  for (bool graph : {false, true}) {
+    INFO((graph ? "in a graph" : "on a late stream"));
+    std::optional<LateStreams> late;
+    if (!graph) late.emplace();
+    CHECK(wrong(twice_early, graph) == 0);
+    CHECK(wrong(twice_too_early, graph) == 2);
+    CHECK(faults_of([&] {
+            wrong(twice_without_wait, graph);
+          }).find("has not waited for what came before it") != std::string::npos);
+    CHECK(faults_of([&] { wrong(twice_half_waits, graph); }).find("16 finished") !=
+          std::string::npos);
+  }
+}
 
 TEST_CASE("late streams show a missing wait", "[simt]") {
   LateStreams late;

@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "base/cuda.h"
+#include "device_memory.h"
 #include "server/options.h"
 #include "server/stack.h"
 #include "tests/catch.h"
@@ -34,12 +35,15 @@ Result<std::unique_ptr<Stack>> build(const ModelDir& model, std::vector<std::str
 }
 
 std::vector<int32_t> tokens(const ModelDir& model, std::vector<std::string> words,
-                            std::vector<int32_t> prompt = {5, 9, 33, 70, 2, 8, 8, 101, 64, 3}) {
+                            std::vector<int32_t> prompt = {5, 9, 33, 70, 2, 8, 8, 101, 64, 3},
+                            float temperature = 0) {
   auto stack = build(model, std::move(words));
   INFO((stack ? "" : stack.error().message));
   REQUIRE(stack);
   auto recorder = std::make_shared<Recorder>();
   auto request = tiny_request(1, std::move(prompt), 12);
+  request->sampling.temperature = temperature;
+  if (temperature > 0) request->sampling.top_p = 0.9f;
   REQUIRE(stack.value()->cluster->submit(request, recorder).ok());
   while (stack.value()->cluster->turn()) {
   }
@@ -82,6 +86,25 @@ TEST_CASE("--device cuda: the CPU's tokens, however P and D share the card", "[s
                {"--device", "cuda", "--dtype", "bf16", "--kv-dtype", "bf16",
                 "--cuda-prefill-attention", "flash_mma", "--cuda-decode-attention", "split_mma"})
             .size() == expected.size());
+}
+
+// Of two kernels in a row the second begins before the first (README.md): each of them waits for
+// what it reads.
+TEST_CASE("--device cuda: kernels that start early see what came before them", "[simt][server]") {
+  ModelDir model;
+  cuda::simt::Late late(true);
+  for (const char* dtype : {"f32", "bf16"}) {
+    INFO(dtype);
+    for (float temperature : {0.f, 1.f}) {
+      auto with = [&](const char* graphs) {
+        return tokens(
+            model,
+            {"--device", "cuda", "--dtype", dtype, "--kv-dtype", dtype, "--cuda-graphs", graphs},
+            {5, 9, 33, 70, 2, 8, 8, 101, 64, 3}, temperature);
+      };
+      CHECK(with("early") == with("on"));
+    }
+  }
 }
 
 // More tokens than the context has blocks of --block-tokens: a block of `token` is one token, and a
