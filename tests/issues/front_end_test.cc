@@ -118,6 +118,22 @@ TEST_CASE("session: a client that returns its generation is never answered witho
               "invalid_request_error", "session_id", "session_expired");
 }
 
+TEST_CASE("issue: who had a dropped name was answered with the conversation of who has it now",
+          "[server][session]") {
+  TestServer server([](ServerOptions& o) { o.max_sessions = 1; });
+  const std::string name = R"("session_id":"s")";
+  CHECK(turn(server, name).status == 200);
+  CHECK(turn(server, R"("session_id":"other")").status == 200);  // "s" makes room
+  std::string generation =
+      generation_of(turn(server, name + R"(,"session_generation":"new")"));  // of somebody else
+  for (int i = 0; i < 2; ++i) {
+    check_error(turn(server, name), 410, "invalid_request_error", "session_id", "session_expired");
+    generation =
+        generation_of(turn(server, name + R"(,"session_generation":")" + generation + '"'));
+  }
+  CHECK(last_prompt(server) == "xhxhx");
+}
+
 TEST_CASE("session: a stream carries the generation, and a failed turn keeps the last one",
           "[server][session]") {
   TestServer server;

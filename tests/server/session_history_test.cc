@@ -53,6 +53,9 @@ class Believed {
     gone_ = true;
     return !(may_be_.size() == 1 && may_be_.begin()->empty());
   }
+  // Somebody else has begun under the name: what was before is gone.
+  void taken_over() { gone_ = true; }
+  bool certain() const { return !may_be_.contains({}); }  // there is a history
   void begin_anew() { may_be_ = {{}}, gone_ = false; }
 
  private:
@@ -64,7 +67,7 @@ class Sim final : public SimCluster {
  public:
   explicit Sim(uint64_t seed) : random_(seed * 6151 + 5) {}
   std::string run();
-  int turns = 0, refused = 0, started = 0, restarts = 0;  // of the server
+  int turns = 0, refused = 0, started = 0, taken_over = 0, restarts = 0;  // of the server
 
  private:
   struct Child {
@@ -172,6 +175,16 @@ void Sim::disturb() {
     if (sessions_->begin(session_key("stranger" + std::to_string(++last_name_), ""), turn) ==
         Sessions::State::taken)
       turn.commit({.tokens = Tokens(random_.below(100) + 1, 7)});
+  }
+  if (chance(0.05)) {  // and one under a name whose history was dropped
+    const std::string& name = talkers_[random_.below(talkers_.size())].name;
+    Sessions::Turn turn;
+    if (believed_[name].certain() &&
+        sessions_->begin(session_key(name, ""), turn, Sessions::kNew) == Sessions::State::taken) {
+      turn.commit({.tokens = Tokens(random_.below(100) + 1, 7)});
+      believed_[name].taken_over();
+      ++taken_over;
+    }
   }
 }
 
@@ -301,16 +314,18 @@ TEST_CASE("history: each answer follows from a history that its client can belie
   const int one = of_environment("SEED", 0);
   const int first = one ? one : of_environment("FIRST_SEED", 1);
   const int last = one ? one : of_environment("SEEDS", 30), step = of_environment("SEED_STEP", 1);
-  int turns = 0, refused = 0, restarts = 0;
+  int turns = 0, refused = 0, taken_over = 0, restarts = 0;
   for (int seed = first; seed <= last; seed += step) {
     Sim sim{uint64_t(seed)};
     INFO("seed " << seed);
     CHECK(sim.run() == "");
     turns += sim.turns, refused += sim.refused, restarts += sim.restarts;
+    taken_over += sim.taken_over;
   }
   if (one || last < 10) return;
   CHECK(turns > 20 * last / step);  // it was about something
   CHECK(refused > last / step);
+  CHECK(taken_over > 0);
   CHECK(restarts > 0);
 }
 
