@@ -472,6 +472,37 @@ TEST_CASE("limits: which address a request counts for", "[server][limits]") {
   CHECK(client("10.0.0.1", {""}) == "10.0.0.1");
 }
 
+TEST_CASE("issue: a body waited until all those of another address were parsed",
+          "[server][limits]") {
+  for (size_t bytes : {size_t{100}, size_t{10} << 20}) {
+    std::promise<void> gate;
+    std::shared_future<void> go_on = gate.get_future().share();
+    std::mutex mutex;
+    std::string begun;
+    BodyThreads threads;
+    auto body = [&](const std::string& client) {
+      threads.run(client, bytes, [&, client] {
+        go_on.wait();
+        std::lock_guard lock(mutex);
+        begun += client;
+      });
+    };
+    for (int i = 0; i < 60; ++i) body("a");
+    for (const char* client : {"b", "c", "b"}) body(client);
+    gate.set_value();
+    const auto all = [&] {
+      std::lock_guard lock(mutex);
+      return begun.size() == 63;
+    };
+    while (!all()) std::this_thread::yield();
+    INFO(begun);
+    // At most five threads are within a body of the first one.
+    CHECK(begun.find('b') < 20);
+    CHECK(begun.find('c') < 20);
+    CHECK(begun.rfind('b') < 40);
+  }
+}
+
 TEST_CASE("issue: a small turn waited behind large bodies", "[server][limits]") {
   // Rendering, which asks for the time, stops until it is told to go on: parsing that takes for ever.
   static std::promise<void> gate;
