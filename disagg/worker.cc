@@ -120,8 +120,8 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
     if (!welcome_) return Error{ErrorCode::unavailable, "the conductor did not answer"};
     as = *welcome_;
   }
-  Result<std::string> listening =
-      loop.listen({options_.listen, options_.key, identity(as.id)}, [this, own_id = as.id](ChannelPtr c) {
+  Result<std::string> listening = loop.listen(
+      {options_.listen, options_.key, identity(as.id)}, [this, own_id = as.id](ChannelPtr c) {
         const std::string& id = c->peer().id;
         InstanceId peer = -1;
         if (id.starts_with('i') &&

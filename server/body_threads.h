@@ -25,7 +25,8 @@ class BodyThreads {
 
  private:
   using Work = std::function<void()>;
-  using Line = std::list<std::pair<std::string, std::deque<Work>>>;  // clients; whose turn it is first
+  // Clients; the one whose turn it is first.
+  using Line = std::list<std::pair<std::string, std::deque<Work>>>;
   void loop(bool small_only);
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -21,10 +21,10 @@ Supervisor::Orders Supervisor::look(std::span<const Presence> seen, double now) 
     const double lasted = now - c.since_s;
     if (c.seen == Presence::serving) {
       if (lasted >= options_.longest_wait_s) c.ends = 0;
-    } else if (lasted > (c.seen == Presence::stopped ||
-                                 (c.seen == Presence::absent && c.had_channel)
-                             ? options_.silence_s
-                             : options_.start_s)) {
+    } else if (lasted >
+               (c.seen == Presence::stopped || (c.seen == Presence::absent && c.had_channel)
+                    ? options_.silence_s
+                    : options_.start_s)) {
       orders.kill.push_back(i);
       c.since_s = now;
     }

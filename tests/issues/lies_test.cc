@@ -398,8 +398,8 @@ TEST_CASE("lies: a member took the channel of another one, and names of instance
   }
   CHECK(again->channel->is_open());
   const std::string itself = "i" + std::to_string(worker.id);
-  for (const char* name : {"i", "i-1", "i-7", "ix", "i99x", "i99999999999999", "i0",
-                           itself.c_str()}) {
+  for (const char* name :
+       {"i", "i-1", "i-7", "ix", "i99x", "i99999999999999", "i0", itself.c_str()}) {
     INFO(name);
     End& none = dial(name);
     none.wait_closed();
