@@ -1,5 +1,6 @@
 """Which files an experiment's result depends on, and the hash of what the compiler sees of them: an edit elsewhere, a
-comment, another layout, another file of the room for the same function leave the result what it is.
+comment, another layout, another name or namespace, another file of the room for the same function leave the result what
+it is.
 
 From the file that registers the experiment, every quoted path of this repository is followed: what is included, and
 what is read or carried inside (models, a page). A header brings what implements it: x.h brings x.cc, and x_y.cc
@@ -39,12 +40,21 @@ IMPLEMENTED = {
 }
 
 QUOTED = re.compile(r'"((?:%s)/[\w./-]+)' % "|".join(ROOMS))
+NAMESPACE = re.compile(rb"\bnamespace ([\w:]+) \{")
 FLAGS = re.compile(r"(_avx2\.cc|\.cu)?$")  # those that the Makefile compiles otherwise
 REGISTERED = re.compile(r'^REGISTER_EXPERIMENT\("(\w+)",\s*"(\w+)"', re.M)
 TOKEN = re.compile(rb'''(?P<nothing>//[^\n]*|/\*.*?\*/)|^[ \t]*\#(?P<directive>[^\n]*)|R"(?P<end>[^(\s]{0,16})\(.*?\)(?P=end)"|
-    "(?:\\.|[^"\\\n])*"|\.?\d(?:\'?\w|\.|(?<=[eEpP])[+-])*|\'(?:\\.|[^\'\\\n])*\'|[A-Za-z_]\w*|[^\s\w]''', re.S | re.M | re.X)
+    "(?:\\.|[^"\\\n])*"|\.?\d(?:\'?\w|\.|(?<=[eEpP])[+-])*|\'(?:\\.|[^\'\\\n])*\'|[A-Za-z_]\w*|::|->|[^\s\w]''', re.S | re.M | re.X)
 
-FORWARD = re.compile(rb"(class|struct) \w+ ;")
+NOTHING = re.compile(rb"(class|struct) \w+ ;|using namespace [\w: ]+;")
+IDENTIFIER = re.compile(rb"[A-Za-z_]\w*")
+FLOW = set(b"return case else goto throw new delete sizeof typename operator co_await co_return co_yield".split())
+KEYWORDS = FLOW | set(b"""alignas alignof auto bool break catch char class concept const const_cast consteval constexpr constinit continue
+    decltype default do double dynamic_cast enum explicit export extern false final float for friend if inline int long mutable namespace
+    noexcept nullptr override private protected public register reinterpret_cast requires short signed static static_assert static_cast std
+    struct switch template this thread_local true try typedef typeid union unsigned using virtual void volatile while""".split())
+TYPE = re.compile(rb"[A-Z][a-z]")
+DECLARED = (b"=", b";", b",", b")", b"{", b"(", b":", b"[")  # what follows the name of a variable
 GOES_ON = (b";", b",", b"{", b"(", b"catch")  # after the } of a type, an initialiser, a lambda, a function that is one try
 
 
@@ -64,16 +74,15 @@ def tokens(text):
 
 
 def declarations(words):
-    """The set of a file's declarations, each with its namespaces: what stands between brackets or #if and #endif is whole.
+    """The set of a file's declarations, tuples of tokens: what stands between brackets or #if and #endif is whole.
 
-    Their order and their file are nothing to the compiler, but for the order in which globals are made. Nothing, too, are
-    #include (what it brings is followed), `struct Name;`, and one text twice. A renamed variable is another text: to tell
-    it from another function of the same shape takes a compiler."""
-    found, spaces, part, depth = set(), [], [], 0
+    Their order, file and namespace are nothing to the compiler, but for the order in which globals are made. Nothing, too,
+    are #include (what it brings is followed), `struct Name;`, `using` of a namespace, and one text twice."""
+    found, part, depth, spaces = set(), [], 0, 0
 
     def end():
-        if part and not FORWARD.fullmatch(b" ".join(part)):
-            found.add(b"\n".join(spaces + part))
+        if part and not NOTHING.fullmatch(b" ".join(part)):
+            found.add(tuple(part))
         part.clear()
 
     for word, following in zip(words, words[1:] + [b""]):
@@ -82,15 +91,14 @@ def declarations(words):
             continue
         if word == b"}" and not depth and spaces:
             end()
-            spaces.pop()
+            spaces -= 1
             continue
         part.append(word)
         if word == b"{" and not depth and b"namespace" in part:
             begin = part.index(b"namespace")  # before it: a macro without a semicolon
-            space = b" ".join(part[begin:])
             del part[begin:]
             end()
-            spaces.append(space)
+            spaces += 1
         elif word in (b"{", b"(", b"[") or directive in (b"if", b"ifdef", b"ifndef"):
             depth += 1
         elif word in (b"}", b")", b"]") or directive == b"endif":
@@ -101,19 +109,62 @@ def declarations(words):
     return found
 
 
+def short(*parts):
+    return hashlib.blake2b(b"\0".join(parts), digest_size=8).digest()
+
+
+class Shape:
+    """A declaration without its names: `form` hashes its tokens with the n-th name as n, `names` has them in that order.
+
+    `said`: the names at namespace scope or of a type's members, which mean the same elsewhere; `own`: those that are
+    declared within (`int n =`, `const Row& n)`), `maybe`: that look so (`a * n)`); any other is the library's, or is
+    taken for it."""
+
+    def __init__(self, words, spaces):
+        kept, i = [], 0
+        while i < len(words):
+            if words[i] in spaces and words[i + 1:i + 2] == (b"::",):
+                i += 2  # a qualifier
+                continue
+            macro = words[i][:1] == b"#"
+            kept.append(re.sub(rb"\b(\w+) :: ", lambda m: b"" if m[1] in spaces else m[0], words[i]) if macro else words[i])
+            i += 1
+        slots, form, depth = {}, [], 0
+        self.said, self.own, self.maybe = set(), set(), set()
+        in_type = bool({b"struct", b"class", b"union", b"enum"} & set(kept[:kept.index(b"{")] if b"{" in kept else ()))
+        for earlier, before, word, after in zip([b"", b""] + kept, [b""] + kept, kept, kept[1:] + [b""]):
+            depth += (word in (b"{", b"(", b"[")) - (word in (b"}", b")", b"]"))
+            if not IDENTIFIER.fullmatch(word) or word in KEYWORDS:
+                form.append(word)
+                continue
+            form.append(b"$%d" % slots.setdefault(word, len(slots)))
+            if before in (b".", b"->") or before == b"::" and depth > 0:
+                continue
+            if depth == 0 or depth == 1 and in_type:
+                self.said.add(word)
+            elif after in DECLARED and IDENTIFIER.fullmatch(before) and before not in FLOW:
+                self.own.add(word)
+            elif after in DECLARED and after != b"(" and before in (b"&", b"*", b">"):
+                a_type = before != b">" and (earlier in KEYWORDS - FLOW or TYPE.match(earlier))
+                (self.own if a_type else self.maybe).add(word)
+        self.form, self.names = short(*form), list(slots)
+
+
 class Sources:
     """The files below `root` that count for one device: CUDA sources do so for "cuda" alone."""
 
     def __init__(self, root, device):
         self.root, self.device = root, device
         self.suffixes = (".h", ".cc", ".cu") if device == "cuda" else (".h", ".cc")
-        self.texts, self.words, self.seen = {}, {}, {}
+        self.texts, self.words, self.seen, self.shapes = {}, {}, {}, {}
         for room in ROOMS:
             for folder, folders, names in os.walk(os.path.join(root, room)):
                 folders[:] = [f for f in folders if f not in APART]
                 for name in names:
                     if name.endswith(self.suffixes) or not name.endswith((".cu", ".md", ".py")):
                         self.texts[os.path.relpath(os.path.join(folder, name), root)] = None
+        code = b"\n".join(self.text(file) for file in self.texts if self._is_code(file))
+        self.spaces = {name for path in NAMESPACE.findall(code) for name in path.split(b"::")}
         self.brings = {file: [f for f in files if f in self.texts] for file, files in IMPLEMENTED.items()}
         for file in sorted(self.texts):
             if self._is_code(file) and not file.endswith(".h") and not self._registers(file):
@@ -155,10 +206,16 @@ class Sources:
         if file not in self.seen:
             if self._is_code(file):
                 flags = FLAGS.search(file)[0].encode()
-                self.seen[file] = {flags + b"\n" + part for part in declarations(self.tokens(file))}
+                self.seen[file] = {(flags, *part) for part in declarations(self.tokens(file))}
             else:
-                self.seen[file] = {file.encode() + b"\0" + self.text(file)}
+                self.seen[file] = {(b"#data", file.encode(), self.text(file))}
         return self.seen[file]
+
+    def shape(self, part):
+        if part not in self.shapes:
+            self.shapes[part] = Shape(part[1:] if part[0] != b"#data" else (), self.spaces)
+            self.shapes[part].form += short(*(part if part[0] == b"#data" else part[:1]))
+        return self.shapes[part]
 
     def registered_in(self, name):
         return [file for file in self.texts
@@ -189,12 +246,35 @@ class Sources:
         return [file for file in self.texts if file.startswith(folder) and file.endswith(".json")]
 
     def stamp(self, name):
-        """`room=hash room=hash ...`: of what counts of the experiment's files in each room, whichever file it is in."""
+        """`room=hash room=hash ... names=hash`: of what counts of the experiment's files in each room, whichever file it is
+        in and whatever it is called; and of who names whom.
+
+        Names are compared by where they stand, as Weisfeiler and Leman compare the nodes of graphs: a name's colour is the
+        hash of the declarations that have it and of its places there, a declaration's of its form and its names' colours,
+        twice over. So a name that is another everywhere is the same, and one call that is another changes the stamp."""
         rooms = {}
         for file in self.files_of(name):
             rooms.setdefault(file.split("/")[0], set()).update(self.parts(file))
-        digests = {room: hashlib.sha256(b"\0".join(sorted(parts))).hexdigest() for room, parts in rooms.items()}
-        return " ".join(f"{room}={digests[room][:8]}" for room in ROOMS if room in digests)
+        shapes = {room: [self.shape(part) for part in parts] for room, parts in rooms.items()}
+        every = [shape for found in shapes.values() for shape in found]
+        said = set().union(*(shape.said for shape in every))
+        colours = dict.fromkeys(said, b"")
+
+        def signature(shape):
+            return short(shape.form, *(b"" if n in shape.own else colours[n] if n in said else b"" if n in shape.maybe else n
+                                       for n in shape.names))
+
+        digests = {room: short(*sorted(map(signature, found))) for room, found in shapes.items()}
+        for _ in range(2):
+            places = {name: [] for name in said}
+            for shape in every:
+                seen = signature(shape)
+                for place, name in enumerate(shape.names):
+                    if name in said and name not in shape.own:
+                        places[name].append(seen + b"%d" % place)
+            colours = {name: short(*sorted(found)) for name, found in places.items()}
+        digests["names"] = short(*sorted(map(signature, every)))
+        return " ".join(f"{room}={digests[room].hex()[:8]}" for room in (*ROOMS, "names") if room in digests)
 
 
 def changed(old, new):
@@ -202,5 +282,5 @@ def changed(old, new):
     if "=" not in old:
         return "sources have changed since"
     before, after = (dict(part.split("=") for part in text.split()) for text in (old, new))
-    rooms = [room for room in ROOMS if before.get(room) != after.get(room)]
+    rooms = [room for room in ROOMS if before.get(room) != after.get(room)] or ["who calls whom"]
     return f"{', '.join(rooms)} {'has' if len(rooms) == 1 else 'have'} changed since"
