@@ -77,8 +77,8 @@ size_t add_copies(const KvView& source, const KvView& destination, const KvRegio
   // Tokens of a block that follow each other on both sides.
   auto each_run = [&](auto&& f) {
     for (int token = r.token_begin; token < r.token_end;) {
-      const int run = std::min({r.token_end - token, left_in_block(source, token),
-                                left_in_block(destination, token)});
+      const int run = std::min(
+          {r.token_end - token, left_in_block(source, token), left_in_block(destination, token)});
       f(token, run);
       token += run;
     }

@@ -49,12 +49,12 @@ struct KvOptions {
   size_t page_group_bytes = 65536;  // what one map call backs
   int max_sequences = 0;            // at once, in one memory: slots of virtual addresses
   int n_memories = 1;               // of this process, with such options: they share its mappings
-  bool on_card = false;  // a card's addresses: its kernels count rows in 32 bits (KvRows), and the
-                         // system's limit of mappings is none there
-  bool map_ahead = true;            // in the background, what the next steps need
-  bool keep_idle = true;            // deferred reclamation; off where other memories share the pool
-  double page_call_us = 0;          // PageGroupOptions
-  bool guard = false;               // PageGroupOptions
+  bool on_card = false;   // a card's addresses: its kernels count rows in 32 bits (KvRows), and the
+                          // system's limit of mappings is none there
+  bool map_ahead = true;  // in the background, what the next steps need
+  bool keep_idle = true;  // deferred reclamation; off where other memories share the pool
+  double page_call_us = 0;  // PageGroupOptions
+  bool guard = false;       // PageGroupOptions
   // The others' pool, too, is page groups, in order: the same pages as vattention's, where one
   // allocation has huge ones if the system grants them.
   bool pool_in_groups = false;

@@ -244,10 +244,9 @@ void TieredMemory::store(KvHandle handle) {
   if (s.chain.n_blocks < full && !std::exchange(s.behind, true)) behind_.push_back(handle);
   if (first < 0) return;
   const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
-  out.lease =
-      memory_->pin(handle, first * block_tokens_, s.chain.n_blocks * block_tokens_);
-  const size_t bytes = plan_copies(handle, host, first * block_tokens_,
-                                   s.chain.n_blocks * block_tokens_, true);
+  out.lease = memory_->pin(handle, first * block_tokens_, s.chain.n_blocks * block_tokens_);
+  const size_t bytes =
+      plan_copies(handle, host, first * block_tokens_, s.chain.n_blocks * block_tokens_, true);
   out_->copy(copies_, false);
   if (tiers_->options().wait_for_copies) out_->wait();
   s.last_out = out.mark = out_->mark();

@@ -3,8 +3,9 @@
 //
 // For query token i of sequence s at position p = kv_lengths[s] - (q tokens of s) +
 // (i - q_offsets[s]):
-//   out[i, h] = sum_t softmax_t(scale * q[i, h] . K[t, g]) V[t, g],  g = h / (n_heads / n_kv_heads),
-//   t in [max(0, p - sliding_window + 1), p]  (the whole prefix when sliding_window is 0).
+//   out[i, h] = sum_t softmax_t(scale * q[i, h] . K[t, g]) V[t, g],  g = h / (n_heads /
+//   n_kv_heads), t in [max(0, p - sliding_window + 1), p]  (the whole prefix when sliding_window is
+//   0).
 //
 // One addition order: the bits of out[i, h] depend on q[i, h] and on the rows K[t],
 // V[t], and on nothing else: not on the number of query tokens in the step, on what else is in the

@@ -44,7 +44,7 @@ struct CudaStep {
   const CudaSplit* splits = nullptr;      // [n_splits]
   const int32_t* split_begins = nullptr;  // [n_seqs]: where those of a sequence begin
   int n_splits = 0;                       // padding included
-  bool contiguous = false;  // one block holds the whole sequence
+  bool contiguous = false;                // one block holds the whole sequence
   int n_seqs = 0, n_tokens = 0;
   int max_q_tokens = 0;   // of one sequence: at most this (a captured graph keeps an upper bound)
   int max_kv_length = 0;  // likewise

@@ -81,8 +81,8 @@ class Graph {
     std::swap(handle_, other.handle_);
     return *this;
   }
-  // body() enqueues on `stream`; nothing runs yet. Inside, no waiting and no allocation. Empty where
-  // the card has no memory left for it.
+  // body() enqueues on `stream`; nothing runs yet. Inside, no waiting and no allocation. Empty
+  // where the card has no memory left for it.
   template <class F>
   static Graph capture(Stream& stream, F&& body) {
     begin_capture(stream);
@@ -112,7 +112,7 @@ class Memory {
     return *this;
   }
   static Result<Memory> device(size_t bytes);  // error `unavailable`: out of device memory
-  static Memory pinned(size_t bytes);                // small: what copies go through
+  static Memory pinned(size_t bytes);          // small: what copies go through
   static Result<Memory> try_pinned(
       size_t bytes);  // error `unavailable`: the host has not that much
   size_t size() const { return bytes_; }

@@ -16,9 +16,9 @@ class Random {
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
   }
-  double uniform() { return double(next() >> 11) * 0x1p-53; }            // [0, 1)
+  double uniform() { return double(next() >> 11) * 0x1p-53; }             // [0, 1)
   uint64_t below(uint64_t n) { return uint64_t(uniform() * double(n)); }  // [0, n), n < 2^53
-  double exponential() { return -std::log1p(-uniform()); }               // mean 1
+  double exponential() { return -std::log1p(-uniform()); }                // mean 1
 
  private:
   uint64_t state_;

@@ -67,8 +67,8 @@ inline Status ok() { return Status(Ok{}); }
 }  // namespace xpyd
 
 // CHECK(condition) or CHECK(condition, "text with values"): on in every build.
-#define XPYD_CHECK(condition, ...)                                                                 \
-  do {                                                                                             \
-    if (!(condition)) [[unlikely]]                                                                 \
-      ::xpyd::check_failed(#condition, __FILE__, __LINE__, ::std::string(__VA_ARGS__));            \
+#define XPYD_CHECK(condition, ...)                                                      \
+  do {                                                                                  \
+    if (!(condition)) [[unlikely]]                                                      \
+      ::xpyd::check_failed(#condition, __FILE__, __LINE__, ::std::string(__VA_ARGS__)); \
   } while (0)

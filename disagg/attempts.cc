@@ -37,7 +37,9 @@ class SilentSink final : public EventSink {
 
 }  // namespace
 
-void InstanceParts::tell(InstanceId to, Message message) { post.send(self, to, std::move(message)); }
+void InstanceParts::tell(InstanceId to, Message message) {
+  post.send(self, to, std::move(message));
+}
 
 double InstanceParts::new_deadline() {
   return lease_s > 0 ? clock.now() + lease_s : std::numeric_limits<double>::infinity();
@@ -112,8 +114,7 @@ bool InstanceParts::checksums_are(KvHandle kv, int token_begin, int token_end,
 
 std::vector<KvView> InstanceParts::views(KvHandle kv) const {
   std::vector<KvView> views;
-  for (int rank = 0; rank < memory.n_ranks(); ++rank)
-    views.push_back(memory.rank_view(kv, rank));
+  for (int rank = 0; rank < memory.n_ranks(); ++rank) views.push_back(memory.rank_view(kv, rank));
   return views;
 }
 

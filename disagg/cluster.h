@@ -51,10 +51,10 @@ struct ClusterOptions {
   std::vector<std::string> nics;        // rdma: TransportOptions
   bool kv_checksum = false;             // of all KV that crosses
   StreamKv stream_kv = StreamKv::layer;
-  int max_batch = 64;     // sequences per instance
-  int step_tokens = 512;  // tokens per step
-  int max_model_len = 0;  // tokens: prompt and output together
-  int vocab = INT_MAX;    // token ids
+  int max_batch = 64;                     // sequences per instance
+  int step_tokens = 512;                  // tokens per step
+  int max_model_len = 0;                  // tokens: prompt and output together
+  int vocab = INT_MAX;                    // token ids
   int64_t max_queue_bytes = 256ll << 20;  // of requests that wait for their first step
   bool ahead = true;  // engines plan a step while the model computes the one before, where it can
   std::vector<int> eos_tokens;
@@ -98,7 +98,7 @@ class Cluster final : public Runtime, private Post {
   ~Cluster() override;
 
   Status start() override;  // starts the threads; not under a virtual clock
-  bool turn();  // turns every instance once, on the caller's thread, when not started
+  bool turn();              // turns every instance once, on the caller's thread, when not started
   void drain() override { conductor_.drain(); }
   bool wait_idle(double seconds) override { return conductor_.wait_idle(seconds); }
   void stop() override;

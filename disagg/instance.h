@@ -125,7 +125,7 @@ class Instance final : private EngineHooks {
   std::map<InstanceId, Meeting> meeting_;
   Mailbox<Envelope> mailbox_;
   std::vector<Envelope> inbox_;  // taken, not handled; those that wait for a wire in front
-  double reported_s_ = 0;  // Clock: the last CacheReport
+  double reported_s_ = 0;        // Clock: the last CacheReport
 
   std::mutex standing_mutex_;  // guards what follows: attempts that stand here and at peers
   std::unordered_map<InstanceId, std::vector<AttemptId>> standing_;

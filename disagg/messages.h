@@ -33,8 +33,8 @@ struct InstanceInfo {
   InstanceId id = -1;
   std::string name;  // "P0"
   Role role = Role::colocated;
-  KvLayout layout;      // of its memory; on several ranks each has its part of the shape
-  KvShards shards;      // its ranks
+  KvLayout layout;  // of its memory; on several ranks each has its part of the shape
+  KvShards shards;  // its ranks
   int capacity_blocks = 0, block_tokens = 0;
   int max_batch = 0;
   std::string address;  // of its transport
@@ -48,7 +48,7 @@ struct KvPlace {
   WindowKey window;
   std::vector<int32_t> blocks;  // empty: contiguous, in `slot`
   int32_t slot = 0;
-  int cached_tokens = 0;        // there already: not sent again
+  int cached_tokens = 0;            // there already: not sent again
   std::vector<uint64_t> checksums;  // pull: kv_checksums() of it all; empty: not computed
 };
 
@@ -148,10 +148,10 @@ struct KvReserved {  // D -> P
 };
 struct KvDelivered {  // P -> D (push, decode_first): all is posted, and may still be on its way
   AttemptId attempt = 0;
-  std::vector<ChoiceState> choices;  // at least one; decode_first: none, D has the sequence
-  bool kv_arrived = false;           // false: the transfer failed, D computes the prompt itself
-  int posts = 0;                     // that must arrive in the window
-  std::vector<uint64_t> checksums;   // kv_checksums() of what was sent; empty: not computed
+  std::vector<ChoiceState> choices;    // at least one; decode_first: none, D has the sequence
+  bool kv_arrived = false;             // false: the transfer failed, D computes the prompt itself
+  int posts = 0;                       // that must arrive in the window
+  std::vector<uint64_t> checksums;     // kv_checksums() of what was sent; empty: not computed
   std::optional<KvHandover> handover;  // zero-copy
 };
 // P -> D, or D -> P: nothing (more) will come of this attempt here. Behind KvDelivered: a post

@@ -26,8 +26,8 @@ DisaggOrder conditional_threshold(const DisaggView& view, const DisaggOptions& o
     return far ? DisaggOrder::decode_first : DisaggOrder::local;
   }
   const int uncached = view.tokens - view.cached_decode;
-  const bool little = uncached < o.min_remote_tokens &&
-                      double(uncached) < o.min_remote_ratio * double(view.tokens);
+  const bool little =
+      uncached < o.min_remote_tokens && double(uncached) < o.min_remote_ratio * double(view.tokens);
   const bool busy = view.prefill_queued_tokens > o.max_prefill_queued_tokens;
   return little || busy ? DisaggOrder::local : remote(o);
 }

@@ -22,31 +22,31 @@ enum class DisaggOrder : uint8_t {
 enum class StreamKv : uint8_t { layer, chunk, request };
 
 struct DisaggOptions {
-  bool pull = false;                     // prefill_first: D reads
+  bool pull = false;  // prefill_first: D reads
   int max_local_prefill_tokens =
-      1000;  // conditional_threshold, decode_first: longer ones are remote
-  int max_prefill_queue = 2;             // …, where fewer jobs than this wait
-  int min_remote_tokens = 2048;          // conditional_threshold, prefill_first: fewer, and
-  double min_remote_ratio = 0.7;         // … a smaller uncached share than this, stay local
-  int max_prefill_queued_tokens = 16384; // …, or where the prefill instance has more than this
-  bool first_generation = true;          // conditional_threshold: of Dynamo, 0.1 rather than 1.x
+      1000;                       // conditional_threshold, decode_first: longer ones are remote
+  int max_prefill_queue = 2;      // …, where fewer jobs than this wait
+  int min_remote_tokens = 2048;   // conditional_threshold, prefill_first: fewer, and
+  double min_remote_ratio = 0.7;  // … a smaller uncached share than this, stay local
+  int max_prefill_queued_tokens = 16384;  // …, or where the prefill instance has more than this
+  bool first_generation = true;           // conditional_threshold: of Dynamo, 0.1 rather than 1.x
 };
 
 // What a policy sees of one request, its decode instance and its prefill instance.
 struct DisaggView {
-  int tokens = 0;                    // to be computed or found
-  int cached_decode = 0;             // of them, on D
-  int cached_prefill = 0;            // of them, on P
-  int prefill_jobs = 0;              // waiting in the global queue
-  int64_t prefill_queued_tokens = 0; // uncached, placed on P and not done
-  int64_t decode_queued_tokens = 0;  // local prompts on D
-  int decode_sequences = 0;          // decoding on D
+  int tokens = 0;                     // to be computed or found
+  int cached_decode = 0;              // of them, on D
+  int cached_prefill = 0;             // of them, on P
+  int prefill_jobs = 0;               // waiting in the global queue
+  int64_t prefill_queued_tokens = 0;  // uncached, placed on P and not done
+  int64_t decode_queued_tokens = 0;   // local prompts on D
+  int decode_sequences = 0;           // decoding on D
   // Costs, from the model and the machine (conditional_cost).
-  double prefill_s_per_token = 0;    // on P
-  double decode_s_per_token = 0;     // computing a prompt on D, beside its decodes
-  double step_s = 0;                 // of D, without a prompt
-  double kv_s_per_token = 0;         // over the wire
-  double overlap = 0;                // overlap()
+  double prefill_s_per_token = 0;  // on P
+  double decode_s_per_token = 0;   // computing a prompt on D, beside its decodes
+  double step_s = 0;               // of D, without a prompt
+  double kv_s_per_token = 0;       // over the wire
+  double overlap = 0;              // overlap()
   int chunk_tokens = 512;
 };
 

@@ -23,9 +23,9 @@ struct Envelope;
 struct WorkerOptions {
   ClusterOptions cluster;  // topology is not looked at
   Role role = Role::colocated;
-  std::string join;                    // the conductor's control address
+  std::string join;                             // the conductor's control address
   std::function<std::string()> find_conductor;  // instead, asked each time; "": nobody knows
-  std::string listen = "127.0.0.1:0";  // for peers
+  std::string listen = "127.0.0.1:0";           // for peers
   ClusterKey key;
   uint64_t fingerprint = 0;  // NodeIdentity
   double retry_s = 0.2;      // between attempts to reach the conductor, or a peer
@@ -55,7 +55,7 @@ class Worker final : public Post {
     std::vector<std::string> waiting;  // frames, type first, until it is there
     bool broken = false;               // it was there, and words were lost with it
     bool dialling = false;
-    double again_s = 0;                // Clock: not dialled before
+    double again_s = 0;  // Clock: not dialled before
   };
   enum class Outcome { again, done };
 
@@ -79,8 +79,8 @@ class Worker final : public Post {
   std::optional<Retire> retire_;
   ChannelPtr conductor_;
   std::map<InstanceId, Peer> peers_;
-  Instance* instance_ = nullptr;          // while it is there
-  std::vector<Envelope> early_;           // until it is
+  Instance* instance_ = nullptr;  // while it is there
+  std::vector<Envelope> early_;   // until it is
 };
 
 }  // namespace xpyd

@@ -29,7 +29,7 @@ struct AttentionMemory {
   // Bytes of the page groups, in random order, behind contiguous addresses. 0: one allocation.
   size_t group = 0;
   bool in_order = false;  // … of groups that are neighbours: one mapping
-  int n_layers = 1;  // more: token_major, the KV of all layers of a token side by side
+  int n_layers = 1;       // more: token_major, the KV of all layers of a token side by side
 };
 
 // The same values at the same place of a sequence, whatever the memory (unless blocks are drawn).

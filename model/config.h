@@ -16,29 +16,29 @@ struct RopeScaling {
 };
 
 struct ModelConfig {
-  std::string family;      // "llama", "mistral", "qwen2", "qwen3": config.json's model_type
-  std::string name;        // the folder's last component, or "dummy"
+  std::string family;  // "llama", "mistral", "qwen2", "qwen3": config.json's model_type
+  std::string name;    // the folder's last component, or "dummy"
   int n_layers = 0;
-  int hidden = 0;          // elements of the residual stream
-  int intermediate = 0;    // elements of the MLP's inner layer
+  int hidden = 0;        // elements of the residual stream
+  int intermediate = 0;  // elements of the MLP's inner layer
   int n_heads = 0;
   int n_kv_heads = 0;
   int head_dim = 0;
   int vocab = 0;
-  int max_position = 0;    // tokens: the context length
+  int max_position = 0;  // tokens: the context length
   double rms_eps = 1e-5;
   double rope_theta = 10000;
   RopeScaling rope_scaling;
   int sliding_window = 0;  // tokens; 0 = none
   // The first layer that uses the window (Qwen2's max_window_layers); 0 = all layers do.
   int window_from_layer = 0;
-  bool qkv_bias = false;   // Qwen2
-  bool o_bias = false;     // Llama with attention_bias
+  bool qkv_bias = false;  // Qwen2
+  bool o_bias = false;    // Llama with attention_bias
   bool mlp_bias = false;
-  bool qk_norm = false;    // Qwen3: RMSNorm over head_dim of q and k, before RoPE
+  bool qk_norm = false;  // Qwen3: RMSNorm over head_dim of q and k, before RoPE
   bool tied_embeddings = false;
-  int bos_token = -1;                // -1: none
-  std::vector<int> eos_tokens;       // generation ends at any of them; may be empty
+  int bos_token = -1;           // -1: none
+  std::vector<int> eos_tokens;  // generation ends at any of them; may be empty
 
   // Parameters in the matrices and norms (tied embeddings counted once).
   long parameters() const;

@@ -188,8 +188,7 @@ class Gemm {
     const int n_panels = panels.end - panels.begin, n_tiles = tiles.end - tiles.begin;
     const size_t level = size_t(n_panels) * size_t(rows) * kPanel;  // floats of one tree buffer
     auto& table = w_.dtype == Dtype::bf16 ? kernels_.bf16 : kernels_.f32;
-    const std::byte* first = w_.panels.data() +
-                             size_t(first_panel_ + panels.begin) * panel_bytes_ +
+    const std::byte* first = w_.panels.data() + size_t(first_panel_ + panels.begin) * panel_bytes_ +
                              size_t(blocks_.first) * row_bytes_;
     for (int i = 0; i < blocks_.count(); ++i) {
       const int g = i / blocks_.per_group;

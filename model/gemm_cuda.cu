@@ -527,8 +527,8 @@ bool CudaGemm::Impl::go_elsewhere(Product& p, const CudaGemmArgs& a) {
     if (status != CUBLAS_STATUS_SUCCESS) continue;
     if (!std::exchange(p.went_elsewhere, true))
       log_line(LogLevel::warning,
-               "xpyd: gemm %d x %d, M = %d: none of the chosen algorithms starts; %s does%s",
-               a.w.n, a.w.k, a.m, name_of(others[i]).c_str(),
+               "xpyd: gemm %d x %d, M = %d: none of the chosen algorithms starts; %s does%s", a.w.n,
+               a.w.k, a.m, name_of(others[i]).c_str(),
                i < n_of_order ? "" : ", and may add in another order");
     return true;
   }

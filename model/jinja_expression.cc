@@ -246,8 +246,7 @@ Value Evaluator::attribute(const Value& object, const std::string& name) {
       if (known == name) return value;
     return Undefined{name};
   }
-  if (const Builtin* method = find_method(object, name))
-    return method_value(*method, object);
+  if (const Builtin* method = find_method(object, name)) return method_value(*method, object);
   if (const Dict* dict = object.dict()) {
     charge((dict->items.size() + 7) / 8 * (1 + name.size() / 16));
     if (const Value* found = dict->find(name)) return *found;

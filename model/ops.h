@@ -30,9 +30,9 @@ struct Ops {
   // out[i] = e^((x[i] - shift) * scale) within 2 units in the last place; below 2^-126 it is 0,
   // above e^88 it stays e^88, NaN stays NaN. out may be x.
   void (*exp)(const float* x, float shift, float scale, int n, float* out);
-  Largest (*peak)(const float* x, int n);   // NaN is passed over and counted
-  double (*sum)(const float* x, int n);  // in double
-  bool (*available)();                   // on this CPU
+  Largest (*peak)(const float* x, int n);  // NaN is passed over and counted
+  double (*sum)(const float* x, int n);    // in double
+  bool (*available)();                     // on this CPU
   const char* source;
 };
 

@@ -19,7 +19,7 @@ struct SamplingParams {
   float presence_penalty = 0;    // [-2, 2], once per distinct output token
   float frequency_penalty = 0;   // [-2, 2], times the output count
   uint64_t seed = 0;
-  int top_logprobs = -1;         // -1: no logprobs; 0..20: that many alternatives
+  int top_logprobs = -1;  // -1: no logprobs; 0..20: that many alternatives
 };
 
 // One token's choice where no penalty and no logprob is asked for; a model may make it itself

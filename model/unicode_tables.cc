@@ -35,8 +35,7 @@ constexpr auto runs(const char* text) {
     run.first = end + read.next();
     end = run.first + read.next();
     run.last = end - 1;
-    if constexpr (requires { run.combining_class; })
-      run.combining_class = uint8_t(read.next());
+    if constexpr (requires { run.combining_class; }) run.combining_class = uint8_t(read.next());
   }
   return out;
 }

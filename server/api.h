@@ -27,11 +27,11 @@ struct ServerOptions : HttpListenOptions {
   std::vector<std::string> more_names;   // of the model, in /v1/models
   std::vector<std::string> other_names;  // that are answered and not shown: its folder
   std::string model_root;                // in /v1/models; clients load a tokenizer from there
-  std::string version;             // in /version
-  int max_model_len = 0;           // tokens
-  int vocab_size = 0;              // the model's; ids beyond the tokenizer's are refused too
-  double request_timeout_s = 600;  // of a request as a whole; 0: none
-  std::vector<std::string> api_keys;       // empty: open
+  std::string version;                   // in /version
+  int max_model_len = 0;                 // tokens
+  int vocab_size = 0;                    // the model's; ids beyond the tokenizer's are refused too
+  double request_timeout_s = 600;        // of a request as a whole; 0: none
+  std::vector<std::string> api_keys;     // empty: open
   std::vector<std::string> allowed_hosts;  // see access.h
   bool insecure = false;                   // without a key also on addresses that others can reach
   std::string metrics_prefix = "vllm";
@@ -40,7 +40,7 @@ struct ServerOptions : HttpListenOptions {
   uint64_t seed = 0;  // of the seeds of requests that bring none
   bool dev_endpoints =
       false;  // POST /reset_prefix_cache, GET /server_info, for clients on this machine
-  std::function<void()> reset_prefix_cache;     // any thread; empty: that route answers 501
+  std::function<void()> reset_prefix_cache;  // any thread; empty: that route answers 501
   // POST /retire_instance {"name": "P0", "role": "decode"}: that instance leaves when it is empty,
   // and comes back in that role ("": not at all). Any thread.
   std::function<Status(const std::string& name, const std::string& role)> retire_instance;

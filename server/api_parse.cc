@@ -224,8 +224,7 @@ std::optional<ApiError> read_tool_calls(jinja::Value& calls, size_t& values_left
     for (auto& [key, value] : items) {
       if (key.text()->bytes != "arguments" || !value.text()) continue;
       const std::string text = value.text()->bytes.empty() ? "{}" : value.text()->bytes;
-      auto arguments =
-          parse_json(text, "arguments of a tool call", {.max_values = values_left});
+      auto arguments = parse_json(text, "arguments of a tool call", {.max_values = values_left});
       if (!arguments.ok()) return bad("messages", "messages: " + arguments.error().message);
       value = jinja::json_value(text);
       values_left -= std::min(values_left, jinja::weight_of(value));
@@ -309,8 +308,8 @@ std::optional<ApiError> read_messages(const json* messages, const jinja::Dict& o
   bytes = 0;
   for (const PromptPiece& piece : pieces.value()) bytes += piece.text.size();
   if (bytes > model.max_prompt_bytes)
-    return too_long("messages", "your messages as a prompt are " + std::to_string(bytes) +
-                                    " bytes long",
+    return too_long("messages",
+                    "your messages as a prompt are " + std::to_string(bytes) + " bytes long",
                     model);
   ids = model.chat_template->encode(*model.tokenizer, pieces.value());
   if (ids.empty()) return field_error("messages", "at least one token of prompt");
@@ -507,8 +506,8 @@ bool ServedModel::is_called(std::string_view wanted) const {
 
 ApiError unknown_model(const std::string& name, const ServedModel& model) {
   return {.status = 404,
-          .message = "The model `" + name + "` does not exist; this server serves `" +
-                     model.name + "`.",
+          .message =
+              "The model `" + name + "` does not exist; this server serves `" + model.name + "`.",
           .param = "model",
           .code = "model_not_found",
           .reason = RejectReason::unknown_model};
@@ -569,8 +568,10 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   bool add_special_tokens = fields.boolean("add_special_tokens", true);
   const jinja::Value ordered = chat ? jinja::json_value(body) : jinja::Value();
   ChatTemplate::Request chat_request;
-  if (chat) read_chat_request(fields, *ordered.dict(), model, chat_request);
-  else fields.known("add_generation_prompt");
+  if (chat)
+    read_chat_request(fields, *ordered.dict(), model, chat_request);
+  else
+    fields.known("add_generation_prompt");
   for (const char* name : {"user", "request_id", "spaces_between_special_tokens"})
     fields.known(name);
   // Every cheap check is done: tokenizing may take a while.
@@ -615,12 +616,10 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
     request.prompt = so_far.tokens;
     request.prompt.insert(request.prompt.end(), p.ids.begin(), p.ids.end());
     set_max_tokens(fields, chat, out.prompt_only, model, request);
-    if (fields.error)
-      return about_session(std::move(*fields.error), out.turn, request.session_id);
+    if (fields.error) return about_session(std::move(*fields.error), out.turn, request.session_id);
     if (out.echo) {
       bool was_ids = p.text.empty() && model.tokenizer != nullptr;
-      out.prompt_texts.push_back(was_ids ? model.tokenizer->decode(p.ids)
-                                         : std::move(p.text));
+      out.prompt_texts.push_back(was_ids ? model.tokenizer->decode(p.ids) : std::move(p.text));
     }
     out.prompts.push_back(request);
   }
@@ -646,10 +645,10 @@ std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model
   if (fields.error) return std::move(fields.error);
   std::vector<int32_t> ids;
   std::vector<ChatMessage> list;
-  auto error = messages != nullptr
-                   ? read_messages(messages, *ordered.dict(), model, request, list, ids)
-                                   : encode_text(prompt->get_ref<const std::string&>(), model,
-                                                 add_special_tokens, ids);
+  auto error =
+      messages != nullptr
+          ? read_messages(messages, *ordered.dict(), model, request, list, ids)
+          : encode_text(prompt->get_ref<const std::string&>(), model, add_special_tokens, ids);
   if (error) return error;
   JsonText text;
   text.open('{').key("count").integer(static_cast<int64_t>(ids.size()));

@@ -46,11 +46,10 @@ class CpuBackend final : public Backend {
   Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue&) override {
     const Threads& t = threads_[size_t(instance)];
     if (t.n_ranks > 1)
-      return make_sharded_llama(weights_,
-                                {.shards = shards_[size_t(instance)],
-                                 .threads_per_rank = t.of_rank,
-                                 .cpus = cpus(t)},
-                                max_step_tokens_, max_batch_, kernels_);
+      return make_sharded_llama(
+          weights_,
+          {.shards = shards_[size_t(instance)], .threads_per_rank = t.of_rank, .cpus = cpus(t)},
+          max_step_tokens_, max_batch_, kernels_);
     return make_llama(weights_, *teams_[size_t(instance)], max_step_tokens_, max_batch_, kernels_);
   }
 

@@ -1,4 +1,5 @@
-// xpyd export DIR: the demo model inside this binary as a folder, from which clients load a tokenizer.
+// xpyd export DIR: the demo model inside this binary as a folder, from which clients load a
+// tokenizer.
 #include <cstdio>
 
 #include "model/folder.h"

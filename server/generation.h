@@ -36,7 +36,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     int32_t stop_token = -1;
     std::vector<Sampled> logprobs;  // whole answers only
     std::vector<int32_t> offsets, token_ids;
-    std::string reply;                // in a session: what it keeps of this turn
+    std::string reply;  // in a session: what it keeps of this turn
     std::vector<int32_t> session_tokens;
     double last_token_s = 0;
     int preemptions = 0;

@@ -32,7 +32,7 @@ constexpr size_t kReadBytes = 64u << 10;
 constexpr size_t kPipelineBytes = 64u << 10;  // of later requests, kept while one is being answered
 constexpr size_t kPacketBytes = 16u << 10;    // small writes that wait are joined up to this
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kLingerSeconds = 2;          // to let a refused client read why before the reset
+constexpr double kLingerSeconds = 2;  // to let a refused client read why before the reset
 
 std::chrono::nanoseconds seconds(double s) {
   return std::chrono::nanoseconds(static_cast<int64_t>(s * 1e9));
@@ -100,7 +100,7 @@ struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
   size_t body_bytes = 0;                            // held by all connections
   bool draining = false, accepting = false;
   bool letting_in = false;  // it is posted
-  size_t waited_for = 0;  // draining: connections from before it
+  size_t waited_for = 0;    // draining: connections from before it
   std::vector<char> scratch = std::vector<char>(kReadBytes);
 
   std::mutex mutex;  // guards the next three

@@ -85,7 +85,7 @@ class HttpListener {
   // Every connection is closed after its next answer. run() returns when those that were there have
   // theirs; who comes meanwhile is answered too (by then the handler says 503), and not waited for.
   void begin_drain();
-  void stop();         // closes everything; run() returns
+  void stop();  // closes everything; run() returns
   int port() const;
   bool is_loopback() const;  // only clients on this machine reach it
   HttpPost post() const;

@@ -120,7 +120,7 @@ void Sessions::finish(const std::string& key, Conversation* conversation, bool e
     forget(key, session);
     const size_t more = key.size() + conversation->bytes();
     if (more > max_bytes_) return remove(key, true);  // not even alone: the others stay
-    session.busy = true;  // it is not the one to go
+    session.busy = true;                              // it is not the one to go
     const bool fits = make_room(1, more);
     session.busy = false;
     if (!fits) return remove(key, true);

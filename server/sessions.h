@@ -57,8 +57,8 @@ class Sessions : public std::enable_shared_from_this<Sessions> {
     Turn& operator=(Turn&& other) noexcept;
     ~Turn() { release(); }
     explicit operator bool() const { return sessions_ != nullptr; }
-    const Conversation& so_far() const;  // empty in a first turn
-    std::string generation() const;      // that the conversation has after this turn
+    const Conversation& so_far() const;      // empty in a first turn
+    std::string generation() const;          // that the conversation has after this turn
     uint64_t salt() const { return salt_; }  // of its KV; no other store's
     void commit(Conversation conversation);
     void end();      // the conversation goes

@@ -23,7 +23,7 @@ struct Stack {
   std::unique_ptr<const Tokenizer>
       tokenizer;  // null with --load-format dummy and no tokenizer.json
   std::unique_ptr<const ChatTemplate> chat_template;  // null: the model has none
-  int max_model_len = 0;                // tokens
+  int max_model_len = 0;                              // tokens
   ClusterOptions options;               // all that the model files and the command line say of it
   std::unique_ptr<Backend> backend;     // null with --processes: the workers have theirs
   std::unique_ptr<Device> pool_device;  // with --processes, of the pool that they share; null: host

@@ -44,8 +44,8 @@ class TempDir {
 
 }  // namespace xpyd::testing
 
-#define SKIP_TEST(why)                 \
-  do {                                 \
+#define SKIP_TEST(why)                  \
+  do {                                  \
     ::xpyd::testing::mark_skipped(why); \
-    return;                            \
+    return;                             \
   } while (0)

@@ -3,8 +3,6 @@
 // Run from the repository's root. --require-device=NAME: see tests/catch.h.
 
 #define CATCH_CONFIG_RUNNER
-#include "tests/catch.h"
-
 #include <unistd.h>
 
 #include <cstdio>
@@ -13,6 +11,8 @@
 #include <map>
 #include <sstream>
 #include <vector>
+
+#include "tests/catch.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 // Tests ask for more memory than there is: null, as without the sanitizer.

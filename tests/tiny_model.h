@@ -90,7 +90,7 @@ std::vector<std::vector<int32_t>> ragged_prompts();
 // Those prompts through a cluster of this kind, six greedy tokens each; requires that every one
 // ends and that the memories' invariants hold.
 struct RaggedRun {
-  uint64_t hash = 0;  // of all logits
+  uint64_t hash = 0;       // of all logits
   int64_t hit_tokens = 0;  // of prompts, found in a prefix cache
   std::vector<std::vector<int32_t>> tokens;
 };

@@ -10,7 +10,7 @@
 namespace xpyd::tcp {
 namespace {
 
-constexpr int kMaxLinks = 4096;    // connections to one owner
+constexpr int kMaxLinks = 4096;       // connections to one owner
 constexpr size_t kMaxStrangers = 64;  // of them, without a token yet; beyond, the oldest goes
 constexpr double kHelloSeconds = 10;
 constexpr size_t kMaxAnswers = 256;  // of a link, unsent: then nothing more is read
@@ -35,8 +35,7 @@ class OwnerLink final : public Link {
       if (!flush()) return Next::close;
       if (reader_.reason()) host_.windows.count_refused();
       if (outcome == TcpReader::Outcome::ended || reader_.reason()) return Next::close;
-      if (outcome == TcpReader::Outcome::would_block)
-        return given_up() ? Next::close : Next::wait;
+      if (outcome == TcpReader::Outcome::would_block) return given_up() ? Next::close : Next::wait;
     }
     return given_up() ? Next::close : Next::again;
   }

@@ -14,8 +14,7 @@ constexpr size_t kSendRanges = kFrameRanges - 2;
 
 class AnswerReader final : public TcpReader {
  public:
-  explicit AnswerReader(PosterSession& session)
-      : TcpReader(sizeof(FrameHead)), session_(session) {}
+  explicit AnswerReader(PosterSession& session) : TcpReader(sizeof(FrameHead)), session_(session) {}
 
  private:
   void on_head(std::span<const std::byte> bytes) override {

@@ -1,15 +1,15 @@
-// Timing on a GPU as experiments/bench/harness.h does it on a CPU: check first, then rounds in which every
-// contestant is timed beside the card's own limits; shares are medians of per-round ratios. Times
-// are CUDA events around enough repetitions to fill a sample.
+// Timing on a GPU as experiments/bench/harness.h does it on a CPU: check first, then rounds in
+// which every contestant is timed beside the card's own limits; shares are medians of per-round
+// ratios. Times are CUDA events around enough repetitions to fill a sample.
 #pragma once
 
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "experiments/bench/harness.h"
 #include "base/cuda.h"
 #include "base/work.h"
+#include "experiments/bench/harness.h"
 #include "model/peak_cuda.h"
 
 namespace xpyd::gpu {

@@ -47,9 +47,7 @@ struct CopySide {
     for (size_t i = table.size(); i > 1; --i) std::swap(table[i - 1], table[random.below(i)]);
     is_contiguous = contiguous;
   }
-  KvView view() {
-    return {pool.data(), &layout, is_contiguous ? nullptr : table.data(), table[0]};
-  }
+  KvView view() { return {pool.data(), &layout, is_contiguous ? nullptr : table.data(), table[0]}; }
   KvLayout layout;
   std::vector<std::byte> pool;
   std::vector<int32_t> table;

@@ -1,4 +1,5 @@
-// One addition order: the bits of an output depend on its q and on its K and V, and on nothing else.
+// One addition order: the bits of an output depend on its q and on its K and V, and on nothing
+// else.
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 

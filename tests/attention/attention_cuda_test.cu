@@ -597,11 +597,11 @@ TEST_CASE("cuda attention: what is not verified is never a default, and refusals
 // Its tiles, rows and boxes are larger than those of the other rows: cases of its own.
 TEST_CASE("cuda attention: flash_wgmma at its own edges", "[cuda][attention]") {
   const testing::CaseMemory memories[] = {kMemories[0],
-                                      {"paged 8", KvOrder::layer_major, 8},
-                                      kPaged16,
-                                      kMemories[7],
-                                      {"paged 128", KvOrder::token_major, 128},
-                                      {"paged 256", KvOrder::layer_major, 256}};
+                                          {"paged 8", KvOrder::layer_major, 8},
+                                          kPaged16,
+                                          kMemories[7],
+                                          {"paged 128", KvOrder::token_major, 128},
+                                          {"paged 256", KvOrder::layer_major, 256}};
   const Variant& variant =
       *std::find_if(cuda_attention_variants().begin(), cuda_attention_variants().end(),
                     [](const Variant& v) { return std::string(v.name) == "flash_wgmma"; });

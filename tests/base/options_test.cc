@@ -258,7 +258,7 @@ TEST_CASE("options: the nearest name", "[options]") {
   CHECK(nearest_name("propmt", names) == "prompt");
   CHECK(nearest_name("prefix", names) == "prefix-cache");  // a beginning
   CHECK(nearest_name("p", names) == "pin");                // the shortest that begins so
-  CHECK(nearest_name("zzz", names) == "");  // nothing is near
+  CHECK(nearest_name("zzz", names) == "");                 // nothing is near
   CHECK(nearest_name("", names) == "");
   CHECK(nearest_name("x", {}) == "");
   CHECK(nearest_name(std::string(100000, 'p'), names) == "");

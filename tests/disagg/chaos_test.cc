@@ -62,8 +62,8 @@ class FaultyWire final : public WrappedTransport {
   }
   TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
     Flight flight{.transfer = transfer, .plan = plan};
-    flight.at_s = clock_.now() +
-                  (random_.uniform() < faults_.late ? faults_.most_s * random_.uniform() : 0);
+    flight.at_s =
+        clock_.now() + (random_.uniform() < faults_.late ? faults_.most_s * random_.uniform() : 0);
     const double fate = random_.uniform();
     flight.fails = fate < faults_.fail;
     flight.dropped = !flight.fails && fate < faults_.fail + faults_.drop;
@@ -87,8 +87,7 @@ class FaultyWire final : public WrappedTransport {
     for (auto& [id, flight] : flights_) {
       if (flight.state != TransferState::in_flight || clock_.now() < flight.at_s) continue;
       flight.state = arrive(flight);
-      if (flight.transfer.op == KvOp::write && !flight.dropped &&
-          random_.uniform() < faults_.twice)
+      if (flight.transfer.op == KvOp::write && !flight.dropped && random_.uniform() < faults_.twice)
         again_.push_back({std::move(flight), clock_.now() + 0.2 * random_.uniform()});
     }
     std::erase_if(again_, [this](auto& again) {
@@ -144,7 +143,7 @@ class Sim final : public SimCluster {
 
  private:
   struct Expected {
-    Tokens tokens;      // all that there can be
+    Tokens tokens;  // all that there can be
     int max_tokens = 0;
     bool aborted = false;
     std::vector<Tokens> got;
@@ -312,7 +311,7 @@ void Sim::disturb() {
     cut_until_s_[std::minmax(a, b)] = now + 2 * lease_s_ * random_.uniform();
     tell("%d and %d are parted", a, b);
   }
-  if (Node *a = some_node(), *b = some_node(); a && a != b && chance(break_rate_ * kTick)) {
+  if (Node* a = some_node(), *b = some_node(); a && a != b && chance(break_rate_ * kTick)) {
     tell("the connection of %s and %s breaks", a->name.c_str(), b->name.c_str());
     break_connection(a->id, b->id);
   }
@@ -450,8 +449,8 @@ std::string Sim::run() {
   if (wrong_.empty()) wrong_ = check_memory(true);
   for (const auto& [id, e] : expected_)
     for (int ends : e.ends)
-      if (wrong_.empty() && ends != 1) wrong("request " + std::to_string(id) + " ended " +
-                                             std::to_string(ends) + " times");
+      if (wrong_.empty() && ends != 1)
+        wrong("request " + std::to_string(id) + " ended " + std::to_string(ends) + " times");
   const ConductorStats s = conductor().totals();
   tell("attempts %d, failed %d, late tokens %d, joined %d, left %d", int(s.attempts),
        int(s.failed_attempts), int(s.late_tokens), int(s.joined), int(s.left));

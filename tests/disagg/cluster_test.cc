@@ -110,17 +110,16 @@ struct Order {
   bool pull;
   int max_local;  // tokens
 };
-const Order kOrders[] = {{"prefill_first", false, 0},         {"prefill_first", true, 0},
-                         {"decode_first", false, 0},          {"conditional_threshold", false, 0},
+const Order kOrders[] = {{"prefill_first", false, 0},          {"prefill_first", true, 0},
+                         {"decode_first", false, 0},           {"conditional_threshold", false, 0},
                          {"conditional_threshold", false, 25}, {"conditional_cost", false, 0},
                          {"conditional_cost", true, 0}};
 
 TinySetup in_order(const Order& order, const char* topology) {
   TinySetup setup{.topology = topology};
   setup.disagg = order.disagg;
-  setup.disagg_options = {.pull = order.pull,
-                          .max_local_prefill_tokens = order.max_local,
-                          .max_prefill_queue = 100};
+  setup.disagg_options = {
+      .pull = order.pull, .max_local_prefill_tokens = order.max_local, .max_prefill_queue = 100};
   return setup;
 }
 

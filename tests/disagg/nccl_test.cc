@@ -339,8 +339,8 @@ double seconds_of_long_message() {
 }
 
 TEST_CASE("side channel: a long message from another thread is not held up", "[nccl]") {
-  // Held up, each takes until the next look, a second; otherwise one in twenty is at once even where
-  // the machine is busy.
+  // Held up, each takes until the next look, a second; otherwise one in twenty is at once even
+  // where the machine is busy.
   int tries = 0;
   while (seconds_of_long_message() > 0.5 && tries < 20) ++tries;
   CHECK(tries < 20);

@@ -171,13 +171,30 @@ std::string SimCluster::check_memory(bool at_rest) const {
 }
 
 const char* message_name(const Message& message) {
-  static const char* const kNames[] = {
-      "StartRequest", "AbortAttempt",  "PeerJoined",     "PeerGone",
-      "TokenOf",      "AttemptProgress", "AttemptFailed", "Report",
-      "PrefillJob",   "ReserveKv",     "KvReserved",     "KvDelivered",
-      "ReservationCancelled", "KvOffered", "KvTaken",    "KvRenewed",
-      "PeerBroken",   "ClearPrefixCache", "Welcome",     "Retire",
-      "JoinRequest",  "Joined",        "LeaveRequest",   "CacheReport"};
+  static const char* const kNames[] = {"StartRequest",
+                                       "AbortAttempt",
+                                       "PeerJoined",
+                                       "PeerGone",
+                                       "TokenOf",
+                                       "AttemptProgress",
+                                       "AttemptFailed",
+                                       "Report",
+                                       "PrefillJob",
+                                       "ReserveKv",
+                                       "KvReserved",
+                                       "KvDelivered",
+                                       "ReservationCancelled",
+                                       "KvOffered",
+                                       "KvTaken",
+                                       "KvRenewed",
+                                       "PeerBroken",
+                                       "ClearPrefixCache",
+                                       "Welcome",
+                                       "Retire",
+                                       "JoinRequest",
+                                       "Joined",
+                                       "LeaveRequest",
+                                       "CacheReport"};
   static_assert(std::size(kNames) == std::variant_size_v<Message::variant>);
   return kNames[message.index()];
 }

@@ -9,8 +9,8 @@
 #include "model/safetensors.h"
 #include "model/tokenizer.h"
 #include "tests/catch.h"
-#include "tests/wrapped_transport.h"
 #include "tests/tiny_model.h"
+#include "tests/wrapped_transport.h"
 
 namespace xpyd::testing {
 namespace {

@@ -44,9 +44,9 @@ void check_all(const std::string& topology, int threads) {
                   {"vattention", 64, KvShare::alias},
                   {"vattention", 64, KvShare::takeover},
                   {"vattention", 64, KvShare::copy}};
-  std::vector<std::pair<std::string, int>> batchings = {
-      {"static", 2048}, {"prefill_first", 2048}, {"persistent", 64},
-      {"chunked", 7},   {"chunked", 64},         {"chunked", 512}};
+  std::vector<std::pair<std::string, int>> batchings = {{"static", 2048},   {"prefill_first", 2048},
+                                                        {"persistent", 64}, {"chunked", 7},
+                                                        {"chunked", 64},    {"chunked", 512}};
   for (auto& [scheme, block, share, hits] : memories)
     for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
       for (auto& [batching, step] : batchings)

@@ -31,7 +31,7 @@ namespace {
 using Words = std::vector<std::string>;
 using Tokens = std::vector<int32_t>;
 
-constexpr double kLease = 0.5;  // seconds: where instances fall silent
+constexpr double kLease = 0.5;     // seconds: where instances fall silent
 constexpr double kLongLease = 10;  // where none does: a machine may be busy elsewhere
 
 class Child {

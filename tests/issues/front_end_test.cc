@@ -504,7 +504,8 @@ TEST_CASE("issue: a body waited until all those of another address were parsed",
 }
 
 TEST_CASE("issue: a small turn waited behind large bodies", "[server][limits]") {
-  // Rendering, which asks for the time, stops until it is told to go on: parsing that takes for ever.
+  // Rendering, which asks for the time, stops until it is told to go on: parsing that takes for
+  // ever.
   static std::promise<void> gate;
   static std::shared_future<void> go_on = gate.get_future().share();
   static std::atomic<int> stopped{0};

@@ -42,8 +42,9 @@ bool answers(const std::string& path) {
   return fd.ok();
 }
 
-TEST_CASE("files: a control address that names a file, a link, a pipe or a folder takes nothing away",
-          "[issues][files]") {
+TEST_CASE(
+    "files: a control address that names a file, a link, a pipe or a folder takes nothing away",
+    "[issues][files]") {
   TempDir dir;
   const std::string file = dir.path + "/f", link = dir.path + "/l", dangling = dir.path + "/d",
                     pipe = dir.path + "/p", folder = dir.path + "/o";
@@ -66,7 +67,8 @@ TEST_CASE("files: a control address that names a file, a link, a pipe or a folde
   CHECK_FALSE(std::filesystem::exists(dir.path + "/nowhere"));
 }
 
-TEST_CASE("files: a socket whose process died is replaced, one that lives is not", "[issues][files]") {
+TEST_CASE("files: a socket whose process died is replaced, one that lives is not",
+          "[issues][files]") {
   TempDir dir;
   const std::string path = dir.path + "/s";
   Result<int> first = listen_unix(path);

@@ -155,8 +155,8 @@ TEST_CASE("jinja: no template takes for ever, all memory or all of the stack", "
       "endfor %}{{ ns.x }}",
       "{% set ns = namespace(x=[1]) %}{% for i in range(9999) %}{% set ns.x = [ns.x] %}{% endfor "
       "%}{{ ns.x }}",
-      // Printed before it was counted; keys compared that are long and alike; values chained through
-      // methods and loops, whose end was a recursion as deep as the chain.
+      // Printed before it was counted; keys compared that are long and alike; values chained
+      // through methods and loops, whose end was a recursion as deep as the chain.
       "{% set ns = namespace(x=['\x01' * 15]) %}{% for i in range(22) %}{% set ns.x = [ns.x, ns.x] "
       "%}{% endfor %}{{ ns.x }}",
       "{% set s = 'aaaaaaaaaaaaaaaa' * 500000 %}{% set d = {s: 1} %}{% for i in range(20000) %}{% "
@@ -194,8 +194,9 @@ TEST_CASE("jinja: no template takes for ever, all memory or all of the stack", "
   CHECK(has(render(std::string(jinja::Template::kMaxBytes + 1, 'x')), "more than 1 MiB"));
   // Long is not deep.
   // Jinja's else of a loop: unless a turn has come to its end.
-  CHECK(render("{% for x in [1, 2] %}{% if x == y %}{% break %}{% endif %}{% else %}E{% endfor %}") ==
-        "");
+  CHECK(
+      render("{% for x in [1, 2] %}{% if x == y %}{% break %}{% endif %}{% else %}E{% endfor %}") ==
+      "");
   CHECK(render("{% for x in [1] %}{% break %}{% else %}E{% endfor %}") == "E");
   CHECK(render("{% for x in [1] %}{% continue %}{% else %}E{% endfor %}") == "E");
   CHECK(render("{% if 0 %}" + many("{% elif 0 %}", 999) + "{% else %}x{% endif %}") == "x");

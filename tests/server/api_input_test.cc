@@ -127,8 +127,8 @@ TEST_CASE("api: values that are refused, and what is named", "[server][api]") {
   }
   for (std::string extra :
        {R"("tools":[{}])", R"("tool_choice":"auto")", R"("chat_template":"{{ 1 }}")",
-        R"("chat_template_kwargs":[1])", R"("top_logprobs":2)",
-        R"("continue_final_message":true)", R"("response_format":{"type":"json_schema"})"}) {
+        R"("chat_template_kwargs":[1])", R"("top_logprobs":2)", R"("continue_final_message":true)",
+        R"("response_format":{"type":"json_schema"})"}) {
     INFO(extra);
     CHECK(server
               .post("/v1/chat/completions",

@@ -244,9 +244,8 @@ TEST_CASE("datasets: ShareGPT's filter", "[datasets]") {
   auto talk = [](size_t prompt, size_t reply) {
     return Exchange{std::string(prompt, 'q'), std::string(reply, 'r')};
   };
-  std::vector<Exchange> talks = {talk(3, 10),    talk(4, 3),     talk(4, 4),
-                                     talk(1025, 5),  talk(1024, 10), talk(10, 2039),
-                                     talk(10, 2038), talk(900, 200)};
+  std::vector<Exchange> talks = {talk(3, 10),    talk(4, 3),     talk(4, 4),     talk(1025, 5),
+                                 talk(1024, 10), talk(10, 2039), talk(10, 2038), talk(900, 200)};
   auto load = sharegpt_load(talks, 100, 0, 0, 1, count);
   REQUIRE(load);
   std::set<std::pair<int, int>> kept;

@@ -137,7 +137,7 @@ void Sim::supervise() {
   for (const InstanceInfo& info : conductor().members()) members.insert(info.id);
   for (size_t i = 0; i < children_.size(); ++i)
     seen[i] = children_[i].node && members.contains(children_[i].node->id) ? Presence::serving
-                                                                          : Presence::absent;
+                                                                           : Presence::absent;
   const Supervisor::Orders orders = supervisor_.look(seen, clock.seconds);
   for (size_t i : orders.kill) {
     if (children_[i].node && members.contains(children_[i].node->id))
@@ -264,8 +264,8 @@ void Sim::on_event(const TokenEvent& event) {
     return wrong(talker.name + " got an answer that no history of its explains; " +
                  (talker.output == checksum_tokens(joined(talker.so_far, talker.brought),
                                                    int(talker.output.size()))
-                      ? "it follows from what the store had, " + std::to_string(talker.so_far.size()) +
-                            " tokens"
+                      ? "it follows from what the store had, " +
+                            std::to_string(talker.so_far.size()) + " tokens"
                       : "it does not follow from what the store had"));
   if (talker.returns_generation) talker.generation = generation;
 }
