@@ -177,6 +177,10 @@ class KvMemory {
   // cached.
   virtual void free(KvHandle handle) = 0;
 
+  // The same of a sequence that will be reserved again: what of it a tier has not is kept there
+  // first, and waited for, since somebody wants the blocks now.
+  virtual void set_aside(KvHandle handle) { free(handle); }
+
   // Holds the blocks with tokens [token_begin, token_end) of those that the sequence has now,
   // beyond its free(), until unpin; the others go when it does. Contiguous memory holds its slot,
   // vattention the rows up to token_end: a slot gives back rows from its end. Before: 0 <= begin <

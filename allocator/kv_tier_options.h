@@ -14,6 +14,7 @@ struct KvTierOptions {
   int block_tokens = 16;  // tokens that are kept, found and moved together
   double copy_gbps = 0;   // CPU: device <-> host copies take at least bytes / this; 0: no limit
   bool wait_for_copies = false;  // the engine waits for each device <-> host copy (an ablation)
+  bool keep_arrivals = true;     // what adopt() brings is kept at once; else when it is set aside
   std::string host_eviction = "lru", disk_eviction = "lru";  // lru, lfu, length_aware
   bool on() const { return host_bytes > 0; }
 };

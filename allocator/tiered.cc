@@ -69,7 +69,7 @@ TieredMemory::Sequence& TieredMemory::start(KvHandle handle, std::span<const int
   XPYD_CHECK(!s.loading);
   s.given_up = false;
   s.kept_up = true;
-  s.behind = false;
+  s.when_set_aside = s.behind = false;
   s.tokens.assign(tokens.begin(), tokens.end());
   s.salt = salt;
   s.chain = KvTiers::root(salt);
@@ -102,7 +102,7 @@ void TieredMemory::written(KvHandle handle, std::span<const int32_t> tokens) {
   XPYD_CHECK(!s.loading);
   memory_->written(handle, tokens);
   s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
-  if (int(s.tokens.size()) / block_tokens_ > s.chain.n_blocks) {
+  if (!s.when_set_aside && int(s.tokens.size()) / block_tokens_ > s.chain.n_blocks) {
     poll_out();
     store(handle);
   }
@@ -122,6 +122,7 @@ Result<KvHandle> TieredMemory::fork(KvHandle handle) {
   Sequence& own = start(child.value(), s.tokens, s.salt);
   own.chain = s.chain;
   own.kept_up = s.kept_up;
+  own.when_set_aside = s.when_set_aside;
   own.last_out = s.last_out;
   return child;
 }
@@ -137,6 +138,15 @@ void TieredMemory::free(KvHandle handle) {
   memory_->free(handle);
 }
 
+void TieredMemory::set_aside(KvHandle handle) {
+  if (std::exchange(sequences_[size_t(handle)].when_set_aside, false)) {
+    store(handle);
+    out_->wait();
+    poll_out();
+  }
+  free(handle);
+}
+
 KvHandover TieredMemory::hand_over(KvHandle handle) {
   Sequence& s = sequences_[size_t(handle)];
   XPYD_CHECK(!s.loading);
@@ -150,9 +160,10 @@ KvHandle TieredMemory::adopt(KvHandover handover, std::span<const int32_t> token
   const size_t n = size_t(handover.tokens);
   const KvHandle handle = memory_->adopt(std::move(handover), tokens, salt);
   if (handle == kNoKv) return handle;
-  start(handle, tokens.first(n), salt);
+  Sequence& s = start(handle, tokens.first(n), salt);
+  s.when_set_aside = !tiers_->options().keep_arrivals;
   poll_out();
-  store(handle);
+  if (!s.when_set_aside) store(handle);
   return handle;
 }
 
@@ -164,7 +175,7 @@ void TieredMemory::leave(KvHandle handle) {
   tiers_->tick();
   tiers_->touch(s.chain);
   const int missing = int(s.tokens.size()) / block_tokens_ - s.chain.n_blocks;
-  if (missing > 0) tiers_->count_dropped(missing);
+  if (missing > 0 && !s.when_set_aside) tiers_->count_dropped(missing);
   s.tokens.clear();
 }
 

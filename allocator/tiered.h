@@ -54,6 +54,7 @@ class TieredMemory final : public KvMemory {
   void trim(KvHandle handle) override;
   Result<KvHandle> fork(KvHandle handle) override;
   void free(KvHandle handle) override;
+  void set_aside(KvHandle handle) override;
   using KvMemory::pin;
   KvLease pin(KvHandle handle, int token_begin, int token_end) override {
     return memory_->pin(handle, token_begin, token_end);
@@ -96,6 +97,7 @@ class TieredMemory final : public KvMemory {
   struct Sequence {
     bool loading = false, given_up = false;  // given up: freed when no copy into it is under way
     bool kept_up = true;                     // its blocks up to the end of chain are in the tiers
+    bool when_set_aside = false;  // it is an arrival that is not kept before (keep_arrivals)
     bool behind = false;          // … and there was no room for the next: it stands in behind_
     std::vector<int32_t> tokens;  // written
     uint64_t salt = 0;

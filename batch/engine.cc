@@ -334,7 +334,7 @@ bool Engine::make_room() {
 }
 
 void Engine::preempt(SequencePtr s) {
-  release(*s);
+  if (s->kv != kNoKv) memory_.set_aside(std::exchange(s->kv, kNoKv));
   s->computed = 0;
   s->early = s->probed = false;
   ++stats_.preemptions;

@@ -137,6 +137,8 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
   }
   if (pool) {
     kv.pool_bytes *= size_t(kv.n_memories);
+    // What is handed over there is looked for again by who was preempted alone.
+    kv.tiers.keep_arrivals = as.local || as.role != Role::decode;
   }
   const KvShards shards = o.shards(as.role);
   Result<ShardedPlan> plan = plan_sharded(o.kv_scheme->name, kv, shards);
@@ -221,7 +223,8 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
     const Role role = o.topology[i];
     const Welcome as{.id = cluster->conductor_.new_id(),
                      .name = instance_name(role, counts[int(role)]++),
-                     .role = role};
+                     .role = role,
+                     .local = conductor_options(o).disagg->local};
     Result<BuiltInstance> built = build_instance(o, as, int(i), shared_pool, clock, *cluster);
     if (!built) return built.error();
     cluster->queues_.push_back(std::move(built.value().queue));

@@ -84,6 +84,7 @@ struct Welcome {
   std::string
       pool;  // where the one pool of all instances is (transport/handoff_pool.h); empty: none
   bool report_cache = false;  // CacheReports are wanted
+  bool local = true;          // a decode instance may be given prompts (DisaggPolicy)
 };
 // Nothing is placed there any more: it ends, or joins anew in another role.
 struct Retire {

@@ -50,10 +50,12 @@ DisaggOrder conditional_cost(const DisaggView& view, const DisaggOptions& o) {
 }
 
 constexpr DisaggPolicy kOrders[] = {
-    {"prefill_first", prefill_first, false, "DistServe, Mooncake, SGLang; pull: vLLM with NIXL"},
-    {"decode_first", decode_first, true, "Dynamo's vLLM patch: a global prefill queue"},
-    {"conditional_threshold", conditional_threshold, true, "Dynamo 0.1 and 1.x"},
-    {"conditional_cost", conditional_cost, false, "remote where its first token comes sooner"},
+    {"prefill_first", prefill_first, false, false,
+     "DistServe, Mooncake, SGLang; pull: vLLM with NIXL"},
+    {"decode_first", decode_first, true, false, "Dynamo's vLLM patch: a global prefill queue"},
+    {"conditional_threshold", conditional_threshold, true, true, "Dynamo 0.1 and 1.x"},
+    {"conditional_cost", conditional_cost, false, true,
+     "remote where its first token comes sooner"},
 };
 
 }  // namespace

@@ -58,6 +58,7 @@ struct DisaggPolicy {
   const char* name;
   DisaggOrder (*decide)(const DisaggView& view, const DisaggOptions& options);
   bool decode_first;  // may answer decode_first
+  bool local;         // may answer local
   const char* source;
 };
 

@@ -106,7 +106,8 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
                     .role = request->role,
                     .lease_s = options_.conductor.lease_s,
                     .pool = options_.pool ? options_.pool->address() : "",
-                    .report_cache = true};
+                    .report_cache = true,
+                    .local = options_.conductor.disagg->local};
     {
       std::lock_guard lock(mutex_);
       Worker& worker = workers_.at(id);

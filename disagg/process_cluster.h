@@ -28,7 +28,8 @@ struct ProcessClusterOptions {
 };
 
 // What the conductor sees of a worker's process: no channel; one, but no instance; an instance.
-enum class Presence : uint8_t { absent, connected, serving };
+// `stopped` (SIGSTOP), and without a channel, is what its parent alone can see.
+enum class Presence : uint8_t { absent, stopped, connected, serving };
 
 class ProcessCluster final : public Runtime, public Post {
  public:

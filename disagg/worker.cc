@@ -25,6 +25,12 @@ void log_refusal(const std::string& text) {
   log_line(LogLevel::warning, "xpyd worker: %s", text.c_str());
 }
 
+ChannelEvents turned_away(const ChannelPtr& channel, const std::string& why) {
+  log_refusal("a channel from " + channel->peer().id + " is refused: " + why);
+  channel->close(why);
+  return {[](uint16_t, std::string_view) {}, [](const std::string&) {}};
+}
+
 std::chrono::duration<double> seconds(double s) { return std::chrono::duration<double>(s); }
 
 }  // namespace
@@ -114,20 +120,17 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
     if (!welcome_) return Error{ErrorCode::unavailable, "the conductor did not answer"};
     as = *welcome_;
   }
-  Result<std::string> listening =
-      loop.listen({options_.listen, options_.key, identity(as.id)}, [this](ChannelPtr c) {
+  Result<std::string> listening = loop.listen(
+      {options_.listen, options_.key, identity(as.id)}, [this, own_id = as.id](ChannelPtr c) {
         const std::string& id = c->peer().id;
         InstanceId peer = -1;
         if (id.starts_with('i') &&
             std::from_chars(id.data() + 1, id.data() + id.size(), peer).ptr !=
                 id.data() + id.size())
           peer = -1;
-        if (peer < 0) {  // below 0 is the conductor, and that one does not come here
-          c->close("only instances are expected here");
-          return ChannelEvents{[](uint16_t, std::string_view) {}, [](const std::string&) {}};
-        }
-        attach(peer, c);
-        return on_peer(peer, c);
+        if (peer <= own_id)  // below 0 is the conductor; of two instances the later one dials
+          return turned_away(c, "only later instances are expected here");
+        return attach(peer, c);
       });
   if (!listening) return listening.error();
   ClusterOptions own = options_.cluster;
@@ -226,6 +229,10 @@ ChannelEvents Worker::on_peer(InstanceId id, ChannelPtr channel) {
             std::lock_guard lock(mutex_);
             auto found = peers_.find(id);
             if (found == peers_.end() || found->second.channel != channel) return;
+            if (found->second.info.id < 0) {
+              peers_.erase(found);
+              return;
+            }
             found->second.channel.reset();
             found->second.broken = true;
             if (instance_) instance_->send(kConductor, PeerBroken{id});
@@ -265,10 +272,20 @@ void Worker::on_message(InstanceId from, Message message) {
 }
 
 // A channel to a peer is there: by its dial or by ours. What waited for it goes first; the instance
-// is told of the peer again where the channel is not its first.
-void Worker::attach(InstanceId id, ChannelPtr channel) {
+// is told of the peer again where the channel is not its first. Every member can say that it is any
+// instance: nobody takes the place of one whose channel stands. Whose channel is broken comes again
+// until this end has noticed it, too.
+ChannelEvents Worker::attach(InstanceId id, ChannelPtr channel) {
+  constexpr int kMostUntold = 64;
   std::lock_guard lock(mutex_);
-  Peer& peer = peers_[id];  // it may have dialled before the conductor has told of it
+  if (!peers_.contains(id)) {  // it has dialled before the conductor has told of it
+    const auto untold = [](const auto& peer) { return peer.second.info.id < 0; };
+    if (std::ranges::count_if(peers_, untold) >= kMostUntold)
+      return turned_away(channel, "too many instances that the conductor has not told of");
+  }
+  Peer& peer = peers_[id];
+  if (peer.channel && peer.channel->is_open())
+    return turned_away(channel, "that instance has a channel here");
   peer.channel = channel;
   for (const std::string& frame : peer.waiting)
     channel->send(uint16_t(uint8_t(frame[0]) | uint8_t(frame[1]) << 8),
@@ -276,6 +293,7 @@ void Worker::attach(InstanceId id, ChannelPtr channel) {
   peer.waiting.clear();
   if (std::exchange(peer.broken, false) && instance_ && peer.info.id >= 0)
     instance_->send(kConductor, PeerJoined{peer.info});
+  return on_peer(id, std::move(channel));
 }
 
 // Of two instances the later one dials, and waits for nobody: a peer that is stopped holds up
@@ -297,10 +315,7 @@ void Worker::dial_missing(ControlLoop& loop) {
   for (auto& [missing_id, address] : missing)
     loop.dial(
         {address, options_.key, identity(self)}, kPatience,
-        [this, id = missing_id](ChannelPtr c) {
-          attach(id, c);
-          return on_peer(id, std::move(c));
-        },
+        [this, id = missing_id](ChannelPtr c) { return attach(id, std::move(c)); },
         [this, id = missing_id, where = address](const Result<ChannelPtr>& channel) {
           std::lock_guard lock(mutex_);
           auto found = peers_.find(id);

@@ -64,7 +64,7 @@ class Worker final : public Post {
   ChannelEvents on_conductor(ChannelPtr channel);
   ChannelEvents on_peer(InstanceId peer, ChannelPtr channel);
   void on_message(InstanceId from, Message message);
-  void attach(InstanceId peer, ChannelPtr channel);
+  ChannelEvents attach(InstanceId peer, ChannelPtr channel);
   void dial_missing(ControlLoop& loop);
   NodeIdentity identity(InstanceId id) const;
 

@@ -22,6 +22,7 @@
 
 #include "base/cuda_kernel.h"
 #include "base/cuda_split.h"
+#include "base/log.h"
 #include "base/row_hash.h"
 #include "model/gemm_cuda.h"
 #include "model/gemv_cuda.h"
@@ -121,6 +122,7 @@ struct Product {
   cublasLtMatmulDescOpaque_t operation;
   std::vector<std::vector<Algo>> chosen;  // [bucket], fastest first
   std::string notes;
+  bool went_elsewhere = false;  // it has been said that none of them started
 
   bool is_like(const CudaGemmArgs& a) const {
     return a.w.n == like.w.n && a.w.k == like.w.k && a.w.stride == like.w.stride &&
@@ -361,6 +363,7 @@ struct CudaGemm::Impl {
   }
 
   Status choose(Product& p, int max_m);
+  bool go_elsewhere(Product& p, const CudaGemmArgs& a);
 
   cuda::Stream& stream;
   const bool one_order, early;
@@ -499,6 +502,39 @@ Status CudaGemm::Impl::choose(Product& p, int max_m) {
   return ok();
 }
 
+// None of what was chosen for this M starts: what was chosen for others, then whatever the library
+// offers, then our kernel for a few rows at a time. False: nothing does.
+bool CudaGemm::Impl::go_elsewhere(Product& p, const CudaGemmArgs& a) {
+  std::vector<Algo> others;
+  for (const std::vector<Algo>& of_size : p.chosen)
+    others.insert(others.end(), of_size.begin(), of_size.end());
+  const size_t n_of_order = others.size();
+  for (int sms : {p.n_sms, 0})
+    for (const Algo& algo : candidates(p, a.m, sms)) others.push_back(algo);
+  others.push_back({{}, true});
+  for (size_t i = 0; i < others.size(); ++i) {
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    const int rows = others[i].own ? kGemvRows : a.m;
+    for (int first = 0; first < a.m && status == CUBLAS_STATUS_SUCCESS; first += rows) {
+      CudaGemmArgs part = a;
+      part.m = std::min(rows, a.m - first);
+      part.x = static_cast<const std::byte*>(a.x) +
+               size_t(first) * size_t(a.x_stride) * dtype_bytes(a.x_dtype);
+      part.y = static_cast<std::byte*>(a.y) +
+               size_t(first) * size_t(a.y_stride) * dtype_bytes(a.y_dtype);
+      status = multiply(p, others[i], part);
+    }
+    if (status != CUBLAS_STATUS_SUCCESS) continue;
+    if (!std::exchange(p.went_elsewhere, true))
+      log_line(LogLevel::warning,
+               "xpyd: gemm %d x %d, M = %d: none of the chosen algorithms starts; %s does%s", a.w.n,
+               a.w.k, a.m, name_of(others[i]).c_str(),
+               i < n_of_order ? "" : ", and may add in another order");
+    return true;
+  }
+  return false;
+}
+
 CudaGemm::CudaGemm(const cuda::On& on, bool one_order)
     : impl_(new Impl(on.stream, one_order, on.early)) {}
 CudaGemm::~CudaGemm() = default;
@@ -532,7 +568,7 @@ void CudaGemm::run(const CudaGemmArgs& a) {
         std::rotate(algos.begin(), algo, algo + 1);
         return;
       }
-    XPYD_CUBLAS(impl_->multiply(p, algos[0], a));
+    if (!impl_->go_elsewhere(p, a)) XPYD_CUBLAS(impl_->multiply(p, algos[0], a));
     return;
   }
   XPYD_CHECK(false, "no prepare() of " + std::to_string(a.w.n) + " x " + std::to_string(a.w.k) +

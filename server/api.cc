@@ -222,7 +222,7 @@ void Api::on_body(const std::shared_ptr<Incoming>& in,
   const bool is_short = body.size() <= kInlineBodyBytes && body.find("session_id") == body.npos &&
                         body.find("\\u") == body.npos;
   if (is_short) return work()();
-  body_threads_.run(in->request.body.size(),
+  body_threads_.run(in->request.client, in->request.body.size(),
                     [post = post_, work = std::move(work)] { post(work()); });
 }
 

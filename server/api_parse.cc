@@ -466,7 +466,8 @@ std::optional<ApiError> take_session(Request& request, const std::string& salt,
       return ApiError{.status = 410,
                       .message = name +
                                  " is not here any more: send the whole conversation with "
-                                 "session_generation \"new\"",
+                                 "session_generation \"new\", and from then on the "
+                                 "session_generation of each answer",
                       .param = "session_id",
                       .code = "session_expired"};
     case Sessions::State::stale:

@@ -95,6 +95,7 @@ class Children {
         clock_(clock),
         supervisor_(options, commands_.size()),
         pids_(commands_.size(), -1),
+        stopped_(commands_.size()),
         said_(commands_.size()) {}
   ~Children() {
     end();
@@ -225,7 +226,12 @@ class Children {
     std::vector<Presence> seen;
     for (size_t i = 0; i < pids_.size(); ++i) {
       int status = 0;
-      const bool ended = pids_[i] > 0 && waitpid(pids_[i], &status, WNOHANG) == pids_[i];
+      bool ended = false;
+      while (pids_[i] > 0 && !ended &&
+             waitpid(pids_[i], &status, WNOHANG | WUNTRACED | WCONTINUED) == pids_[i]) {
+        ended = WIFEXITED(status) || WIFSIGNALED(status);
+        stopped_[i] = WIFSTOPPED(status);
+      }
       pass_on(i, ended);
       if (ended) {
         const bool retired = cluster_.was_retired(process_name(std::exchange(pids_[i], -1)));
@@ -235,6 +241,7 @@ class Children {
                retired && WIFEXITED(status) && WEXITSTATUS(status) == 0);
       }
       seen.push_back(pids_[i] > 0 ? cluster_.presence(process_name(pids_[i])) : Presence::absent);
+      if (stopped_[i] && seen[i] == Presence::absent) seen[i] = Presence::stopped;
     }
     const Supervisor::Orders orders = supervisor_.look(seen, clock_.now());
     for (size_t i : orders.kill) {
@@ -266,6 +273,7 @@ class Children {
   std::condition_variable wake_;
   Supervisor supervisor_;
   std::vector<pid_t> pids_;  // -1: none
+  std::vector<bool> stopped_;
   struct Said {
     int pipe = -1;
     std::string begun, last;  // lines

@@ -60,11 +60,13 @@ Sessions::State Sessions::begin(const std::string& key, Turn& turn, const std::s
     if (busy_ >= max_sessions_) return State::full;
     found = sessions_.emplace(key, Session{}).first;
     found->second.place = order_.insert(order_.end(), key);
+    found->second.anew = gone(key, false);
     found->second.tag = siphash(secret_, "tag " + std::to_string(++begun_));
   }
   Session& session = found->second;
-  if (!generation.empty() && generation != kNew &&
-      !generation.starts_with(name_of(session, 0).substr(0, 17)))
+  if (generation.empty()
+          ? session.anew
+          : generation != kNew && !generation.starts_with(name_of(session, 0).substr(0, 17)))
     return State::dropped;  // that one is gone, and another has its name
   if (session.busy) return State::busy;
   if (generation == kNew ? session.turns > 0

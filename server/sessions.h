@@ -7,7 +7,9 @@
 //   tag is gone for ever, also after a restart.
 // - A client that returns none names a conversation that is here, or one that is certainly new: a
 //   Bloom filter, which never forgets, holds every name that was dropped since the start. A full
-//   filter refuses new names too, but for clients that say that theirs is new (kNew).
+//   filter refuses new names too, but for clients that say that theirs is new (kNew). A name that
+//   was dropped and is begun anew is never answered without the generation: whoever had it before
+//   could not be told from whoever has it now.
 //
 // A turn takes its conversation and gives it back changed (commit) or as it was (anything else: a
 // refusal, an abort, a timeout, a client that has left), so a turn is in it whole or not at all.
@@ -69,8 +71,9 @@ class Sessions : public std::enable_shared_from_this<Sessions> {
   };
 
   // `generation`: what the client's last turn was answered with, kNew, or "" where it returns none.
-  // busy: another turn holds it. dropped: it is not here, and may have been. stale: it is here, but
-  // at another turn. full: as many as may be kept are in the middle of a turn.
+  // busy: another turn holds it. dropped: it is not here, and may have been, or what is here may be
+  // another's of its name. stale: it is here, but at another turn. full: as many as may be kept are
+  // in the middle of a turn.
   State begin(const std::string& key, Turn& turn, const std::string& generation = "");
 
   struct Stats {
@@ -84,6 +87,7 @@ class Sessions : public std::enable_shared_from_this<Sessions> {
   struct Session {
     Conversation conversation;
     bool busy = false;
+    bool anew = false;  // its name was dropped before it began
     uint64_t tag = 0, turns = 0;
     std::list<std::string>::iterator place;  // in order_
   };

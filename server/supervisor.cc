@@ -17,12 +17,14 @@ Supervisor::Orders Supervisor::look(std::span<const Presence> seen, double now) 
     if (c.life != Child::running) continue;
     c.since_s = std::min(now, c.since_s + slept);
     if (std::exchange(c.seen, seen[i]) != seen[i]) c.since_s = now;
-    c.had_channel |= c.seen != Presence::absent;
+    c.had_channel |= c.seen >= Presence::connected;
     const double lasted = now - c.since_s;
     if (c.seen == Presence::serving) {
       if (lasted >= options_.longest_wait_s) c.ends = 0;
-    } else if (lasted > (c.seen == Presence::absent && c.had_channel ? options_.silence_s
-                                                                     : options_.start_s)) {
+    } else if (lasted >
+               (c.seen == Presence::stopped || (c.seen == Presence::absent && c.had_channel)
+                    ? options_.silence_s
+                    : options_.start_s)) {
       orders.kill.push_back(i);
       c.since_s = now;
     }

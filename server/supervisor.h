@@ -18,8 +18,8 @@ struct SupervisorOptions {
   // A child that ends is started again after first_wait_s, twice as long after each end that
   // follows, and longest_wait_s at most, for ever. Who has served for longest_wait_s begins anew.
   double first_wait_s = 0.1, longest_wait_s = 10;
-  // Killed: who is alive, but without a channel for silence_s, though it had one (it is stopped, or
-  // hangs); who does not serve start_s after its start, or after its channel came.
+  // Killed: who is alive, but without a channel for silence_s, though it had one (it hangs) or is
+  // stopped; who does not serve start_s after its start, or after its channel came.
   double silence_s = 12, start_s = 600;
 };
 

@@ -385,13 +385,14 @@ void fields(A&, typename A::template Ref<ClearPrefixCache>) {}
 
 template <class A>
 void fields(A& a, typename A::template Ref<Welcome> s) {
-  auto& [id, name, role, lease_s, pool, report_cache] = s;
+  auto& [id, name, role, lease_s, pool, report_cache, local] = s;
   a.number("id", id, Number::instance);
   a.text("name", name);
   a.choice("role", role, Role::colocated);
   a.real("lease_s", lease_s, 0, kMaxSeconds);
   a.text("pool", pool);
   a.flag("report_cache", report_cache);
+  a.flag("local", local);
 }
 
 template <class A>

@@ -19,6 +19,7 @@ constexpr size_t kTokenBytes = 256;  // of the tiny model's KV
 struct Run {
   std::map<uint64_t, Recorder::Choice> choices;
   KvTierStats tiers;
+  std::vector<KvTierStats> of_instance;
   int64_t preemptions = 0;
 };
 
@@ -48,6 +49,7 @@ Run converse(const TinySetup& setup, int conversations = 6, int rounds = 3) {
     instance->memory().check_invariants(!tiny.cluster->stats().shared_pool);
     const KvStats kv = instance->memory().stats();
     CHECK(kv.free + kv.cached == kv.capacity);
+    run.of_instance.push_back(kv.tiers);
     run.tiers.host_hit_tokens += kv.tiers.host_hit_tokens;
     run.tiers.disk_hit_tokens += kv.tiers.disk_hit_tokens;
     run.tiers.bytes_out += kv.tiers.bytes_out;
@@ -102,6 +104,73 @@ TEST_CASE("tiers: the same logits as without, for every scheme and topology", "[
           preemptions += run.preemptions;
         }
   CHECK(preemptions > 0);
+}
+
+TEST_CASE("tiers: a decode instance kept each prompt that was handed over, and looked for none",
+          "[tiers][handoff]") {
+  struct Case {
+    const char *transport, *disagg;
+    bool pull, looks;  // D is given room for prompts, or prompts
+  };
+  for (const Case& c : {Case{"handoff", "prefill_first", false, false},
+                        {"handoff", "decode_first", false, false},
+                        {"handoff", "conditional_threshold", false, true},
+                        {"local", "prefill_first", false, true},
+                        {"local", "prefill_first", true, true},
+                        {"local", "decode_first", false, true}}) {
+    // Slots: nothing is found but in tiers.
+    TinySetup setup{.topology = "1P1D",
+                    .scheme = "contiguous",
+                    .transport = c.transport,
+                    .disagg = c.disagg,
+                    .step_tokens = 48,
+                    .max_batch = 6,
+                    .pool_bytes = 16 * 512 * kTokenBytes};
+    setup.disagg_options.pull = c.pull;
+    setup.disagg_options.max_local_prefill_tokens = 24;
+    setup.tiers.host_bytes = 4096 * kTokenBytes;
+    setup.tiers.block_tokens = 8;
+    INFO(setup.describe() << " " << c.disagg << (c.pull ? " pull" : ""));
+    const Run run = converse(setup);
+    const KvTierStats &p = run.of_instance[0], &d = run.of_instance[1];
+    CHECK(p.bytes_out > 0);
+    CHECK((d.bytes_out > 0) == c.looks);
+    CHECK((d.host_hit_tokens > 0) == c.looks);
+    CHECK(d.dropped_out == 0);
+    if (!c.looks) CHECK(p.host_hit_tokens > 500);
+  }
+}
+
+TEST_CASE("tiers: a decode instance keeps whom it preempts, also where it keeps no arrivals",
+          "[tiers][handoff]") {
+  for (const char* scheme : {"paged", "token"}) {
+    INFO(scheme);
+    std::map<bool, std::vector<uint64_t>> hashes;
+    for (bool small : {false, true}) {
+      TinySetup setup{.topology = "1P1D", .scheme = scheme, .transport = "handoff"};
+      setup.prefix_cache = false;  // a tier alone has it
+      setup.pool_bytes = (small ? 10 * 16 : 64 * 16) * kTokenBytes;
+      setup.tiers.host_bytes = 4096 * kTokenBytes;
+      setup.tiers.block_tokens = 8;
+      TinyCluster tiny(setup);
+      for (int i = 0; i < 4; ++i) {
+        auto request = tiny_request(uint64_t(i), std::vector<int32_t>(32, 5 + i), 60);
+        request->ignore_eos = true;
+        REQUIRE(tiny.submit(request).ok());
+      }
+      tiny.run();
+      for (uint64_t i = 0; i < 4; ++i) {
+        CHECK(tiny.recorder->choice(i).tokens.size() == 60);
+        hashes[small].push_back(tiny.recorder->choice(i).logits_hash);
+      }
+      const Instance& decode = *tiny.cluster->instances()[1];
+      const KvTierStats kept = decode.memory().stats().tiers;
+      CHECK((decode.stats().preemptions > 0) == small);
+      CHECK((kept.bytes_out > 0) == small);
+      CHECK((kept.host_hit_tokens > 0) == small);
+    }
+    CHECK(hashes[false] == hashes[true]);
+  }
 }
 
 // Quantised rows carry their scales wherever they go: to a tier and back, into another's slot,

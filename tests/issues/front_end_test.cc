@@ -118,6 +118,22 @@ TEST_CASE("session: a client that returns its generation is never answered witho
               "invalid_request_error", "session_id", "session_expired");
 }
 
+TEST_CASE("issue: who had a dropped name was answered with the conversation of who has it now",
+          "[server][session]") {
+  TestServer server([](ServerOptions& o) { o.max_sessions = 1; });
+  const std::string name = R"("session_id":"s")";
+  CHECK(turn(server, name).status == 200);
+  CHECK(turn(server, R"("session_id":"other")").status == 200);  // "s" makes room
+  std::string generation =
+      generation_of(turn(server, name + R"(,"session_generation":"new")"));  // of somebody else
+  for (int i = 0; i < 2; ++i) {
+    check_error(turn(server, name), 410, "invalid_request_error", "session_id", "session_expired");
+    generation =
+        generation_of(turn(server, name + R"(,"session_generation":")" + generation + '"'));
+  }
+  CHECK(last_prompt(server) == "xhxhx");
+}
+
 TEST_CASE("session: a stream carries the generation, and a failed turn keeps the last one",
           "[server][session]") {
   TestServer server;
@@ -454,6 +470,37 @@ TEST_CASE("limits: which address a request counts for", "[server][limits]") {
   CHECK(client("10.0.0.1", {"[2001:db8::1]"}) == "2001:db8::");
   CHECK(client("10.0.0.1", {"unknown"}) == "10.0.0.1");
   CHECK(client("10.0.0.1", {""}) == "10.0.0.1");
+}
+
+TEST_CASE("issue: a body waited until all those of another address were parsed",
+          "[server][limits]") {
+  for (size_t bytes : {size_t{100}, size_t{10} << 20}) {
+    std::promise<void> gate;
+    std::shared_future<void> go_on = gate.get_future().share();
+    std::mutex mutex;
+    std::string begun;
+    BodyThreads threads;
+    auto body = [&](const std::string& client) {
+      threads.run(client, bytes, [&, client] {
+        go_on.wait();
+        std::lock_guard lock(mutex);
+        begun += client;
+      });
+    };
+    for (int i = 0; i < 60; ++i) body("a");
+    for (const char* client : {"b", "c", "b"}) body(client);
+    gate.set_value();
+    const auto all = [&] {
+      std::lock_guard lock(mutex);
+      return begun.size() == 63;
+    };
+    while (!all()) std::this_thread::yield();
+    INFO(begun);
+    // At most five threads are within a body of the first one.
+    CHECK(begun.find('b') < 20);
+    CHECK(begun.find('c') < 20);
+    CHECK(begun.rfind('b') < 40);
+  }
 }
 
 TEST_CASE("issue: a small turn waited behind large bodies", "[server][limits]") {

@@ -369,6 +369,53 @@ TEST_CASE("lies: a worker closes the channel of a peer that says one, or speaks 
   bed.check_answers(1);
 }
 
+TEST_CASE("lies: a member took the channel of another one, and names of instances that are none",
+          "[lies][processes]") {
+  Bed bed("colocated");
+  bed.add_worker();
+  REQUIRE(bed.cluster().wait_members(1, 30));
+  const InstanceInfo worker = bed.cluster().conductor().members()[0];
+  std::vector<std::unique_ptr<End>> ends;  // they outlive the loop that calls them
+  ControlLoop loop(bed.stack().clock);
+  const auto dial = [&](const std::string& id) -> End& {
+    ends.push_back(std::make_unique<End>());
+    REQUIRE(loop.connect(bed.endpoint(worker.control, NodeRole::decode, id.c_str()), 5,
+                         ends.back()->on_open())
+                .ok());
+    return *ends.back();
+  };
+  End& honest = dial("i99");
+  End& liar = dial("i99");
+  liar.wait_closed();
+  CHECK(liar.closed.find("that instance has a channel here") != std::string::npos);
+  CHECK(honest.channel->is_open());
+  honest.channel->close("it broke");
+  honest.wait_closed();
+  End* again = nullptr;  // who lost its channel comes again, once its end is noticed
+  for (int n = 0; n < 100 && !(again && again->channel->is_open()); ++n) {
+    again = &dial("i99");
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  CHECK(again->channel->is_open());
+  const std::string itself = "i" + std::to_string(worker.id);
+  for (const char* name :
+       {"i", "i-1", "i-7", "ix", "i99x", "i99999999999999", "i0", itself.c_str()}) {
+    INFO(name);
+    End& none = dial(name);
+    none.wait_closed();
+    CHECK(none.closed.find("only later instances are expected here") != std::string::npos);
+  }
+  // Instances that the conductor has not told of are few.
+  for (int id = 1000; id < 1063; ++id) dial("i" + std::to_string(id));
+  const std::string& why = dial("i5000").closed;
+  ends.back()->wait_closed();
+  CHECK(why.find("has not told of") != std::string::npos);
+  for (size_t i = ends.size() - 64; i + 1 < ends.size(); ++i) CHECK(ends[i]->channel->is_open());
+  bed.add_worker();  // and one that it tells of is none of them
+  REQUIRE(bed.cluster().wait_members(2, 30));
+  for (uint64_t id = 1; id <= 4; ++id) bed.check_answers(id);
+}
+
 TEST_CASE("lies: a worker leaves a conductor that says one, and joins the next",
           "[lies][processes]") {
   Bed bed("colocated");

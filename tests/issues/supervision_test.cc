@@ -407,6 +407,24 @@ TEST_CASE(
   CHECK(server.files_left() == 0);
 }
 
+TEST_CASE("serve: a worker that was stopped while it started was left for --worker-start-timeout",
+          "[issues][supervision]") {
+  NEEDS_PROGRAM();
+  Server server({"--topology", "1P1D", "--lease", "1"});
+  const int port = server.port();
+  REQUIRE(port > 0);
+  const pid_t first = server.worker("prefill");
+  kill(first, SIGKILL);
+  pid_t stopped = first;
+  for (const double end = now_s() + 20; (stopped == first || stopped < 0) && now_s() < end;)
+    stopped = server.worker("prefill");
+  REQUIRE(stopped > 0);
+  REQUIRE(kill(stopped, SIGSTOP) == 0);
+  CHECK(until(40, [&] { return get(port, "/health").status == 200; }));
+  CHECK(server.worker("prefill") != stopped);
+  CHECK(count(server.log(), "does not answer: it is killed") == 1);
+}
+
 TEST_CASE("serve: a worker that somebody else told to end stayed away; one that was retired does",
           "[issues][supervision]") {
   NEEDS_PROGRAM();

@@ -61,6 +61,9 @@ class Believed {
     gone_ = true;
     return !(may_be_.size() == 1 && may_be_.begin()->empty());
   }
+  // Somebody else has begun under the name: what was before is gone.
+  void taken_over() { gone_ = true; }
+  bool certain() const { return !may_be_.contains({}); }  // there is a history
   void begin_anew() { may_be_ = {{}}, gone_ = false; }
   int tokens() const {  // at most
     size_t most = 0;
@@ -188,7 +191,15 @@ class Sim final : public SimCluster {
     std::unique_ptr<FrontDoor> door;
     std::unique_ptr<Api> api;
   };
+  struct Stranger {
+    std::string name;
+    std::shared_ptr<Exchange> exchange;
+  };
   bool chance(double p) { return random_.uniform() < p; }
+  bool talking(const std::string& name) const {  // a name of those who are listened to
+    return std::any_of(talkers_.begin(), talkers_.end(),
+                       [&](const Talker& t) { return t.name == name; });
+  }
   void wrong(const std::string& what) {
     if (wrong_.empty()) wrong_ = "at " + std::to_string(clock.seconds) + " s: " + what;
   }
@@ -211,7 +222,7 @@ class Sim final : public SimCluster {
   double no_processes_until_s_ = 0;  // starts fail
   std::shared_ptr<Server> server_;
   std::vector<Talker> talkers_;
-  std::vector<std::shared_ptr<Exchange>> strangers_;
+  std::vector<Stranger> strangers_;
   std::map<std::string, Believed> believed_;
   uint64_t last_server_ = 0, last_name_ = 0;
   std::string wrong_;
@@ -297,10 +308,24 @@ void Sim::disturb() {
   }
   if (chance(0.2 * kTick)) no_processes_until_s_ = clock.seconds + 2 * random_.uniform();
   if (chance(0.1 * kTick)) ++counts["restarts"], serve_anew();
-  if (chance(0.03))  // a stranger's conversation
-    strangers_.push_back(post("stranger" + std::to_string(++last_name_),
-                              Tokens(random_.below(100) + 1, 7), 1 + int(random_.below(6))));
-  std::erase_if(strangers_, [](const auto& exchange) { return exchange->ended; });
+  const auto speak = [&](const std::string& name, const char* more) {
+    strangers_.push_back(
+        {name, post(name, Tokens(random_.below(100) + 1, 7), 1 + int(random_.below(6)), more)});
+  };
+  if (chance(0.03))
+    speak("stranger" + std::to_string(++last_name_), "");  // a conversation of its own
+  if (chance(0.05)) {  // and one under a name that may be dropped
+    const std::string& name = talkers_[random_.below(talkers_.size())].name;
+    if (believed_[name].certain()) speak(name, R"(,"session_generation":"new")");
+  }
+  std::erase_if(strangers_, [&](const Stranger& stranger) {
+    if (!stranger.exchange->ended) return false;
+    if (talking(stranger.name) && stranger.exchange->status == 200) {
+      ++counts["taken over"];
+      believed_[stranger.name].taken_over();
+    }
+    return true;
+  });
 }
 
 // Takes another name, and believes in nothing.
@@ -322,9 +347,12 @@ void Sim::take_turn(Talker& talker) {
   if (chance(0.5)) more += R"(,"stream":true)";
   talker.asked_s = clock.seconds;
   talker.leaves_s = chance(0.05) ? clock.seconds + 0.02 * random_.uniform() : 0;
-  talker.alone = std::none_of(talkers_.begin(), talkers_.end(), [&](const Talker& other) {
-    return other.name == talker.name && other.exchange;
-  });
+  talker.alone = std::none_of(talkers_.begin(), talkers_.end(),
+                              [&](const Talker& other) {
+                                return other.name == talker.name && other.exchange;
+                              }) &&
+                 std::none_of(strangers_.begin(), strangers_.end(),
+                              [&](const Stranger& s) { return s.name == talker.name; });
   talker.exchange = post(talker.name, talker.brought, talker.wants, more);
 }
 
@@ -454,7 +482,7 @@ TEST_CASE("history: each answer follows from a history that its client can belie
   if (one || last / step < 30) return;
   CHECK(counts["turns"] > 20 * last / step);  // it was about something
   for (const char* what : {"restarts", "left", "ended", "preemptions", "request_timeout",
-                           "session_busy", "session_stale", "session_expired"}) {
+                           "session_busy", "session_stale", "session_expired", "taken over"}) {
     INFO(what);
     CHECK(counts[what] > 0);
   }

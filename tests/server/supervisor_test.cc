@@ -89,6 +89,23 @@ TEST_CASE("supervisor: a silent child is killed after its bound and started agai
   CHECK(child.starts.size() == 2);
 }
 
+TEST_CASE("supervisor: a child that was stopped before it had a channel had all the time to start",
+          "[server][supervisor]") {
+  OneChild child{.supervisor = Supervisor({.silence_s = 12, .start_s = 600}, 1), .joins = false};
+  child.run(30);  // it loads
+  child.seen = Presence::stopped;
+  child.run(11);
+  child.seen = Presence::absent;  // and goes on
+  child.run(30);
+  CHECK(child.kills.empty());
+  child.seen = Presence::stopped;
+  const double stopped = child.now;
+  child.run(13);
+  REQUIRE(child.kills.size() == 1);
+  CHECK(child.kills[0] - stopped > 12);
+  CHECK(child.starts.size() == 2);
+}
+
 TEST_CASE("supervisor: loading a model is not silence, and ends nevertheless",
           "[server][supervisor]") {
   OneChild slow{.supervisor = Supervisor({.silence_s = 12, .start_s = 120}, 1), .joins_s = 110};

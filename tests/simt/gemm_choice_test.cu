@@ -247,4 +247,26 @@ TEST_CASE("cuda gemm: our kernel takes few rows where its bits are the order's, 
   }
 }
 
+TEST_CASE("cuda gemm: the process ended where no algorithm of the chosen order started",
+          "[cuda][model][gemm]") {
+  cuda::Stream stream;
+  // Up to M = 16 the first, from then on the second, of one order; the third has another one.
+  Choice c({{1, Order::ascending, 1, 16},
+            {2, Order::ascending, 17, 1 << 20},
+            {3, Order::halves, 1, 1 << 20}},
+           48, stream);
+  REQUIRE(c.gemm.prepare(c.args, kMost).ok());
+  const std::vector<float> few = c.run(0, 4), many = c.run(0, 40);
+  cublas::broken = {1};
+  CHECK(c.run(0, 4) == few);
+  CHECK(c.chosen(4) == 2);  // of the same order
+  cublas::broken = {1, 2};
+  CHECK(c.chosen(40) == 3);
+  cublas::broken = {1, 2, 3};  // our kernel is left, for 16 rows at a time
+  cublas::ran.clear();
+  const std::vector<float> ours = c.run(0, 40);
+  CHECK(cublas::ran.empty());
+  for (size_t i = 0; i < many.size(); ++i) CHECK(std::abs(ours[i] - many[i]) < 0.1f);
+}
+
 }  // namespace xpyd::testing
