@@ -191,17 +191,42 @@ class ContiguousMemory final : public PooledMemory {
   int64_t clock_ = 0;
 };
 
+KvScheme scheme_of_slots(const char* name, const char* source) {
+  return {
+      .name = name,
+      .source = source,
+      .unit = "slot",
+      .block_tokens = [](const KvOptions& o) { return o.max_sequence_tokens; },
+      .block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, o.max_sequence_tokens); },
+      .check = nothing_more,
+      .make_pool = [](const KvLayout& layout,
+                      const KvOptions& o) { return make_blocks(layout, o, false); },
+      .contiguous = true,
+      .whole_slots = true};
+}
+
 }  // namespace
 
-std::unique_ptr<KvMemory> make_contiguous(std::shared_ptr<BlockPool> pool,
-                                          const KvOptions& options) {
-  return std::make_unique<ContiguousMemory>(std::move(pool), options, "contiguous", false);
+KvScheme contiguous_scheme() {
+  KvScheme scheme =
+      scheme_of_slots("contiguous", "SOSP'23 (PagedAttention) section 3.1: Orca (Max)");
+  scheme.make = [](std::shared_ptr<BlockPool> pool,
+                   const KvOptions& o) -> std::unique_ptr<KvMemory> {
+    return std::make_unique<ContiguousMemory>(std::move(pool), o, "contiguous", false);
+  };
+  return scheme;
 }
 
 // Where several memories share the pool, what one keeps another one lacks.
-std::unique_ptr<KvMemory> make_slots(std::shared_ptr<BlockPool> pool, const KvOptions& options) {
-  return std::make_unique<ContiguousMemory>(std::move(pool), options, "slots",
-                                            options.prefix_cache && options.keep_idle);
+KvScheme slots_scheme() {
+  KvScheme scheme = scheme_of_slots(
+      "slots", "TurboMind's first generation: slots of the maximum length, LRU over sequences");
+  scheme.make = [](std::shared_ptr<BlockPool> pool,
+                   const KvOptions& o) -> std::unique_ptr<KvMemory> {
+    return std::make_unique<ContiguousMemory>(std::move(pool), o, "slots",
+                                              o.prefix_cache && o.keep_idle);
+  };
+  return scheme;
 }
 
 }  // namespace xpyd

@@ -235,14 +235,23 @@ class KvMemory {
 Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme,
                                                    const KvOptions& options);
 
+// A row of the table of schemes, which stands in the scheme's own file: what it is called, how it
+// is made, and what everybody else may know of it. Who asks what a scheme can do asks a field.
 struct KvScheme {
   const char* name;
-  std::unique_ptr<KvMemory> (*make)(std::shared_ptr<BlockPool> pool, const KvOptions& options);
-  // Of one block of the pool under this scheme: tokens, and bytes (null: those of the tokens).
-  int (*block_tokens)(const KvOptions& options);
-  size_t (*block_bytes)(const KvOptions& options);
-  bool contiguous;  // views have no block table: a sequence is one piece of addresses
   const char* source;
+  const char* unit;                                 // what it calls a block of its pool
+  int (*block_tokens)(const KvOptions& options);    // tokens of one
+  size_t (*block_bytes)(const KvOptions& options);  // its bytes; before: tokens of one >= 1
+  Status (*check)(const KvOptions& options);        // what only this scheme asks of options
+  Result<std::shared_ptr<BlockPool>> (*make_pool)(const KvLayout& layout, const KvOptions& options);
+  std::unique_ptr<KvMemory> (*make)(std::shared_ptr<BlockPool> pool, const KvOptions& options);
+  bool contiguous = false;    // views have no block table: a sequence is one piece of addresses
+  bool whole_slots = false;   // a block is as long as the longest sequence
+  bool prefix_index = false;  // its pool finds the blocks of a prefix
+  // Its blocks have an address only where a memory maps them: each rank has a pool of its own, and
+  // processes share none.
+  bool page_groups = false;
 };
 
 std::span<const KvScheme> kv_schemes();

@@ -167,14 +167,40 @@ class PagedMemory final : public PooledMemory {
   const bool caching_;
 };
 
-}  // namespace
-
-std::unique_ptr<KvMemory> make_paged(std::shared_ptr<BlockPool> pool, const KvOptions& options) {
-  return std::make_unique<PagedMemory>(std::move(pool), options, "paged");
+KvScheme scheme_of_blocks(const char* name, const char* source) {
+  return {.name = name,
+          .source = source,
+          .unit = "block",
+          .check = nothing_more,
+          .make_pool = [](const KvLayout& layout,
+                          const KvOptions& o) { return make_blocks(layout, o, o.prefix_cache); },
+          .prefix_index = true};
 }
 
-std::unique_ptr<KvMemory> make_token(std::shared_ptr<BlockPool> pool, const KvOptions& options) {
-  return std::make_unique<PagedMemory>(std::move(pool), options, "token");
+}  // namespace
+
+KvScheme paged_scheme() {
+  KvScheme scheme =
+      scheme_of_blocks("paged", "SOSP'23 (PagedAttention) section 4; vLLM V1 prefix cache");
+  scheme.block_tokens = [](const KvOptions& o) { return o.block_tokens; };
+  scheme.block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, o.block_tokens); };
+  scheme.make = [](std::shared_ptr<BlockPool> pool,
+                   const KvOptions& o) -> std::unique_ptr<KvMemory> {
+    return std::make_unique<PagedMemory>(std::move(pool), o, "paged");
+  };
+  return scheme;
+}
+
+KvScheme token_scheme() {
+  KvScheme scheme = scheme_of_blocks(
+      "token", "lightllm's TokenAttention: a block is one token, so no block is ever partly used");
+  scheme.block_tokens = [](const KvOptions&) { return 1; };
+  scheme.block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, 1); };
+  scheme.make = [](std::shared_ptr<BlockPool> pool,
+                   const KvOptions& o) -> std::unique_ptr<KvMemory> {
+    return std::make_unique<PagedMemory>(std::move(pool), o, "token");
+  };
+  return scheme;
 }
 
 }  // namespace xpyd

@@ -84,16 +84,12 @@ class PooledMemory : public KvMemory {
 // The bytes of a pool of these options (pool_bytes, device, pool_in_groups). Error `unavailable`:
 // the device has not that much memory.
 Result<std::shared_ptr<std::byte>> make_pool_memory(const KvOptions& options);
-// Whether it finds prefixes of prompts.
-bool pool_has_prefix_cache(const KvScheme& scheme, const KvOptions& options);
+// What the rows of most schemes are made of: a block is tokens in that memory.
+size_t bytes_of_tokens(const KvOptions& options, int tokens);
+Status nothing_more(const KvOptions& options);  // is asked of them
+Result<std::shared_ptr<BlockPool>> make_blocks(const KvLayout& layout, const KvOptions& options,
+                                               bool prefix_index);
 
-std::unique_ptr<KvMemory> make_paged(std::shared_ptr<BlockPool> pool, const KvOptions& options);
-std::unique_ptr<KvMemory> make_token(std::shared_ptr<BlockPool> pool, const KvOptions& options);
-std::unique_ptr<KvMemory> make_contiguous(std::shared_ptr<BlockPool> pool,
-                                          const KvOptions& options);
-std::unique_ptr<KvMemory> make_slots(std::shared_ptr<BlockPool> pool, const KvOptions& options);
-std::unique_ptr<KvMemory> make_vattention(std::shared_ptr<BlockPool> pool,
-                                          const KvOptions& options);
 // Tokens and bytes of one row of page groups, the block of vattention's pool. 0 tokens: a group
 // does not hold one.
 int vattention_row_tokens(const KvOptions& options);

@@ -33,8 +33,7 @@ Result<ShardedPlan> plan_sharded(const std::string& scheme_name, const KvOptions
                      std::to_string(tokens) + " on rank " + std::to_string(rank) +
                      ", which has other layers or heads: expected --kv-layout layer_major, or a "
                      "number of stages that divides the layers");
-    of_ranks.push_back(scheme.block_bytes ? scheme.block_bytes(own)
-                                          : size_t(tokens) * own.shape.token_bytes());
+    of_ranks.push_back(scheme.block_bytes(own));
     block_bytes += of_ranks.back();
     plan.of_ranks.push_back(std::move(own));
   }
@@ -59,7 +58,7 @@ Result<std::unique_ptr<KvMemory>> make_sharded(const std::string& scheme, const 
                                                const KvShards& shards,
                                                std::shared_ptr<PrefixLog> log) {
   const auto make = find_kv_scheme(scheme)->make;
-  if (shards.n_ranks() == 1 || !find_kv_scheme(scheme)->block_bytes) {
+  if (shards.n_ranks() == 1 || !find_kv_scheme(scheme)->page_groups) {
     auto pool = make_ranked_pool(scheme, options, shards);
     if (!pool) return pool.error();
     pool.value()->log_index(log);
@@ -83,7 +82,7 @@ Result<std::shared_ptr<BlockPool>> make_ranked_pool(const std::string& scheme_na
   const KvScheme& scheme = *find_kv_scheme(scheme_name);
   if (shards.n_ranks() == 1) return make_block_pool(scheme_name, options);
   Result<ShardedPlan> plan = plan_sharded(scheme_name, options, shards);
-  XPYD_CHECK(plan.ok() && !scheme.block_bytes);
+  XPYD_CHECK(plan.ok() && !scheme.page_groups);
   std::vector<std::shared_ptr<std::byte>> memories;
   for (const KvOptions& own : plan.value().of_ranks) {
     Result<std::shared_ptr<std::byte>> memory = make_pool_memory(own);
@@ -91,7 +90,7 @@ Result<std::shared_ptr<BlockPool>> make_ranked_pool(const std::string& scheme_na
     memories.push_back(std::move(memory).value());
   }
   auto pool = std::make_shared<BlockPool>(plan.value().whole, std::shared_ptr<std::byte>(),
-                                          pool_has_prefix_cache(scheme, options));
+                                          options.prefix_cache && scheme.prefix_index);
   pool->put_on_ranks(shards, std::move(memories));
   if (options.device && options.device != &cpu_device())
     pool->poison_new_blocks(false);  // only the device can write there

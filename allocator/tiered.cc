@@ -43,7 +43,7 @@ TieredMemory::TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvT
     : memory_(std::move(memory)),
       tiers_(std::move(tiers)),
       block_tokens_(tiers_->block_tokens()),
-      addresses_go_(find_kv_scheme(memory_->name())->block_bytes != nullptr),
+      addresses_go_(find_kv_scheme(memory_->name())->page_groups),
       out_budget_(out_budget(memory_->stats(), block_tokens_)),
       out_(device.make_copy_queue(tiers_->options().copy_gbps)),
       in_(device.make_copy_queue(tiers_->options().copy_gbps)),

@@ -8,6 +8,7 @@
 // (KvOptions::share); any other maps only what it needs beyond the rows of the slot it takes.
 #include <algorithm>
 #include <numeric>
+#include <string>
 #include <utility>
 
 #include "allocator/pooled.h"
@@ -431,9 +432,88 @@ KvLayout vattention_slots(const KvOptions& o) {
   return {o.shape, o.order, int(bytes / token), o.max_sequences};
 }
 
-std::unique_ptr<KvMemory> make_vattention(std::shared_ptr<BlockPool> pool,
-                                          const KvOptions& options) {
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr double kMostAddresses = 0x1p47;  // bytes, of a process on x86-64 and with 4 KiB pages
+
+// What a system must have for these page groups.
+Status check_page_groups(const KvOptions& o) {
+  const std::string bytes = "page-group-bytes is " + std::to_string(o.page_group_bytes);
+  if (o.page_group_bytes == 0 || o.page_group_bytes % kPage != 0)
+    return invalid(bytes + ": expected a multiple of the page, " + std::to_string(kPage));
+  if (vattention_row_tokens(o) < 1)
+    return invalid(bytes + ", less than one token of one layer's K or V");
+  if (o.max_sequence_tokens < 1 || o.max_sequences < 1)
+    return invalid("vattention: expected the longest sequence and the most sequences at once");
+  const double rows_of_heads = 2.0 * o.shape.n_layers * o.shape.n_kv_heads * o.max_sequences *
+                               vattention_slots(o).block_tokens;
+  const double bytes_of_addresses = rows_of_heads * double(o.shape.row_bytes());
+  const auto too_many = [&](double n, const std::string& expected) {
+    return invalid("vattention: " + std::to_string(o.max_sequences) + " sequences of " +
+                   std::to_string(o.max_sequence_tokens) + " tokens are " +
+                   std::to_string(int64_t(n)) + expected +
+                   ": a smaller --max-batch or --max-model-len");
+  };
+  const double counted = rows_of_heads / (o.order == KvOrder::layer_major ? o.shape.n_layers : 1);
+  // KvRows counts rows in 32 bits, flash_wgmma's boxes count tokens in 31.
+  const double most = std::min(0x1p32, 0x1p31 * o.shape.n_kv_heads);
+  if (o.on_card && counted >= most)
+    return too_many(counted,
+                    " rows of addresses of a layer, with --device cuda expected fewer than " +
+                        std::to_string(int64_t(most)));
+  if (bytes_of_addresses >= kMostAddresses)
+    return too_many(bytes_of_addresses, " bytes of addresses, a process has 2^47");
+  if (o.on_card) return ok();
+  // Each sequence has at least one mapping and one gap per plane. Memories have a pool each, or all
+  // of them one.
+  const long planes = long(vattention_row_bytes(o) / o.page_group_bytes);
+  const long rows = long(o.pool_bytes / vattention_row_bytes(o)) * (o.keep_idle ? o.n_memories : 1);
+  const long sequences = std::min(rows, long(o.max_sequences) * o.n_memories);
+  const long least = 2 * planes * sequences, limit = max_mappings();
+  if (limit > 0 && least > limit)
+    return invalid("vattention: " + std::to_string(o.n_memories) + " instances of " +
+                   std::to_string(o.max_sequences) + " sequences of " + std::to_string(planes) +
+                   " tensors take " + std::to_string(least) +
+                   " mappings or more, vm.max_map_count is " + std::to_string(limit) +
+                   ": a smaller --max-batch, larger --page-group-bytes, or --kv-layout "
+                   "token_major (one tensor)");
+  return ok();
+}
+
+Result<std::shared_ptr<BlockPool>> make_rows(const KvLayout& layout, const KvOptions& o) {
+  Device& device = o.device ? *o.device : cpu_device();
+  auto groups = device.make_page_groups({.group_bytes = o.page_group_bytes,
+                                         .n_groups = layout.n_blocks * planes_of(o),
+                                         .call_us = o.page_call_us,
+                                         .guard = o.guard});
+  if (!groups) return groups.error();
+  // Each memory reserves as many addresses.
+  if (auto range = groups.value()->reserve(vattention_slots(o).pool_bytes()); !range)
+    return Error{ErrorCode::unavailable,
+                 "vattention: " + std::to_string(o.max_sequences) + " sequences of " +
+                     std::to_string(o.max_sequence_tokens) + " tokens: " + range.error().message +
+                     "; a smaller --max-batch or --max-model-len"};
+  return std::make_shared<BlockPool>(layout, groups.value());
+}
+
+std::unique_ptr<KvMemory> make_memory(std::shared_ptr<BlockPool> pool, const KvOptions& options) {
   return std::make_unique<VattentionMemory>(std::move(pool), options);
+}
+
+}  // namespace
+
+KvScheme vattention_scheme() {
+  return {.name = "vattention",
+          .source = "ASPLOS'25 (vAttention) sections 5 and 6",
+          .unit = "row of page groups",
+          .block_tokens = vattention_row_tokens,
+          .block_bytes = vattention_row_bytes,
+          .check = check_page_groups,
+          .make_pool = make_rows,
+          .make = make_memory,
+          .contiguous = true,
+          .page_groups = true};
 }
 
 }  // namespace xpyd

@@ -86,14 +86,14 @@ Status check_shared_pool(const ClusterOptions& o, bool processes) {
                      ranks(shards) + ", another one " + ranks(others) +
                      ", which cut the bytes of a block otherwise: expected equal ranks on one "
                      "pool, or a wire that copies");
-  if (shards.n_ranks() > 1 && o.kv_scheme->block_bytes)
+  if (shards.n_ranks() > 1 && o.kv_scheme->page_groups)
     return invalid("--allocator " + std::string(o.kv_scheme->name) + ", " + ranks(shards) +
                    ": a group has one rank's bytes: expected, with --transport " +
                    o.transport->name + ", paged, token, contiguous or slots");
   if (processes && o.topology.size() > size_t{BlockLedger::kMembers})
     return invalid(std::string("--transport ") + o.transport->name + ": at most " +
                    std::to_string(BlockLedger::kMembers) + " processes share a pool");
-  if (processes && o.kv_scheme->block_bytes)
+  if (processes && o.kv_scheme->page_groups)
     return invalid("--allocator " + std::string(o.kv_scheme->name) +
                    ": its page groups are mapped by one process: expected, with --transport " +
                    o.transport->name + " and processes, paged, token, contiguous or slots");

@@ -40,7 +40,7 @@ Result<std::unique_ptr<Contestant>> Contestant::create(const std::string& scheme
   const KvScheme& row = *find_kv_scheme(scheme);
   made->name = scheme;
   made->pool_ = pool.value();
-  made->block_bytes_ = row.block_bytes ? row.block_bytes(kv) : made->pool_->layout().block_bytes();
+  made->block_bytes_ = row.block_bytes(kv);
   made->memory_ = row.make(made->pool_, kv);
   if (kv.tiers.on()) {
     Result<std::unique_ptr<KvMemory>> tiered = make_tiered(std::move(made->memory_), kv);

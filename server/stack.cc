@@ -196,7 +196,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
     cluster.prefill_pp = cluster.decode_pp = own.pp;
   }
   // Without --max-model-len the context is what one pool holds, if that is less than the model's.
-  if (cluster.kv_scheme->block_bytes || !cluster.kv_scheme->contiguous) {
+  if (!cluster.kv_scheme->whole_slots) {
     cluster.kv.max_sequence_tokens = stack->max_model_len;
     cluster.kv.max_sequences = max_sequences(cluster.max_batch);
     int64_t holds = std::numeric_limits<int64_t>::max();

@@ -62,7 +62,7 @@ struct Plan {
 
 Result<Plan> make_plan(const std::string& scheme_name, KvOptions options, int n_instances,
                        const KvShards& shards) {
-  XPYD_CHECK(!find_kv_scheme(scheme_name)->block_bytes);  // refused before
+  XPYD_CHECK(!find_kv_scheme(scheme_name)->page_groups);  // refused before
   if (__builtin_mul_overflow(options.pool_bytes, size_t(n_instances), &options.pool_bytes))
     return invalid("--kv-bytes: more than there are addresses for, for all instances together");
   Result<ShardedPlan> planned = plan_sharded(scheme_name, options, shards);
@@ -327,8 +327,9 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   if (!ledger) return ledger.error();
   const bool ranks = shards.n_ranks() > 1;
   auto pool = std::make_shared<BlockPool>(
-      plan.whole, ranks ? nullptr : kv, pool_has_prefix_cache(*find_kv_scheme(scheme), options),
-      std::move(ledger).value(), std::max(1, h.n_blocks / h.n_instances));
+      plan.whole, ranks ? nullptr : kv,
+      options.prefix_cache && find_kv_scheme(scheme)->prefix_index, std::move(ledger).value(),
+      std::max(1, h.n_blocks / h.n_instances));
   if (ranks) {
     std::vector<std::shared_ptr<std::byte>> memories;
     for (size_t offset : plan.offsets) memories.emplace_back(kv, kv.get() + offset);

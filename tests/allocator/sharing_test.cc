@@ -225,7 +225,7 @@ TEST_CASE("sharing: a sequence travels with rows that others share",
   KvOptions o = options_of(KvShare::alias);
   o.keep_idle = false;
   Memory p(o, "vattention");
-  auto d = make_vattention(p.pool, o);
+  auto d = find_kv_scheme("vattention")->make(p.pool, o);
   const auto a = tokens_of(2 * kRow + 10, 1), b = like(a, 2 * kRow, 10, 2);
   const KvHandle stays = fill(*p.kv, a, 0).handle, goes = fill(*p.kv, b, 0).handle;
   CHECK(p.kv->stats().active == 4);

@@ -85,7 +85,8 @@ class Trial {
  public:
   Trial(const KvOptions& options, int n_memories, uint64_t seed) : o_(options), random_(seed) {
     pool_ = make_block_pool("vattention", o_).value();
-    for (int i = 0; i < n_memories; ++i) memories_.push_back(make_vattention(pool_, o_));
+    for (int i = 0; i < n_memories; ++i)
+      memories_.push_back(find_kv_scheme("vattention")->make(pool_, o_));
   }
   void run(int operations) {
     for (int i = 0; i < operations; ++i) {
@@ -370,7 +371,7 @@ TEST_CASE("vattention: steady-state decode makes no map call on the critical pat
   constexpr int kSequences = 64, kSteps = 2400;
   KvOptions o = options_of(KvOrder::layer_major, 64 * 16, kSequences, 4096);
   std::shared_ptr<Watched> watched;
-  auto kv = make_vattention(watched_pool(o, watched), o);
+  auto kv = find_kv_scheme("vattention")->make(watched_pool(o, watched), o);
   std::vector<KvHandle> handles;
   for (int i = 0; i < kSequences; ++i)  // ragged, so that rows end in different steps
     handles.push_back(fill(*kv, tokens_of(100 + 17 * i, i), 0).handle);
@@ -397,7 +398,7 @@ TEST_CASE("vattention: who maps for itself waits for nobody else's rows",
           "[allocator][vattention]") {
   KvOptions o = options_of(KvOrder::layer_major, 64, 4, 4096);
   std::shared_ptr<Watched> watched;
-  auto kv = make_vattention(watched_pool(o, watched), o);
+  auto kv = find_kv_scheme("vattention")->make(watched_pool(o, watched), o);
   const int row = vattention_row_tokens(o);
   KvReservation a = kv->reserve(tokens_of(row, 1), 0).value();
   kv->check_invariants();
@@ -519,7 +520,7 @@ TEST_CASE("vattention: a map that the system refuses is undone and nothing is lo
       auto faulty =
           std::make_shared<Faulty>(make_host_page_groups({4096, layout.n_blocks * planes}).value());
       auto pool = std::make_shared<BlockPool>(layout, faulty);
-      auto kv = make_vattention(pool, o);
+      auto kv = find_kv_scheme("vattention")->make(pool, o);
       const int row = layout.block_tokens;
       auto tokens = tokens_of(3 * row, 1);
       KvReservation a = fill(*kv, tokens, 0);
@@ -572,7 +573,8 @@ TEST_CASE("vattention: who has no addresses for a sequence does not adopt it",
   auto faulty = std::make_shared<Faulty>(
       make_host_page_groups({4096, layout.n_blocks * 2 * kTinyShape.n_layers}).value());
   auto pool = std::make_shared<BlockPool>(layout, faulty);
-  auto p = make_vattention(pool, o), d = make_vattention(pool, o);
+  auto p = find_kv_scheme("vattention")->make(pool, o),
+       d = find_kv_scheme("vattention")->make(pool, o);
   const auto tokens = tokens_of(300, 1);
   auto hand_over = [&] { return p->hand_over(fill(*p, tokens, 0).handle); };
   KvHandover one = hand_over();
