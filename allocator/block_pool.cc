@@ -28,28 +28,28 @@ class BlockPool::Lock {
   std::mutex& mutex_;
 };
 
-BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
-                     uint64_t hash_mask)
-    : BlockPool(layout, std::move(memory), prefix_cache, hash_mask, nullptr, 0) {}
+BlockPool::BlockPool(KvPlaces places, bool prefix_cache, uint64_t hash_mask)
+    : BlockPool(std::move(places), prefix_cache, hash_mask, nullptr, 0) {}
 
-BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
-                     std::unique_ptr<BlockLedger> ledger, int share)
-    : BlockPool(layout, std::move(memory), prefix_cache, ~uint64_t{0}, std::move(ledger), share) {
-  XPYD_CHECK(ledger_->n_blocks() == layout.n_blocks && ledger_->slot() >= 0 && share > 0);
+BlockPool::BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockLedger> ledger,
+                     int share)
+    : BlockPool(std::move(places), prefix_cache, ~uint64_t{0}, std::move(ledger), share) {
+  XPYD_CHECK(ledger_->n_blocks() == layout_.n_blocks && ledger_->slot() >= 0 && share > 0);
 }
 
-BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
-                     uint64_t hash_mask, std::unique_ptr<BlockLedger> ledger, int share)
-    : layout_(layout),
-      block_bytes_(layout.block_bytes()),
-      token_bytes_(layout.shape.token_bytes()),
-      memory_(std::move(memory)),
-      blocks_(size_t(layout.n_blocks) * sizeof(Block)),
-      handovers_(size_t(layout.n_blocks), 0),
-      filled_(size_t(layout.n_blocks), 0),
+BlockPool::BlockPool(KvPlaces places, bool prefix_cache, uint64_t hash_mask,
+                     std::unique_ptr<BlockLedger> ledger, int share)
+    : places_(std::move(places)),
+      layout_(places_.whole),
+      token_bytes_(places_.token_bytes()),
+      block_bytes_(size_t(layout_.block_tokens) * token_bytes_),
+      blocks_(size_t(layout_.n_blocks) * sizeof(Block)),
+      handovers_(size_t(layout_.n_blocks), 0),
+      filled_(size_t(layout_.n_blocks), 0),
       ledger_(std::move(ledger)),
       share_(share),
       poison_(std::string_view(XPYD_BUILD_MODE) != "release") {
+  const KvLayout& layout = layout_;
   XPYD_CHECK(layout.n_blocks > 0 && layout.block_tokens > 0);
   if (prefix_cache)
     index_ = std::make_unique<PrefixIndex>(layout.n_blocks, layout.block_tokens, hash_mask,
@@ -62,27 +62,12 @@ BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, 
 }
 
 BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<PageGroups> page_groups)
-    : BlockPool(layout, std::shared_ptr<std::byte>(), false) {
+    : BlockPool(KvPlaces(layout, nullptr), false) {
   page_groups_ = std::move(page_groups);
   const size_t planes =
       layout.order == KvOrder::layer_major ? 2 * size_t(layout.shape.n_layers) : 1;
   block_bytes_ = planes * page_groups_->options().group_bytes;
   poison_ = false;
-}
-
-void BlockPool::put_on_ranks(const KvShards& shards,
-                             std::vector<std::shared_ptr<std::byte>> memories) {
-  XPYD_CHECK(!memory_ && !page_groups_ && ranks_.empty() &&
-             int(memories.size()) == shards.n_ranks());
-  shards_ = shards;
-  block_bytes_ = token_bytes_ = 0;
-  for (int rank = 0; rank < shards.n_ranks(); ++rank) {
-    KvLayout own = layout_;
-    own.shape = rank_shape(layout_.shape, shards, rank);
-    block_bytes_ += own.block_bytes();
-    token_bytes_ += own.shape.token_bytes();
-    ranks_.push_back({own, std::move(memories[size_t(rank)])});
-  }
 }
 
 void BlockPool::push_free(int32_t block) {
@@ -262,12 +247,11 @@ bool BlockPool::claim(int n, int64_t& evictions) {
 }
 
 void BlockPool::poison(int32_t block) {  // all ones is a NaN in every float format
-  for (int rank = 0; rank < n_ranks(); ++rank) {
-    const KvLayout& l = rank_layout(rank);
+  for (const auto& [l, memory] : places_.ranks) {
     size_t bytes = size_t(l.block_tokens) * l.token_stride();
     int planes = l.order == KvOrder::layer_major ? 2 * l.shape.n_layers : 1;
     for (int p = 0; p < planes; ++p)
-      std::memset(data(rank) + l.offset(block, p / 2, p % 2, 0, 0), 0xff, bytes);
+      std::memset(memory.get() + l.offset(block, p / 2, p % 2, 0, 0), 0xff, bytes);
   }
 }
 

@@ -27,14 +27,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <vector>
 
 #include "allocator/block_ledger.h"
 #include "allocator/kv_layout.h"
 #include "allocator/kv_memory.h"
-#include "allocator/kv_shards.h"
 #include "allocator/prefix_index.h"
 #include "allocator/prefix_log.h"
 #include "base/memory.h"
@@ -44,30 +42,18 @@ namespace xpyd {
 
 class BlockPool {
  public:
-  // `memory`: layout.pool_bytes() at least. `hash_mask`: see PrefixIndex.
-  BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
-            uint64_t hash_mask = ~uint64_t{0});
+  // `hash_mask`: see PrefixIndex.
+  BlockPool(KvPlaces places, bool prefix_cache, uint64_t hash_mask = ~uint64_t{0});
   // Blocks that processes share. `share`: of them, what this one may hold with cached ones among
   // it.
-  BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
-            std::unique_ptr<BlockLedger> ledger, int share);
+  BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockLedger> ledger, int share);
   // Blocks of page groups, which have an address only while somebody maps them (vattention).
   BlockPool(const KvLayout& layout, std::shared_ptr<PageGroups> page_groups);
 
-  // Under instances of several ranks a block has its bytes in as many memories, each of its rank's
-  // shape; layout() is of the blocks as one rank would have them. Before any use, on a pool
-  // without memory of its own.
-  void put_on_ranks(const KvShards& shards, std::vector<std::shared_ptr<std::byte>> memories);
-
+  // Where the blocks are: on each rank a block has its bytes at the same number.
+  const KvPlaces& places() const { return places_; }
   const KvLayout& layout() const { return layout_; }
-  std::byte* data(int rank = 0) const {
-    return ranks_.empty() ? memory_.get() : ranks_[size_t(rank)].memory.get();
-  }
-  int n_ranks() const { return ranks_.empty() ? 1 : int(ranks_.size()); }
-  const KvShards* shards() const { return shards_ ? &*shards_ : nullptr; }  // null: one rank
-  const KvLayout& rank_layout(int rank) const {
-    return ranks_.empty() ? layout_ : ranks_[size_t(rank)].layout;
-  }
+  std::byte* data() const { return places_.base(0); }
   PageGroups* page_groups() const { return page_groups_.get(); }  // null: data() is the memory
   bool prefix_cache() const { return index_ != nullptr; }
   const PrefixIndex* prefix_index() const {
@@ -160,15 +146,11 @@ class BlockPool {
     int32_t older,
         newer;  // neighbours in the LRU list while cached, in the free list while free; -1: end
   };
-  struct Rank {
-    KvLayout layout;
-    std::shared_ptr<std::byte> memory;
-  };
   class Lock;
   class Change;
 
-  BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
-            uint64_t hash_mask, std::unique_ptr<BlockLedger> ledger, int share);
+  BlockPool(KvPlaces places, bool prefix_cache, uint64_t hash_mask,
+            std::unique_ptr<BlockLedger> ledger, int share);
 
   // Calls found_some(blocks), locked, for each batch of the longest indexed prefix.
   template <class F>
@@ -195,11 +177,10 @@ class BlockPool {
   Block& at(int32_t block) const { return blocks_.as<Block>()[block]; }
   void poison(int32_t block);
 
-  const KvLayout layout_;
-  size_t block_bytes_, token_bytes_;         // on all ranks
-  const std::shared_ptr<std::byte> memory_;  // the KV; null: the ranks have it
-  std::optional<KvShards> shards_;
-  std::vector<Rank> ranks_;
+  const KvPlaces places_;
+  const KvLayout& layout_;  // of all ranks together
+  const size_t token_bytes_;
+  size_t block_bytes_;
   std::shared_ptr<PageGroups> page_groups_;
   Buffer blocks_;  // Block [n_blocks]
   std::unique_ptr<PrefixIndex> index_;

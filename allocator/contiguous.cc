@@ -22,8 +22,7 @@ class ContiguousMemory final : public PooledMemory {
  public:
   ContiguousMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options, const char* name,
                    bool keeps)
-      : PooledMemory(std::move(pool), options),
-        name_(name),
+      : PooledMemory(std::move(pool), options, name),
         keeps_(keeps),
         contents_(layout().n_blocks),
         slots_(size_t(layout().n_blocks)) {
@@ -33,8 +32,6 @@ class ContiguousMemory final : public PooledMemory {
     for (int32_t i = 0; i < layout().n_blocks; ++i)
       if (slots_[size_t(i)].idle) pool_->release_idle({&i, 1});
   }
-
-  const char* name() const override { return name_; }
 
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
     SlotContents::Match match;
@@ -127,8 +124,8 @@ class ContiguousMemory final : public PooledMemory {
     return handle;
   }
 
-  KvView view(KvHandle handle) const override {
-    return {pool_->data(), &pool_->rank_layout(0), nullptr, sequences_[handle].table[0]};
+  KvView view(KvHandle handle, int rank) const override {
+    return {base(rank), &places().layout(rank), nullptr, sequences_[handle].table[0]};
   }
 
   bool tail_shared(KvHandle) const override { return false; }
@@ -184,7 +181,6 @@ class ContiguousMemory final : public PooledMemory {
     XPYD_CHECK(contents_.size(s.table[0]) == (keeps_ ? s.written : 0));
   }
 
-  const char* const name_;
   const bool keeps_;
   SlotContents contents_;    // by block of the pool
   std::vector<Slot> slots_;  // the same

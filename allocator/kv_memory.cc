@@ -128,7 +128,7 @@ Result<std::shared_ptr<BlockPool>> make_blocks(const KvLayout& layout, const KvO
                                                bool prefix_index) {
   Result<std::shared_ptr<std::byte>> memory = make_pool_memory(options);
   if (!memory) return memory.error();
-  auto pool = std::make_shared<BlockPool>(layout, memory.value(), prefix_index);
+  auto pool = std::make_shared<BlockPool>(KvPlaces(layout, memory.value()), prefix_index);
   if (&device_of(options) != &cpu_device())
     pool->poison_new_blocks(false);  // only the device can write there
   return pool;

@@ -16,9 +16,13 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "allocator/kv_handoff.h"
 #include "allocator/kv_layout.h"
+#include "allocator/kv_loader.h"
+#include "allocator/kv_places.h"
 #include "allocator/kv_tier_options.h"
 #include "base/status.h"
 
@@ -28,7 +32,6 @@ class BlockPool;
 class Clock;
 class Device;
 class DeviceQueue;
-struct KvShards;  // kv_shards.h
 
 // What contiguous memory does with a prompt that begins like another sequence (vattention, slots).
 enum class KvShare : uint8_t {
@@ -96,8 +99,6 @@ struct KvStats {
   int available() const { return free + cached; }  // blocks that an append can get
 };
 
-using KvHandle = int32_t;  // one sequence's memory; valid from reserve/fork/adopt to free
-inline constexpr KvHandle kNoKv = -1;
 using KvLease = int32_t;  // valid from pin to unpin
 
 struct KvReservation {
@@ -106,28 +107,17 @@ struct KvReservation {
   bool loading = false;   // … or on its way from a tier: not before ready()
 };
 
-// A sequence on its way between two memories over one pool: block ids and the references that they
-// carry. A plain value that owns references: it must be adopted or discarded exactly once.
-//
-// Between processes (block_ledger.h) it owns the giver's references alone, and travels as a copy:
-// the giver discards its own once it knows that the other one has adopted, or will not. Until then
-// the taker can adopt; later it is refused.
-struct KvHandover {
-  std::vector<int32_t> blocks;
-  int tokens = 0;  // written
-  // Between processes:
-  std::vector<uint32_t> generations;  // of the blocks
-  int giver = -1;                     // its slot in the ledger
-  bool between_processes() const { return giver >= 0; }
-};
-
 class KvMemory {
  public:
   virtual ~KvMemory() = default;
-  virtual const char* name() const = 0;
-  virtual const KvLayout& layout() const = 0;
-  // Where it lies: of every view's pool.
-  virtual std::byte* base() const = 0;
+  const char* name() const { return name_; }
+  // Where it lies, from its beginning to its end; layout() is of all ranks together
+  // (KvPlaces::whole).
+  const KvPlaces& places() const { return places_; }
+  const KvLayout& layout() const { return places_.whole; }
+  std::byte* base(int rank = 0) const { return places_.base(rank); }
+  int n_ranks() const { return int(places_.ranks.size()); }
+  const KvShards* shards() const { return places_.shards ? &*places_.shards : nullptr; }
 
   // Starts a sequence that is about to compute `tokens`. Attaches the longest cached prefix of full
   // blocks with the same salt, but never the last token (its logits are wanted). Contiguous takes
@@ -135,26 +125,8 @@ class KvMemory {
   // append.
   virtual Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) = 0;
 
-  // Whether what reserve() found is in place. Once it says so, written_tokens() is what there is: a
-  // failed read leaves less than reserve() promised. Until then: free() or wait.
-  virtual bool ready(KvHandle handle) {
-    (void)handle;
-    return true;
-  }
-
   // Cached tokens that are in this memory, at this moment. Any thread may call it.
   virtual int probe(std::span<const int32_t> tokens, uint64_t salt) const = 0;
-
-  // Cached tokens that reserve() would promise: more than probe() where it would load some from a
-  // tier. Any thread may call it.
-  virtual int promise(std::span<const int32_t> tokens, uint64_t salt) const {
-    return probe(tokens, salt);
-  }
-
-  // Lets what goes on in the background (copies to and from tiers) make progress: its ends are
-  // noticed here and in the calls that change a sequence. The owner calls it now and then. True:
-  // something was under way, so that memory may have come free.
-  virtual bool poll() { return false; }
 
   // Makes room for `n_tokens` more tokens after those written, evicting cached blocks as needed,
   // and makes the block of the next token private (copy-on-write). False: not enough blocks, and
@@ -177,10 +149,6 @@ class KvMemory {
   // cached.
   virtual void free(KvHandle handle) = 0;
 
-  // The same of a sequence that will be reserved again: what of it a tier has not is kept there
-  // first, and waited for, since somebody wants the blocks now.
-  virtual void set_aside(KvHandle handle) { free(handle); }
-
   // Holds the blocks with tokens [token_begin, token_end) of those that the sequence has now,
   // beyond its free(), until unpin; the others go when it does. Contiguous memory holds its slot,
   // vattention the rows up to token_end: a slot gives back rows from its end. Before: 0 <= begin <
@@ -189,31 +157,9 @@ class KvMemory {
   KvLease pin(KvHandle handle) { return pin(handle, 0, INT_MAX); }  // all of them
   virtual void unpin(KvLease lease) = 0;
 
-  // Zero-copy hand-off: gives the sequence up without giving up its blocks, and takes one over.
-  // Both memories must be of the same scheme over the same pool. adopt gives kNoKv where there are
-  // no addresses for it now (vattention: no slot, or no mappings left), or where the giver, another
-  // process, does not hold those blocks any more; the KV is given up then. discard() ends a
-  // hand-over that nobody adopts; between processes the giver's, and nobody else's.
-  virtual KvHandover hand_over(KvHandle handle) = 0;
-  virtual KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) = 0;
-  virtual void discard(KvHandover handover) = 0;
-
-  // Where the sequence's KV is. Valid until the next append, fork, trim or free of this handle.
-  virtual KvView view(KvHandle handle) const = 0;
-
-  // An instance on several ranks has its KV in as many places (sharded.h): one view for each, valid
-  // as long; view() and base() are those of rank 0. shards(): which layers and heads are where;
-  // null on one rank.
-  virtual int n_ranks() const { return 1; }
-  virtual const KvShards* shards() const { return nullptr; }
-  virtual std::byte* rank_base(int rank) const {
-    XPYD_CHECK(rank == 0);
-    return base();
-  }
-  virtual KvView rank_view(KvHandle handle, int rank) const {
-    XPYD_CHECK(rank == 0);
-    return view(handle);
-  }
+  // Where the sequence's KV is, on that rank. Valid until the next append, fork, trim or free of
+  // this handle.
+  virtual KvView view(KvHandle handle, int rank = 0) const = 0;
   virtual int written_tokens(KvHandle handle) const = 0;
   virtual std::span<const int32_t> blocks(KvHandle handle) const = 0;
   // The next append must copy the last block first: one block more than the arithmetic says.
@@ -227,6 +173,28 @@ class KvMemory {
   // memory is the only user of its pool, so that reference counts must be equal and not just large
   // enough.
   virtual void check_invariants(bool complete = true) const = 0;
+
+  // Before: this memory hands over (on several ranks vattention does not).
+  KvHandoff& handoff() {
+    XPYD_CHECK(handoff_, "no hand-over");
+    return *handoff_;
+  }
+  // KvLoader's; without tiers below what there is is there.
+  bool ready(KvHandle handle) { return !loader_ || loader_->ready(handle); }
+  bool poll() { return loader_ && loader_->poll(); }
+  int promise(std::span<const int32_t> tokens, uint64_t salt) const {
+    return loader_ ? loader_->promise(tokens, salt) : probe(tokens, salt);
+  }
+  void set_aside(KvHandle handle) { loader_ ? loader_->set_aside(handle) : free(handle); }
+
+ protected:
+  KvMemory(const char* name, KvPlaces places) : name_(name), places_(std::move(places)) {}
+  KvHandoff* handoff_ = nullptr;  // itself, where it can do that
+  KvLoader* loader_ = nullptr;
+
+ private:
+  const char* const name_;
+  const KvPlaces places_;
 };
 
 // A pool that several memories can draw from. Bytes: options.pool_bytes, allocated and touched

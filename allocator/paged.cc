@@ -14,12 +14,9 @@ int blocks_for(int tokens, int block_tokens) { return (tokens + block_tokens - 1
 class PagedMemory final : public PooledMemory {
  public:
   PagedMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options, const char* name)
-      : PooledMemory(std::move(pool), options),
-        name_(name),
+      : PooledMemory(std::move(pool), options, name),
         block_tokens_(layout().block_tokens),
         caching_(options.prefix_cache && pool_->prefix_cache()) {}
-
-  const char* name() const override { return name_; }
 
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
     KvHandle handle = sequences_.add();
@@ -101,8 +98,8 @@ class PagedMemory final : public PooledMemory {
     return handle;
   }
 
-  KvView view(KvHandle handle) const override {
-    return {pool_->data(), &pool_->rank_layout(0), sequences_[handle].table.data(), 0};
+  KvView view(KvHandle handle, int rank) const override {
+    return {base(rank), &places().layout(rank), sequences_[handle].table.data(), 0};
   }
 
   bool tail_shared(KvHandle handle) const override { return tail_is_shared(sequences_[handle]); }
@@ -162,7 +159,6 @@ class PagedMemory final : public PooledMemory {
                "append would write into a shared block");
   }
 
-  const char* const name_;
   const int block_tokens_;
   const bool caching_;
 };

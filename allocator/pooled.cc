@@ -8,10 +8,13 @@
 
 namespace xpyd {
 
-PooledMemory::PooledMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options)
-    : pool_(std::move(pool)),
+PooledMemory::PooledMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options,
+                           const char* name, std::optional<KvPlaces> places)
+    : KvMemory(name, places ? std::move(*places) : pool->places()),
+      pool_(std::move(pool)),
       options_(options),
       queue_(options.queue ? *options.queue : cpu_queue()) {
+  handoff_ = this;
   XPYD_CHECK(pool_->layout().shape == options_.shape && pool_->layout().order == options_.order);
 }
 
@@ -32,9 +35,8 @@ void PooledMemory::Sequence::clear() {
 void PooledMemory::copy_tokens(int32_t to_block, int32_t from_block, int n_tokens) {
   copies_.clear();
   for (int rank = 0; rank < n_ranks(); ++rank) {
-    std::byte* const data = pool_->data(rank);
-    const KvLayout& own = pool_->rank_layout(rank);
-    add_block_copies(data, own, to_block, data, own, from_block, 0, n_tokens, copies_);
+    const KvLayout& own = places().layout(rank);
+    add_block_copies(base(rank), own, to_block, base(rank), own, from_block, 0, n_tokens, copies_);
   }
   queue_.copy(copies_, true);
   queue_.wait();

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "allocator/block_pool.h"
@@ -13,21 +14,13 @@
 
 namespace xpyd {
 
-class PooledMemory : public KvMemory {
+class PooledMemory : public KvMemory, public KvHandoff {
  public:
-  PooledMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options);
+  // `places`: of the views, where it is not the pool.
+  PooledMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options, const char* name,
+               std::optional<KvPlaces> places = {});
   ~PooledMemory() override;
 
-  const KvLayout& layout() const override { return pool_->layout(); }
-  std::byte* base() const override { return pool_->data(); }
-  int n_ranks() const override { return pool_->n_ranks(); }
-  const KvShards* shards() const override { return pool_->shards(); }
-  std::byte* rank_base(int rank) const override { return rank == 0 ? base() : pool_->data(rank); }
-  KvView rank_view(KvHandle handle, int rank) const override {
-    KvView there = view(handle);
-    if (rank > 0) there.pool = pool_->data(rank), there.layout = &pool_->rank_layout(rank);
-    return there;
-  }
   void free(KvHandle handle) override;
   using KvMemory::pin;
   KvLease pin(KvHandle handle, int token_begin, int token_end) override;

@@ -89,25 +89,33 @@ Result<std::shared_ptr<BlockPool>> make_ranked_pool(const std::string& scheme_na
     if (!memory) return memory.error();
     memories.push_back(std::move(memory).value());
   }
-  auto pool = std::make_shared<BlockPool>(plan.value().whole, std::shared_ptr<std::byte>(),
+  auto pool = std::make_shared<BlockPool>(KvPlaces(plan.value().whole, shards, std::move(memories)),
                                           options.prefix_cache && scheme.prefix_index);
-  pool->put_on_ranks(shards, std::move(memories));
   if (options.device && options.device != &cpu_device())
     pool->poison_new_blocks(false);  // only the device can write there
   return pool;
 }
 
+namespace {
+
+// The places of all ranks as one memory's. Its layout has the model's shape.
+KvPlaces places_of(const std::vector<std::unique_ptr<KvMemory>>& ranks, const KvShards& shards,
+                   const KvShape& whole) {
+  KvLayout layout = ranks[0]->layout();
+  layout.shape = whole;
+  std::vector<std::shared_ptr<std::byte>> memories;
+  for (const auto& memory : ranks) memories.push_back(memory->places().ranks[0].memory);
+  KvPlaces places(layout, shards, std::move(memories));
+  for (size_t rank = 0; rank < ranks.size(); ++rank)
+    XPYD_CHECK(places.ranks[rank].layout == ranks[rank]->layout());
+  return places;
+}
+
+}  // namespace
+
 ShardedMemory::ShardedMemory(std::vector<std::unique_ptr<KvMemory>> ranks, const KvShards& shards,
                              const KvShape& whole)
-    : ranks_(std::move(ranks)), shards_(shards), whole_(ranks_[0]->layout()) {
-  XPYD_CHECK(int(ranks_.size()) == shards.n_ranks());
-  for (int rank = 0; rank < n_ranks(); ++rank) {
-    const KvLayout& own = ranks_[size_t(rank)]->layout();
-    XPYD_CHECK(own.shape == rank_shape(whole, shards, rank) && own.order == whole_.order &&
-               own.block_tokens == whole_.block_tokens && own.n_blocks == whole_.n_blocks);
-  }
-  whole_.shape = whole;
-}
+    : KvMemory(ranks[0]->name(), places_of(ranks, shards, whole)), ranks_(std::move(ranks)) {}
 
 template <class F>
 auto ShardedMemory::each(F&& f) {

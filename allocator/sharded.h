@@ -3,7 +3,7 @@
 // above sees one memory.
 //
 // Where blocks lie in memory that is there, one pool has one set of block ids, and each block its
-// bytes on every rank (BlockPool::put_on_ranks); several memories may draw from it.
+// bytes on every rank (KvPlaces); several memories may draw from it.
 //
 // Where a block is page groups (vattention), each rank has a memory of its own, with its own pool
 // of its own shape, and all of them do the same at the same time: ShardedMemory. Nothing is agreed
@@ -55,17 +55,6 @@ class ShardedMemory final : public KvMemory {
   ShardedMemory(std::vector<std::unique_ptr<KvMemory>> ranks, const KvShards& shards,
                 const KvShape& whole);
 
-  const char* name() const override { return ranks_[0]->name(); }
-  // The model's shape; its addresses are nobody's. Views have those of their rank.
-  const KvLayout& layout() const override { return whole_; }
-  std::byte* base() const override { return ranks_[0]->base(); }
-  std::byte* rank_base(int rank) const override { return ranks_[size_t(rank)]->base(); }
-  int n_ranks() const override { return int(ranks_.size()); }
-  const KvShards* shards() const override { return &shards_; }
-  KvView rank_view(KvHandle handle, int rank) const override {
-    return ranks_[size_t(rank)]->view(handle);
-  }
-
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override;
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override {
     return ranks_[0]->probe(tokens, salt);
@@ -78,11 +67,9 @@ class ShardedMemory final : public KvMemory {
   using KvMemory::pin;
   KvLease pin(KvHandle handle, int token_begin, int token_end) override;
   void unpin(KvLease lease) override;
-  // Nobody shares these pools (disagg/cluster.h, check_shared_pool).
-  KvHandover hand_over(KvHandle) override { no_handover(); }
-  KvHandle adopt(KvHandover, std::span<const int32_t>, uint64_t) override { no_handover(); }
-  void discard(KvHandover) override { no_handover(); }
-  KvView view(KvHandle handle) const override { return rank_view(handle, 0); }
+  KvView view(KvHandle handle, int rank) const override {
+    return ranks_[size_t(rank)]->view(handle);
+  }
   int written_tokens(KvHandle handle) const override { return ranks_[0]->written_tokens(handle); }
   std::span<const int32_t> blocks(KvHandle handle) const override {
     return ranks_[0]->blocks(handle);
@@ -98,13 +85,8 @@ class ShardedMemory final : public KvMemory {
   template <class F>
   auto each(F&& f);
   void check_alike(KvHandle handle) const;
-  [[noreturn]] static void no_handover() {
-    check_failed("memories of page groups on several ranks share no pool", __FILE__, __LINE__, "");
-  }
 
   std::vector<std::unique_ptr<KvMemory>> ranks_;
-  const KvShards shards_;
-  KvLayout whole_;
   std::vector<bool> live_;  // by handle
 };
 

@@ -6,12 +6,6 @@
 namespace xpyd {
 namespace {
 
-std::unique_ptr<VirtualRange> reserve(BlockPool& pool, const KvLayout& slots) {
-  Result<std::unique_ptr<VirtualRange>> range = pool.page_groups()->reserve(slots.pool_bytes());
-  XPYD_CHECK(range.ok(), range.ok() ? "" : range.error().message);
-  return std::move(range).value();
-}
-
 // Runs of neighbours that begin at row `from` or behind.
 int64_t runs(const std::vector<int32_t>& rows, size_t from) {
   int64_t n = 0;
@@ -21,15 +15,15 @@ int64_t runs(const std::vector<int32_t>& rows, size_t from) {
 
 }  // namespace
 
-SlotRows::SlotRows(BlockPool& pool, const KvLayout& slots, const KvOptions& options,
-                   SlotContents& contents)
+SlotRows::SlotRows(BlockPool& pool, std::unique_ptr<VirtualRange> range, const KvLayout& slots,
+                   const KvOptions& options, SlotContents& contents)
     : pool_(pool),
       row_tokens_(pool.layout().block_tokens),
       n_planes_(slots.order == KvOrder::layer_major ? 2 * slots.shape.n_layers : 1),
       map_ahead_(options.map_ahead),
       lockstep_(options.lockstep),
       contents_(contents),
-      range_(reserve(pool, slots)),
+      range_(std::move(range)),
       mapper_(pool, *range_, slots),
       slots_(size_t(slots.n_blocks)) {}
 

@@ -23,13 +23,12 @@ namespace xpyd {
 
 class SlotRows {
  public:
-  // `slots`: layout of the addresses. What `contents` knows of rows that are given back is
+  // `slots`: layout of the addresses, `range`. What `contents` knows of rows that are given back is
   // truncated.
-  SlotRows(BlockPool& pool, const KvLayout& slots, const KvOptions& options,
-           SlotContents& contents);
+  SlotRows(BlockPool& pool, std::unique_ptr<VirtualRange> range, const KvLayout& slots,
+           const KvOptions& options, SlotContents& contents);
   ~SlotRows();
 
-  std::byte* data() const { return range_->data(); }
   std::span<const int32_t> rows(int slot) const { return slots_[size_t(slot)].rows; }
   int busy(int slot) const { return slots_[size_t(slot)].busy; }
   // Rows [0, n), of those it has, are in use; those behind are idle.

@@ -31,20 +31,18 @@ size_t plane_token_bytes(const KvOptions& o) {
 
 class VattentionMemory final : public PooledMemory {
  public:
-  VattentionMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options)
-      : PooledMemory(std::move(pool), options),
-        layout_(vattention_slots(options)),
+  // `range`: addresses of vattention_slots(options).
+  VattentionMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options,
+                   std::unique_ptr<VirtualRange> range)
+      : PooledMemory(std::move(pool), options, "vattention",
+                     KvPlaces(vattention_slots(options), {std::shared_ptr<void>(), range->data()})),
         row_tokens_(pool_->layout().block_tokens),
         share_(options.prefix_cache ? options.share : KvShare::off),
-        contents_(layout_.n_blocks),
-        rows_(*pool_, layout_, options, contents_),
-        slots_(size_t(layout_.n_blocks)) {
+        contents_(layout().n_blocks),
+        rows_(*pool_, std::move(range), layout(), options, contents_),
+        slots_(size_t(layout().n_blocks)) {
     prepare_idle_slot();
   }
-
-  const char* name() const override { return "vattention"; }
-  const KvLayout& layout() const override { return layout_; }
-  std::byte* base() const override { return rows_.data(); }
 
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override;
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override;
@@ -57,7 +55,7 @@ class VattentionMemory final : public PooledMemory {
   void unpin(KvLease lease) override;
   KvHandover hand_over(KvHandle handle) override;
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override;
-  KvView view(KvHandle handle) const override;
+  KvView view(KvHandle handle, int rank) const override;
   bool tail_shared(KvHandle) const override { return false; }
   KvStats stats() const override;
   void clear_prefix_cache() override { contents_.clear_idle(); }
@@ -103,7 +101,6 @@ class VattentionMemory final : public PooledMemory {
   }
   void check_sequence(const Sequence& s) const override;
 
-  const KvLayout layout_;  // of the slots: block = slot
   const int row_tokens_;
   const KvShare share_;
   SlotContents contents_;
@@ -120,7 +117,7 @@ class VattentionMemory final : public PooledMemory {
 // rows run short, is better than to take the slot: then the one that ended first. -1: none is idle.
 int VattentionMemory::find_slot(int rows, int except) const {
   int best = -1, its = 0, oldest = -1;
-  for (int i = 0; i < layout_.n_blocks; ++i) {
+  for (int i = 0; i < layout().n_blocks; ++i) {
     if (i == except || !usable(i)) continue;
     if (sharing() && contents_.size(i) > 0) {
       if (oldest < 0 || rows_.idle_since(i) < rows_.idle_since(oldest)) oldest = i;
@@ -171,8 +168,8 @@ void VattentionMemory::copy_bytes(int to, int from, size_t begin, size_t end) {
   copies_.clear();
   if (begin == end) return;
   for (int p = 0; p < planes_of(options_); ++p)
-    copies_.push_back({base() + layout_.offset(from, p / 2, p % 2, 0, 0) + begin,
-                       base() + layout_.offset(to, p / 2, p % 2, 0, 0) + begin, end - begin});
+    copies_.push_back({base() + layout().offset(from, p / 2, p % 2, 0, 0) + begin,
+                       base() + layout().offset(to, p / 2, p % 2, 0, 0) + begin, end - begin});
   queue_.copy(copies_, true);
   queue_.wait();
 }
@@ -372,10 +369,10 @@ KvHandle VattentionMemory::adopt(KvHandover handover, std::span<const int32_t> t
   return open(slot, handover.tokens);
 }
 
-KvView VattentionMemory::view(KvHandle handle) const {
+KvView VattentionMemory::view(KvHandle handle, int rank) const {
   const Sequence& s = sequences_[handle];
   rows_.wait(s.slot, rows_for(s.room));
-  return {base(), &layout_, nullptr, s.slot};
+  return {base(rank), &places().layout(rank), nullptr, s.slot};
 }
 
 KvStats VattentionMemory::stats() const {
@@ -394,7 +391,7 @@ KvStats VattentionMemory::stats() const {
 void VattentionMemory::check_invariants(bool complete) const {
   rows_.drain();
   PooledMemory::check_invariants(complete);
-  for (int i = 0; i < layout_.n_blocks; ++i) {
+  for (int i = 0; i < layout().n_blocks; ++i) {
     const Slot& slot = slots_[size_t(i)];
     XPYD_CHECK(slot.live || rows_.busy(i) == slot.pinned_rows);
     XPYD_CHECK(contents_.size(i) <= int(rows_.rows(i).size()) * row_tokens_);
@@ -498,7 +495,9 @@ Result<std::shared_ptr<BlockPool>> make_rows(const KvLayout& layout, const KvOpt
 }
 
 std::unique_ptr<KvMemory> make_memory(std::shared_ptr<BlockPool> pool, const KvOptions& options) {
-  return std::make_unique<VattentionMemory>(std::move(pool), options);
+  auto range = pool->page_groups()->reserve(vattention_slots(options).pool_bytes());
+  XPYD_CHECK(range.ok(), range.ok() ? "" : range.error().message);
+  return std::make_unique<VattentionMemory>(std::move(pool), options, std::move(range).value());
 }
 
 }  // namespace

@@ -164,7 +164,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
   for (int rank = 0; rank < memory->n_ranks(); ++rank) {
     KvLayout layout = memory->layout();
     layout.shape = rank_shape(layout.shape, shards, rank);
-    regions.push_back({memory->rank_base(rank), layout.pool_bytes()});
+    regions.push_back({memory->base(rank), layout.pool_bytes()});
   }
   const TransportOptions wire_options{.regions = std::move(regions),
                                       .queue = built.queue.get(),

@@ -325,16 +325,13 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   Result<std::unique_ptr<BlockLedger>> ledger =
       join_ledger(words, h.n_blocks, h.n_instances, file.get());
   if (!ledger) return ledger.error();
-  const bool ranks = shards.n_ranks() > 1;
+  std::vector<std::shared_ptr<std::byte>> memories;
+  for (size_t offset : plan.offsets) memories.emplace_back(kv, kv.get() + offset);
   auto pool = std::make_shared<BlockPool>(
-      plan.whole, ranks ? nullptr : kv,
+      shards.n_ranks() > 1 ? KvPlaces(plan.whole, shards, std::move(memories))
+                           : KvPlaces(plan.whole, kv),
       options.prefix_cache && find_kv_scheme(scheme)->prefix_index, std::move(ledger).value(),
       std::max(1, h.n_blocks / h.n_instances));
-  if (ranks) {
-    std::vector<std::shared_ptr<std::byte>> memories;
-    for (size_t offset : plan.offsets) memories.emplace_back(kv, kv.get() + offset);
-    pool->put_on_ranks(shards, std::move(memories));
-  }
   if (card.value()) pool->poison_new_blocks(false);  // only the card can write there
   return JoinedPool{std::move(pool), h.n_instances};
 }

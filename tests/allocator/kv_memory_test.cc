@@ -95,8 +95,9 @@ TEST_CASE("paged: salts isolate", "[allocator]") {
 TEST_CASE("paged: a thousand forced collisions never give foreign KV", "[allocator]") {
   KvOptions options = tiny_options(4, 4096);
   auto pool =
-      std::make_shared<BlockPool>(KvLayout{options.shape, options.order, 4, 4096},
-                                  cpu_device().allocate(options.pool_bytes).value(), true, 0xff);
+      std::make_shared<BlockPool>(KvPlaces({options.shape, options.order, 4, 4096},
+                                           cpu_device().allocate(options.pool_bytes).value()),
+                                  true, 0xff);
   auto kv = find_kv_scheme("paged")->make(pool, options);
   Random random(3);
   int hits = 0;
@@ -326,11 +327,11 @@ TEST_CASE("hand_over: blocks travel between two memories of one pool, no byte mo
     KvHandle source = fill(*p.kv, tokens, 5).handle;
     std::byte* row = p.kv->view(source).row(1, 1, 9, 1);
     int n = int(p.kv->blocks(source).size());
-    KvHandover handover = p.kv->hand_over(source);
+    KvHandover handover = p.kv->handoff().hand_over(source);
     CHECK((handover.tokens == 10 && int(handover.blocks.size()) == n));
     CHECK((p.kv->stats().in_transfer == n && p.kv->stats().active == 0));
     p.kv->check_invariants(true);
-    KvHandle target = d->adopt(handover, tokens, 5);
+    KvHandle target = d->handoff().adopt(handover, tokens, 5);
     CHECK((d->stats().in_transfer == 0 && d->stats().active == n));
     CHECK(d->view(target).row(1, 1, 9, 1) == row);
     CHECK(wrong_rows(d->view(target), tokens, 5) == 0);
@@ -341,8 +342,8 @@ TEST_CASE("hand_over: blocks travel between two memories of one pool, no byte mo
     write_rows(d->view(target), longer, 5, 10);
     d->written(target, std::span(longer).subspan(10));
     if (paged) CHECK(p.kv->probe(longer, 5) == 12);
-    KvHandover lost = d->hand_over(target);
-    d->discard(lost);
+    KvHandover lost = d->handoff().hand_over(target);
+    d->handoff().discard(lost);
     CHECK((sums(d->stats()) && d->stats().in_transfer == 0 && d->stats().active == 0));
     CHECK(d->stats().cached == (paged ? 3 : 0));
     d->check_invariants(true);
@@ -356,12 +357,12 @@ TEST_CASE("hand_over: a forked sibling keeps its tail", "[allocator]") {
   theirs[6] = 1;
   KvHandle a = fill(*p.kv, tokens, 0).handle;
   KvHandle b = p.kv->fork(a).value();
-  KvHandover handover = p.kv->hand_over(b);
+  KvHandover handover = p.kv->handoff().hand_over(b);
   CHECK(p.kv->tail_shared(a));  // with what is under way
   REQUIRE(p.kv->append(a, 1));
   write_rows(p.kv->view(a), mine, 0, 6);
   p.kv->written(a, {&mine[6], 1});
-  KvHandle c = d->adopt(handover, tokens, 0);
+  KvHandle c = d->handoff().adopt(handover, tokens, 0);
   REQUIRE(d->append(c, 1));
   write_rows(d->view(c), theirs, 0, 6);
   d->written(c, {&theirs[6], 1});
@@ -409,7 +410,7 @@ TEST_CASE("paged: a block whose indexed ancestor was evicted comes back by adopt
   m.kv->free(a);
   m.kv->clear_prefix_cache();
   CHECK(m.kv->probe(counting(9), 0) == 0);
-  KvHandle c = m.kv->adopt(m.kv->hand_over(b), tokens, 0);
+  KvHandle c = m.kv->handoff().adopt(m.kv->handoff().hand_over(b), tokens, 0);
   CHECK(m.kv->probe(counting(9), 0) == 8);
   m.kv->check_invariants();
   m.kv->free(c);

@@ -47,7 +47,7 @@ void each_row_of_ranks(const KvMemory& kv, KvHandle handle, std::span<const int3
   const std::vector<uint64_t> prefix = prefixes(tokens, salt);
   for (int rank = 0; rank < kv.n_ranks(); ++rank) {
     const KvRect own = kv.shards() ? kv.shards()->rect(rank) : KvRect{{0, 3}, {0, 2}};
-    const KvView view = kv.rank_view(handle, rank);
+    const KvView view = kv.view(handle, rank);
     for (int t = begin; t < int(tokens.size()); ++t)
       for (int l = own.layers.begin; l < own.layers.end; ++l)
         for (int v = 0; v < 2; ++v)
@@ -240,12 +240,12 @@ TEST_CASE("sharded memory: hand-over and adoption go through every rank", "[shar
   REQUIRE(kv->append(handle, 17));
   compute(*kv, handle, tokens, 0, 0);
   kv->written(handle, tokens);
-  KvHandover travels = kv->hand_over(handle);
-  const KvHandle arrived = kv->adopt(std::move(travels), tokens, 0);
+  KvHandover travels = kv->handoff().hand_over(handle);
+  const KvHandle arrived = kv->handoff().adopt(std::move(travels), tokens, 0);
   REQUIRE(arrived != kNoKv);
   CHECK(wrong(*kv, arrived, tokens, 0) == 0);
   kv->check_invariants(true);
-  kv->discard(kv->hand_over(arrived));
+  kv->handoff().discard(kv->handoff().hand_over(arrived));
   kv->check_invariants(true);
   CHECK(kv->stats().active + kv->stats().in_transfer == 0);
 }

@@ -58,7 +58,7 @@ class Trial {
     }
     for (auto& [memory, lease] : leases_) memories_[memory]->unpin(lease);
     leases_.clear();
-    for (Flying& f : flying_) memories_[0]->discard(f.handover);
+    for (Flying& f : flying_) memories_[0]->handoff().discard(f.handover);
     flying_.clear();
     while (!live_.empty()) release(0);
     check(true);
@@ -118,7 +118,7 @@ class Trial {
                 end = begin + 1 + int(random_.below(s.tokens.size() + 1));
       leases_.push_back({s.memory, kv.pin(s.handle, begin, end)}), ++s.pins;
     } else if (what < 83 && flying_.size() < 2 && s.pins == 0) {
-      flying_.push_back({kv.hand_over(s.handle), s.salt, s.tokens});
+      flying_.push_back({kv.handoff().hand_over(s.handle), s.salt, s.tokens});
       live_.erase(live_.begin() + (&s - live_.data()));
     } else if (what < 96) {
       release(size_t(&s - live_.data()));
@@ -196,8 +196,8 @@ class Trial {
     Flying f = std::move(flying_.back());
     flying_.pop_back();
     const size_t memory = random_.below(memories_.size());
-    if (random_.below(8) == 0) return memories_[memory]->discard(f.handover);
-    const KvHandle handle = memories_[memory]->adopt(f.handover, f.tokens, f.salt);
+    if (random_.below(8) == 0) return memories_[memory]->handoff().discard(f.handover);
+    const KvHandle handle = memories_[memory]->handoff().adopt(f.handover, f.tokens, f.salt);
     if (handle == kNoKv) return;
     live_.push_back({memory, handle, f.salt, f.tokens, {}});
     ++adopted;

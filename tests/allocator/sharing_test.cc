@@ -229,9 +229,9 @@ TEST_CASE("sharing: a sequence travels with rows that others share",
   const auto a = tokens_of(2 * kRow + 10, 1), b = like(a, 2 * kRow, 10, 2);
   const KvHandle stays = fill(*p.kv, a, 0).handle, goes = fill(*p.kv, b, 0).handle;
   CHECK(p.kv->stats().active == 4);
-  KvHandover handover = p.kv->hand_over(goes);
+  KvHandover handover = p.kv->handoff().hand_over(goes);
   p.kv->check_invariants(false);
-  const KvHandle there = d->adopt(handover, b, 0);
+  const KvHandle there = d->handoff().adopt(handover, b, 0);
   CHECK(wrong_rows(d->view(there), b, 0) == 0);
   CHECK(d->probe(like(b, kRow, 5, 4), 0) == kRow);  // D knows what it holds
   p.kv->free(stays);

@@ -674,9 +674,9 @@ class Trial {
   }
 
   void pass_on(Live& s) {
-    KvHandover handover = kv().hand_over(s.handle);
+    KvHandover handover = kv().handoff().hand_over(s.handle);
     REQUIRE(handover.tokens == int(s.tokens.size()));
-    const KvHandle handle = kv().adopt(std::move(handover), s.tokens, s.salt);
+    const KvHandle handle = kv().handoff().adopt(std::move(handover), s.tokens, s.salt);
     s.handle = handle;
     if (handle == kNoKv) {
       std::swap(s, live_.back());

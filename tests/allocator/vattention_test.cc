@@ -95,7 +95,7 @@ class Trial {
     }
     for (auto& [memory, lease] : leases_) memories_[memory]->unpin(lease);
     leases_.clear();
-    for (Flying& f : flying_) memories_[0]->discard(f.handover);
+    for (Flying& f : flying_) memories_[0]->handoff().discard(f.handover);
     flying_.clear();
     while (!live_.empty()) release(0);
     check(true);
@@ -143,7 +143,7 @@ class Trial {
                 end = begin + 1 + int(random_.below(s.tokens.size() + 1));
       leases_.push_back({s.memory, kv.pin(s.handle, begin, end)}), ++s.pins;
     } else if (what < 84 && flying_.size() < 2 && s.pins == 0) {
-      flying_.push_back({kv.hand_over(s.handle), s.tokens});
+      flying_.push_back({kv.handoff().hand_over(s.handle), s.tokens});
       live_.erase(live_.begin() + (&s - live_.data()));
     } else if (what < 96) {
       release(size_t(&s - live_.data()));
@@ -189,8 +189,8 @@ class Trial {
     const size_t memory = random_.below(memories_.size());
     size_t mine = leases_.size();  // slots that a lease may keep
     for (const Live& s : live_) mine += s.memory == memory;
-    if (int(mine) >= o_.max_sequences) return memories_[memory]->discard(f.handover);
-    const KvHandle handle = memories_[memory]->adopt(f.handover, f.tokens, 0);
+    if (int(mine) >= o_.max_sequences) return memories_[memory]->handoff().discard(f.handover);
+    const KvHandle handle = memories_[memory]->handoff().adopt(f.handover, f.tokens, 0);
     live_.push_back({memory, handle, f.tokens, 0});
     ++adopted;
   }
@@ -468,7 +468,7 @@ TEST_CASE("vattention: the mappings are those that the system counts", "[allocat
   same();
   m.kv->free(handles[1]);
   same();
-  m.kv->discard(m.kv->hand_over(handles[0]));
+  m.kv->handoff().discard(m.kv->handoff().hand_over(handles[0]));
   same();
 }
 
@@ -576,13 +576,14 @@ TEST_CASE("vattention: who has no addresses for a sequence does not adopt it",
   auto p = find_kv_scheme("vattention")->make(pool, o),
        d = find_kv_scheme("vattention")->make(pool, o);
   const auto tokens = tokens_of(300, 1);
-  auto hand_over = [&] { return p->hand_over(fill(*p, tokens, 0).handle); };
+  auto hand_over = [&] { return p->handoff().hand_over(fill(*p, tokens, 0).handle); };
   KvHandover one = hand_over();
   faulty->fail_after = 1;
-  CHECK(d->adopt(one, tokens, 0) == kNoKv);
-  const KvHandle two = d->adopt(hand_over(), tokens, 0), three = d->adopt(hand_over(), tokens, 0);
+  CHECK(d->handoff().adopt(one, tokens, 0) == kNoKv);
+  const KvHandle two = d->handoff().adopt(hand_over(), tokens, 0),
+                 three = d->handoff().adopt(hand_over(), tokens, 0);
   REQUIRE((two != kNoKv && three != kNoKv));
-  CHECK(d->adopt(hand_over(), tokens, 0) == kNoKv);  // both slots are taken
+  CHECK(d->handoff().adopt(hand_over(), tokens, 0) == kNoKv);  // both slots are taken
   CHECK(wrong_rows(d->view(two), tokens, 0) == 0);
   CHECK(wrong_rows(d->view(three), tokens, 0) == 0);
   p.reset();
