@@ -1,13 +1,13 @@
 #include "allocator/kv_memory.h"
 
-#include <algorithm>
-#include <climits>
 #include <utility>
+#include <vector>
 
 #include "allocator/block_pool.h"
 #include "allocator/kv_plan.h"
 #include "allocator/pooled.h"
 #include "base/device.h"
+#include "base/page_groups.h"
 
 namespace xpyd {
 
@@ -32,67 +32,6 @@ const KvScheme* find_kv_scheme(const std::string& name) {
 
 namespace {
 
-std::string scheme_names() {
-  std::string names;
-  for (const KvScheme& scheme : kv_schemes())
-    names += (names.empty() ? "" : ", ") + std::string(scheme.name);
-  return names;
-}
-
-}  // namespace
-
-Result<KvLayout> plan_pool(const std::string& scheme_name, const KvOptions& options) {
-  const KvScheme* scheme = find_kv_scheme(scheme_name);
-  if (!scheme)
-    return invalid("allocator \"" + scheme_name + "\": expected one of " + scheme_names());
-  const KvShape& shape = options.shape;
-  for (auto [value, what] : {std::pair{shape.n_layers, "layers"},
-                             {shape.n_kv_heads, "kv heads"},
-                             {shape.head_dim, "head_dim"}})
-    if (value < 1)
-      return invalid("KV " + std::string(what) + " is " + std::to_string(value) +
-                     ": expected at least 1");
-  if (shape.dtype == Dtype::f16)
-    return invalid("kv-dtype is f16: expected f32, bf16, int8 or int4");
-  if (shape.dtype == Dtype::int4 && shape.head_dim % 2 != 0)
-    return invalid("kv-dtype int4: head_dim is " + std::to_string(shape.head_dim) +
-                   ", expected an even number");
-  if (Status status = scheme->check(options); !status) return status.error();
-  const int block_tokens = scheme->block_tokens(options);
-  const char* unit = scheme->unit;
-  if (block_tokens < 1)
-    return invalid("tokens per " + std::string(unit) + " is " + std::to_string(block_tokens) +
-                   ": expected at least 1");
-  // Four ints multiplied: beyond 64 bits for absurd input.
-  size_t needed = 2 * shape.row_bytes();
-  for (int factor : {shape.n_layers, shape.n_kv_heads, block_tokens})
-    if (__builtin_mul_overflow(needed, size_t(factor), &needed))
-      return invalid("one KV " + std::string(unit) + " of " + std::to_string(block_tokens) +
-                     " tokens exceeds 64-bit addresses");
-  needed = scheme->block_bytes(options);
-  if (options.pool_bytes < needed)
-    return invalid("kv-bytes is " + std::to_string(options.pool_bytes) + ", too small for one " +
-                   unit + ": " + std::to_string(block_tokens) + " tokens need " +
-                   std::to_string(needed) + " bytes");
-  size_t n_blocks = options.pool_bytes / needed;
-  if (n_blocks > size_t(INT_MAX) / size_t(block_tokens))
-    return invalid("kv-bytes is " + std::to_string(options.pool_bytes) +
-                   ": expected fewer than 2^31 tokens of " + std::to_string(shape.token_bytes()) +
-                   " bytes");
-  const KvLayout layout{shape, options.order, block_tokens, int(n_blocks)};
-  if (layout.pool_bytes() / shape.row_bytes() >= size_t(1) << 32)
-    return invalid("kv-bytes is " + std::to_string(options.pool_bytes) +
-                   ": expected fewer than 2^32 rows of " + std::to_string(shape.row_bytes()) +
-                   " bytes");
-  return layout;
-}
-
-size_t pool_metadata_bytes(const KvLayout& layout, bool prefix_cache) {
-  return BlockPool::metadata_bytes(layout, prefix_cache);
-}
-
-namespace {
-
 // Page groups in order, behind addresses that stay.
 Result<std::shared_ptr<std::byte>> allocate_groups(Device& device, size_t bytes, size_t group) {
   const int n = int((bytes + group - 1) / group);
@@ -109,14 +48,15 @@ Device& device_of(const KvOptions& options) {
   return options.device ? *options.device : cpu_device();
 }
 
-}  // namespace
-
+// Of one rank.
 Result<std::shared_ptr<std::byte>> make_pool_memory(const KvOptions& options) {
   Device& device = device_of(options);
   return options.pool_in_groups
-             ? allocate_groups(device, options.pool_bytes, options.page_group_bytes)
+             ? allocate_groups(device, options.pool_bytes, options.vattention.page_group_bytes)
              : device.allocate(options.pool_bytes);
 }
+
+}  // namespace
 
 size_t bytes_of_tokens(const KvOptions& options, int tokens) {
   return size_t(tokens) * options.shape.token_bytes();
@@ -124,21 +64,18 @@ size_t bytes_of_tokens(const KvOptions& options, int tokens) {
 
 Status nothing_more(const KvOptions&) { return ok(); }
 
-Result<std::shared_ptr<BlockPool>> make_blocks(const KvLayout& layout, const KvOptions& options,
-                                               bool prefix_index) {
-  Result<std::shared_ptr<std::byte>> memory = make_pool_memory(options);
-  if (!memory) return memory.error();
-  auto pool = std::make_shared<BlockPool>(KvPlaces(layout, memory.value()), prefix_index);
-  if (&device_of(options) != &cpu_device())
+Result<std::shared_ptr<KvPool>> make_blocks(const PoolPlan& plan, bool prefix_index) {
+  std::vector<std::shared_ptr<std::byte>> memories;
+  for (const KvOptions& own : plan.of_ranks) {
+    Result<std::shared_ptr<std::byte>> memory = make_pool_memory(own);
+    if (!memory) return memory.error();
+    memories.push_back(std::move(memory).value());
+  }
+  auto pool = std::make_shared<BlockPool>(KvPlaces(plan.whole, plan.shards, std::move(memories)),
+                                          prefix_index);
+  if (&device_of(plan.of_ranks[0]) != &cpu_device())
     pool->poison_new_blocks(false);  // only the device can write there
-  return pool;
-}
-
-Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme,
-                                                   const KvOptions& options) {
-  Result<KvLayout> layout = plan_pool(scheme, options);
-  XPYD_CHECK(layout.ok(), layout.ok() ? "" : layout.error().message);
-  return find_kv_scheme(scheme)->make_pool(layout.value(), options);
+  return std::shared_ptr<KvPool>(std::move(pool));
 }
 
 }  // namespace xpyd

@@ -1,7 +1,7 @@
 // KvMemory: who owns which KV bytes of one instance. Specification of every memory
 // scheme.
 //
-// Physical memory is a BlockPool of equal blocks. A scheme decides how a sequence's tokens are laid
+// Physical memory is a KvPool of equal blocks. A scheme decides how a sequence's tokens are laid
 // on blocks: `paged` gives it a table of small blocks, `contiguous` one block, a slot, of the
 // maximum length. All arithmetic above (policies, admission) is ceil(tokens / block_tokens) and
 // holds for both.
@@ -28,10 +28,11 @@
 
 namespace xpyd {
 
-class BlockPool;
 class Clock;
 class Device;
 class DeviceQueue;
+class KvPool;     // kv_pool.h
+struct PoolPlan;  // kv_plan.h
 
 // What contiguous memory does with a prompt that begins like another sequence (vattention, slots).
 enum class KvShare : uint8_t {
@@ -41,33 +42,39 @@ enum class KvShare : uint8_t {
   copy,      // copies the KV
 };
 
+struct VattentionOptions {
+  size_t page_group_bytes = 65536;  // what one map call backs
+  int max_sequences = 0;            // at once, in one memory: slots of virtual addresses
+  bool on_card = false;   // a card's addresses: its kernels count rows in 32 bits (KvRows), and the
+                          // system's limit of mappings is none there
+  bool map_ahead = true;  // in the background, what the next steps need
+  double page_call_us = 0;       // PageGroupOptions
+  bool guard = false;            // PageGroupOptions
+  KvShare share = KvShare::off;  // (slots always take over)
+};
+
 struct KvOptions {
   KvShape shape;
   KvOrder order = KvOrder::layer_major;
   size_t pool_bytes = 0;  // exactly this much is allocated; the tail below one block stays unused
   int block_tokens = 16;  // paged
   int max_sequence_tokens = 0;  // contiguous: tokens of a slot; both: the longest sequence allowed
-  bool prefix_cache = true;     // paged; contiguous memory has no shareable block and never hits
-  // vattention:
-  size_t page_group_bytes = 65536;  // what one map call backs
-  int max_sequences = 0;            // at once, in one memory: slots of virtual addresses
-  int n_memories = 1;               // of this process, with such options: they share its mappings
-  bool on_card = false;   // a card's addresses: its kernels count rows in 32 bits (KvRows), and the
-                          // system's limit of mappings is none there
-  bool map_ahead = true;  // in the background, what the next steps need
-  bool keep_idle = true;  // deferred reclamation; off where other memories share the pool
-  double page_call_us = 0;  // PageGroupOptions
-  bool guard = false;       // PageGroupOptions
+  bool prefix_cache = true;     // contiguous memory has no shareable block and never hits
+  int n_memories = 1;           // of this process, with such options: they share its mappings
+  bool keep_idle = true;  // slots keep what they hold; off where other memories share the pool
+  VattentionOptions vattention;
   // The others' pool, too, is page groups, in order: the same pages as vattention's, where one
   // allocation has huge ones if the system grants them.
   bool pool_in_groups = false;
-  bool lockstep = false;  // one of several memories that must decide alike (sharded.h): nothing
-                          // that goes on in the background may be seen in a decision
-  KvShare share = KvShare::off;  // vattention; slots always take over
   KvTierOptions tiers;           // below this pool
   Clock* clock = nullptr;        // of the instance, for its tiers; null: the machine's
   Device* device = nullptr;      // where the pool is; null: the CPU
   DeviceQueue* queue = nullptr;  // of the instance, on that device, for its copies; null: the CPU's
+};
+
+struct VattentionStats {  // cumulative: calls, and what of them the engine waited for
+  int64_t map_calls = 0, unmap_calls = 0, waited_jobs = 0;
+  double map_wait_seconds = 0;
 };
 
 // Blocks by state; free + active + cached + in_transfer == capacity, always. Of a pool that
@@ -82,9 +89,7 @@ struct KvStats {
   int block_tokens = 0;
   int64_t prefix_query_tokens = 0, prefix_hit_tokens = 0;  // cumulative, this KvMemory
   int64_t evictions = 0, cow_copies = 0;                   // cumulative blocks
-  // vattention, cumulative: calls, and what of them the engine waited for.
-  int64_t map_calls = 0, unmap_calls = 0, waited_jobs = 0;
-  double map_wait_seconds = 0;
+  VattentionStats vattention;
   // Where the pool's bytes are now. `written` counts a byte that several sequences share once.
   // capacity_bytes = written + reserved + internal + idle + external, always.
   int64_t capacity_bytes = 0;  // pool_bytes
@@ -174,11 +179,7 @@ class KvMemory {
   // enough.
   virtual void check_invariants(bool complete = true) const = 0;
 
-  // Before: this memory hands over (on several ranks vattention does not).
-  KvHandoff& handoff() {
-    XPYD_CHECK(handoff_, "no hand-over");
-    return *handoff_;
-  }
+  KvHandoff& handoff() { return *handoff_; }
   // KvLoader's; without tiers below what there is is there.
   bool ready(KvHandle handle) { return !loader_ || loader_->ready(handle); }
   bool poll() { return loader_ && loader_->poll(); }
@@ -188,20 +189,21 @@ class KvMemory {
   void set_aside(KvHandle handle) { loader_ ? loader_->set_aside(handle) : free(handle); }
 
  protected:
-  KvMemory(const char* name, KvPlaces places) : name_(name), places_(std::move(places)) {}
-  KvHandoff* handoff_ = nullptr;  // itself, where it can do that
-  KvLoader* loader_ = nullptr;
+  KvMemory(const char* name, KvPlaces places, KvHandoff* handoff, KvLoader* loader = nullptr)
+      : name_(name), places_(std::move(places)), handoff_(handoff), loader_(loader) {}
 
  private:
   const char* const name_;
   const KvPlaces places_;
+  KvHandoff* const handoff_;
+  KvLoader* const loader_;  // null: no tiers
 };
 
-// A pool that several memories can draw from. Bytes: options.pool_bytes, allocated and touched
-// here. Before: plan_pool (kv_plan.h) takes the options. Error `unavailable`: the device has not
-// that much memory.
-Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme,
-                                                   const KvOptions& options);
+// A pool on one rank, from which several memories can draw. Bytes: options.pool_bytes, allocated
+// and touched here. Before: plan_pool (kv_plan.h, which has those on several ranks) takes the
+// options. Error `unavailable`: the device has not that much memory.
+Result<std::shared_ptr<KvPool>> make_block_pool(const std::string& scheme,
+                                                const KvOptions& options);
 
 // A row of the table of schemes, which stands in the scheme's own file: what it is called, how it
 // is made, and what everybody else may know of it. Who asks what a scheme can do asks a field.
@@ -212,13 +214,13 @@ struct KvScheme {
   int (*block_tokens)(const KvOptions& options);    // tokens of one
   size_t (*block_bytes)(const KvOptions& options);  // its bytes; before: tokens of one >= 1
   Status (*check)(const KvOptions& options);        // what only this scheme asks of options
-  Result<std::shared_ptr<BlockPool>> (*make_pool)(const KvLayout& layout, const KvOptions& options);
-  std::unique_ptr<KvMemory> (*make)(std::shared_ptr<BlockPool> pool, const KvOptions& options);
+  Result<std::shared_ptr<KvPool>> (*make_pool)(const PoolPlan& plan);
+  std::unique_ptr<KvMemory> (*make)(std::shared_ptr<KvPool> pool, const KvOptions& options);
   bool contiguous = false;    // views have no block table: a sequence is one piece of addresses
   bool whole_slots = false;   // a block is as long as the longest sequence
   bool prefix_index = false;  // its pool finds the blocks of a prefix
-  // Its blocks have an address only where a memory maps them: each rank has a pool of its own, and
-  // processes share none.
+  // Its blocks have an address only where a memory maps them: instances on several ranks share no
+  // pool, nor do processes.
   bool page_groups = false;
 };
 

@@ -27,11 +27,12 @@ struct KvPlaces {
       : whole(layout), ranks{{layout, std::move(memory)}} {}
   KvPlaces(const KvLayout& layout, const KvShards& cut,
            std::vector<std::shared_ptr<std::byte>> memories)
-      : whole(layout), shards(cut) {
+      : whole(layout) {
     XPYD_CHECK(int(memories.size()) == cut.n_ranks());
+    if (cut.n_ranks() > 1) shards = cut;
     for (int rank = 0; rank < cut.n_ranks(); ++rank) {
       KvLayout own = layout;
-      own.shape = rank_shape(layout.shape, cut, rank);
+      if (shards) own.shape = rank_shape(layout.shape, cut, rank);
       ranks.push_back({own, std::move(memories[size_t(rank)])});
     }
   }

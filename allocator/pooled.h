@@ -1,4 +1,4 @@
-// What the memory schemes over a BlockPool have in common: handles, leases, hand-over, counters,
+// What the memory schemes over a KvPool have in common: handles, leases, hand-over, counters,
 // recount. A scheme adds how a sequence's tokens are laid on blocks.
 #pragma once
 
@@ -7,9 +7,11 @@
 #include <optional>
 #include <vector>
 
-#include "allocator/block_pool.h"
 #include "allocator/handle_table.h"
 #include "allocator/kv_memory.h"
+#include "allocator/kv_plan.h"
+#include "allocator/kv_pool.h"
+#include "allocator/prefix_index.h"
 #include "base/device.h"
 
 namespace xpyd {
@@ -17,7 +19,7 @@ namespace xpyd {
 class PooledMemory : public KvMemory, public KvHandoff {
  public:
   // `places`: of the views, where it is not the pool.
-  PooledMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options, const char* name,
+  PooledMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name,
                std::optional<KvPlaces> places = {});
   ~PooledMemory() override;
 
@@ -52,8 +54,9 @@ class PooledMemory : public KvMemory, public KvHandoff {
     return sequence.table;
   }
   virtual void check_sequence(const Sequence& sequence) const = 0;
-  // References of this memory, and which of them are marked idle.
-  virtual void count_references(std::vector<int32_t>& references, std::vector<int32_t>& idle) const;
+  virtual void count_references(std::vector<int32_t>& references) const;  // of this memory
+  // The pool's, as this memory's owner should see it.
+  virtual KvStats pool_stats() const { return pool_->stats(); }
   // Where a block holds more than its tokens: for those still to come (contiguous, slots), or
   // because it is not smaller.
   virtual bool reserves() const { return false; }
@@ -64,7 +67,7 @@ class PooledMemory : public KvMemory, public KvHandoff {
   // The first n_tokens of one block onto another. Done when it returns: the source may be given up.
   void copy_tokens(int32_t to_block, int32_t from_block, int n_tokens);
 
-  const std::shared_ptr<BlockPool> pool_;
+  const std::shared_ptr<KvPool> pool_;
   const KvOptions options_;
   DeviceQueue& queue_;
   std::vector<Copy> copies_;  // reused
@@ -74,20 +77,9 @@ class PooledMemory : public KvMemory, public KvHandoff {
   std::atomic<int64_t> query_tokens_{0}, hit_tokens_{0}, evictions_{0}, cow_copies_{0};
 };
 
-// The bytes of a pool of these options (pool_bytes, device, pool_in_groups). Error `unavailable`:
-// the device has not that much memory.
-Result<std::shared_ptr<std::byte>> make_pool_memory(const KvOptions& options);
 // What the rows of most schemes are made of: a block is tokens in that memory.
 size_t bytes_of_tokens(const KvOptions& options, int tokens);
 Status nothing_more(const KvOptions& options);  // is asked of them
-Result<std::shared_ptr<BlockPool>> make_blocks(const KvLayout& layout, const KvOptions& options,
-                                               bool prefix_index);
-
-// Tokens and bytes of one row of page groups, the block of vattention's pool. 0 tokens: a group
-// does not hold one.
-int vattention_row_tokens(const KvOptions& options);
-size_t vattention_row_bytes(const KvOptions& options);
-// The virtual slots of one memory.
-KvLayout vattention_slots(const KvOptions& options);
+Result<std::shared_ptr<KvPool>> make_blocks(const PoolPlan& plan, bool prefix_index);
 
 }  // namespace xpyd

@@ -40,7 +40,7 @@ Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory,
 
 TieredMemory::TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers,
                            Device& device, Clock& clock)
-    : KvMemory(memory->name(), memory->places()),
+    : KvMemory(memory->name(), memory->places(), this, this),
       memory_(std::move(memory)),
       tiers_(std::move(tiers)),
       block_tokens_(tiers_->block_tokens()),
@@ -48,10 +48,7 @@ TieredMemory::TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvT
       out_budget_(out_budget(memory_->stats(), block_tokens_)),
       out_(device.make_copy_queue(tiers_->options().copy_gbps)),
       in_(device.make_copy_queue(tiers_->options().copy_gbps)),
-      clock_(clock) {
-  loader_ = this;
-  handoff_ = this;
-}
+      clock_(clock) {}
 
 TieredMemory::~TieredMemory() {
   for (KvHandle handle : loading_) {

@@ -5,7 +5,6 @@
 
 #include "allocator/block_ledger.h"
 #include "allocator/kv_plan.h"
-#include "allocator/sharded.h"
 #include "allocator/tiered.h"
 #include "disagg/envelope.h"
 #include "disagg/local_probe.h"
@@ -45,7 +44,7 @@ namespace {
 KvOptions kv_options(const ClusterOptions& o) {
   KvOptions kv = o.kv;
   kv.max_sequence_tokens = o.max_model_len;
-  kv.max_sequences = max_sequences(o.max_batch);
+  kv.vattention.max_sequences = max_sequences(o.max_batch);
   kv.device = o.device;
   return kv;
 }
@@ -121,7 +120,7 @@ std::string instance_name(Role role, int index) {
 }
 
 Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as, int model_index,
-                                     std::shared_ptr<BlockPool> pool, Clock& clock, Post& post) {
+                                     std::shared_ptr<KvPool> pool, Clock& clock, Post& post) {
   BuiltInstance built;
   built.queue = o.device->make_queue(as.role == Role::prefill  ? Device::Phase::prefill
                                      : as.role == Role::decode ? Device::Phase::decode
@@ -141,7 +140,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
     kv.tiers.keep_arrivals = as.local || as.role != Role::decode;
   }
   const KvShards shards = o.shards(as.role);
-  Result<ShardedPlan> plan = plan_sharded(o.kv_scheme->name, kv, shards);
+  Result<PoolPlan> plan = plan_ranks(o.kv_scheme->name, kv, shards);
   if (!plan) return plan.error();
   std::unique_ptr<KvMemory> memory;
   std::shared_ptr<PrefixLog> cache_log;
@@ -149,7 +148,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
   if (pool) {
     memory = o.kv_scheme->make(std::move(pool), kv);
   } else {
-    auto own = make_sharded(o.kv_scheme->name, kv, shards, cache_log);
+    auto own = make_ranked_memory(o.kv_scheme->name, kv, shards, cache_log);
     if (!own) return Error{own.error().code, "--kv-bytes: " + own.error().message};
     memory = std::move(own).value();
   }
@@ -205,12 +204,12 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
   o.kv.n_memories = int(n);
   o.kv.keep_idle = !shared;  // an idle instance would keep what another one needs
   if (Status can = check_shared_pool(o, false); !can) return can.error();
-  std::shared_ptr<BlockPool> shared_pool;
+  std::shared_ptr<KvPool> shared_pool;
   if (shared) {
     KvOptions pool_options = kv_options(o);
     pool_options.pool_bytes *= n;
     const KvShards shards = o.shards(o.topology[0]);
-    Result<ShardedPlan> plan = plan_sharded(o.kv_scheme->name, pool_options, shards);
+    Result<PoolPlan> plan = plan_ranks(o.kv_scheme->name, pool_options, shards);
     if (!plan) return plan.error();
     auto pool = make_ranked_pool(o.kv_scheme->name, pool_options, shards);
     if (!pool) return Error{pool.error().code, "--kv-bytes: " + pool.error().message};

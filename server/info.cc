@@ -204,13 +204,14 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
   const ModelConfig& c = subject.config;
   auto kv_bytes = size_t(subject.options.integer("kv-bytes"));
   const KvShape shape = kv_shape(c, find_dtype(subject.options.text("kv-dtype")));
-  KvOptions kv{.shape = shape,
-               .pool_bytes = kv_bytes,
-               .block_tokens = int(subject.options.integer("block-tokens")),
-               .max_sequence_tokens = subject.max_len,
-               .page_group_bytes = page_group_bytes(subject.options),
-               .max_sequences = max_sequences(int(subject.options.integer("max-batch"))),
-               .on_card = subject.options.text("device") != "cpu"};
+  KvOptions kv{
+      .shape = shape,
+      .pool_bytes = kv_bytes,
+      .block_tokens = int(subject.options.integer("block-tokens")),
+      .max_sequence_tokens = subject.max_len,
+      .vattention = {.page_group_bytes = page_group_bytes(subject.options),
+                     .max_sequences = max_sequences(int(subject.options.integer("max-batch"))),
+                     .on_card = subject.options.text("device") != "cpu"}};
   auto plan = plan_pool(scheme.name, kv);
   if (!plan) {
     std::printf("  %-11s none: %s\n", scheme.name, plan.error().message.c_str());

@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-#include "allocator/pooled.h"
+#include "allocator/row_pool.h"
 #include "base/device.h"
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
@@ -30,10 +30,10 @@ TEST_CASE("kv_schemes: every row makes a memory of its name", "[allocator]") {
   CHECK(kv_schemes().size() >= 2);
   for (const KvScheme& scheme : kv_schemes()) {
     KvOptions options = tiny_options(16, 8, true, KvOrder::layer_major, 64);
-    options.max_sequences = 4;
-    options.page_group_bytes = 4096;
+    options.vattention.max_sequences = 4;
+    options.vattention.page_group_bytes = 4096;
     options.keep_idle = false;
-    options.map_ahead = false;
+    options.vattention.map_ahead = false;
     options.pool_bytes = std::max(options.pool_bytes, size_t(1) << 16);
     auto pool = make_block_pool(scheme.name, options).value();
     auto kv = scheme.make(pool, options);
@@ -224,7 +224,7 @@ TEST_CASE("a pool in page groups is as good as one allocation", "[allocator]") {
       KvOptions o =
           tiny_options(4, 80, true, KvOrder::layer_major, 16);  // no whole groups of bytes
       o.pool_in_groups = true;
-      o.page_group_bytes = group;
+      o.vattention.page_group_bytes = group;
       Memory m(o, scheme);
       if (group > 4096) CHECK(reinterpret_cast<uintptr_t>(m.pool->data()) % group == 0);
       std::vector<std::pair<KvHandle, int32_t>> live;
@@ -274,12 +274,12 @@ TEST_CASE("pin: of a range, blocks that hold none of it go with their sequence",
     CAPTURE(row.scheme);
     const std::string scheme = row.scheme;
     KvOptions o = tiny_options(scheme == "token" ? 1 : 4, 0, false, KvOrder::layer_major, 24);
-    o.max_sequences = 2;
-    o.map_ahead = o.keep_idle = false;
+    o.vattention.max_sequences = 2;
+    o.vattention.map_ahead = o.keep_idle = false;
     o.pool_bytes = 2 * 24 * o.shape.token_bytes();
     if (scheme == "vattention") {  // rows of 256 tokens
       o.max_sequence_tokens = 24 * 64;
-      o.page_group_bytes = 4096;
+      o.vattention.page_group_bytes = 4096;
       o.pool_bytes = 8 * vattention_row_bytes(o);
     }
     const int scale = scheme == "vattention" ? 64 : 1;

@@ -39,7 +39,7 @@ class SharedBlocks {
   std::shared_ptr<BlockPool> pool(const KvOptions& options, int n_sharing) const {
     const KvLayout layout = plan_pool("paged", options).value();
     return std::make_shared<BlockPool>(KvPlaces(layout, {memory_, data()}), options.prefix_cache,
-                                       join(), n_blocks_ / n_sharing);
+                                       make_ledger_source(join(), n_blocks_ / n_sharing));
   }
 
  private:

@@ -92,7 +92,7 @@ TEST_CASE("shared pool: what the giver does not hold any more is refused", "[all
   refused([](KvHandover& h) { h.tokens = 3; });
   refused([](KvHandover& h) { h.giver = -1; });
   refused([](KvHandover& h) { h.giver = 32; });
-  refused([&](KvHandover& h) { h.giver = d.pool->ledger()->slot(); });
+  refused([&](KvHandover& h) { h.giver = d.pool->source().member(); });
   CHECK(d.kv->stats().active + d.kv->stats().cached == 0);
   CHECK(d.kv->handoff().adopt(good, other, 0) != kNoKv);
   p.kv->handoff().discard(good);
@@ -186,7 +186,7 @@ TEST_CASE("shared pool: random operations of three processes, one of which dies 
         }
         case 7:
         case 8: {  // possibly late, possibly of one that is dead
-          if (mail.empty() || mail.front().first.giver == p.member->pool->ledger()->slot()) break;
+          if (mail.empty() || mail.front().first.giver == p.member->pool->source().member()) break;
           auto [handover, tokens] = mail.front();
           mail.pop_front();
           const KvHandle handle = kv.handoff().adopt(handover, tokens, 0);

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "allocator/pooled.h"
+#include "allocator/row_pool.h"
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
@@ -31,12 +31,12 @@ class Trial {
     o_.shape = kTinyShape;
     o_.shape.head_dim = config.head_dim;
     o_.order = config.order;
-    o_.share = config.share;
-    o_.map_ahead = config.map_ahead;
+    o_.vattention.share = config.share;
+    o_.vattention.map_ahead = config.map_ahead;
     o_.keep_idle = config.memories == 1;
-    o_.page_group_bytes = 4096;
-    o_.max_sequences = 7;
-    o_.guard = true;
+    o_.vattention.page_group_bytes = 4096;
+    o_.vattention.max_sequences = 7;
+    o_.vattention.guard = true;
     o_.block_tokens = 16;
     paged_ = config.scheme == std::string("paged") || config.scheme == std::string("token");
     const bool vattention = config.scheme == std::string("vattention");
@@ -246,7 +246,7 @@ class Trial {
   Random random_;
   KvOptions o_;
   bool paged_;
-  std::shared_ptr<BlockPool> pool_;
+  std::shared_ptr<KvPool> pool_;
   std::vector<std::unique_ptr<KvMemory>> memories_;
   std::vector<int32_t> documents_[2];
   std::vector<Live> live_;

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <string>
 
-#include "allocator/pooled.h"
+#include "allocator/row_pool.h"
 #include "allocator/slot_contents.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
@@ -15,11 +15,11 @@ namespace {
 KvOptions options_of(KvShare share, int n_rows = 64, int max_sequences = 4) {
   KvOptions o;
   o.shape = kTinyShape;  // a page is 256 tokens of one plane
-  o.page_group_bytes = 4096;
-  o.max_sequences = max_sequences;
+  o.vattention.page_group_bytes = 4096;
+  o.vattention.max_sequences = max_sequences;
   o.max_sequence_tokens = 2048;
-  o.map_ahead = false;
-  o.share = share;
+  o.vattention.map_ahead = false;
+  o.vattention.share = share;
   o.pool_bytes = size_t(n_rows) * vattention_row_bytes(o);
   return o;
 }
@@ -90,7 +90,8 @@ TEST_CASE("alias: full rows are mapped twice and counted once, the tail is copie
   KvStats after = m.kv->stats();
   CHECK(after.active - before.active == 1);
   CHECK(after.written_bytes - before.written_bytes == 50 * int64_t(kTinyShape.token_bytes()));
-  CHECK(after.map_calls - before.map_calls == 2 * kPlanes);  // the two rows as one, and the tail's
+  CHECK(after.vattention.map_calls - before.vattention.map_calls ==
+        2 * kPlanes);  // the two rows as one, and the tail's
   CHECK((after.prefix_hit_tokens == 2 * kRow + 50 &&
          after.prefix_query_tokens == int(a.size() + b.size())));
   REQUIRE(m.kv->append(r.handle, int(b.size()) - r.cached_tokens));
@@ -149,11 +150,11 @@ TEST_CASE("takeover: the ended sequence's slot goes on, without a map",
   CHECK(m.kv->probe(b, 0) == 0);  // it lives
   m.kv->free(donor);
   CHECK(m.kv->probe(b, 0) == 2 * kRow + 7);
-  const int64_t maps = m.kv->stats().map_calls;
+  const int64_t maps = m.kv->stats().vattention.map_calls;
   const KvReservation r = fill(*m.kv, b, 0);
   CHECK(r.cached_tokens == 2 * kRow + 7);
   CHECK(m.kv->view(r.handle).slot == slot);
-  CHECK(m.kv->stats().map_calls == maps);
+  CHECK(m.kv->stats().vattention.map_calls == maps);
   CHECK(wrong_rows(m.kv->view(r.handle), b, 0) == 0);
   CHECK(m.kv->probe(a, 0) == 0);
   m.kv->check_invariants();
@@ -314,9 +315,9 @@ TEST_CASE("KvStats: where the bytes of the pool are", "[allocator][sharing]") {
     o.block_tokens = 20;
     const int64_t token = int64_t(o.shape.token_bytes());
     o.pool_bytes = size_t(650 * token);
-    o.page_group_bytes = 4096;
-    o.max_sequences = 3;
-    o.map_ahead = false;
+    o.vattention.page_group_bytes = 4096;
+    o.vattention.max_sequences = 3;
+    o.vattention.map_ahead = false;
     if (row.scheme == std::string("vattention")) o.pool_bytes = 4 * vattention_row_bytes(o);
     Memory m(o, row.scheme);
     auto expect = [&](int64_t written, int64_t reserved, int64_t internal) {

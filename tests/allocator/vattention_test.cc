@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "allocator/kv_plan.h"
-#include "allocator/pooled.h"
+#include "allocator/row_pool.h"
 #include "base/page_groups.h"
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
@@ -31,8 +31,8 @@ KvOptions options_of(KvOrder order, int n_rows, int max_sequences, int max_token
   KvOptions o;
   o.shape = kTinyShape;  // a page is 256 tokens of one plane, or 64 of all
   o.order = order;
-  o.page_group_bytes = 4096;
-  o.max_sequences = max_sequences;
+  o.vattention.page_group_bytes = 4096;
+  o.vattention.max_sequences = max_sequences;
   o.max_sequence_tokens = max_tokens;
   o.pool_bytes = size_t(n_rows) * vattention_row_bytes(o);
   return o;
@@ -189,7 +189,8 @@ class Trial {
     const size_t memory = random_.below(memories_.size());
     size_t mine = leases_.size();  // slots that a lease may keep
     for (const Live& s : live_) mine += s.memory == memory;
-    if (int(mine) >= o_.max_sequences) return memories_[memory]->handoff().discard(f.handover);
+    if (int(mine) >= o_.vattention.max_sequences)
+      return memories_[memory]->handoff().discard(f.handover);
     const KvHandle handle = memories_[memory]->handoff().adopt(f.handover, f.tokens, 0);
     live_.push_back({memory, handle, f.tokens, 0});
     ++adopted;
@@ -215,7 +216,7 @@ class Trial {
 
   const KvOptions o_;
   Random random_;
-  std::shared_ptr<BlockPool> pool_;
+  std::shared_ptr<KvPool> pool_;
   std::vector<std::unique_ptr<KvMemory>> memories_;
   std::vector<Live> live_;
   std::vector<Flying> flying_;
@@ -229,8 +230,8 @@ TEST_CASE("vattention: random operations against a model", "[allocator][vattenti
         for (int memories : {1, 2}) {
           CAPTURE(int(order), ahead, guard, memories);
           KvOptions o = options_of(order, 24, 7, order == KvOrder::layer_major ? 1500 : 500);
-          o.map_ahead = ahead;
-          o.guard = guard;
+          o.vattention.map_ahead = ahead;
+          o.vattention.guard = guard;
           o.keep_idle = memories == 1;
           Trial(o, memories, uint64_t(memories) + 2 * ahead + 4 * guard).run(kOperations);
         }
@@ -239,13 +240,13 @@ TEST_CASE("vattention: random operations against a model", "[allocator][vattenti
 TEST_CASE("vattention: a later sequence takes the best fitting slot and maps only what is missing",
           "[allocator][vattention]") {
   KvOptions o = options_of(KvOrder::layer_major, 64, 4, 2048);
-  o.map_ahead = false;
+  o.vattention.map_ahead = false;
   Memory m(o, "vattention");
   const int row = vattention_row_tokens(o), planes = 2 * kTinyShape.n_layers;
   KvReservation a = fill(*m.kv, tokens_of(row, 1), 0), b = fill(*m.kv, tokens_of(4 * row, 2), 0),
                 c = fill(*m.kv, tokens_of(2 * row, 3), 0);
   // Neighbours in the pool: one call per plane, whatever the length.
-  CHECK(m.kv->stats().map_calls == 3 * planes);
+  CHECK(m.kv->stats().vattention.map_calls == 3 * planes);
   const KvView of_b = m.kv->view(b.handle), of_c = m.kv->view(c.handle);
   m.kv->free(a.handle);
   m.kv->free(b.handle);
@@ -253,14 +254,14 @@ TEST_CASE("vattention: a later sequence takes the best fitting slot and maps onl
   KvStats idle = m.kv->stats();
   CHECK(idle.cached == 7);
   CHECK(idle.available() == idle.capacity);
-  CHECK(idle.unmap_calls == 0);
+  CHECK(idle.vattention.unmap_calls == 0);
   // The first idle slot has too few rows and must not win (vattention's alloc_new_batch_idx).
   KvReservation d = fill(*m.kv, tokens_of(2 * row, 4), 0);
   CHECK(m.kv->view(d.handle).slot == of_c.slot);
-  CHECK(m.kv->stats().map_calls == 3 * planes);
+  CHECK(m.kv->stats().vattention.map_calls == 3 * planes);
   KvReservation e = fill(*m.kv, tokens_of(3 * row, 5), 0);
   CHECK(m.kv->view(e.handle).slot == of_b.slot);
-  CHECK(m.kv->stats().map_calls == 3 * planes);
+  CHECK(m.kv->stats().vattention.map_calls == 3 * planes);
   CHECK(wrong_rows(m.kv->view(d.handle), tokens_of(2 * row, 4), 0) == 0);
   m.kv->check_invariants();
 }
@@ -268,7 +269,7 @@ TEST_CASE("vattention: a later sequence takes the best fitting slot and maps onl
 TEST_CASE("vattention: idle rows are unmapped for those who need them, oldest first",
           "[allocator][vattention]") {
   KvOptions o = options_of(KvOrder::layer_major, 8, 4, 2048);
-  o.map_ahead = false;
+  o.vattention.map_ahead = false;
   Memory m(o, "vattention");
   const int row = vattention_row_tokens(o);
   KvReservation a = fill(*m.kv, tokens_of(4 * row, 1), 0),
@@ -276,9 +277,9 @@ TEST_CASE("vattention: idle rows are unmapped for those who need them, oldest fi
   m.kv->free(a.handle);
   KvReservation c = m.kv->reserve(tokens_of(row, 1), 0).value();  // takes a's slot with its 4 rows
   CHECK(m.kv->stats().cached == 4);
-  const int64_t maps = m.kv->stats().map_calls;
+  const int64_t maps = m.kv->stats().vattention.map_calls;
   CHECK(m.kv->append(c.handle, 4 * row));
-  CHECK(m.kv->stats().map_calls == maps);
+  CHECK(m.kv->stats().vattention.map_calls == maps);
   m.kv->free(c.handle);
   KvReservation d = m.kv->reserve(tokens_of(5 * row, 3), 0).value();
   CHECK(m.kv->append(d.handle, 5 * row));
@@ -303,8 +304,8 @@ TEST_CASE("vattention: decoding maps in the background and does not wait",
     if (i % 4 == 0) m.kv->check_invariants();  // a step takes longer than a map
   }
   const KvStats after = m.kv->stats();
-  CHECK(after.map_calls - before.map_calls >= 5 * 2 * kTinyShape.n_layers);
-  CHECK(after.waited_jobs == before.waited_jobs);
+  CHECK(after.vattention.map_calls - before.vattention.map_calls >= 5 * 2 * kTinyShape.n_layers);
+  CHECK(after.vattention.waited_jobs == before.vattention.waited_jobs);
 }
 
 // Page groups that tell the owner's maps from the mapper's, and can hold the mapper's up.
@@ -358,12 +359,13 @@ class Watched final : public PageGroups {
   bool open_ = true;
 };
 
-std::shared_ptr<BlockPool> watched_pool(const KvOptions& o, std::shared_ptr<Watched>& watched) {
+std::shared_ptr<KvPool> watched_pool(const KvOptions& o, std::shared_ptr<Watched>& watched) {
   const KvLayout layout = plan_pool("vattention", o).value();
-  const int planes = int(vattention_row_bytes(o) / o.page_group_bytes);
+  const int planes = int(vattention_row_bytes(o) / o.vattention.page_group_bytes);
   watched = std::make_shared<Watched>(
-      make_host_page_groups({o.page_group_bytes, layout.n_blocks * planes}).value());
-  return std::make_shared<BlockPool>(layout, watched);
+      make_host_page_groups({o.vattention.page_group_bytes, layout.n_blocks * planes}).value());
+  return std::make_shared<RowPool>(layout, KvShards{},
+                                   std::vector<std::shared_ptr<PageGroups>>{watched});
 }
 
 TEST_CASE("vattention: steady-state decode makes no map call on the critical path",
@@ -388,7 +390,7 @@ TEST_CASE("vattention: steady-state decode makes no map call on the critical pat
     if (step % 4 == 0) kv->check_invariants();  // a step takes longer than its maps
   }
   const KvStats after = kv->stats();
-  CHECK(after.waited_jobs == before.waited_jobs);
+  CHECK(after.vattention.waited_jobs == before.vattention.waited_jobs);
   CHECK(watched->by_owner == 0);
   const int rows = kSequences * kSteps / vattention_row_tokens(o);
   CHECK(watched->by_mapper >= (rows - before.cached - kSequences) * 2 * kTinyShape.n_layers);
@@ -404,12 +406,12 @@ TEST_CASE("vattention: who maps for itself waits for nobody else's rows",
   kv->check_invariants();
   watched->close();
   REQUIRE(kv->append(a.handle, 3 * row));  // and asks the mapper for the next rows, in vain
-  const int64_t jobs = kv->stats().waited_jobs;
+  const int64_t jobs = kv->stats().vattention.waited_jobs;
   KvReservation b = kv->reserve(tokens_of(row, 2), 0).value();
   REQUIRE(kv->append(b.handle, 4 * row));  // would never come back
   const auto tokens = tokens_of(4 * row, 2);
   write_rows(kv->view(b.handle), tokens, 0, 0);
-  CHECK(kv->stats().waited_jobs == jobs + 1);
+  CHECK(kv->stats().vattention.waited_jobs == jobs + 1);
   watched->open();
   kv->written(b.handle, tokens);
   CHECK(wrong_rows(kv->view(b.handle), tokens, 0) == 0);
@@ -419,7 +421,7 @@ TEST_CASE("vattention: who maps for itself waits for nobody else's rows",
 TEST_CASE("vattention: rows that a sequence does not need yet are there for others",
           "[allocator][vattention]") {
   KvOptions o = options_of(KvOrder::layer_major, 8, 4, 2048);
-  o.map_ahead = false;
+  o.vattention.map_ahead = false;
   Memory m(o, "vattention");
   const int row = vattention_row_tokens(o);
   m.kv->free(fill(*m.kv, tokens_of(6 * row, 1), 0).handle);
@@ -446,7 +448,7 @@ int64_t counted_mappings() {
 
 TEST_CASE("vattention: the mappings are those that the system counts", "[allocator][vattention]") {
   KvOptions o = options_of(KvOrder::layer_major, 64, 6, 8 * 256 + 1);
-  o.share = KvShare::alias;
+  o.vattention.share = KvShare::alias;
   REQUIRE(counted_mappings() == 0);
   Memory m(o, "vattention");
   auto same = [&] {
@@ -481,10 +483,10 @@ TEST_CASE("vattention: 64 tensors of 64 sequences of 64 groups stay below the li
 #endif
   KvOptions o;
   o.shape = {.n_layers = kTensors / 2, .n_kv_heads = 1, .head_dim = 64};  // 16 tokens in a page
-  o.page_group_bytes = 4096;
-  o.max_sequences = 64;
+  o.vattention.page_group_bytes = 4096;
+  o.vattention.max_sequences = 64;
   o.max_sequence_tokens = 65 * 16;
-  o.map_ahead = false;
+  o.vattention.map_ahead = false;
   o.pool_bytes = size_t(64 * 64) * vattention_row_bytes(o);
   const long limit = max_mappings();
   if (limit < 65530) SKIP_TEST("vm.max_map_count is below its default");
@@ -514,12 +516,13 @@ TEST_CASE("vattention: a map that the system refuses is undone and nothing is lo
     for (int fail = 0; fail < 14; ++fail) {
       CAPTURE(ahead, fail);
       KvOptions o = options_of(KvOrder::layer_major, 32, 4, 4096);
-      o.map_ahead = ahead;
+      o.vattention.map_ahead = ahead;
       KvLayout layout = plan_pool("vattention", o).value();
       const int planes = 2 * kTinyShape.n_layers;
       auto faulty =
           std::make_shared<Faulty>(make_host_page_groups({4096, layout.n_blocks * planes}).value());
-      auto pool = std::make_shared<BlockPool>(layout, faulty);
+      auto pool = std::make_shared<RowPool>(layout, KvShards{},
+                                            std::vector<std::shared_ptr<PageGroups>>{faulty});
       auto kv = find_kv_scheme("vattention")->make(pool, o);
       const int row = layout.block_tokens;
       auto tokens = tokens_of(3 * row, 1);
@@ -572,7 +575,8 @@ TEST_CASE("vattention: who has no addresses for a sequence does not adopt it",
   const KvLayout layout = plan_pool("vattention", o).value();
   auto faulty = std::make_shared<Faulty>(
       make_host_page_groups({4096, layout.n_blocks * 2 * kTinyShape.n_layers}).value());
-  auto pool = std::make_shared<BlockPool>(layout, faulty);
+  auto pool = std::make_shared<RowPool>(layout, KvShards{},
+                                        std::vector<std::shared_ptr<PageGroups>>{faulty});
   auto p = find_kv_scheme("vattention")->make(pool, o),
        d = find_kv_scheme("vattention")->make(pool, o);
   const auto tokens = tokens_of(300, 1);
@@ -601,36 +605,36 @@ TEST_CASE("vattention: what cannot work is refused with a word", "[allocator][va
   };
   KvOptions good = options_of(KvOrder::layer_major, 8, 4, 2048), o = good;
   CHECK(plan_pool("vattention", good).ok());
-  o.page_group_bytes = 5000;
+  o.vattention.page_group_bytes = 5000;
   refuse(o, "multiple of the page");
   o = good;
   o.pool_bytes = 4096;
   refuse(o, "too small for one row of page groups");
   o = good;
-  o.max_sequences = 100000;
+  o.vattention.max_sequences = 100000;
   o.pool_bytes = size_t(1) << 31;
   refuse(o, "vm.max_map_count");
   // Eight instances of what one may have.
   o = good;
-  o.max_sequences = 2500;
+  o.vattention.max_sequences = 2500;
   o.pool_bytes = 2500 * vattention_row_bytes(o);
   CHECK(plan_pool("vattention", o).ok());
   o.n_memories = 8;
   refuse(o, "8 instances of 2500 sequences");
   o = good;
   o.max_sequence_tokens = 1 << 24;
-  o.max_sequences = 64;
+  o.vattention.max_sequences = 64;
   CHECK(plan_pool("vattention", o).ok());  // addresses suffice
-  o.on_card = true;
+  o.vattention.on_card = true;
   refuse(o, "fewer than 4294967296");
-  o.on_card = false;
-  o.max_sequences = 1 << 24;
+  o.vattention.on_card = false;
+  o.vattention.max_sequences = 1 << 24;
   refuse(o, "a process has 2^47");
   // A card's mappings are none of the host's.
   o = good;
-  o.max_sequences = 100000;
+  o.vattention.max_sequences = 100000;
   o.pool_bytes = size_t(1) << 31;
-  o.on_card = true;
+  o.vattention.on_card = true;
   o.max_sequence_tokens = 64;
   CHECK(plan_pool("vattention", o).ok());
   o = good;
@@ -645,7 +649,7 @@ TEST_CASE("vattention: rows come in runs, so that one mapping holds many",
   std::vector<std::vector<int32_t>> tables(8);
   // Eight sequences grow in turn, row by row.
   for (int i = 0; i < 48; ++i)
-    for (auto& table : tables) REQUIRE(pool->allocate_run(1, table));
+    for (auto& table : tables) REQUIRE(dynamic_cast<RowPool&>(*pool).allocate(1, table));
   int runs = 0;
   for (const auto& table : tables)
     for (size_t i = 0; i < table.size(); ++i) runs += i == 0 || table[i] != table[i - 1] + 1;
