@@ -11,8 +11,7 @@ namespace xpyd {
 BlockPool::BlockPool(KvPlaces places, bool prefix_cache, uint64_t hash_mask)
     : BlockPool(places, prefix_cache, make_free_list(places.whole.n_blocks), hash_mask) {}
 
-BlockPool::BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSource> source,
-                     uint64_t hash_mask)
+BlockPool::BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSource> source, uint64_t hash_mask)
     : KvPool(places, size_t(places.whole.block_tokens) * places.token_bytes()),
       blocks_(size_t(n_blocks_) * sizeof(Block)),
       source_(std::move(source)),
@@ -21,8 +20,7 @@ BlockPool::BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSo
   static_assert(sizeof(Block) == 32);
   for (int32_t b = 0; b < n_blocks_; ++b) at(b) = {{}, 0, 0, 0, -1, -1};
   if (prefix_cache)
-    index_ = std::make_unique<PrefixIndex>(n_blocks_, block_tokens_, hash_mask, &at(0).node,
-                                           sizeof(Block));
+    index_ = std::make_unique<PrefixIndex>(n_blocks_, block_tokens_, hash_mask, &at(0).node, sizeof(Block));
   count_[kFree] = n_blocks_;
 }
 
@@ -74,8 +72,7 @@ void BlockPool::drop_reference(int32_t block) {
 
 void BlockPool::add_hold(int32_t block, Hold hold) {
   Block& b = at(block);
-  XPYD_CHECK((b.references > 0 || b.held()) && b.*hold < INT16_MAX,
-             "block " + std::to_string(block));
+  XPYD_CHECK((b.references > 0 || b.held()) && b.*hold < INT16_MAX, "block " + std::to_string(block));
   const bool held = b.held();
   ++(b.*hold);
   if (held) return;
@@ -127,8 +124,7 @@ void BlockPool::poison(int32_t block) {  // all ones is a NaN in every float for
   for (const auto& [l, memory] : places_.ranks) {
     size_t bytes = size_t(l.block_tokens) * l.token_stride();
     int planes = l.order == KvOrder::layer_major ? 2 * l.shape.n_layers : 1;
-    for (int p = 0; p < planes; ++p)
-      std::memset(memory.get() + l.offset(block, p / 2, p % 2, 0, 0), 0xff, bytes);
+    for (int p = 0; p < planes; ++p) std::memset(memory.get() + l.offset(block, p / 2, p % 2, 0, 0), 0xff, bytes);
   }
 }
 
@@ -145,8 +141,7 @@ bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions) {
     for (size_t i = claimed; i < out.size(); ++i) {
       forget(out[i]);
       ++evictions;
-      if (source_->recycle(out[i]))
-        out[claimed++] = out[i];  // else a late taker has come in between
+      if (source_->recycle(out[i])) out[claimed++] = out[i];  // else a late taker has come in between
     }
     if (claimed < end) {
       while (claimed > first) source_->release(out[--claimed]);
@@ -211,8 +206,7 @@ void BlockPool::begin_handover(KvHandover& handover) {
 void BlockPool::discard(const KvHandover& handover) {
   XPYD_CHECK(handover.giver == source_->member());
   Lock lock(mutex_);
-  for (size_t i = handover.blocks.size(); i-- > 0;)
-    drop_hold(handover.blocks[i], &Block::handovers);
+  for (size_t i = handover.blocks.size(); i-- > 0;) drop_hold(handover.blocks[i], &Block::handovers);
 }
 
 bool BlockPool::adopt(const KvHandover& handover) {
@@ -228,8 +222,7 @@ bool BlockPool::adopt(const KvHandover& handover) {
   Lock lock(mutex_);
   for (int i = 0; i < n; ++i) {
     const int32_t block = handover.blocks[size_t(i)];
-    if (block < 0 || block >= n_blocks_ ||
-        !source_->adopt(block, handover.generations[size_t(i)], handover.giver)) {
+    if (block < 0 || block >= n_blocks_ || !source_->adopt(block, handover.generations[size_t(i)], handover.giver)) {
       while (i-- > 0) drop_reference(handover.blocks[size_t(i)]);
       return false;
     }
@@ -250,8 +243,8 @@ int BlockPool::match(std::span<const int32_t> tokens, uint64_t salt, int max_blo
   return index_->walk(tokens, max_blocks, chain, locked(), [](std::span<const int32_t>) {});
 }
 
-int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_blocks,
-                       std::vector<int32_t>& out, PrefixChain& chain) {
+int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_blocks, std::vector<int32_t>& out,
+                       PrefixChain& chain) {
   chain = PrefixChain{.hash = salt};
   if (!index_) return 0;
   return index_->walk(tokens, max_blocks, chain, locked(), [&](std::span<const int32_t> blocks) {
@@ -260,8 +253,7 @@ int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_b
   });
 }
 
-void BlockPool::index(std::span<const int32_t> tokens, std::span<const int32_t> blocks,
-                      PrefixChain& chain) {
+void BlockPool::index(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain) {
   if (index_) index_->add(tokens, blocks, chain, locked());
 }
 
@@ -284,19 +276,17 @@ KvStats BlockPool::stats() const {
   stats.active = count_[kActive];
   stats.cached = count_[kCached];
   stats.in_transfer = count_[kInTransfer];
-  stats.mappings = source_->member() < 0 ? int(places_.ranks.size())
-                                         : 1;  // what processes share is in one piece
+  stats.mappings = source_->member() < 0 ? int(places_.ranks.size()) : 1;  // what processes share is in one piece
   return stats;
 }
 
-void BlockPool::check_invariants(std::span<const int32_t> references,
-                                 std::span<const int32_t> leases, bool complete) const {
+void BlockPool::check_invariants(std::span<const int32_t> references, std::span<const int32_t> leases,
+                                 bool complete) const {
   Lock lock(mutex_);
   XPYD_CHECK(int(references.size()) == n_blocks_ && int(leases.size()) == n_blocks_);
   std::vector<char> in_lru(size_t(n_blocks_), 0), held(size_t(n_blocks_), 0);
   for (int32_t b = oldest_, before = -1; b >= 0 || before != newest_; before = b, b = at(b).newer)
-    XPYD_CHECK(b >= 0 && b < n_blocks_ && !in_lru[size_t(b)]++ && at(b).older == before,
-               "LRU list");
+    XPYD_CHECK(b >= 0 && b < n_blocks_ && !in_lru[size_t(b)]++ && at(b).older == before, "LRU list");
 
   int count[kStates] = {};
   for (int32_t b = 0; b < n_blocks_; ++b) {

@@ -20,13 +20,10 @@ class BlockPool final : public KvPool {
  public:
   // `hash_mask`: see PrefixIndex.
   BlockPool(KvPlaces places, bool prefix_cache, uint64_t hash_mask = ~uint64_t{0});
-  BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSource> source,
-            uint64_t hash_mask = ~uint64_t{0});
+  BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSource> source, uint64_t hash_mask = ~uint64_t{0});
 
   const BlockSource& source() const { return *source_; }
-  const PrefixIndex* prefix_index() const {
-    return index_.get();
-  }  // null without; unlocked: benches
+  const PrefixIndex* prefix_index() const { return index_.get(); }  // null without; unlocked: benches
 
   // Appends n blocks of one reference each to `out`: free ones first, then cached ones, least
   // recently used first; adds the number of those to `evictions`. False: fewer than n are
@@ -47,8 +44,8 @@ class BlockPool final : public KvPool {
   // Blocks of the longest indexed prefix, at most max_blocks. Does not touch the LRU order.
   int match(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const;
   // The same blocks with a reference each, appended to `out`; `chain` becomes the end of the match.
-  int acquire(std::span<const int32_t> tokens, uint64_t salt, int max_blocks,
-              std::vector<int32_t>& out, PrefixChain& chain);
+  int acquire(std::span<const int32_t> tokens, uint64_t salt, int max_blocks, std::vector<int32_t>& out,
+              PrefixChain& chain);
   // PrefixIndex::add().
   void index(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain);
   bool indexed(int32_t block) const;

@@ -33,8 +33,7 @@ class FreeList final : public BlockSource {
 
 class LedgerSource final : public BlockSource {
  public:
-  LedgerSource(std::unique_ptr<BlockLedger> ledger, int share)
-      : ledger_(std::move(ledger)), share_(share) {
+  LedgerSource(std::unique_ptr<BlockLedger> ledger, int share) : ledger_(std::move(ledger)), share_(share) {
     XPYD_CHECK(ledger_->slot() >= 0 && share > 0);
   }
   void claim(int n, std::vector<int32_t>& out) override { ledger_->claim(n, out); }
@@ -48,15 +47,12 @@ class LedgerSource final : public BlockSource {
   }
   void check_invariants(std::span<const char> held) const override {
     for (size_t block = 0; block < held.size(); ++block)
-      XPYD_CHECK(ledger_->holds(int32_t(block)) == bool(held[block]),
-                 "block " + std::to_string(block));
+      XPYD_CHECK(ledger_->holds(int32_t(block)) == bool(held[block]), "block " + std::to_string(block));
   }
   int share() const override { return share_; }
   int member() const override { return ledger_->slot(); }
   uint32_t generation(int32_t block) const override { return ledger_->generation(block); }
-  bool alone(int32_t block) const override {
-    return ledger_->holders(block) == uint32_t{1} << ledger_->slot();
-  }
+  bool alone(int32_t block) const override { return ledger_->holders(block) == uint32_t{1} << ledger_->slot(); }
   bool recycle(int32_t block) override { return ledger_->recycle(block); }
   bool adopt(int32_t block, uint32_t generation, int giver) override {
     return giver < BlockLedger::kMembers && ledger_->share(block, generation, giver);
@@ -72,9 +68,7 @@ class LedgerSource final : public BlockSource {
 
 }  // namespace
 
-std::unique_ptr<BlockSource> make_free_list(int n_blocks) {
-  return std::make_unique<FreeList>(n_blocks);
-}
+std::unique_ptr<BlockSource> make_free_list(int n_blocks) { return std::make_unique<FreeList>(n_blocks); }
 
 std::unique_ptr<BlockSource> make_ledger_source(std::unique_ptr<BlockLedger> ledger, int share) {
   return std::make_unique<LedgerSource>(std::move(ledger), share);

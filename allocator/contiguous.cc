@@ -22,8 +22,7 @@ Error no_slot() { return {ErrorCode::unavailable, "no free KV slot"}; }
 
 class ContiguousMemory final : public PooledMemory {
  public:
-  ContiguousMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name,
-                   bool keeps)
+  ContiguousMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name, bool keeps)
       : PooledMemory(std::move(pool), options, name),
         blocks_(dynamic_cast<BlockPool&>(*pool_)),
         keeps_(keeps),
@@ -45,8 +44,7 @@ class ContiguousMemory final : public PooledMemory {
     const KvHandle handle = match.slot >= 0 ? take_over(match.slot, match.tokens) : add();
     if (handle == kNoKv) return no_slot();
     hit_tokens_.fetch_add(match.tokens, std::memory_order_relaxed);
-    if (keeps_)
-      contents_.begin(sequences_[handle].table[0], tokens.first(size_t(match.tokens)), salt);
+    if (keeps_) contents_.begin(sequences_[handle].table[0], tokens.first(size_t(match.tokens)), salt);
     return KvReservation{handle, match.tokens};
   }
 
@@ -134,9 +132,7 @@ class ContiguousMemory final : public PooledMemory {
   }
 
   bool tail_shared(KvHandle) const override { return false; }
-  void clear_prefix_cache() override {
-    contents_.clear_idle();
-  }  // the slots are evictable as before
+  void clear_prefix_cache() override { contents_.clear_idle(); }  // the slots are evictable as before
 
  private:
   struct Slot {
@@ -208,23 +204,21 @@ class ContiguousMemory final : public PooledMemory {
 };
 
 KvScheme scheme_of_slots(const char* name, const char* source) {
-  return {
-      .name = name,
-      .source = source,
-      .unit = "slot",
-      .block_tokens = [](const KvOptions& o) { return o.max_sequence_tokens; },
-      .block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, o.max_sequence_tokens); },
-      .check = nothing_more,
-      .make_pool = [](const PoolPlan& plan) { return make_blocks(plan, false); },
-      .contiguous = true,
-      .whole_slots = true};
+  return {.name = name,
+          .source = source,
+          .unit = "slot",
+          .block_tokens = [](const KvOptions& o) { return o.max_sequence_tokens; },
+          .block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, o.max_sequence_tokens); },
+          .check = nothing_more,
+          .make_pool = [](const PoolPlan& plan) { return make_blocks(plan, false); },
+          .contiguous = true,
+          .whole_slots = true};
 }
 
 }  // namespace
 
 KvScheme contiguous_scheme() {
-  KvScheme scheme =
-      scheme_of_slots("contiguous", "SOSP'23 (PagedAttention) section 3.1: Orca (Max)");
+  KvScheme scheme = scheme_of_slots("contiguous", "SOSP'23 (PagedAttention) section 3.1: Orca (Max)");
   scheme.make = [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
     return std::make_unique<ContiguousMemory>(std::move(pool), o, "contiguous", false);
   };
@@ -233,11 +227,10 @@ KvScheme contiguous_scheme() {
 
 // Where several memories share the pool, what one keeps another one lacks.
 KvScheme slots_scheme() {
-  KvScheme scheme = scheme_of_slots(
-      "slots", "TurboMind's first generation: slots of the maximum length, LRU over sequences");
+  KvScheme scheme = scheme_of_slots("slots",
+                                    "TurboMind's first generation: slots of the maximum length, LRU over sequences");
   scheme.make = [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
-    return std::make_unique<ContiguousMemory>(std::move(pool), o, "slots",
-                                              o.prefix_cache && o.keep_idle);
+    return std::make_unique<ContiguousMemory>(std::move(pool), o, "slots", o.prefix_cache && o.keep_idle);
   };
   return scheme;
 }

@@ -19,8 +19,8 @@ KvScheme slots_scheme();
 KvScheme vattention_scheme();
 
 std::span<const KvScheme> kv_schemes() {
-  static const KvScheme schemes[] = {contiguous_scheme(), paged_scheme(), token_scheme(),
-                                     slots_scheme(), vattention_scheme()};
+  static const KvScheme schemes[] = {contiguous_scheme(), paged_scheme(), token_scheme(), slots_scheme(),
+                                     vattention_scheme()};
   return schemes;
 }
 
@@ -44,23 +44,18 @@ Result<std::shared_ptr<std::byte>> allocate_groups(Device& device, size_t bytes,
   return std::shared_ptr<std::byte>(owner, owner->data());
 }
 
-Device& device_of(const KvOptions& options) {
-  return options.device ? *options.device : cpu_device();
-}
+Device& device_of(const KvOptions& options) { return options.device ? *options.device : cpu_device(); }
 
 // Of one rank.
 Result<std::shared_ptr<std::byte>> make_pool_memory(const KvOptions& options) {
   Device& device = device_of(options);
-  return options.pool_in_groups
-             ? allocate_groups(device, options.pool_bytes, options.vattention.page_group_bytes)
-             : device.allocate(options.pool_bytes);
+  return options.pool_in_groups ? allocate_groups(device, options.pool_bytes, options.vattention.page_group_bytes)
+                                : device.allocate(options.pool_bytes);
 }
 
 }  // namespace
 
-size_t bytes_of_tokens(const KvOptions& options, int tokens) {
-  return size_t(tokens) * options.shape.token_bytes();
-}
+size_t bytes_of_tokens(const KvOptions& options, int tokens) { return size_t(tokens) * options.shape.token_bytes(); }
 
 Status nothing_more(const KvOptions&) { return ok(); }
 
@@ -71,10 +66,8 @@ Result<std::shared_ptr<KvPool>> make_blocks(const PoolPlan& plan, bool prefix_in
     if (!memory) return memory.error();
     memories.push_back(std::move(memory).value());
   }
-  auto pool = std::make_shared<BlockPool>(KvPlaces(plan.whole, plan.shards, std::move(memories)),
-                                          prefix_index);
-  if (&device_of(plan.of_ranks[0]) != &cpu_device())
-    pool->poison_new_blocks(false);  // only the device can write there
+  auto pool = std::make_shared<BlockPool>(KvPlaces(plan.whole, plan.shards, std::move(memories)), prefix_index);
+  if (&device_of(plan.of_ranks[0]) != &cpu_device()) pool->poison_new_blocks(false);  // only the device can write there
   return std::shared_ptr<KvPool>(std::move(pool));
 }
 

@@ -45,23 +45,23 @@ enum class KvShare : uint8_t {
 struct VattentionOptions {
   size_t page_group_bytes = 65536;  // what one map call backs
   int max_sequences = 0;            // at once, in one memory: slots of virtual addresses
-  bool on_card = false;   // a card's addresses: its kernels count rows in 32 bits (KvRows), and the
-                          // system's limit of mappings is none there
-  bool map_ahead = true;  // in the background, what the next steps need
-  double page_call_us = 0;       // PageGroupOptions
-  bool guard = false;            // PageGroupOptions
-  KvShare share = KvShare::off;  // (slots always take over)
+  bool on_card = false;             // a card's addresses: its kernels count rows in 32 bits (KvRows), and the
+                                    // system's limit of mappings is none there
+  bool map_ahead = true;            // in the background, what the next steps need
+  double page_call_us = 0;          // PageGroupOptions
+  bool guard = false;               // PageGroupOptions
+  KvShare share = KvShare::off;     // (slots always take over)
 };
 
 struct KvOptions {
   KvShape shape;
   KvOrder order = KvOrder::layer_major;
-  size_t pool_bytes = 0;  // exactly this much is allocated; the tail below one block stays unused
-  int block_tokens = 16;  // paged
+  size_t pool_bytes = 0;        // exactly this much is allocated; the tail below one block stays unused
+  int block_tokens = 16;        // paged
   int max_sequence_tokens = 0;  // contiguous: tokens of a slot; both: the longest sequence allowed
   bool prefix_cache = true;     // contiguous memory has no shareable block and never hits
   int n_memories = 1;           // of this process, with such options: they share its mappings
-  bool keep_idle = true;  // slots keep what they hold; off where other memories share the pool
+  bool keep_idle = true;        // slots keep what they hold; off where other memories share the pool
   VattentionOptions vattention;
   // The others' pool, too, is page groups, in order: the same pages as vattention's, where one
   // allocation has huge ones if the system grants them.
@@ -202,8 +202,7 @@ class KvMemory {
 // A pool on one rank, from which several memories can draw. Bytes: options.pool_bytes, allocated
 // and touched here. Before: plan_pool (kv_plan.h, which has those on several ranks) takes the
 // options. Error `unavailable`: the device has not that much memory.
-Result<std::shared_ptr<KvPool>> make_block_pool(const std::string& scheme,
-                                                const KvOptions& options);
+Result<std::shared_ptr<KvPool>> make_block_pool(const std::string& scheme, const KvOptions& options);
 
 // A row of the table of schemes, which stands in the scheme's own file: what it is called, how it
 // is made, and what everybody else may know of it. Who asks what a scheme can do asks a field.

@@ -19,14 +19,13 @@ struct KvPlaces {
     KvLayout layout;                    // of the rank's shape
     std::shared_ptr<std::byte> memory;  // [layout.pool_bytes()]
   };
-  KvLayout whole;            // as one rank would have it; of several its addresses are nobody's
-  std::vector<Place> ranks;  // [n_ranks]
+  KvLayout whole;                  // as one rank would have it; of several its addresses are nobody's
+  std::vector<Place> ranks;        // [n_ranks]
   std::optional<KvShards> shards;  // nothing: one rank
 
   KvPlaces(const KvLayout& layout, std::shared_ptr<std::byte> memory)
       : whole(layout), ranks{{layout, std::move(memory)}} {}
-  KvPlaces(const KvLayout& layout, const KvShards& cut,
-           std::vector<std::shared_ptr<std::byte>> memories)
+  KvPlaces(const KvLayout& layout, const KvShards& cut, std::vector<std::shared_ptr<std::byte>> memories)
       : whole(layout) {
     XPYD_CHECK(int(memories.size()) == cut.n_ranks());
     if (cut.n_ranks() > 1) shards = cut;

@@ -30,18 +30,15 @@ struct PoolPlan {
   std::vector<KvOptions> of_ranks;  // [n_ranks]
   KvShards shards;
 };
-Result<PoolPlan> plan_ranks(const std::string& scheme, const KvOptions& options,
-                            const KvShards& shards);
+Result<PoolPlan> plan_ranks(const std::string& scheme, const KvOptions& options, const KvShards& shards);
 
 // The pool, from which several memories can draw. Its bytes are allocated and touched here. Before:
 // the plan can be made. Error `unavailable`: the device has not that much memory.
-Result<std::shared_ptr<KvPool>> make_ranked_pool(const std::string& scheme,
-                                                 const KvOptions& options, const KvShards& shards);
+Result<std::shared_ptr<KvPool>> make_ranked_pool(const std::string& scheme, const KvOptions& options,
+                                                 const KvShards& shards);
 // A memory over a pool of its own. `log`: of what its prefix index finds.
-Result<std::unique_ptr<KvMemory>> make_ranked_memory(const std::string& scheme,
-                                                     const KvOptions& options,
-                                                     const KvShards& shards,
-                                                     std::shared_ptr<PrefixLog> log = nullptr);
+Result<std::unique_ptr<KvMemory>> make_ranked_memory(const std::string& scheme, const KvOptions& options,
+                                                     const KvShards& shards, std::shared_ptr<PrefixLog> log = nullptr);
 
 // Memory that a pool takes beside its pool_bytes: block states, prefix index.
 size_t pool_metadata_bytes(const KvLayout& layout, bool prefix_cache);

@@ -40,8 +40,7 @@ KvStats KvPool::new_stats() const {
   KvStats stats;
   stats.capacity = n_blocks_;
   stats.block_tokens = block_tokens_;
-  stats.written_bytes = (written_ + written_outside_.load(std::memory_order_relaxed)) *
-                        int64_t(places_.token_bytes());
+  stats.written_bytes = (written_ + written_outside_.load(std::memory_order_relaxed)) * int64_t(places_.token_bytes());
   return stats;
 }
 

@@ -53,8 +53,7 @@ class KvPool {
   // The blocks hold `n` tokens together and no more.
   void set_written(std::span<const int32_t> blocks, int n);
   int filled(int32_t block) const {  // tokens
-    return std::atomic_ref(const_cast<int32_t&>(filled_[size_t(block)]))
-        .load(std::memory_order_relaxed);
+    return std::atomic_ref(const_cast<int32_t&>(filled_[size_t(block)])).load(std::memory_order_relaxed);
   }
 
   // capacity, states, block_tokens, written_bytes and mappings; the rest belongs to a KvMemory
@@ -65,8 +64,8 @@ class KvPool {
 
   // Recounts the pool against one user's references and holds ([n_blocks] each). `complete`: they
   // are all there are, and must be equal; otherwise they are a lower bound. Aborts on a difference.
-  virtual void check_invariants(std::span<const int32_t> references,
-                                std::span<const int32_t> leases, bool complete) const = 0;
+  virtual void check_invariants(std::span<const int32_t> references, std::span<const int32_t> leases,
+                                bool complete) const = 0;
 
  protected:
   // Critical sections last a few microseconds at most, while parking a thread and waking it across

@@ -11,11 +11,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
-PageMapper::PageMapper(RowPool& pool, std::span<const std::unique_ptr<VirtualRange>> ranges,
-                       const KvPlaces& slots)
-    : pool_(pool),
-      group_bytes_(pool.groups(0).options().group_bytes),
-      n_rows_(pool.layout().n_blocks) {
+PageMapper::PageMapper(RowPool& pool, std::span<const std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots)
+    : pool_(pool), group_bytes_(pool.groups(0).options().group_bytes), n_rows_(pool.layout().n_blocks) {
   for (int rank = 0; rank < int(ranges.size()); ++rank)
     for (int plane = 0; plane < vattention_planes(slots.layout(rank)); ++plane)
       planes_.push_back({*ranges[size_t(rank)], slots.layout(rank), plane});
@@ -33,8 +30,7 @@ PageMapper::~PageMapper() {
 }
 
 size_t PageMapper::offset(const Plane& plane, int slot, int row) const {
-  return plane.slots.offset(slot, plane.index / 2, plane.index % 2, 0, 0) +
-         size_t(row) * group_bytes_;
+  return plane.slots.offset(slot, plane.index / 2, plane.index % 2, 0, 0) + size_t(row) * group_bytes_;
 }
 
 // Rows that are neighbours in the pool take one call per plane. All or nothing, on all ranks.

@@ -23,8 +23,8 @@ class PageMapper {
  public:
   struct Job {
     int slot = 0;
-    int first = 0;              // row of the slot
-    std::vector<int32_t> rows;  // of the pool, for slot rows first, first + 1, …
+    int first = 0;                                      // row of the slot
+    std::vector<int32_t> rows;                          // of the pool, for slot rows first, first + 1, …
     enum { map, unmap, unmap_and_release } what = map;  // released: idle references
   };
   // Cumulative. `stall`: the owner waited for a job, or did it itself.
@@ -35,8 +35,7 @@ class PageMapper {
 
   // `ranges`: the addresses of each rank; `slots`: of the virtual slots. All of it outlives the
   // mapper.
-  PageMapper(RowPool& pool, std::span<const std::unique_ptr<VirtualRange>> ranges,
-             const KvPlaces& slots);
+  PageMapper(RowPool& pool, std::span<const std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots);
   ~PageMapper();
 
   // In the background; gives a ticket.

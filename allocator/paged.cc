@@ -157,8 +157,7 @@ class PagedMemory final : public PooledMemory {
     if (s.written % block_tokens_ == 0) return;
     int32_t tail_block = s.table[size_t(s.written / block_tokens_)];
     XPYD_CHECK(!blocks_.indexed(tail_block), "a block that will be written to is indexed");
-    XPYD_CHECK(s.maybe_shared || blocks_.users(tail_block) == 1,
-               "append would write into a shared block");
+    XPYD_CHECK(s.maybe_shared || blocks_.users(tail_block) == 1, "append would write into a shared block");
   }
 
   BlockPool& blocks_;
@@ -171,16 +170,14 @@ KvScheme scheme_of_blocks(const char* name, const char* source) {
           .source = source,
           .unit = "block",
           .check = nothing_more,
-          .make_pool =
-              [](const PoolPlan& plan) { return make_blocks(plan, plan.of_ranks[0].prefix_cache); },
+          .make_pool = [](const PoolPlan& plan) { return make_blocks(plan, plan.of_ranks[0].prefix_cache); },
           .prefix_index = true};
 }
 
 }  // namespace
 
 KvScheme paged_scheme() {
-  KvScheme scheme =
-      scheme_of_blocks("paged", "SOSP'23 (PagedAttention) section 4; vLLM V1 prefix cache");
+  KvScheme scheme = scheme_of_blocks("paged", "SOSP'23 (PagedAttention) section 4; vLLM V1 prefix cache");
   scheme.block_tokens = [](const KvOptions& o) { return o.block_tokens; };
   scheme.block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, o.block_tokens); };
   scheme.make = [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {

@@ -30,9 +30,7 @@ class PooledMemory : public KvMemory, public KvHandoff {
   KvHandover hand_over(KvHandle handle) override;
   void discard(KvHandover handover) override;
   int written_tokens(KvHandle handle) const override { return sequences_[handle].written; }
-  std::span<const int32_t> blocks(KvHandle handle) const override {
-    return table_of(sequences_[handle]);
-  }
+  std::span<const int32_t> blocks(KvHandle handle) const override { return table_of(sequences_[handle]); }
   KvStats stats() const override;
   void clear_prefix_cache() override { pool_->clear_prefix_cache(); }
   void check_invariants(bool complete) const override;
@@ -50,9 +48,7 @@ class PooledMemory : public KvMemory, public KvHandoff {
     void clear();
   };
   // The blocks of its room, or of what it was given (paged, contiguous).
-  virtual std::span<const int32_t> table_of(const Sequence& sequence) const {
-    return sequence.table;
-  }
+  virtual std::span<const int32_t> table_of(const Sequence& sequence) const { return sequence.table; }
   virtual void check_sequence(const Sequence& sequence) const = 0;
   virtual void count_references(std::vector<int32_t>& references) const;  // of this memory
   // The pool's, as this memory's owner should see it.

@@ -30,11 +30,10 @@ namespace xpyd {
 // The last link of a sequence's chain: what its next full block is chained to. Starts as {hash:
 // salt}.
 struct PrefixChain {
-  uint64_t hash = 0;   // seq[i-1]; the salt before the first block
-  uint64_t uid = 0;    // identity of the indexed block at the end; 0 before the first block
-  int32_t block = -1;  // that block, perhaps another sequence's with the same content
-  bool broken =
-      false;  // that block has been evicted: what follows cannot be found, so is not indexed
+  uint64_t hash = 0;    // seq[i-1]; the salt before the first block
+  uint64_t uid = 0;     // identity of the indexed block at the end; 0 before the first block
+  int32_t block = -1;   // that block, perhaps another sequence's with the same content
+  bool broken = false;  // that block has been evicted: what follows cannot be found, so is not indexed
   bool first() const { return block < 0; }
 };
 
@@ -63,8 +62,7 @@ class PrefixIndex {
   // The longest indexed prefix of `tokens` after `chain`, at most max_blocks: returns how many, and
   // advances `chain`. found(blocks), locked, for each batch of it.
   template <class Locked, class Found>
-  int walk(std::span<const int32_t> tokens, int max_blocks, PrefixChain& chain, Locked&& locked,
-           Found&& found) const {
+  int walk(std::span<const int32_t> tokens, int max_blocks, PrefixChain& chain, Locked&& locked, Found&& found) const {
     // Software pipeline: while the blocks of one batch are fetched, the next batch is hashed.
     const size_t stride = size_t(block_tokens_);
     uint64_t hashes[2][kBatch];
@@ -77,8 +75,7 @@ class PrefixIndex {
       locked([&] { first = candidates(hashes[turn], n, blocks); });
       const int n_next = first < n ? 0 : std::min(kBatch, max_blocks - done - n);
       if (n_next > 0)
-        hash_batch(hashes[turn][n - 1], false, tokens.data() + size_t(done + n) * stride, n_next,
-                   hashes[turn ^ 1]);
+        hash_batch(hashes[turn][n - 1], false, tokens.data() + size_t(done + n) * stride, n_next, hashes[turn ^ 1]);
       locked([&] {
         matched = match(chain, tokens.data() + size_t(done) * stride, first, hashes[turn], blocks);
         found(std::span<const int32_t>(blocks, size_t(matched)));
@@ -94,8 +91,7 @@ class PrefixIndex {
   // chained to the one before. No de-duplication: a block whose content is indexed already stays
   // unindexed, and the chain goes on from the indexed one.
   template <class Locked>
-  void add(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain,
-           Locked&& locked) {
+  void add(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain, Locked&& locked) {
     uint64_t hashes[kBatch];
     for (size_t done = 0; done < blocks.size() && !chain.broken;) {
       const int32_t* next = tokens.data() + done * size_t(block_tokens_);
@@ -113,8 +109,7 @@ class PrefixIndex {
 
   // seq[] of n <= kBatch blocks that follow `before` (the salt, if they are the first); starts
   // fetching their slots. Any thread.
-  void hash_batch(uint64_t before, bool first, const int32_t* tokens, int n,
-                  uint64_t* hashes) const;
+  void hash_batch(uint64_t before, bool first, const int32_t* tokens, int n, uint64_t* hashes) const;
 
   // Blocks that stand under the n <= kBatch hashes, up to the first that has none: returns how
   // many. Starts fetching what match() will look at.
@@ -122,8 +117,7 @@ class PrefixIndex {
 
   // The longest run of indexed blocks that follow `chain`, at most n: returns its length, corrects
   // `blocks` (the candidates; things may have happened since), and advances `chain` over them.
-  int match(PrefixChain& chain, const int32_t* tokens, int n, const uint64_t* hashes,
-            int32_t* blocks) const;
+  int match(PrefixChain& chain, const int32_t* tokens, int n, const uint64_t* hashes, int32_t* blocks) const;
 
   // The block with these tokens after this chain, or -1.
   int32_t find(const PrefixChain& chain, uint64_t hash, const int32_t* tokens) const;
@@ -164,9 +158,7 @@ class PrefixIndex {
     uint32_t unused;
   };
   Entry* table() const { return table_.as<Entry>(); }
-  Node& node(int32_t block) const {
-    return *reinterpret_cast<Node*>(nodes_ + size_t(block) * node_stride_);
-  }
+  Node& node(int32_t block) const { return *reinterpret_cast<Node*>(nodes_ + size_t(block) * node_stride_); }
   void add(PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block);
   uint64_t key(uint64_t hash) const { return hash & hash_mask_; }
   size_t home(uint64_t key) const { return size_t(key) & slot_mask_; }
@@ -187,7 +179,6 @@ class PrefixIndex {
 };
 
 // seq[] of the full blocks of `tokens`.
-std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens, int block_tokens,
-                                    uint64_t salt);
+std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens, int block_tokens, uint64_t salt);
 
 }  // namespace xpyd

@@ -16,16 +16,13 @@ int vattention_row_tokens(const KvOptions& o) {
   return token == 0 ? 0 : int(o.vattention.page_group_bytes / token);
 }
 
-size_t vattention_row_bytes(const KvOptions& o) {
-  return size_t(vattention_planes(o)) * o.vattention.page_group_bytes;
-}
+size_t vattention_row_bytes(const KvOptions& o) { return size_t(vattention_planes(o)) * o.vattention.page_group_bytes; }
 
 // A change of one row: keeps the counts and the free list. Between, only the row's one owner may be
 // writing to it, and then it is in use before and after.
 class RowPool::Change {
  public:
-  Change(RowPool& pool, int32_t row)
-      : pool_(pool), row_(row), before_(pool.state(row)), used_(pool.in_use(row)) {}
+  Change(RowPool& pool, int32_t row) : pool_(pool), row_(row), before_(pool.state(row)), used_(pool.in_use(row)) {}
   ~Change() {
     const State now = pool_.state(row_);
     const bool used = pool_.in_use(row_);
@@ -50,15 +47,13 @@ KvPlaces nowhere(const KvLayout& layout, const KvShards& shards) {
 
 size_t row_bytes(const KvPlaces& places, const PageGroups& groups) {
   size_t planes = 0;
-  for (const KvPlaces::Place& place : places.ranks)
-    planes += size_t(vattention_planes(place.layout));
+  for (const KvPlaces::Place& place : places.ranks) planes += size_t(vattention_planes(place.layout));
   return planes * groups.options().group_bytes;
 }
 
 }  // namespace
 
-RowPool::RowPool(const KvLayout& layout, const KvShards& shards,
-                 std::vector<std::shared_ptr<PageGroups>> groups)
+RowPool::RowPool(const KvLayout& layout, const KvShards& shards, std::vector<std::shared_ptr<PageGroups>> groups)
     : KvPool(nowhere(layout, shards), row_bytes(nowhere(layout, shards), *groups[0])),
       groups_(std::move(groups)),
       rows_(size_t(n_blocks_)) {
@@ -87,9 +82,7 @@ RowPool::State RowPool::state(int32_t row) const {
   return r.references > 0 ? kIdle : kFree;
 }
 
-bool RowPool::in_use(int32_t row) const {
-  return state(row) == kActive || state(row) == kInTransfer;
-}
+bool RowPool::in_use(int32_t row) const { return state(row) == kActive || state(row) == kInTransfer; }
 
 int32_t RowPool::run_start() const {
   for (int32_t b = 0; b + kRun <= n_blocks_; b += kRun) {
@@ -161,9 +154,7 @@ int RowPool::users(int32_t row) const {
 int RowPool::n_unshared(std::span<const int32_t> rows) const {
   Lock lock(mutex_);
   int n = 0;
-  while (n < int(rows.size()) &&
-         at(rows[size_t(n)]).references + at(rows[size_t(n)]).handovers <= 1)
-    ++n;
+  while (n < int(rows.size()) && at(rows[size_t(n)]).references + at(rows[size_t(n)]).handovers <= 1) ++n;
   return n;
 }
 

@@ -28,8 +28,7 @@ size_t vattention_row_bytes(const KvOptions& options);
 class RowPool final : public KvPool {
  public:
   // `groups`: of each rank, vattention_planes() for each row.
-  RowPool(const KvLayout& layout, const KvShards& shards,
-          std::vector<std::shared_ptr<PageGroups>> groups);
+  RowPool(const KvLayout& layout, const KvShards& shards, std::vector<std::shared_ptr<PageGroups>> groups);
 
   PageGroups& groups(int rank) const { return *groups_[size_t(rank)]; }
 

@@ -15,8 +15,8 @@ int64_t runs(const std::vector<int32_t>& rows, size_t from) {
 
 }  // namespace
 
-SlotRows::SlotRows(RowPool& pool, std::vector<std::unique_ptr<VirtualRange>> ranges,
-                   const KvPlaces& slots, bool map_ahead, SlotContents& contents)
+SlotRows::SlotRows(RowPool& pool, std::vector<std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots,
+                   bool map_ahead, SlotContents& contents)
     : pool_(pool),
       row_tokens_(pool.layout().block_tokens),
       n_planes_(int(pool.block_bytes() / pool.groups(0).options().group_bytes)),
@@ -45,9 +45,7 @@ void SlotRows::set_busy(int index, int n) {
   slot.busy = n;
 }
 
-void SlotRows::added(Slot& slot, size_t from) {
-  runs_.fetch_add(runs(slot.rows, from), std::memory_order_relaxed);
-}
+void SlotRows::added(Slot& slot, size_t from) { runs_.fetch_add(runs(slot.rows, from), std::memory_order_relaxed); }
 
 std::vector<int32_t> SlotRows::cut(Slot& slot, int keep) {
   runs_.fetch_sub(runs(slot.rows, size_t(keep)), std::memory_order_relaxed);
@@ -190,8 +188,7 @@ int64_t SlotRows::calls(std::atomic<int64_t> PageCalls::*what) const {
   return n;
 }
 
-void SlotRows::count_references(std::vector<int32_t>& references,
-                                std::vector<int32_t>* idle) const {
+void SlotRows::count_references(std::vector<int32_t>& references, std::vector<int32_t>* idle) const {
   int64_t counted = 0;
   for (const Slot& slot : slots_) {
     XPYD_CHECK(slot.busy >= 0 && slot.busy <= int(slot.rows.size()));

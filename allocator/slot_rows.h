@@ -25,8 +25,8 @@ class SlotRows {
  public:
   // `ranges`: the addresses of each rank; `slots`: their layouts, which outlive the rows. What
   // `contents` knows of rows that are given back is truncated.
-  SlotRows(RowPool& pool, std::vector<std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots,
-           bool map_ahead, SlotContents& contents);
+  SlotRows(RowPool& pool, std::vector<std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots, bool map_ahead,
+           SlotContents& contents);
   ~SlotRows();
 
   std::span<const int32_t> rows(int slot) const { return slots_[size_t(slot)].rows; }

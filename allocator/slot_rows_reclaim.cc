@@ -28,8 +28,7 @@ int SlotRows::reclaim(int n_rows, int except, bool live) {
   while (given < n_rows) {
     const int i = victim(except, live);
     if (i < 0) break;
-    const int has = int(slots_[size_t(i)].rows.size()),
-              gives = std::min(has - slots_[size_t(i)].busy, n_rows - given);
+    const int has = int(slots_[size_t(i)].rows.size()), gives = std::min(has - slots_[size_t(i)].busy, n_rows - given);
     give_back(i, has - gives);
     given += gives;
   }

@@ -30,8 +30,7 @@ int VattentionMemory::find_slot(int rows, int except) const {
       continue;
     }
     const int mine = rows_.unshared_from(i, 0);
-    if (best < 0 || (mine >= rows ? its < rows || mine < its : its < rows && mine > its))
-      best = i, its = mine;
+    if (best < 0 || (mine >= rows ? its < rows || mine < its : its < rows && mine > its)) best = i, its = mine;
   }
   return best >= 0 ? best : oldest;
 }
@@ -150,8 +149,7 @@ KvLease VattentionMemory::pin(KvHandle handle, int token_begin, int token_end) {
   XPYD_CHECK(0 <= token_begin && token_begin < token_end);
   const KvLease lease = hold(table, 0, token_end);
   if (size_t(lease) >= lease_places_.size()) lease_places_.resize(size_t(lease) + 1);
-  const int index = sequences_[handle].slot,
-            rows = std::min((token_end - 1) / row_tokens_ + 1, int(table.size()));
+  const int index = sequences_[handle].slot, rows = std::min((token_end - 1) / row_tokens_ + 1, int(table.size()));
   lease_places_[size_t(lease)] = {index, rows};
   Slot& slot = slots_[size_t(index)];
   ++slot.pins;
@@ -174,8 +172,7 @@ void VattentionMemory::unpin(KvLease lease) {
 KvHandover VattentionMemory::hand_over(KvHandle handle) {
   const Sequence& s = sequences_[handle];
   const int slot = s.slot;
-  XPYD_CHECK(slots_[size_t(slot)].pins == 0,
-             "a sequence with leases on its addresses is handed over");
+  XPYD_CHECK(slots_[size_t(slot)].pins == 0, "a sequence with leases on its addresses is handed over");
   KvHandover handover{rows_.take(slot, rows_for(s.written)), s.written};
   pool_->begin_handover(handover);
   sequences_.remove(handle);
@@ -185,8 +182,7 @@ KvHandover VattentionMemory::hand_over(KvHandle handle) {
   return handover;
 }
 
-KvHandle VattentionMemory::adopt(KvHandover handover, std::span<const int32_t> tokens,
-                                 uint64_t salt) {
+KvHandle VattentionMemory::adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) {
   XPYD_CHECK(int(tokens.size()) >= handover.tokens);
   const int slot = find_slot(0, -1);  // one that gives up the least
   if (slot < 0 || !rows_.adopt(slot, handover.blocks)) {

@@ -59,16 +59,10 @@ class VattentionMemory final : public PooledMemory {
   int rows_for(int tokens) const { return (tokens + row_tokens_ - 1) / row_tokens_; }
   // Rows all of whose bytes belong to the first `tokens` tokens: who shares them never writes
   // there.
-  int full_rows(int tokens) const {
-    return int(size_t(tokens) * token_bytes_ / options_.vattention.page_group_bytes);
-  }
+  int full_rows(int tokens) const { return int(size_t(tokens) * token_bytes_ / options_.vattention.page_group_bytes); }
   bool sharing() const { return share_ != KvShare::off; }
-  bool usable(int slot) const {
-    return !slots_[size_t(slot)].live && slots_[size_t(slot)].pins == 0;
-  }
-  void set_busy(int slot, int rows) {
-    rows_.set_busy(slot, std::max(rows, slots_[size_t(slot)].pinned_rows));
-  }
+  bool usable(int slot) const { return !slots_[size_t(slot)].live && slots_[size_t(slot)].pins == 0; }
+  void set_busy(int slot, int rows) { rows_.set_busy(slot, std::max(rows, slots_[size_t(slot)].pinned_rows)); }
   int find_slot(int rows, int except) const;
   KvHandle open(int slot, int tokens);
   void clear(int slot);

@@ -52,8 +52,7 @@ bool VattentionMemory::clone(int slot, int donor, int tokens, int room) {
     done = done && rows_.grow(slot, rows_for(tokens));
     if (done) {
       rows_.wait(donor, rows_for(tokens));
-      copy_bytes(slot, donor, size_t(shared) * options_.vattention.page_group_bytes,
-                 size_t(tokens) * token_bytes_);
+      copy_bytes(slot, donor, size_t(shared) * options_.vattention.page_group_bytes, size_t(tokens) * token_bytes_);
       pool_->set_written(rows_.rows(slot).subspan(size_t(shared)), tokens - shared * row_tokens_);
     } else {
       set_busy(slot, 0);
@@ -80,8 +79,7 @@ Result<KvHandle> VattentionMemory::fork(KvHandle handle) {
   trim(handle);
   const int written = sequences_[handle].written, donor = sequences_[handle].slot;
   const int slot = find_slot(rows_for(written), -1);
-  if (slot < 0 || !clone(slot, donor, written, 0))
-    return Error{ErrorCode::unavailable, "no free KV slot"};
+  if (slot < 0 || !clone(slot, donor, written, 0)) return Error{ErrorCode::unavailable, "no free KV slot"};
   if (sharing()) contents_.begin_like(slot, donor);
   return open(slot, written);
 }

@@ -37,8 +37,7 @@ void StepArrays::arrange(std::vector<StepEntry>& entries) {
   std::swap(entries, arranged_);
 }
 
-StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory& memory,
-                             LayerObserver* observer) {
+StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory& memory, LayerObserver* observer) {
   const size_t n = entries.size();
   size_t same = 0, n_logits = 0;  // rows whose place in token_ids_ and logit_rows_ is as it was
   for (; same < n && same < rows_.size(); ++same) {
@@ -71,8 +70,7 @@ StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory&
     }
     kv_lengths_[r] = entry.end();
     views_[r] = memory.view(entry.sequence->kv);
-    for (size_t rank = 1; rank < n_ranks; ++rank)
-      views_[rank * n + r] = memory.view(entry.sequence->kv, int(rank));
+    for (size_t rank = 1; rank < n_ranks; ++rank) views_[rank * n + r] = memory.view(entry.sequence->kv, int(rank));
   }
   return {.token_ids = token_ids_,
           .q_offsets = q_offsets_,

@@ -95,10 +95,9 @@ KvOptions memory_of(const Values& point, const ModelConfig& config, int scale) {
   return {.shape = kv_shape(config, Dtype::bf16),
           .prefix_cache = false,
           .keep_idle = deferred || point["part"] == "decode",
-          .vattention = {
-              .page_group_bytes = size_t(int(point["group_kib"])) * 1024 / size_t(16 * scale),
-              .map_ahead = deferred,
-              .page_call_us = point["call_us"]}};
+          .vattention = {.page_group_bytes = size_t(int(point["group_kib"])) * 1024 / size_t(16 * scale),
+                         .map_ahead = deferred,
+                         .page_call_us = point["call_us"]}};
 }
 
 std::vector<int32_t> prompt_of(int n, Random& random) {
@@ -112,8 +111,7 @@ Values row_of(int n, double ms, double ideal_ms, const KvStats& before, const Kv
           {"ms", ms},
           {"model_ms", ideal_ms},
           {"map_calls", after.vattention.map_calls - before.vattention.map_calls},
-          {"waited_ms",
-           1e3 * (after.vattention.map_wait_seconds - before.vattention.map_wait_seconds)}};
+          {"waited_ms", 1e3 * (after.vattention.map_wait_seconds - before.vattention.map_wait_seconds)}};
 }
 
 Result<Finding> decode(const Values& point, const Setting& setting) {
@@ -125,8 +123,7 @@ Result<Finding> decode(const Values& point, const Setting& setting) {
   kv.vattention.max_sequences = 2 * batch;
   kv.pool_bytes = size_t(3 * batch) * 2 * size_t(config.n_layers) * kv.vattention.page_group_bytes;
   auto made = Contestant::create(
-      "vattention", model, kv,
-      {.policy = find_batch_policy("prefill_first"), .max_batch = batch, .step_tokens = 4096});
+      "vattention", model, kv, {.policy = find_batch_policy("prefill_first"), .max_batch = batch, .step_tokens = 4096});
   if (!made) return made.error();
   Contestant& c = *made.value();
   Random random(setting.seed);
@@ -140,8 +137,7 @@ Result<Finding> decode(const Values& point, const Setting& setting) {
     const KvStats before = c.memory().stats();
     const double ms = 1e3 * c.step();
     if (c.engine().stats().prompt_tokens == prompt_tokens && model.ideal_us > 0)
-      found.rows.push_back(
-          row_of(int(found.rows.size()), ms, 1e-3 * model.ideal_us, before, c.memory().stats()));
+      found.rows.push_back(row_of(int(found.rows.size()), ms, 1e-3 * model.ideal_us, before, c.memory().stats()));
     model.ideal_us = 0;
   }
   c.memory().check_invariants();
@@ -161,10 +157,9 @@ Result<Finding> prefill(const Values& point, const Setting& setting) {
   const int row_tokens = int(kv.vattention.page_group_bytes) / kTokenBytes;
   kv.pool_bytes = size_t(3 * (n_tokens / row_tokens + 2)) * 2 * size_t(config.n_layers) *
                   kv.vattention.page_group_bytes;
-  auto made = Contestant::create("vattention", model, kv,
-                                 {.policy = find_batch_policy("chunked"),
-                                  .max_batch = 1,
-                                  .step_tokens = point["mode"] == "runs" ? n_tokens : 64});
+  auto made = Contestant::create(
+      "vattention", model, kv,
+      {.policy = find_batch_policy("chunked"), .max_batch = 1, .step_tokens = point["mode"] == "runs" ? n_tokens : 64});
   if (!made) return made.error();
   Contestant& c = *made.value();
   Random random(setting.seed);
@@ -175,8 +170,7 @@ Result<Finding> prefill(const Values& point, const Setting& setting) {
     const KvStats before = c.memory().stats();
     double seconds = 0;
     while (c.engine().stats().generated_tokens == 2 * i) seconds += c.step();
-    found.rows.push_back(
-        row_of(i, 1e3 * seconds, 1e-3 * token_us * n_tokens, before, c.memory().stats()));
+    found.rows.push_back(row_of(i, 1e3 * seconds, 1e-3 * token_us * n_tokens, before, c.memory().stats()));
     while (!c.engine().idle()) c.step();
   }
   c.memory().check_invariants();

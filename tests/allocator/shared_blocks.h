@@ -22,8 +22,7 @@ class SharedBlocks {
     XPYD_CHECK(file_ >= 0 && ftruncate(file_, off_t(bytes_)) == 0);
     void* at = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
     XPYD_CHECK(at != MAP_FAILED);
-    memory_ = std::shared_ptr<std::byte>(static_cast<std::byte*>(at),
-                                         [n = bytes_](std::byte* p) { munmap(p, n); });
+    memory_ = std::shared_ptr<std::byte>(static_cast<std::byte*>(at), [n = bytes_](std::byte* p) { munmap(p, n); });
   }
   ~SharedBlocks() { close(file_); }
   SharedBlocks(const SharedBlocks&) = delete;
