@@ -6,6 +6,7 @@
 #include <charconv>
 #include <ctime>
 
+#include "base/utf8.h"
 #include "model/jinja_eval.h"
 
 namespace xpyd::jinja {

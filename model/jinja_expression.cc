@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/utf8.h"
 #include "model/jinja_eval.h"
 
 namespace xpyd::jinja {

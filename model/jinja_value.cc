@@ -143,11 +143,6 @@ size_t code_point_at(std::string_view text, size_t index) {
   return at;
 }
 
-size_t count_code_points(std::string_view text) {
-  return size_t(
-      std::count_if(text.begin(), text.end(), [](char c) { return (uint8_t(c) & 0xc0) != 0x80; }));
-}
-
 // ---- values
 
 const Value* Dict::find(std::string_view key) const {
