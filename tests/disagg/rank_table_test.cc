@@ -1,6 +1,6 @@
 // The rank table, and the errata of the notes it comes from (reference: scheduling 3.1 and 3.2):
 // each test says what the printed formula gives, and what is right.
-#include "tests/disagg/rank_table.h"
+#include "disagg/rank_table.h"
 
 #include <numeric>
 #include <set>
