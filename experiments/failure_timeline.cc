@@ -28,7 +28,7 @@
 #include <set>
 #include <thread>
 
-#include "base/private_folder.h"
+#include "base/files.h"
 #include "disagg/process_cluster.h"
 #include "experiments/experiment.h"
 #include "server/options.h"

@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "base/copy_thread.h"
 #include "base/device.h"
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
@@ -99,7 +98,8 @@ std::vector<int32_t> tokens_of(int family, int n) {
 
 TEST_CASE("copy thread: copies in order, at the speed that it is given", "[tiers]") {
   for (double gbps : {0.0, 2.0}) {
-    CopyThread queue(gbps);
+    const auto owned = cpu_device().make_copy_queue(gbps);
+    DeviceQueue& queue = *owned;
     std::vector<std::byte> from(3 << 20), middle(from.size()), to(from.size());
     for (size_t i = 0; i < from.size(); ++i) from[i] = std::byte(i * 7);
     RealClock clock;

@@ -2,8 +2,6 @@
 // it says where it cannot work, what comes from outside as bytes, how posts are cut, and links
 // whose communicators break.
 
-#include "disagg/transport/nccl.h"
-
 #include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -16,6 +14,7 @@
 #include "base/random.h"
 #include "disagg/transport/nccl_link.h"
 #include "disagg/transport/nccl_messages.h"
+#include "disagg/transport/wires.h"
 #include "tests/catch.h"
 #include "tests/disagg/fake_nccl.h"
 #include "tests/disagg/transport_side.h"

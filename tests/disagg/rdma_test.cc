@@ -1,14 +1,13 @@
 // The rdma wire: the suite (transport_test.cc) over it where there is a device, with either kind of
 // keys; and everywhere what comes from outside as bytes, and what is said where there is no device.
-
-#include "disagg/transport/rdma.h"
-
 #include <unistd.h>
 
 #include <filesystem>
 
 #include "base/random.h"
 #include "disagg/transport/rdma_messages.h"
+#include "disagg/transport/rdma_verbs.h"
+#include "disagg/transport/wires.h"
 #include "tests/catch.h"
 #include "tests/disagg/transport_side.h"
 

@@ -13,7 +13,7 @@
 #include <sstream>
 #include <thread>
 
-#include "base/private_folder.h"
+#include "base/files.h"
 #include "disagg/control/channel.h"
 #include "server/access.h"
 #include "server/limits.h"

@@ -14,7 +14,7 @@
 #include <regex>
 #include <thread>
 
-#include "base/private_folder.h"
+#include "base/files.h"
 #include "server/access.h"
 #include "server/options.h"
 #include "tests/catch.h"

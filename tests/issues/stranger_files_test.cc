@@ -15,8 +15,8 @@
 
 #include "allocator/disk_file.h"
 #include "base/clock.h"
+#include "base/files.h"
 #include "base/peak.h"
-#include "base/replace_file.h"
 #include "disagg/control/address.h"
 #include "disagg/control/channel.h"
 #include "tests/catch.h"
