@@ -43,8 +43,7 @@ void say(size_t bytes, const char* more) {
 Buffer::Buffer(size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   void* p;
-  while ((p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) ==
-         MAP_FAILED)
+  while ((p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) == MAP_FAILED)
     out_of_memory(bytes);
   data_ = static_cast<std::byte*>(p);
   madvise(p, bytes, MADV_HUGEPAGE);  // a hint: refused on some kernels, and then 4 KiB pages do
@@ -57,8 +56,8 @@ Buffer::~Buffer() {
 
 Status check_available_memory(size_t bytes) {
   if (const size_t there = available_bytes(); there > 0 && bytes > there)
-    return Error{ErrorCode::unavailable, std::to_string(bytes) + " bytes: this machine has " +
-                                             std::to_string(there) + " bytes of memory left"};
+    return Error{ErrorCode::unavailable,
+                 std::to_string(bytes) + " bytes: this machine has " + std::to_string(there) + " bytes of memory left"};
   return ok();
 }
 

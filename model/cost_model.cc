@@ -33,8 +33,7 @@ Work CostModel::step(int64_t batch, int64_t tokens, int64_t cached, int64_t n_lo
     const int64_t n_q = kept ? 1 : tokens, end = cached + tokens, first = end - n_q;
     const int64_t begin = window ? std::max<int64_t>(0, first - window + 1) : 0;
     // q and out count four bytes an element, as attention.h defines its work.
-    return {.bytes = n_seqs * (2 * 4 * double(n_q) * q +
-                               double(end - begin) * kv_token_bytes() / config.n_layers),
+    return {.bytes = n_seqs * (2 * 4 * double(n_q) * q + double(end - begin) * kv_token_bytes() / config.n_layers),
             .flops = n_seqs * 4 * attended(first, end, window) * q};
   });
 }
@@ -43,9 +42,7 @@ Work CostModel::prefill(int64_t tokens, int64_t cached, bool logits) const {
   return step(1, tokens, cached, logits ? 1 : 0);
 }
 
-Work CostModel::decode(int64_t batch, int64_t context) const {
-  return step(batch, 1, context - 1, batch);
-}
+Work CostModel::decode(int64_t batch, int64_t context) const { return step(batch, 1, context - 1, batch); }
 
 double CostModel::break_even_bytes_per_s(int64_t prefix, double flops_per_s) const {
   return double(prefix) * kv_token_bytes() * flops_per_s / prefill(prefix, 0, false).flops;

@@ -51,8 +51,7 @@ uint32_t other_case(uint32_t c, bool upper) {
   const bool special = upper ? c >= 0x1f80 && c <= 0x1ffc : c == 0x130 || c == 0x3a3;
   const wint_t out = !unicode ? c : upper ? towupper_l(c, unicode) : towlower_l(c, unicode);
   if (!unicode || special || (upper && out == c && iswlower_l(c, unicode)))
-    throw Fault{std::string(upper ? "the upper" : "the lower") +
-                " case of a character beyond ASCII"};
+    throw Fault{std::string(upper ? "the upper" : "the lower") + " case of a character beyond ASCII"};
   return out;
 }
 
@@ -88,8 +87,7 @@ Value title(Evaluator& e, const Value& self, const Arguments&) {
   return change_case(e, self, [](uint32_t before) {
     std::string c;
     append_utf8(c, before);
-    return before == 0 || skip_space(c, 0) > 0 ||
-           std::string_view("-({[<").find(c) != std::string_view::npos;
+    return before == 0 || skip_space(c, 0) > 0 || std::string_view("-({[<").find(c) != std::string_view::npos;
   });
 }
 
@@ -111,8 +109,7 @@ Value strip(Evaluator&, const Value& self, const Arguments& a) {
 
 // Calls found(begin, end) for up to `most` places where `part` stands.
 template <class Found>
-void search(Evaluator& e, const std::string& text, const std::string& part, int64_t most,
-            Found found) {
+void search(Evaluator& e, const std::string& text, const std::string& part, int64_t most, Found found) {
   e.charge(1 + text.size() / 16 * (1 + part.size() / 64));
   if (part.empty()) throw Fault{"an empty string to look for"};
   size_t begin = 0;
@@ -128,11 +125,10 @@ Value split(Evaluator& e, const Value& self, const Arguments& a) {
   const Text& text = text_of(self);
   std::vector<Value> parts;
   size_t begin = 0;
-  search(e, text.bytes, text_of(a[0]).bytes, a[1].is_undefined() ? -1 : a[1].integer(),
-         [&](size_t at, size_t end) {
-           parts.push_back(text_value(text.substr(begin, at)));
-           begin = end;
-         });
+  search(e, text.bytes, text_of(a[0]).bytes, a[1].is_undefined() ? -1 : a[1].integer(), [&](size_t at, size_t end) {
+    parts.push_back(text_value(text.substr(begin, at)));
+    begin = end;
+  });
   parts.push_back(text_value(text.substr(begin, text.bytes.size())));
   return list_value(std::move(parts));
 }
@@ -184,8 +180,7 @@ Value fill(Evaluator& e, const Value& self, const Arguments& a, const std::strin
 
 Value indent(Evaluator& e, const Value& self, const Arguments& a) {
   const Text& text = text_of(self);
-  const std::string pad(
-      size_t(std::clamp<int64_t>(a[0].is_undefined() ? 4 : a[0].integer(), 0, 99)), ' ');
+  const std::string pad(size_t(std::clamp<int64_t>(a[0].is_undefined() ? 4 : a[0].integer(), 0, 99)), ' ');
   if (text.safe) throw Fault{"indent of a |safe string is not supported"};
   for (const char* other : {"\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\u0085", "\u2028", "\u2029"})
     if (text.bytes.find(other) != std::string::npos)
@@ -217,8 +212,7 @@ constexpr Builtin kText[] = {
     {"a string", "upper", "", upper},
     {"a string", "lower", "", lower},
     {"a string", "capitalize", "", capitalize},
-    {"a string", "format", "*",
-     [](Evaluator& e, const Value& v, const Arguments& a) { return fill(e, v, a, "{}"); }},
+    {"a string", "format", "*", [](Evaluator& e, const Value& v, const Arguments& a) { return fill(e, v, a, "{}"); }},
     {"text filter", "format", "*",
      [](Evaluator& e, const Value& v, const Arguments& a) { return fill(e, v, a, "%s"); }},
     {"text filter", "trim", "chars", strip<true, true>},
@@ -231,9 +225,7 @@ constexpr Builtin kText[] = {
 };
 
 // Of a text; else the value itself.
-Value lower_case(Evaluator& e, const Value& value) {
-  return value.text() ? lower(e, value, {}) : value;
-}
+Value lower_case(Evaluator& e, const Value& value) { return value.text() ? lower(e, value, {}) : value; }
 
 using E = Evaluator;
 using V = const Value&;
@@ -250,8 +242,7 @@ template <bool last>
 Value end_of(E& e, V v, A) {
   if (last && v.list() && v.list()->form == List::Form::lazy) throw Fault{"last of a generator"};
   std::vector<Value> items = e.iterate(v);
-  if (items.empty())
-    return Undefined{last ? "the last item of nothing" : "the first item of nothing"};
+  if (items.empty()) return Undefined{last ? "the last item of nothing" : "the first item of nothing"};
   return last ? items.back() : items.front();
 }
 
@@ -285,17 +276,14 @@ Value view(E& e, V v, A) {
   std::vector<Value> out;
   e.charge(2 * v.dict()->items.size());
   for (const auto& [key, value] : v.dict()->items)
-    out.push_back(which == 0   ? key
-                  : which == 1 ? value
-                               : list_value({key, value}, List::Form::tuple));
+    out.push_back(which == 0 ? key : which == 1 ? value : list_value({key, value}, List::Form::tuple));
   return list_value(std::move(out), form);
 }
 
 // In order of what `path` (an attribute, an index, or none) leads to, small letters as capitals.
 Value sort(E& e, const std::vector<Value>& items, V path) {
   std::vector<std::pair<Value, Value>> keyed;
-  for (V item : items)
-    keyed.emplace_back(lower_case(e, path.given() ? e.item(item, path) : item), item);
+  for (V item : items) keyed.emplace_back(lower_case(e, path.given() ? e.item(item, path) : item), item);
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
     e.charge(1 + std::min(weight_of(a.first), weight_of(b.first)));
     return less(a.first, b.first);
@@ -377,8 +365,7 @@ Value get(E& e, V v, A a) {
 Value forbidden(E&, V, A) { throw Fault{"a method that changes a list or dict is not allowed"}; }
 
 Value range(E& e, V, A a) {
-  if (a.positional.empty() || a.positional.size() > 3)
-    throw Fault{"range: expected one to three integers"};
+  if (a.positional.empty() || a.positional.size() > 3) throw Fault{"range: expected one to three integers"};
   const int64_t begin = a.positional.size() > 1 ? a[0].integer() : 0;
   const int64_t end = a[a.positional.size() > 1].integer();
   const int64_t step = a.positional.size() > 2 ? a[2].integer() : 1;
@@ -406,8 +393,7 @@ Value strftime_now(E& e, V, A a) {
   tm local{};
   localtime_r(&now, &local);
   char buffer[4096];
-  return text_value(
-      {std::string_view(buffer, strftime(buffer, sizeof buffer, format.c_str(), &local))});
+  return text_value({std::string_view(buffer, strftime(buffer, sizeof buffer, format.c_str(), &local))});
 }
 
 Value is_equal(E&, V v, A a) { return equal(v, a[0]); }
@@ -416,13 +402,11 @@ constexpr Builtin kBuiltins[] = {
     {"filter", "count", "", length},
     {"filter", "d", "default_value boolean", default_},
     {"filter", "default", "default_value boolean", default_},
-    {"filter", "dictsort", "",
-     [](E& e, V v, A a) { return sort(e, view<2>(e, v, a).list()->items, int64_t{0}); }},
+    {"filter", "dictsort", "", [](E& e, V v, A a) { return sort(e, view<2>(e, v, a).list()->items, int64_t{0}); }},
     {"filter", "first", "", end_of<false>},
     {"filter", "int", "", int_},
     {"filter", "items", "", view<2, List::Form::lazy>},
-    {"filter", "join", "d",
-     [](E& e, V v, A a) { return text_value(joined(e, e.iterate(v), e.shown(a[0]))); }},
+    {"filter", "join", "d", [](E& e, V v, A a) { return text_value(joined(e, e.iterate(v), e.shown(a[0]))); }},
     {"filter", "last", "", end_of<true>},
     {"filter", "length", "", length},
     {"filter", "list", "", [](E& e, V v, A) { return list_value(e.iterate(v)); }},
@@ -447,9 +431,7 @@ constexpr Builtin kBuiltins[] = {
     {"test", "in", "seq", [](E& e, V v, A a) { return Value(e.contains(a[0], v)); }},
     {"test", "integer", "", [](E&, V v, A) { return Value(v.is_integer()); }},
     {"test", "iterable", "",
-     [](E&, V v, A) {
-       return Value(v.is_undefined() || v.text() || v.list() || v.dict() || v.get<Loop>());
-     }},
+     [](E&, V v, A) { return Value(v.is_undefined() || v.text() || v.list() || v.dict() || v.get<Loop>()); }},
     {"test", "mapping", "", [](E&, V v, A) { return Value(v.dict() != nullptr); }},
     {"test", "ne", "other", [](E&, V v, A a) { return Value(!equal(v, a[0])); }},
     {"test", "none", "", [](E&, V v, A) { return Value(v.is_none()); }},
@@ -458,16 +440,14 @@ constexpr Builtin kBuiltins[] = {
      [](E&, V v, A) {
        if (v.list() && v.list()->form == List::Form::view)
          throw Fault{"whether a view is a sequence is not supported"};  // a range is, others not
-       return Value(v.is_undefined() || v.text() || v.dict() ||
-                    (v.list() && v.list()->is_sequence()));
+       return Value(v.is_undefined() || v.text() || v.dict() || (v.list() && v.list()->is_sequence()));
      }},
     {"test", "string", "", [](E&, V v, A) { return Value(v.text() != nullptr); }},
     {"test", "true", "", [](E&, V v, A) { return Value(v.is_bool() && v.truth()); }},
     {"test", "undefined", "", [](E&, V v, A) { return Value(v.is_undefined()); }},
 
     {"function", "namespace", "*", make_namespace},
-    {"function", "raise_exception", "message",
-     [](E& e, V, A a) -> Value { throw Fault{e.shown(a[0]).bytes}; }},
+    {"function", "raise_exception", "message", [](E& e, V, A a) -> Value { throw Fault{e.shown(a[0]).bytes}; }},
     {"function", "range", "*", range},
     {"function", "strftime_now", "format", strftime_now},
 
@@ -497,16 +477,14 @@ constexpr std::pair<std::string_view, std::string_view> kOthers[] = {
 }  // namespace
 
 const Builtin* find_builtin(std::string_view of, std::string_view name) {
-  for (std::span<const Builtin> rows :
-       {std::span<const Builtin>(kBuiltins), std::span<const Builtin>(kText)})
+  for (std::span<const Builtin> rows : {std::span<const Builtin>(kBuiltins), std::span<const Builtin>(kText)})
     for (const Builtin& row : rows)
       if (name == row.name && std::string_view(row.of).ends_with(of)) return &row;
   return nullptr;
 }
 
 bool is_method(std::string_view name) {
-  return find_builtin("a string", name) || find_builtin("a dict", name) ||
-         find_builtin("a list", name);
+  return find_builtin("a string", name) || find_builtin("a dict", name) || find_builtin("a list", name);
 }
 
 const Builtin* find_method(const Value& object, std::string_view name) {
@@ -514,8 +492,7 @@ const Builtin* find_method(const Value& object, std::string_view name) {
   const std::string_view type = object.list() ? "a list" : object.type_name();
   for (const auto& [of, others] : kOthers)
     if (of == type && among(others, name))
-      throw Fault{"the method ." + std::string(name) + "() of " + object.type_name() +
-                  " is not supported"};
+      throw Fault{"the method ." + std::string(name) + "() of " + object.type_name() + " is not supported"};
   return nullptr;
 }
 

@@ -82,12 +82,8 @@ Evaluator::Flow Evaluator::run_block(const Node& block) {
 Evaluator::Flow Evaluator::run(const Node& node) try {
   const Counted counted(*this);
   switch (node.kind) {
-    case Kind::output:
-      print(shown(eval(*node.kids[0])));
-      break;
-    case Kind::set:
-      assign(*node.kids[0], eval(*node.kids[1]));
-      break;
+    case Kind::output: print(shown(eval(*node.kids[0]))); break;
+    case Kind::set: assign(*node.kids[0], eval(*node.kids[1])); break;
     case Kind::set_block:
     case Kind::filter_block: {
       const bool sets = node.kind == Kind::set_block;
@@ -108,8 +104,7 @@ Evaluator::Flow Evaluator::run(const Node& node) try {
       for (size_t i = 0; i + 1 < node.kids.size(); i += 2)
         if (eval(*node.kids[i]).truth()) return run_block(*node.kids[i + 1]);
       return node.kids.size() % 2 == 0 ? Flow::next : run_block(*node.kids.back());
-    case Kind::for_loop:
-      return run_for(node);
+    case Kind::for_loop: return run_for(node);
     case Kind::macro:
       charge(8);
       scope_->set(node.name, std::make_shared<const Function>(Function{&node, nullptr, {}, {}}));
@@ -118,12 +113,9 @@ Evaluator::Flow Evaluator::run(const Node& node) try {
       const Inside inside(*this, scope_);
       return run_block(*node.kids[0]);
     }
-    case Kind::break_loop:
-      return Flow::break_loop;
-    case Kind::continue_loop:
-      return Flow::continue_loop;
-    default:
-      throw Fault{"not a statement"};
+    case Kind::break_loop: return Flow::break_loop;
+    case Kind::continue_loop: return Flow::continue_loop;
+    default: throw Fault{"not a statement"};
   }
   return Flow::next;
 } catch (Fault& fault) {
@@ -145,8 +137,7 @@ Evaluator::Flow Evaluator::run_for(const Node& node) {
   const Value held = loop_value(std::move(items));
   Loop& loop = *std::get<std::shared_ptr<Loop>>(held.as);
   bool ended = false;  // a turn, by neither break nor continue: only then no else, as in Jinja
-  for (Flow flow = Flow::next; loop.index < loop.items.size() && flow != Flow::break_loop;
-       ++loop.index) {
+  for (Flow flow = Flow::next; loop.index < loop.items.size() && flow != Flow::break_loop; ++loop.index) {
     const Inside inside(*this, scope_);
     scope_->set("loop", held);
     assign(target, loop.items[loop.index]);
@@ -168,9 +159,7 @@ void Evaluator::assign(const Node& target, Value value) {
   } else if (target.kind == Kind::attribute) {
     const Value space = eval(*target.kids[0]);
     auto* held = std::get_if<std::shared_ptr<Namespace>>(&space.as);
-    if (!held)
-      throw Fault{"cannot set an attribute of '" + target.kids[0]->name +
-                  "', which is no namespace"};
+    if (!held) throw Fault{"cannot set an attribute of '" + target.kids[0]->name + "', which is no namespace"};
     charge((*held)->attributes.size() / 8);
     for (auto& [known, old] : (*held)->attributes)
       if (known == target.name) return void(old = std::move(value));
@@ -199,8 +188,7 @@ Arguments Evaluator::arguments(const Node& node) {
 }
 
 // Puts named arguments where the parameters are, and undefined values where there are none.
-static void place(const std::vector<std::string>& parameters, const std::string& of,
-                  Arguments& given) {
+static void place(const std::vector<std::string>& parameters, const std::string& of, Arguments& given) {
   const size_t n = given.positional.size();
   if (n > parameters.size()) throw Fault{"too many arguments for " + of};
   given.positional.resize(parameters.size(), Undefined{"", true});
@@ -223,14 +211,12 @@ static std::vector<std::string> words(std::string_view text) {
 
 bool takes(const Builtin& builtin, std::string_view parameter) {
   const std::vector<std::string> known = words(builtin.parameters);
-  return builtin.parameters == std::string_view("*") ||
-         std::find(known.begin(), known.end(), parameter) != known.end();
+  return builtin.parameters == std::string_view("*") || std::find(known.begin(), known.end(), parameter) != known.end();
 }
 
 Value Evaluator::call(const Builtin& builtin, Value self, Arguments given) {
   charge(2 + weight_of(self) / 4);
-  if (builtin.parameters != std::string_view("*"))
-    place(words(builtin.parameters), builtin.name, given);
+  if (builtin.parameters != std::string_view("*")) place(words(builtin.parameters), builtin.name, given);
   if (builtin.of == std::string_view("text filter")) self = text_value(shown(self));
   return builtin.run(*this, self, given);
 }
@@ -251,8 +237,7 @@ Value Evaluator::call_macro(const Node& macro, Arguments given) {
     Value& value = given.positional[i];
     const Undefined* nothing = std::get_if<Undefined>(&value.as);
     if (nothing && nothing->not_given)
-      value =
-          i < first_default ? Undefined{macro.names[i]} : eval(*macro.kids[1 + i - first_default]);
+      value = i < first_default ? Undefined{macro.names[i]} : eval(*macro.kids[1 + i - first_default]);
     scope_->set(macro.names[i], std::move(value));
   }
   return text_value(captured(*macro.kids[0]));
@@ -264,9 +249,7 @@ bool among(std::string_view words, std::string_view word) {
   return words.find(std::string(1, ' ').append(word).append(1, ' ')) != words.npos;
 }
 
-void fail_undefined(const Value& value) {
-  throw Fault{"'" + std::get<Undefined>(value.as).name + "' is undefined"};
-}
+void fail_undefined(const Value& value) { throw Fault{"'" + std::get<Undefined>(value.as).name + "' is undefined"}; }
 
 Value Evaluator::eval(const Node& node) try {
   const Counted counted(*this);
@@ -279,8 +262,7 @@ Value Evaluator::eval(const Node& node) try {
 Value Evaluator::eval_kind(const Node& node) {
   auto kid = [&](size_t i) { return eval(*node.kids[i]); };
   switch (node.kind) {
-    case Kind::constant:
-      return node.value;
+    case Kind::constant: return node.value;
     case Kind::name: {
       for (Scope* s = scope_; s; s = s->parent) {
         charge(s->variables.size() / 8);
@@ -290,28 +272,24 @@ Value Evaluator::eval_kind(const Node& node) {
         return std::make_shared<const Function>(Function{nullptr, found, {}, {}});
       return Undefined{node.name};
     }
-    case Kind::attribute:
-      return attribute(kid(0), node.name);
+    case Kind::attribute: return attribute(kid(0), node.name);
     case Kind::item: {
       const Value object = kid(0);
       return item(object, kid(1));
     }
-    case Kind::slice:
-      return slice(node);
+    case Kind::slice: return slice(node);
     case Kind::list:
     case Kind::tuple: {
       std::vector<Value> items;
       for (const NodePtr& each : node.kids) items.push_back(eval(*each));
       charge(items.size());
-      return list_value(std::move(items),
-                        node.kind == Kind::tuple ? List::Form::tuple : List::Form::list);
+      return list_value(std::move(items), node.kind == Kind::tuple ? List::Form::tuple : List::Form::list);
     }
     case Kind::dict: {
       std::vector<std::pair<Value, Value>> items;
       for (size_t i = 0; i < node.kids.size(); i += 2) {
         Value key = kid(i), value = kid(i + 1);
-        auto same =
-            std::find_if(items.begin(), items.end(), [&](auto& x) { return equal(x.first, key); });
+        auto same = std::find_if(items.begin(), items.end(), [&](auto& x) { return equal(x.first, key); });
         charge((items.size() + 2) * weight_of(key));
         if (same != items.end())
           same->second = std::move(value);
@@ -329,17 +307,13 @@ Value Evaluator::eval_kind(const Node& node) {
       Value self = node.kids[0] ? kid(0) : block_text_;
       return call(*node.builtin, std::move(self), arguments(node));
     }
-    case Kind::not_:
-      return !kid(0).truth();
-    case Kind::negative:
-      return arithmetic("-", int64_t{0}, kid(0));
-    case Kind::binary:
-      return binary(node);
+    case Kind::not_: return !kid(0).truth();
+    case Kind::negative: return arithmetic("-", int64_t{0}, kid(0));
+    case Kind::binary: return binary(node);
     case Kind::conditional:
       if (kid(1).truth()) return kid(0);
       return node.kids[2] ? kid(2) : Value(Undefined{"the inline if without else"});
-    default:
-      throw Fault{"not an expression"};
+    default: throw Fault{"not an expression"};
   }
 }
 
@@ -386,8 +360,7 @@ Value Evaluator::arithmetic(const std::string& op, const Value& a, const Value& 
     charge(1 + sum.bytes.size() / 16);
     return text_value(std::move(sum));
   }
-  if (op == "+" && a.list() && b.list() && a.list()->form == b.list()->form &&
-      a.list()->is_sequence()) {
+  if (op == "+" && a.list() && b.list() && a.list()->form == b.list()->form && a.list()->is_sequence()) {
     std::vector<Value> items = a.list()->items;
     items.insert(items.end(), b.list()->items.begin(), b.list()->items.end());
     charge(2 + 2 * items.size());
@@ -439,13 +412,11 @@ Value Evaluator::slice(const Node& node) {
   if (text && step == 1) {
     const size_t from = code_point_at(text->bytes, size_t(first));
     const size_t length = size_t(std::max<int64_t>(0, last - first));
-    return text_value(text->substr(
-        from, from + code_point_at(std::string_view(text->bytes).substr(from), length)));
+    return text_value(text->substr(from, from + code_point_at(std::string_view(text->bytes).substr(from), length)));
   }
   const std::vector<Value> all = iterate(object);
   std::vector<Value> items;
-  for (int64_t i = first; step > 0 ? i < last : i > last; i += step)
-    items.push_back(all[size_t(i)]);
+  for (int64_t i = first; step > 0 ? i < last : i > last; i += step) items.push_back(all[size_t(i)]);
   if (!text) return list_value(std::move(items), list->form);
   Text out = joined(*this, items, {});
   out.safe = text->safe;
@@ -471,8 +442,7 @@ Value Evaluator::item(const Value& object, const Value& key) {
     if (text) charge(1 + text->bytes.size() / 16);
     if (i >= 0 && i < n) {
       const size_t from = code_point_at(text->bytes, size_t(i));
-      return text_value(
-          text->substr(from, from + code_point_at(std::string_view(text->bytes).substr(from), 1)));
+      return text_value(text->substr(from, from + code_point_at(std::string_view(text->bytes).substr(from), 1)));
     }
   }
   return Undefined{"an item of " + std::string(object.type_name())};

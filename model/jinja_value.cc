@@ -182,10 +182,9 @@ bool Value::any_from_client() const {
 const char* Value::type_name() const {
   static constexpr const char* kForms[] = {"a list", "a tuple", "a view", "a generator"};
   if (auto* l = list()) return kForms[static_cast<int>(l->form)];
-  static constexpr const char* kNames[] = {
-      "an undefined value", "none",   "a boolean", "an integer",  "a float",
-      "a string",           "a list", "a dict",    "a namespace", "the loop",
-      "a function"};
+  static constexpr const char* kNames[] = {"an undefined value", "none",   "a boolean", "an integer",  "a float",
+                                           "a string",           "a list", "a dict",    "a namespace", "the loop",
+                                           "a function"};
   return kNames[as.index()];
 }
 
@@ -212,8 +211,7 @@ Value list_value(std::vector<Value> items, List::Form form) {
 Value dict_value(std::vector<std::pair<Value, Value>> items) {
   Extent extent;
   for (const auto& [key, value] : items) {
-    if (!key.text() && !key.is_integer())
-      throw Fault{std::string("a dict's key may not be ") + key.type_name()};
+    if (!key.text() && !key.is_integer()) throw Fault{std::string("a dict's key may not be ") + key.type_name()};
     add(extent, key);
     add(extent, value);
   }
@@ -246,8 +244,7 @@ bool equal(const Value& a, const Value& b) {
     auto as_text = [](const Value& key) { return (key.text() ? "text " : "") + str(key).bytes; };
     std::unordered_map<std::string, const Value*> theirs;
     for (const auto& [key, item] : b.dict()->items) theirs.emplace(as_text(key), &item);
-    return d->items.size() == theirs.size() &&
-           std::all_of(d->items.begin(), d->items.end(), [&](const auto& item) {
+    return d->items.size() == theirs.size() && std::all_of(d->items.begin(), d->items.end(), [&](const auto& item) {
              auto at = theirs.find(as_text(item.first));
              return at != theirs.end() && equal(item.second, *at->second);
            });
@@ -258,8 +255,7 @@ bool equal(const Value& a, const Value& b) {
 }
 
 bool less(const Value& a, const Value& b) {
-  if (a.is_number() && b.is_number())
-    return a.real() || b.real() ? a.number() < b.number() : a.integer() < b.integer();
+  if (a.is_number() && b.is_number()) return a.real() || b.real() ? a.number() < b.number() : a.integer() < b.integer();
   if (a.text() && b.text()) return a.text()->bytes < b.text()->bytes;  // as code points
   throw Fault{std::string("no order between ") + a.type_name() + " and " + b.type_name()};
 }
@@ -293,8 +289,8 @@ void append_hex(std::string& out, const char* prefix, uint32_t value, int digits
 
 // A quoted string. `keeps` says what stands as it is, `escape` writes a character that does not.
 template <class Keeps, class Escape>
-void quote(std::string_view text, char mark, std::string_view plain, std::string_view escapes,
-           Keeps keeps, Escape escape, std::string& out) {
+void quote(std::string_view text, char mark, std::string_view plain, std::string_view escapes, Keeps keeps,
+           Escape escape, std::string& out) {
   out += mark;
   while (!text.empty()) {
     const CodePoint c = next_code_point(text);
@@ -318,8 +314,7 @@ void append_repr(std::string_view text, std::string& out) {
   };
   const char mark = text.find('\'') != text.npos && text.find('"') == text.npos ? '"' : '\'';
   quote(
-      text, mark, "\\\n\r\t", "\\nrt", keeps, [&](uint32_t c) { append_hex(out, "\\x", c, 2); },
-      out);
+      text, mark, "\\\n\r\t", "\\nrt", keeps, [&](uint32_t c) { append_hex(out, "\\x", c, 2); }, out);
 }
 
 void append_json(std::string_view text, bool ensure_ascii, std::string& out) {
@@ -337,8 +332,7 @@ struct Brackets {
 
 // The items of a list or dict, which `each` writes, one per line where there is an indent.
 template <class Each>
-void enclose(const Brackets& brackets, size_t n, const Style& style, int64_t level, Each each,
-             std::string& out) {
+void enclose(const Brackets& brackets, size_t n, const Style& style, int64_t level, Each each, std::string& out) {
   auto line = [&](int64_t at) {
     if (style.indent >= 0) (out += '\n').append(size_t(at * style.indent), ' ');
   };
@@ -363,8 +357,7 @@ void append(const Value& value, const Style& style, int64_t level, std::string& 
     const bool tuple = !json && list->form == List::Form::tuple;
     const Brackets round = {"(", list->items.size() == 1 ? ",)" : ")"}, square = {"[", "]"};
     enclose(
-        tuple ? round : square, list->items.size(), style, level,
-        [&](size_t i) { write(list->items[i]); }, out);
+        tuple ? round : square, list->items.size(), style, level, [&](size_t i) { write(list->items[i]); }, out);
   } else if (const Dict* dict = value.dict()) {
     auto item = [&](size_t i) {
       if (json && !dict->items[i].first.text()) throw Fault{"tojson of a dict with integer keys"};
@@ -408,8 +401,7 @@ Value tojson(Evaluator& e, const Value& v, const Arguments& a) {
     e.charge(weight_of(v) * size_t(1 + 4 * style.indent));
   }
   if (a[2].given()) {
-    if (!a[2].list() || a[2].list()->items.size() != 2)
-      throw Fault{"tojson: expected two separators"};
+    if (!a[2].list() || a[2].list()->items.size() != 2) throw Fault{"tojson: expected two separators"};
     style.item_separator = text_of(a[2].list()->items[0]).bytes;
     style.key_separator = text_of(a[2].list()->items[1]).bytes;
     if (style.item_separator.size() + style.key_separator.size() > 16)

@@ -97,8 +97,7 @@ class Bpe {
 
   // Appends the ids of `word`, valid UTF-8, in O(n log n). Without allow_special no merge and no
   // whole word makes a special token. A word of a GiB or more is cut.
-  void encode(std::string_view word, bool allow_special, Workspace& space,
-              std::vector<int32_t>& out) const;
+  void encode(std::string_view word, bool allow_special, Workspace& space, std::vector<int32_t>& out) const;
 
  private:
   struct Merge {
@@ -157,8 +156,8 @@ struct Tokenizer::Impl {
   std::vector<int32_t> encode(std::string_view text, const std::vector<AddedTokens::Part>& parts,
                               bool add_special_tokens) const;
   // Text between added tokens. `parts` covers it.
-  void encode_segment(std::string_view text, const std::vector<AddedTokens::Part>& parts,
-                      bool at_start, Bpe::Workspace& space, std::vector<int32_t>& out) const;
+  void encode_segment(std::string_view text, const std::vector<AddedTokens::Part>& parts, bool at_start,
+                      Bpe::Workspace& space, std::vector<int32_t>& out) const;
 };
 
 // Fills `out` from a tokenizer.json; messages begin with `file`.

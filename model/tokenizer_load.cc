@@ -50,29 +50,25 @@ std::string in_quotes(std::string_view text) {
 
 // Steps of a "Sequence" under `list_name`, or the one object itself; each with its field name.
 using Steps = std::vector<std::pair<const json*, std::string>>;
-Status flatten(const TokenizerFile& file, const json& step, const std::string& field,
-               const std::string& list_name, Steps& steps) {
+Status flatten(const TokenizerFile& file, const json& step, const std::string& field, const std::string& list_name,
+               Steps& steps) {
   auto type = get_string(step, "type", file.at(field));
   if (!type.ok()) return type.error();
   if (type.value() != "Sequence") {
     steps.emplace_back(&step, field);
-    if (steps.size() > kMaxSteps)
-      return file.bad(field, "more than " + std::to_string(kMaxSteps) + " steps");
+    if (steps.size() > kMaxSteps) return file.bad(field, "more than " + std::to_string(kMaxSteps) + " steps");
     return ok();
   }
   auto list = get_array(step, list_name, file.at(field));
   if (!list.ok()) return list.error();
   for (size_t i = 0; i < list.value()->size(); ++i)
-    RETURN_IF_ERROR(flatten(file, (*list.value())[i],
-                            field + "." + list_name + "[" + std::to_string(i) + "]", list_name,
-                            steps));
+    RETURN_IF_ERROR(
+        flatten(file, (*list.value())[i], field + "." + list_name + "[" + std::to_string(i) + "]", list_name, steps));
   return ok();
 }
 
-Status unsupported(const TokenizerFile& file, const json& step, const std::string& field,
-                   const char* known) {
-  return file.bad(field + ".type",
-                  in_quotes(step["type"].get<std::string>()) + " is not supported, only " + known);
+Status unsupported(const TokenizerFile& file, const json& step, const std::string& field, const char* known) {
+  return file.bad(field + ".type", in_quotes(step["type"].get<std::string>()) + " is not supported, only " + known);
 }
 
 // {"String": "x"}: a literal, not a regex.
@@ -82,8 +78,7 @@ Result<std::string> literal(const TokenizerFile& file, const json& step, const s
   return get_string(*pattern.value(), "String", file.at(field + ".pattern"));
 }
 
-Status split(const TokenizerFile& file, const json& step, const std::string& name,
-             PreTokenizerStep& out) {
+Status split(const TokenizerFile& file, const json& step, const std::string& name, PreTokenizerStep& out) {
   auto pattern = get_object(step, "pattern", file.at(name));
   if (!pattern.ok()) return pattern.error();
   auto regex = get_string(*pattern.value(), "Regex", file.at(name + ".pattern"));
@@ -92,8 +87,7 @@ Status split(const TokenizerFile& file, const json& step, const std::string& nam
   std::string behavior = fields.string("behavior");
   bool invert = fields.boolean_or("invert", false);
   RETURN_IF_ERROR(fields.status());
-  if (behavior != "Isolated" || invert)
-    return file.bad(name, "only behavior \"Isolated\" without invert is supported");
+  if (behavior != "Isolated" || invert) return file.bad(name, "only behavior \"Isolated\" without invert is supported");
   auto known = find_split_pattern(regex.value());
   if (!known)
     return file.bad(name + ".pattern.Regex", "this regex is not one of those supported (" +
@@ -105,8 +99,7 @@ Status split(const TokenizerFile& file, const json& step, const std::string& nam
 }
 
 // A Metaspace's replacement and whether to prepend it, as pre-tokenizer and decoder write them.
-Status metaspace(const TokenizerFile& file, const json& step, const std::string& name,
-                 PreTokenizerStep& out) {
+Status metaspace(const TokenizerFile& file, const json& step, const std::string& name, PreTokenizerStep& out) {
   JsonFields fields(step, file.at(name));
   out.kind = PreTokenizerStep::Kind::metaspace;
   out.replacement = fields.string("replacement");
@@ -114,8 +107,7 @@ Status metaspace(const TokenizerFile& file, const json& step, const std::string&
   std::string scheme = fields.string_or("prepend_scheme", add_space ? "always" : "never");
   out.split_words = fields.boolean_or("split", true);
   RETURN_IF_ERROR(fields.status());
-  if (out.replacement.empty() ||
-      static_cast<size_t>(next_code_point(out.replacement).bytes) != out.replacement.size())
+  if (out.replacement.empty() || static_cast<size_t>(next_code_point(out.replacement).bytes) != out.replacement.size())
     return file.bad(name + ".replacement", "expected one character");
   using Prepend = PreTokenizerStep::Prepend;
   if (scheme == "always") {
@@ -125,16 +117,14 @@ Status metaspace(const TokenizerFile& file, const json& step, const std::string&
   } else if (scheme == "never") {
     out.prepend = Prepend::never;
   } else {
-    return file.bad(name + ".prepend_scheme",
-                    "expected \"always\", \"first\" or \"never\", got " + in_quotes(scheme));
+    return file.bad(name + ".prepend_scheme", "expected \"always\", \"first\" or \"never\", got " + in_quotes(scheme));
   }
   if (!add_space && out.prepend != Prepend::never)
     return file.bad(name, "add_prefix_space and prepend_scheme contradict each other");
   return ok();
 }
 
-Status template_processing(const TokenizerFile& file, const json& step, const std::string& name,
-                           Tokenizer::Impl& out) {
+Status template_processing(const TokenizerFile& file, const json& step, const std::string& name, Tokenizer::Impl& out) {
   auto single = get_array(step, "single", file.at(name));
   if (!single.ok()) return single.error();
   bool text_seen = false;
@@ -161,8 +151,7 @@ Status template_processing(const TokenizerFile& file, const json& step, const st
     if (ids.value()->size() > kMaxSteps) return file.bad(entry_name + ".ids", "too many");
     for (const json& value : *ids.value()) {
       int64_t n_ids = static_cast<int64_t>(out.tokens.size());
-      if (!value.is_number_integer() || value < 0 || value >= n_ids ||
-          !out.tokens[value.get<size_t>()].known)
+      if (!value.is_number_integer() || value < 0 || value >= n_ids || !out.tokens[value.get<size_t>()].known)
         return file.bad(entry_name + ".ids", "expected ids of tokens");
       (text_seen ? out.suffix : out.prefix).push_back(value.get<int32_t>());
     }
@@ -171,8 +160,7 @@ Status template_processing(const TokenizerFile& file, const json& step, const st
   return ok();
 }
 
-Status read_normalizer(const TokenizerFile& file, const json* root,
-                       std::vector<NormalizerStep>& out) {
+Status read_normalizer(const TokenizerFile& file, const json* root, std::vector<NormalizerStep>& out) {
   if (root == nullptr) return ok();
   Steps steps;
   RETURN_IF_ERROR(flatten(file, *root, "normalizer", "normalizers", steps));
@@ -196,8 +184,7 @@ Status read_normalizer(const TokenizerFile& file, const json* root,
       if (pattern.value().empty()) return file.bad(name + ".pattern", "is empty");
       next.pattern = pattern.value();
       next.content = content.value();
-      growth *= std::max<size_t>(
-          1, (next.content.size() + next.pattern.size() - 1) / next.pattern.size());
+      growth *= std::max<size_t>(1, (next.content.size() + next.pattern.size() - 1) / next.pattern.size());
     } else {
       return unsupported(file, *step, name, "NFC, Prepend, Replace, Sequence");
     }
@@ -209,8 +196,8 @@ Status read_normalizer(const TokenizerFile& file, const json* root,
 }
 
 // byte_level: words are bytes (ByteLevel's characters are not made, see Bpe::byte_level).
-Status read_pre_tokenizer(const TokenizerFile& file, const json* root,
-                          std::vector<PreTokenizerStep>& out, bool& byte_level) {
+Status read_pre_tokenizer(const TokenizerFile& file, const json* root, std::vector<PreTokenizerStep>& out,
+                          bool& byte_level) {
   if (root == nullptr) return ok();
   Steps steps;
   RETURN_IF_ERROR(flatten(file, *root, "pre_tokenizer", "pretokenizers", steps));
@@ -245,8 +232,8 @@ Status read_pre_tokenizer(const TokenizerFile& file, const json* root,
 
 // What the decoder replaces in every token.
 using Replaces = std::vector<std::pair<std::string, std::string>>;
-Status read_decoder(const TokenizerFile& file, const json* root, bool byte_level,
-                    Tokenizer::Impl::Decoder& out, Replaces& replaces) {
+Status read_decoder(const TokenizerFile& file, const json* root, bool byte_level, Tokenizer::Impl::Decoder& out,
+                    Replaces& replaces) {
   const std::string field = "decoder";
   if (root == nullptr) return file.bad(field, "is missing");
   Steps steps;
@@ -291,12 +278,10 @@ Status read_decoder(const TokenizerFile& file, const json* root, bool byte_level
       if (last != fuse) return file.bad(name, "Strip is supported only after Fuse");
       next = strip;
     } else {
-      return unsupported(file, *step, name,
-                         "ByteFallback, ByteLevel, Fuse, Metaspace, Replace, Sequence, Strip");
+      return unsupported(file, *step, name, "ByteFallback, ByteLevel, Fuse, Metaspace, Replace, Sequence, Strip");
     }
     if (next < last || (next == last && next != replace))
-      return file.bad(name,
-                      "the steps' order is not supported, only Replace, ByteFallback, Fuse, Strip");
+      return file.bad(name, "the steps' order is not supported, only Replace, ByteFallback, Fuse, Strip");
     last = next;
   }
   if (out.byte_level != byte_level)
@@ -313,8 +298,7 @@ Status read_post_processor(const TokenizerFile& file, const json* root, Tokenize
   for (auto& [step, name] : steps) {
     std::string type = (*step)["type"];
     if (type == "ByteLevel") continue;  // changes offsets only, which are not kept
-    if (type != "TemplateProcessing")
-      return unsupported(file, *step, name, "ByteLevel, Sequence, TemplateProcessing");
+    if (type != "TemplateProcessing") return unsupported(file, *step, name, "ByteLevel, Sequence, TemplateProcessing");
     if (seen) return file.bad(name, "a second TemplateProcessing is not supported");
     seen = true;
     RETURN_IF_ERROR(template_processing(file, *step, name, out));
@@ -361,26 +345,22 @@ int byte_token(std::string_view content) {
   if (digits[0] == '+') digits.remove_prefix(1);
   unsigned value = 0;
   auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
-  return error == std::errc() && end == digits.data() + digits.size() ? static_cast<int>(value)
-                                                                      : -1;
+  return error == std::errc() && end == digits.data() + digits.size() ? static_cast<int>(value) : -1;
 }
 
 class TokenizerLoader {
  public:
-  TokenizerLoader(const std::string& file, Tokenizer::Impl& out)
-      : where_{file}, file_(file), out_(out) {}
+  TokenizerLoader(const std::string& file, Tokenizer::Impl& out) : where_{file}, file_(file), out_(out) {}
 
   Status load(const json& root) {
     if (!root.is_object()) return bad("", "expected an object");
     auto model = get_object(root, "model", file_);
     if (!model.ok()) return model.error();
-    RETURN_IF_ERROR(read_pre_tokenizer(where_, find_field(root, "pre_tokenizer"),
-                                       out_.pre_tokenizer, byte_level_));
+    RETURN_IF_ERROR(read_pre_tokenizer(where_, find_field(root, "pre_tokenizer"), out_.pre_tokenizer, byte_level_));
     RETURN_IF_ERROR(vocabulary(*model.value()));
     RETURN_IF_ERROR(read_normalizer(where_, find_field(root, "normalizer"), out_.normalizer));
     RETURN_IF_ERROR(added_tokens(root));
-    RETURN_IF_ERROR(
-        read_decoder(where_, find_field(root, "decoder"), byte_level_, out_.decoder, replaces_));
+    RETURN_IF_ERROR(read_decoder(where_, find_field(root, "decoder"), byte_level_, out_.decoder, replaces_));
     RETURN_IF_ERROR(index_tokens());
     RETURN_IF_ERROR(bpe_options(*model.value()));
     RETURN_IF_ERROR(merges(*model.value()));
@@ -388,9 +368,7 @@ class TokenizerLoader {
   }
 
  private:
-  Status bad(const std::string& field, const std::string& why) const {
-    return where_.bad(field, why);
-  }
+  Status bad(const std::string& field, const std::string& why) const { return where_.bad(field, why); }
   std::string at(const std::string& field) const { return where_.at(field); }
 
   Status token(int64_t id, const std::string& content, const std::string& field) {
@@ -400,8 +378,8 @@ class TokenizerLoader {
     if (static_cast<size_t>(id) >= out_.tokens.size()) out_.tokens.resize(id + 1);
     Tokenizer::Impl::Token& slot = out_.tokens[id];
     if (slot.known)
-      return bad(field, "id " + std::to_string(id) + " is both " + in_quotes(slot.content) +
-                            " and " + in_quotes(content));
+      return bad(field,
+                 "id " + std::to_string(id) + " is both " + in_quotes(slot.content) + " and " + in_quotes(content));
     slot.known = true;
     slot.content = content;
     return ok();
@@ -411,19 +389,15 @@ class TokenizerLoader {
     JsonFields fields(model, at("model"));
     std::string type = fields.string_or("type", "BPE");
     RETURN_IF_ERROR(fields.status());
-    if (type != "BPE")
-      return bad("model.type", in_quotes(type) + " is not supported, only \"BPE\"");
+    if (type != "BPE") return bad("model.type", in_quotes(type) + " is not supported, only \"BPE\"");
     auto vocab = get_object(model, "vocab", at("model"));
     if (!vocab.ok()) return vocab.error();
     if (vocab.value()->empty()) return bad("model.vocab", "is empty");
     vocab_ids_.reserve(vocab.value()->size());
     for (auto& [content, id] : vocab.value()->items()) {
-      if (!id.is_number_integer() ||
-          (id.is_number_unsigned() && id.get<uint64_t>() > uint64_t{INT64_MAX}))
-        return bad("model.vocab", "id of " + in_quotes(content) +
-                                      ": expected an integer from 0 to " +
-                                      std::to_string(kMaxTokenId) + ", got " +
-                                      id.dump(-1, ' ', true).substr(0, 40));
+      if (!id.is_number_integer() || (id.is_number_unsigned() && id.get<uint64_t>() > uint64_t{INT64_MAX}))
+        return bad("model.vocab", "id of " + in_quotes(content) + ": expected an integer from 0 to " +
+                                      std::to_string(kMaxTokenId) + ", got " + id.dump(-1, ' ', true).substr(0, 40));
       RETURN_IF_ERROR(token(id.get<int64_t>(), content, "model.vocab"));
       vocab_ids_.emplace(content, id.get<int32_t>());
     }
@@ -435,8 +409,8 @@ class TokenizerLoader {
     if (list == nullptr) return ok();
     if (!list->is_array()) return bad("added_tokens", "expected an array");
     if (list->size() > kMaxAddedTokens)
-      return bad("added_tokens", std::to_string(list->size()) + " tokens, at most " +
-                                     std::to_string(kMaxAddedTokens) + " are supported");
+      return bad("added_tokens", std::to_string(list->size()) + " tokens, at most " + std::to_string(kMaxAddedTokens) +
+                                     " are supported");
     std::unordered_map<std::string, int32_t> seen;
     for (size_t i = 0; i < list->size(); ++i) {
       std::string field = "added_tokens[" + std::to_string(i) + "]";
@@ -452,21 +426,18 @@ class TokenizerLoader {
       RETURN_IF_ERROR(fields.status());
       if (added.content.empty()) return bad(field + ".content", "is empty");
       if (added.content.size() > kMaxAddedTokenBytes)
-        return bad(field + ".content",
-                   "longer than " + std::to_string(kMaxAddedTokenBytes) + " bytes");
+        return bad(field + ".content", "longer than " + std::to_string(kMaxAddedTokenBytes) + " bytes");
       if (!seen.emplace(added.content, added.id).second)
         return bad(field + ".content", in_quotes(added.content) + " was added before");
       auto in_vocab = vocab_ids_.find(added.content);
       if (in_vocab == vocab_ids_.end()) {
         RETURN_IF_ERROR(token(added.id, added.content, field));
       } else if (in_vocab->second != added.id) {
-        return bad(field + ".id", in_quotes(added.content) + " is " + std::to_string(added.id) +
-                                      " here and " + std::to_string(in_vocab->second) +
-                                      " in model.vocab");
+        return bad(field + ".id", in_quotes(added.content) + " is " + std::to_string(added.id) + " here and " +
+                                      std::to_string(in_vocab->second) + " in model.vocab");
       }
       out_.tokens[added.id].special = added.special;
-      std::string pattern =
-          added.normalized ? normalize(out_.normalizer, added.content) : added.content;
+      std::string pattern = added.normalized ? normalize(out_.normalizer, added.content) : added.content;
       if (pattern.empty()) return bad(field + ".content", "normalizes to nothing");
       // Hugging Face's tokenizers decodes the token to what was looked for, from version 0.23 on.
       // (With skip_special_tokens it then no longer knows it for a special one; we do.)
@@ -533,8 +504,7 @@ class TokenizerLoader {
     if (!suffix.empty()) return bad("model.end_of_word_suffix", "is not supported");
     if (has_unk) {
       auto id = vocab_ids_.find(unk);
-      if (id == vocab_ids_.end())
-        return bad("model.unk_token", in_quotes(unk) + " is not in model.vocab");
+      if (id == vocab_ids_.end()) return bad("model.unk_token", in_quotes(unk) + " is not in model.vocab");
       bpe.unk = id->second;
     }
     bpe.byte_ids.fill(-1);
@@ -551,8 +521,7 @@ class TokenizerLoader {
         char name[16];
         std::snprintf(name, sizeof name, "<0x%02X>", static_cast<unsigned>(b));
         auto id = vocab_ids_.find(name);
-        if (id == vocab_ids_.end())
-          return bad("model.vocab", missing_byte(b) + " (\"" + name + "\")");
+        if (id == vocab_ids_.end()) return bad("model.vocab", missing_byte(b) + " (\"" + name + "\")");
         bpe.byte_ids[b] = id->second;
       }
     } else if (bpe.unk < 0) {
@@ -578,8 +547,7 @@ class TokenizerLoader {
         size_t space = text.find(' ');
         good = space != text.npos && text.find(' ', space + 1) == text.npos;
         if (good) parts[0] = text.substr(0, space), parts[1] = text.substr(space + 1);
-      } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
-                 merge[1].is_string()) {
+      } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
         good = true;
         for (int i = 0; i < 2; ++i) parts[i] = merge[i].get_ref<const std::string&>();
       }
@@ -590,8 +558,7 @@ class TokenizerLoader {
       std::string_view contents[] = {parts[0], parts[1], merged};
       for (int i = 0; i < 3; ++i) {
         auto id = vocab_ids_.find(std::string(contents[i]));
-        if (id == vocab_ids_.end())
-          return bad(field(), in_quotes(contents[i]) + " is not in model.vocab");
+        if (id == vocab_ids_.end()) return bad(field(), in_quotes(contents[i]) + " is not in model.vocab");
         ids[i] = id->second;
       }
       out_.bpe.add_merge(ids[0], ids[1], rank++, ids[2]);
@@ -611,8 +578,7 @@ class TokenizerLoader {
 }  // namespace
 
 Status load_tokenizer(std::string_view json_text, const std::string& file, Tokenizer::Impl& out) {
-  auto root = parse_json(json_text, file,
-                         {.max_bytes = kMaxTokenizerBytes, .max_values = kMaxTokenizerValues});
+  auto root = parse_json(json_text, file, {.max_bytes = kMaxTokenizerBytes, .max_values = kMaxTokenizerValues});
   if (!root.ok()) return root.error();
   return TokenizerLoader(file, out).load(root.value());
 }

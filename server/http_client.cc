@@ -25,8 +25,7 @@ constexpr size_t kMaxEventBytes = 16 << 20;
 
 std::string_view trim(std::string_view text) {
   while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
-  while (!text.empty() && (text.back() == ' ' || text.back() == '\t' || text.back() == '\r'))
-    text.remove_suffix(1);
+  while (!text.empty() && (text.back() == ' ' || text.back() == '\t' || text.back() == '\r')) text.remove_suffix(1);
   return text;
 }
 
@@ -61,8 +60,7 @@ Status HttpResponseParser::head_complete() {
     std::string_view line = trim(std::string_view(line_).substr(begin, end - begin));
     if (line.empty()) continue;
     size_t colon = line.find(':');
-    if (colon == line.npos || colon == 0)
-      return malformed("header '" + std::string(line.substr(0, 80)) + "'");
+    if (colon == line.npos || colon == 0) return malformed("header '" + std::string(line.substr(0, 80)) + "'");
     headers_[lower(line.substr(0, colon))] = trim(line.substr(colon + 1));
   }
   line_.clear();
@@ -84,8 +82,7 @@ Status HttpResponseParser::head_complete() {
   return ok();
 }
 
-Status HttpResponseParser::feed(std::string_view bytes,
-                                const std::function<void(std::string_view)>& body) {
+Status HttpResponseParser::feed(std::string_view bytes, const std::function<void(std::string_view)>& body) {
   // One line more of the head, a chunk size or the trailer; false: its end is not here yet.
   auto take_line = [&] {
     size_t end = bytes.find('\n');
@@ -102,9 +99,7 @@ Status HttpResponseParser::feed(std::string_view bytes,
         // The blank line; before a status line it is skipped.
         size_t last = line_.size() > 1 ? line_.rfind('\n', line_.size() - 2) : line_.npos;
         size_t begin = last == line_.npos ? 0 : last + 1;
-        if (!whole ||
-            !trim(std::string_view(line_).substr(begin, line_.size() - begin - 1)).empty())
-          break;
+        if (!whole || !trim(std::string_view(line_).substr(begin, line_.size() - begin - 1)).empty()) break;
         if (begin == 0) {
           line_.clear();
           break;
@@ -150,8 +145,7 @@ Status HttpResponseParser::feed(std::string_view bytes,
         }
         break;
       }
-      case State::complete:
-        return malformed("bytes after its end");
+      case State::complete: return malformed("bytes after its end");
     }
   }
   return ok();
@@ -206,9 +200,7 @@ std::string HttpUrl::authority() const {
 }
 
 Result<HttpUrl> parse_http_url(const std::string& text) {
-  auto bad = [&](const std::string& why) {
-    return invalid("'" + text + "': " + why + "; expected http://HOST:PORT");
-  };
+  auto bad = [&](const std::string& why) { return invalid("'" + text + "': " + why + "; expected http://HOST:PORT"); };
   if (text.rfind("https://", 0) == 0) return bad("https is not supported");
   if (text.rfind("http://", 0) != 0) return bad("no http://");
   for (unsigned char c : text)
@@ -234,8 +226,7 @@ Result<HttpUrl> parse_http_url(const std::string& text) {
   }
   if (url.host.empty()) return bad("no host");
   if (port.empty()) return url;
-  if (port[0] != ':' || !parse_port(port.substr(1), &url.port))
-    return bad("a port is from 1 to 65535");
+  if (port[0] != ':' || !parse_port(port.substr(1), &url.port)) return bad("a port is from 1 to 65535");
   return url;
 }
 
@@ -290,8 +281,8 @@ struct HttpClient::Impl {
 
   void write_some(uint64_t id, Connection& connection) {
     while (connection.sent < connection.out.size()) {
-      ssize_t n = send(connection.fd, connection.out.data() + connection.sent,
-                       connection.out.size() - connection.sent, MSG_NOSIGNAL);
+      ssize_t n = send(connection.fd, connection.out.data() + connection.sent, connection.out.size() - connection.sent,
+                       MSG_NOSIGNAL);
       if (n > 0) {
         connection.sent += size_t(n);
         continue;
@@ -316,11 +307,8 @@ struct HttpClient::Impl {
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
       if (n < 0) return end(id, std::strerror(errno));
-      auto body = [&](std::string_view bytes) {
-        connection.on_body(connection.parser.status(), bytes);
-      };
-      Status status =
-          n == 0 ? connection.parser.finish() : connection.parser.feed({buffer, size_t(n)}, body);
+      auto body = [&](std::string_view bytes) { connection.on_body(connection.parser.status(), bytes); };
+      Status status = n == 0 ? connection.parser.finish() : connection.parser.feed({buffer, size_t(n)}, body);
       if (!status) return end(id, status.error().message);
       if (connection.parser.complete()) return end(id, "");
     }
@@ -330,8 +318,9 @@ struct HttpClient::Impl {
 HttpClient::HttpClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpClient::~HttpClient() = default;
 
-Result<std::unique_ptr<HttpClient>> HttpClient::create(
-    const HttpUrl& url, std::vector<std::pair<std::string, std::string>> headers, Clock& clock) {
+Result<std::unique_ptr<HttpClient>> HttpClient::create(const HttpUrl& url,
+                                                       std::vector<std::pair<std::string, std::string>> headers,
+                                                       Clock& clock) {
   auto impl = std::make_unique<Impl>();
   impl->url = url;
   impl->clock = &clock;
@@ -363,8 +352,7 @@ void HttpClient::start(const HttpCall& call, OnBody on_body, OnDone on_done) {
   int one = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   double start_s = impl_->clock->now();
-  if (connect(fd, reinterpret_cast<sockaddr*>(&impl_->address), impl_->address_bytes) != 0 &&
-      errno != EINPROGRESS) {
+  if (connect(fd, reinterpret_cast<sockaddr*>(&impl_->address), impl_->address_bytes) != 0 && errno != EINPROGRESS) {
     fail("connect");
     close(fd);
     return;
@@ -375,12 +363,10 @@ void HttpClient::start(const HttpCall& call, OnBody on_body, OnDone on_done) {
   connection->deadline_s = start_s + call.timeout_s;
   connection->on_body = std::move(on_body);
   connection->on_done = std::move(on_done);
-  connection->out = call.method + " " + impl_->url.prefix + call.target + " HTTP/1.1\r\n" +
-                    impl_->fixed_headers + "Connection: close\r\n";
+  connection->out = call.method + " " + impl_->url.prefix + call.target + " HTTP/1.1\r\n" + impl_->fixed_headers +
+                    "Connection: close\r\n";
   if (!call.body.empty())
-    connection->out +=
-        "Content-Type: application/json\r\nContent-Length: " + std::to_string(call.body.size()) +
-        "\r\n";
+    connection->out += "Content-Type: application/json\r\nContent-Length: " + std::to_string(call.body.size()) + "\r\n";
   connection->out += "\r\n" + call.body;
   uint64_t id = impl_->next_id++;
   Impl::Connection& placed = *impl_->connections.emplace(id, std::move(connection)).first->second;
@@ -409,8 +395,7 @@ void HttpClient::poll(double seconds) {
       else
         impl_->write_some(id, *c);
     }
-    if (auto* c = connection_of(); c && (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
-      impl_->read_some(id, *c);
+    if (auto* c = connection_of(); c && (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR))) impl_->read_some(id, *c);
   }
   double now = impl_->clock->now();
   if (now < impl_->next_deadline_check_s) return;
@@ -421,8 +406,7 @@ void HttpClient::poll(double seconds) {
   for (uint64_t id : late) {
     auto found = impl_->connections.find(id);
     if (found == impl_->connections.end()) continue;
-    impl_->end(id, "no complete answer in time (" +
-                       std::to_string(int64_t(found->second->timeout_s * 1000)) + " ms)");
+    impl_->end(id, "no complete answer in time (" + std::to_string(int64_t(found->second->timeout_s * 1000)) + " ms)");
   }
 }
 
@@ -445,8 +429,7 @@ Result<std::string> HttpClient::fetch(const HttpCall& call) {
         done = true;
       });
   while (!done) poll(0.1);
-  std::string what =
-      call.method + " http://" + impl_->url.authority() + impl_->url.prefix + call.target + ": ";
+  std::string what = call.method + " http://" + impl_->url.authority() + impl_->url.prefix + call.target + ": ";
   if (!outcome.error.empty()) return Error{ErrorCode::io, what + outcome.error};
   if (outcome.status < 200 || outcome.status > 299) {
     ErrorCode code = outcome.status == 404 ? ErrorCode::not_found : ErrorCode::io;

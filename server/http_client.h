@@ -48,8 +48,9 @@ class HttpClient {
   using OnDone = std::function<void(const HttpOutcome& outcome)>;
 
   // Resolves the name now. `headers` go with every request.
-  static Result<std::unique_ptr<HttpClient>> create(
-      const HttpUrl& url, std::vector<std::pair<std::string, std::string>> headers, Clock& clock);
+  static Result<std::unique_ptr<HttpClient>> create(const HttpUrl& url,
+                                                    std::vector<std::pair<std::string, std::string>> headers,
+                                                    Clock& clock);
   ~HttpClient();  // drops what is in flight, without callbacks
 
   // on_done is called exactly once unless the client is destroyed or abort_all is called first.
@@ -87,16 +88,7 @@ class HttpResponseParser {
   const std::string& header(const std::string& lower_case_name) const;  // "" when absent
 
  private:
-  enum class State {
-    head,
-    body_length,
-    body_close,
-    chunk_size,
-    chunk_data,
-    chunk_end,
-    trailer,
-    complete
-  };
+  enum class State { head, body_length, body_close, chunk_size, chunk_data, chunk_end, trailer, complete };
   Status head_complete();
   State state_ = State::head;
   std::string line_;  // head, chunk size and trailer bytes so far

@@ -76,8 +76,7 @@ json variant_list(const Variants& variants, const std::string& wanted, const Def
   for (const auto& variant : variants)
     list.push_back({{"name", variant.name},
                     {"available", variant.available()},
-                    {"chosen", wanted == "auto" ? variant.name == std::string(chosen.name)
-                                                : wanted == variant.name},
+                    {"chosen", wanted == "auto" ? variant.name == std::string(chosen.name) : wanted == variant.name},
                     {"source", variant.source}});
   return list;
 }
@@ -85,10 +84,8 @@ json variant_list(const Variants& variants, const std::string& wanted, const Def
 void print_variants(const char* title, const json& list) {
   std::printf("%s\n", title);
   for (const json& v : list)
-    std::printf("  %c %-12s %-14s %s\n", v["chosen"].get<bool>() ? '*' : ' ',
-                v["name"].get<std::string>().c_str(),
-                v["available"].get<bool>() ? "available" : "not on this CPU",
-                v["source"].get<std::string>().c_str());
+    std::printf("  %c %-12s %-14s %s\n", v["chosen"].get<bool>() ? '*' : ' ', v["name"].get<std::string>().c_str(),
+                v["available"].get<bool>() ? "available" : "not on this CPU", v["source"].get<std::string>().c_str());
 }
 
 // What info_main's parts look at.
@@ -102,10 +99,10 @@ struct Subject {
 
 json describe_model(const ModelConfig& c) {
   std::printf("model %s (%s)\n", c.name.c_str(), c.family.c_str());
-  std::printf("  layers %d, hidden %d, intermediate %d, heads %d, KV heads %d, head dim %d\n",
-              c.n_layers, c.hidden, c.intermediate, c.n_heads, c.n_kv_heads, c.head_dim);
-  std::printf("  vocabulary %d, context %d tokens, sliding window %d%s\n", c.vocab, c.max_position,
-              c.sliding_window, c.tied_embeddings ? ", tied embeddings" : "");
+  std::printf("  layers %d, hidden %d, intermediate %d, heads %d, KV heads %d, head dim %d\n", c.n_layers, c.hidden,
+              c.intermediate, c.n_heads, c.n_kv_heads, c.head_dim);
+  std::printf("  vocabulary %d, context %d tokens, sliding window %d%s\n", c.vocab, c.max_position, c.sliding_window,
+              c.tied_embeddings ? ", tied embeddings" : "");
   std::printf("  parameters %ld\n\n", c.parameters());
   return {{"n_layers", c.n_layers},
           {"hidden", c.hidden},
@@ -137,8 +134,7 @@ json describe_scratch(const Subject& subject) {
   if (threads == 0) threads = usable_cores();
   json out;
   std::printf("scratch of one instance (%d threads, --max-batch %d)\n", threads, max_batch);
-  for (auto [batching, option] :
-       {std::pair{"chunked", "chunk-tokens"}, {"other policies", "max-step-tokens"}}) {
+  for (auto [batching, option] : {std::pair{"chunked", "chunk-tokens"}, {"other policies", "max-step-tokens"}}) {
     int step_tokens = std::max(int(options.integer(option)), max_batch);
     // The model itself knows; its weights are not needed for that.
     auto weights = std::make_shared<Weights>();
@@ -152,10 +148,8 @@ json describe_scratch(const Subject& subject) {
     size_t logits = size_t(max_batch) * size_t(subject.config.vocab) * sizeof(float);
     std::printf("  %-24s activations %s, logits %s\n", batching, mib(double(model)).c_str(),
                 mib(double(logits)).c_str());
-    out.push_back({{"batching", batching},
-                   {"step_tokens", step_tokens},
-                   {"activation_bytes", model},
-                   {"logits_bytes", logits}});
+    out.push_back(
+        {{"batching", batching}, {"step_tokens", step_tokens}, {"activation_bytes", model}, {"logits_bytes", logits}});
   }
   return out;
 }
@@ -170,9 +164,8 @@ json describe_kv_tokens(const Subject& subject) {
     if (!kv_rows_supported(shape)) continue;  // int4 of an odd head_dim
     const size_t bytes = shape.token_bytes();
     bool chosen = dtype == find_dtype(subject.options.text("kv-dtype"));
-    std::printf("  %c %-5s %zu bytes, %zu per layer: %zu tokens per GiB, %.2f x f16\n",
-                chosen ? '*' : ' ', dtype_name(dtype), bytes, bytes / size_t(c.n_layers),
-                (size_t{1} << 30) / bytes, f16 / double(bytes));
+    std::printf("  %c %-5s %zu bytes, %zu per layer: %zu tokens per GiB, %.2f x f16\n", chosen ? '*' : ' ',
+                dtype_name(dtype), bytes, bytes / size_t(c.n_layers), (size_t{1} << 30) / bytes, f16 / double(bytes));
     out[dtype_name(dtype)] = bytes;
   }
   return out;
@@ -185,14 +178,11 @@ json describe_addresses(const Subject& subject, const KvOptions& kv) {
   const KvShards& shards = subject.shards;
   KvShape rank;  // the one with the most
   for (int i = 0; i < shards.n_ranks(); ++i)
-    if (const KvShape own = rank_shape(kv.shape, shards, i); own.token_bytes() > rank.token_bytes())
-      rank = own;
+    if (const KvShape own = rank_shape(kv.shape, shards, i); own.token_bytes() > rank.token_bytes()) rank = own;
   const double n = 2.0 * rank.n_layers, batch = double(subject.options.integer("max-batch"));
   const double token = double(rank.token_bytes()) / n, buffer = batch * subject.max_len * token;
-  std::printf(
-      "    addresses   %.0f buffers of %.0f x %d x %.0f = %.0f bytes, %.0f bytes in all%s\n", n,
-      batch, subject.max_len, token, buffer, n * buffer,
-      shards.n_ranks() > 1 ? ", of each rank" : "");
+  std::printf("    addresses   %.0f buffers of %.0f x %d x %.0f = %.0f bytes, %.0f bytes in all%s\n", n, batch,
+              subject.max_len, token, buffer, n * buffer, shards.n_ranks() > 1 ? ", of each rank" : "");
   return {{"buffers", n},
           {"sequences", batch},
           {"tokens", subject.max_len},
@@ -232,21 +222,16 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
       "  %-11s %d blocks of %d tokens, %zu bytes each: %ld tokens, %zu bytes unused; "
       "tables %zu bytes\n",
       scheme.name, layout.n_blocks, layout.block_tokens, block_bytes, long(tokens), unused, tables);
-  json out = {{"scheme", scheme.name},
-              {"blocks", layout.n_blocks},
-              {"block_tokens", layout.block_tokens},
-              {"block_bytes", block_bytes},
-              {"tokens", tokens},
-              {"unused_bytes", unused},
+  json out = {{"scheme", scheme.name},      {"blocks", layout.n_blocks}, {"block_tokens", layout.block_tokens},
+              {"block_bytes", block_bytes}, {"tokens", tokens},          {"unused_bytes", unused},
               {"table_bytes", tables}};
   if (scheme.block_bytes) out["addresses"] = describe_addresses(subject, kv);
-  for (auto [order, name] :
-       {std::pair{KvOrder::layer_major, "layer_major"}, {KvOrder::token_major, "token_major"}}) {
+  for (auto [order, name] : {std::pair{KvOrder::layer_major, "layer_major"}, {KvOrder::token_major, "token_major"}}) {
     const int run = scheme.block_bytes ? subject.max_len : layout.block_tokens;  // of addresses
     size_t copies = descriptors(shape, order, run, subject.tokens);
     size_t bytes = size_t(subject.tokens) * shape.token_bytes();
-    std::printf("    %-11s %zu descriptors for %d tokens, %zu bytes each on average\n", name,
-                copies, subject.tokens, bytes / copies);
+    std::printf("    %-11s %zu descriptors for %d tokens, %zu bytes each on average\n", name, copies, subject.tokens,
+                bytes / copies);
     out["transfer"][name] = {{"tokens", subject.tokens}, {"descriptors", copies}, {"bytes", bytes}};
   }
   return out;
@@ -257,8 +242,7 @@ Status read_ranks(const std::string& text, const ModelConfig& c, KvShards& p, Kv
   p = d = {.n_layers = c.n_layers, .n_kv_heads = c.n_kv_heads};
   char more;
   if (std::sscanf(text.c_str(), "%4dx%4d:%4dx%4d%c", &p.tp, &p.pp, &d.tp, &d.pp, &more) != 4)
-    return invalid("--ranks: expected tp x pp of both sides, such as 2x1:4x1, got '" +
-                   printable(text) + "'");
+    return invalid("--ranks: expected tp x pp of both sides, such as 2x1:4x1, got '" + printable(text) + "'");
   if (Status s = check_model_shards(c, p, "--ranks: prefill tp", "prefill pp"); !s) return s;
   return check_model_shards(c, d, "--ranks: decode tp", "decode pp");
 }
@@ -272,9 +256,8 @@ json describe_ranks(const Subject& subject, const KvShards& p, const KvShards& d
     KvShape part = kv_shape(c, find_dtype(subject.options.text("kv-dtype")));
     part.n_layers = layers.size();
     part.n_kv_heads = heads.size();
-    std::printf("  P rank %-2d -> D rank %-2d  layers %d to %d, KV heads %d to %d: %zu bytes\n",
-                move.source_rank, move.destination_rank, layers.begin, layers.end, heads.begin,
-                heads.end, part.token_bytes());
+    std::printf("  P rank %-2d -> D rank %-2d  layers %d to %d, KV heads %d to %d: %zu bytes\n", move.source_rank,
+                move.destination_rank, layers.begin, layers.end, heads.begin, heads.end, part.token_bytes());
     out["moves"].push_back({{"from", move.source_rank},
                             {"to", move.destination_rank},
                             {"layers", {layers.begin, layers.end}},
@@ -288,12 +271,11 @@ json describe_ranks(const Subject& subject, const KvShards& p, const KvShards& d
     std::printf("  %s\n", status.error().message.c_str());
     return out;
   }
-  std::printf("as NCCL groups of %d: rank  kv_rank  group  rank in it  global rank  port\n",
-              table.group_size());
+  std::printf("as NCCL groups of %d: rank  kv_rank  group  rank in it  global rank  port\n", table.group_size());
   for (int k = 0; k < 2; ++k)
     for (int r = 0; r < table.tp_of(k); ++r) {
-      const int group = table.group(k, r), rank = table.group_rank(k, r),
-                global = table.global_rank(k, r), port = table.port(k, r);
+      const int group = table.group(k, r), rank = table.group_rank(k, r), global = table.global_rank(k, r),
+                port = table.port(k, r);
       std::printf("  %20c%-4d %7d %6d %11d %12d  +%d\n", "PD"[k], r, k, group, rank, global, port);
       out["table"].push_back({{"side", k == 0 ? "P" : "D"},
                               {"rank", r},
@@ -311,32 +293,27 @@ int info_main(const Options& options) {
   const std::string dir = model_dir(options);
   const std::string& json_path = options.text("json");
   if (Status status = check_writable(json_path); !status) return fail(": info", status.error(), 2);
-  if (Status status = check_model_folder(dir, false); !status)
-    return fail(": info", status.error(), 2);
+  if (Status status = check_model_folder(dir, false); !status) return fail(": info", status.error(), 2);
   auto loaded = load_model_config(dir);
   if (!loaded) return fail(": info", loaded.error(), 2);
   Subject subject{loaded.value(), options};
   subject.max_len = int(options.integer("max-model-len"));
   if (subject.max_len > subject.config.max_position)
-    return fail(": info",
-                invalid("--max-model-len: the model's context is " +
-                        std::to_string(subject.config.max_position) + " tokens"),
-                2);
+    return fail(
+        ": info",
+        invalid("--max-model-len: the model's context is " + std::to_string(subject.config.max_position) + " tokens"),
+        2);
   if (subject.max_len == 0) subject.max_len = subject.config.max_position;
   subject.tokens = std::min(int(options.integer("tokens")), subject.max_len);
   if (options.given("tokens") && options.integer("tokens") > subject.max_len)
-    return fail(
-        ": info",
-        invalid("--tokens: the longest sequence is " + std::to_string(subject.max_len) + " tokens"),
-        2);
+    return fail(": info", invalid("--tokens: the longest sequence is " + std::to_string(subject.max_len) + " tokens"),
+                2);
 
   subject.shards = {.n_layers = subject.config.n_layers,
                     .n_kv_heads = subject.config.n_kv_heads,
                     .tp = int(options.integer("prefill-tp")),
                     .pp = int(options.integer("prefill-pp"))};
-  if (Status status =
-          check_model_shards(subject.config, subject.shards, "--prefill-tp", "--prefill-pp");
-      !status)
+  if (Status status = check_model_shards(subject.config, subject.shards, "--prefill-tp", "--prefill-pp"); !status)
     return fail(": info", status.error(), 2);
 
   const std::string& ranks = options.text("ranks");
@@ -345,20 +322,17 @@ int info_main(const Options& options) {
     if (Status status = read_ranks(ranks, subject.config, prefill, decode); !status)
       return fail(": info", status.error(), 2);
 
-  json out = {{"model", subject.config.name},
-              {"family", subject.config.family},
-              {"parameters", subject.config.parameters()}};
+  json out = {
+      {"model", subject.config.name}, {"family", subject.config.family}, {"parameters", subject.config.parameters()}};
   out["config"] = describe_model(subject.config);
   out["weight_bytes"] = describe_weights(subject);
   out["scratch"] = describe_scratch(subject);
   out["kv_bytes_per_token"] = describe_kv_tokens(subject);
   std::printf("pool of --kv-bytes %s\n", mib(double(options.integer("kv-bytes"))).c_str());
-  for (const KvScheme& scheme : kv_schemes())
-    out["pools"].push_back(describe_pool(subject, scheme));
+  for (const KvScheme& scheme : kv_schemes()) out["pools"].push_back(describe_pool(subject, scheme));
   if (!ranks.empty()) out["ranks"] = describe_ranks(subject, prefill, decode);
   out["gemm"] = variant_list(gemm_variants(), options.text("gemm"), default_gemm());
-  out["attention"] =
-      variant_list(attention_variants(), options.text("attention"), default_attention());
+  out["attention"] = variant_list(attention_variants(), options.text("attention"), default_attention());
   std::printf("\n");
   print_variants("gemm (* chosen)", out["gemm"]);
   print_variants("attention (* chosen)", out["attention"]);

@@ -26,8 +26,7 @@ RequestLimits limits_of(const std::vector<Rail>& rails) {
 
 }  // namespace
 
-Posting::Posting(std::vector<Rail>& rails, std::vector<MemoryRange> regions, Clock& clock,
-                 DeviceQueue* device_queue)
+Posting::Posting(std::vector<Rail>& rails, std::vector<MemoryRange> regions, Clock& clock, DeviceQueue* device_queue)
     : rails_(rails),
       regions_(std::move(regions)),
       limits_(limits_of(rails)),
@@ -51,16 +50,13 @@ bool Posting::Mail::take(const Message& message) {
       if (it != keys.end() && it->second->generation == message.window.generation) keys.erase(it);
       return true;
     }
-    case Message::synced:
-      synced = std::max(synced.load(), message.number);
-      return true;
+    case Message::synced: synced = std::max(synced.load(), message.number); return true;
     case Message::renewed:
       keys.clear();  // of queue pairs that are gone
       renewed = message.rails;
       news = true;
       return true;
-    default:
-      return false;
+    default: return false;
   }
 }
 
@@ -71,9 +67,7 @@ Posting::Link* Posting::find(PeerId peer) {
 
 Posting::Transfer* Posting::find_transfer(TransferId id) {
   const size_t place = size_t(id) & ((1u << kPlaceBits) - 1);
-  return id > 0 && place < transfers_.size() && transfers_[place]->id == id
-             ? transfers_[place].get()
-             : nullptr;
+  return id > 0 && place < transfers_.size() && transfers_[place]->id == id ? transfers_[place].get() : nullptr;
 }
 
 Posting::Transfer& Posting::new_transfer() {
@@ -124,8 +118,7 @@ Result<bool> Posting::connect(PeerId self, PeerId peer, const Address& address, 
     if (clock_.now() < calling->second.until_s) return false;
     return wrong("it does not answer");
   }
-  if (auto up = answered(peer, calling->second, *answer.value(), channels); !up)
-    return wrong(up.error().message);
+  if (auto up = answered(peer, calling->second, *answer.value(), channels); !up) return wrong(up.error().message);
   calling_.erase(peer);
   return true;
 }
@@ -133,15 +126,13 @@ Result<bool> Posting::connect(PeerId self, PeerId peer, const Address& address, 
 Result<Posting::Calling> Posting::call(PeerId self, const Address& address, double until_s) {
   auto made = make_queues(rails_, std::min(rails_.size(), kMaxRails), Role::post);
   if (!made) return made.error();
-  auto called =
-      SideCall::begin(address.host, address.port,
-                      frame(Hello{self, address.token, ends_of(made.value()), ""}), kSideLimits);
+  auto called = SideCall::begin(address.host, address.port,
+                                frame(Hello{self, address.token, ends_of(made.value()), ""}), kSideLimits);
   if (!called) return called.error();
   return Calling{address, std::move(called).value(), std::move(made).value(), until_s};
 }
 
-Status Posting::answered(PeerId peer, Calling& calling, const std::string& body,
-                         SideChannels& channels) {
+Status Posting::answered(PeerId peer, Calling& calling, const std::string& body, SideChannels& channels) {
   const auto wrong = [](const std::string& why) { return Error{ErrorCode::unavailable, why}; };
   std::vector<Queue>& queues = calling.queues;
   const std::shared_ptr<SideChannel>& channel = calling.call.channel();
@@ -150,8 +141,7 @@ Status Posting::answered(PeerId peer, Calling& calling, const std::string& body,
   if (hello->rails.empty()) return wrong("it refuses: " + hello->refusal);
   if (hello->rails.size() > queues.size()) return wrong("its answer has too many rails");
   queues.resize(hello->rails.size());
-  if (auto connected = connect_queues(rails_, queues, hello->rails); !connected)
-    return connected.error();
+  if (auto connected = connect_queues(rails_, queues, hello->rails); !connected) return connected.error();
 
   if (find(peer)) links_.erase(peer);  // a dead one
   Link& link = links_[peer];
@@ -184,8 +174,7 @@ void Posting::disconnect(PeerId peer) {
 
 std::byte* Posting::remote(PeerId peer, int region) const {
   auto it = links_.find(peer);
-  if (it == links_.end() || region < 0 || size_t(region) >= it->second.address.regions.size())
-    return nullptr;
+  if (it == links_.end() || region < 0 || size_t(region) >= it->second.address.regions.size()) return nullptr;
   return reinterpret_cast<std::byte*>(it->second.address.regions[size_t(region)].base);
 }
 
@@ -253,8 +242,7 @@ void Posting::pump(Link& link) {
   bool full = false;
   for (size_t i = 0; i < link.waiting.size();) {
     Transfer& t = *link.waiting[i];
-    if (t.stage == Transfer::refused && t.sync != 0 && link.mail->synced >= t.sync)
-      settle(t, false);
+    if (t.stage == Transfer::refused && t.sync != 0 && link.mail->synced >= t.sync) settle(t, false);
     if (link.state == Link::ready) {
       if (t.stage == Transfer::seeking) seek(link, t);
       if (t.stage == Transfer::moving && !full) {
@@ -286,8 +274,7 @@ void Posting::seek(Link& link, Transfer& t) {
   }
   if (t.stage == Transfer::moving) {
     if (!t.planned)
-      t.planned = t.keys->op == t.what.op &&
-                  plan_requests(t.copies, *t.keys, regions_, limits_, t.requests);
+      t.planned = t.keys->op == t.what.op && plan_requests(t.copies, *t.keys, regions_, limits_, t.requests);
     if (!t.planned) refuse(link, t);
   } else if (t.sync != 0) {
     refuse(link, t);
@@ -345,8 +332,7 @@ bool Posting::advance(Link& link, Transfer& t) {
 bool Posting::send_batch(Link& link, Transfer& t, size_t rail) {
   Line& line = link.lines[rail];
   const bool write = t.what.op == KvOp::write;
-  const int room = std::min(rails_[rail].queue_depth - line.requests,
-                            rails_[rail].send_depth - rail_requests_[rail]);
+  const int room = std::min(rails_[rail].queue_depth - line.requests, rails_[rail].send_depth - rail_requests_[rail]);
   const bool alone = t.n_batches == t.batches[rail];
   const BatchSize size = next_batch(t.requests, t.what.op, t.next, room, alone);
   const int n = size.n + int(size.notice);
@@ -367,8 +353,7 @@ bool Posting::send_batch(Link& link, Transfer& t, size_t rail) {
     }
     wr.opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
     wr.wr.rdma = {request.remote, t.keys->ranges[request.range].keys[rail]};
-    if (write && !device_queue_ && int(request.bytes) <= line.queue.inline_bytes)
-      wr.send_flags = IBV_SEND_INLINE;
+    if (write && !device_queue_ && int(request.bytes) <= line.queue.inline_bytes) wr.send_flags = IBV_SEND_INLINE;
     bytes += request.bytes;
   }
   ibv_send_wr& last = requests_[size_t(n - 1)];
@@ -412,8 +397,7 @@ void Posting::completed(size_t rail, const ibv_wc& wc) {
   Link& link = *place->second.link;
   Line& line = link.lines[rail];
   const Batch batch = line.batches.front();
-  if (wc.status != IBV_WC_SUCCESS)
-    return renew(link, batch.transfer, wc.status == IBV_WC_REM_ACCESS_ERR);
+  if (wc.status != IBV_WC_SUCCESS) return renew(link, batch.transfer, wc.status == IBV_WC_REM_ACCESS_ERR);
   if ((wc.wr_id & 1) == 0) return;
   line.batches.pop_front();
   line.requests -= batch.requests;
@@ -453,8 +437,7 @@ void Posting::renew(Link& link, Transfer* culprit, bool refused) {
       // Fails when the owner has counted it, which its answer says.
       t->stage = Transfer::refused;
       t->sync = 0;
-      if (std::find(link.waiting.begin(), link.waiting.end(), t) == link.waiting.end())
-        link.waiting.push_back(t);
+      if (std::find(link.waiting.begin(), link.waiting.end(), t) == link.waiting.end()) link.waiting.push_back(t);
       continue;
     }
     settle(*t, false);
@@ -481,8 +464,7 @@ void Posting::read_mail(Link& link) {
     left = link.mail->left;
     link.mail->news = false;
   }
-  bool up =
-      !left && renewed && link.state == Link::renewing && renewed->size() == link.lines.size();
+  bool up = !left && renewed && link.state == Link::renewing && renewed->size() == link.lines.size();
   if (up) {
     std::vector<Queue> queues;
     for (Line& line : link.lines) queues.push_back(std::move(line.queue));

@@ -44,9 +44,7 @@ Info run_info(const std::string& dir, std::vector<std::string> words) {
 
 struct ModelDir {
   testing::TempDir dir;
-  explicit ModelDir(const std::string& config = kConfig) {
-    std::ofstream(dir.path + "/config.json") << config;
-  }
+  explicit ModelDir(const std::string& config = kConfig) { std::ofstream(dir.path + "/config.json") << config; }
 };
 
 TEST_CASE("info: KV arithmetic", "[info]") {
@@ -98,8 +96,7 @@ TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {
       config["model_type"] = family;
       config["tie_word_embeddings"] = tied;
       ModelDir model(testing::as_text(config));
-      Info info =
-          run_info(model.dir.path, {"--threads", "1", "--chunk-tokens", "32", "--max-batch", "4"});
+      Info info = run_info(model.dir.path, {"--threads", "1", "--chunk-tokens", "32", "--max-batch", "4"});
       REQUIRE(info.code == 0);
       auto parsed = load_model_config(model.dir.path);
       REQUIRE(parsed);
@@ -108,8 +105,7 @@ TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {
         auto weights = load_weights(model.dir.path, parsed.value(), {dtype, true, 0}, team);
         REQUIRE(weights);
         CHECK(info.out["weight_bytes"][dtype_name(dtype)] == weights.value()->bytes());
-        CHECK(info.out["scratch"][0]["activation_bytes"] ==
-              make_llama(weights.value(), team, 32, 4)->scratch_bytes());
+        CHECK(info.out["scratch"][0]["activation_bytes"] == make_llama(weights.value(), team, 32, 4)->scratch_bytes());
       }
       CHECK(info.out["scratch"][0]["logits_bytes"] == 4 * 128 * 4);
       CHECK(info.out["parameters"] == parsed.value().parameters());
@@ -158,12 +154,8 @@ TEST_CASE("info: who sends what to whom between ranks", "[info]") {
     CHECK(move["bytes"] == 2 * 3 * 16 * 4);
   }
   REQUIRE(ranks["table"].size() == 6);
-  CHECK(ranks["table"][3] == json{{"side", "D"},
-                                  {"rank", 1},
-                                  {"group", 0},
-                                  {"group_rank", 2},
-                                  {"global_rank", 3},
-                                  {"port", 1}});
+  CHECK(ranks["table"][3] ==
+        json{{"side", "D"}, {"rank", 1}, {"group", 0}, {"group_rank", 2}, {"global_rank", 3}, {"port", 1}});
   // What the notes have no rows for is planned all the same: stages, and fewer ranks than before.
   ranks = run_info(model.dir.path, {"--ranks", "4x1:2x3", "--kv-dtype", "bf16"}).out["ranks"];
   CHECK(ranks["moves"].size() == 4 * 3);
@@ -171,8 +163,7 @@ TEST_CASE("info: who sends what to whom between ranks", "[info]") {
   size_t bytes = 0;
   for (const json& move : ranks["moves"]) bytes += move["bytes"].get<size_t>();
   CHECK(bytes == 2 * 3 * 4 * 16 * 2);
-  for (const char* bad :
-       {"2", "2x1", "2x1:4x1x", "2x1:4x0", "3x1:1x1", "1x1:1x4", "-1x1:1x1", "99999x1:1x1"})
+  for (const char* bad : {"2", "2x1", "2x1:4x1x", "2x1:4x0", "3x1:1x1", "1x1:1x4", "-1x1:1x1", "99999x1:1x1"})
     CHECK(run_info(model.dir.path, {"--ranks", bad}).code == 2);
   CHECK_FALSE(run_info(model.dir.path, {}).out.contains("ranks"));
 }
