@@ -4,7 +4,7 @@
 
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::memory_test {
 
 TEST_CASE("a buffer is zeroed, page aligned, writable to its last byte and does not move",
           "[base][memory]") {
@@ -36,4 +36,4 @@ TEST_CASE("assigning a buffer frees the old one once", "[base][memory]") {
   REQUIRE(Buffer(0).data() == nullptr);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::memory_test

@@ -5,7 +5,7 @@
 #include "disagg/cluster.h"
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::placement_test {
 namespace {
 
 Placement place(const char* policy, const std::vector<InstanceView>& instances,
@@ -64,4 +64,4 @@ TEST_CASE("prefix_aware trades a hit against a queue", "[disagg]") {
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::placement_test

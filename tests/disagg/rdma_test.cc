@@ -12,7 +12,7 @@
 #include "tests/catch.h"
 #include "tests/disagg/transport_side.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::rdma_test {
 namespace {
 
 using namespace rdma;
@@ -167,4 +167,4 @@ TEST_CASE("rdma: ports are named, and what is not there is said", "[rdma]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::rdma_test

@@ -17,7 +17,7 @@
 #include "tests/catch.h"
 #include "tests/disagg/transport_side.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::wire_garbage_test {
 namespace {
 
 const Wire& wire_named(std::string_view name) {
@@ -192,4 +192,4 @@ TEST_CASE("shm: garbage at its door is closed and counted", "[transport]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::wire_garbage_test

@@ -26,7 +26,7 @@
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::processes_test {
 namespace {
 
 using Words = std::vector<std::string>;
@@ -425,4 +425,4 @@ TEST_CASE(
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::processes_test
