@@ -65,8 +65,9 @@ SIMT_SRC  := $(filter-out base/cuda.cu base/cuda_split.cu base/cuda_tensor_map.c
 SIMT      ?= 1
 SIMT_OBJ   = $(if $(SIMT),$(patsubst %.cu,$(BUILD)/simt/%.o,$(SIMT_SRC)) $(patsubst %.cc,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cc) $(if $(filter server,$(ROOMS)),server/backend.cc)))
 object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
-# Several files are compiled as one (tools/units), but for those whose flags are their own; `make UNITS=`: each by itself.
-UNITS    ?= 1
+# Several files are compiled as one (tools/units), but for those whose flags are their own. `make UNITS=`: each by itself, as
+# asan does, so that a missing #include is seen and test_run.py can ask the linker which file needs which.
+UNITS    ?= $(if $(filter asan,$(MODE)),,1)
 ALONE    := %_avx2.cc base/version.cc model/folder.cc server/backend.cc server/page.cc server/boost_%_impl.cc
 units     = $(if $(UNITS),$(shell tools/units $(BUILD)/units $(filter-out $(ALONE),$(1)) | sed 's/\.cc/.o/g') $(call object,$(filter $(ALONE),$(1))),$(call object,$(1)))
 LIB_OBJ  := $(call units,$(LIB_SRC))
@@ -254,7 +255,8 @@ clean:  ## remove build/
 FLAGS_NOW := $(CXX) $(filter-out -Werror,$(CXXFLAGS))
 $(shell mkdir -p $(BUILD) && { [ "$$(cat $(BUILD)/flags 2>/dev/null)" = "$(FLAGS_NOW)" ] || echo "$(FLAGS_NOW)" >$(BUILD)/flags; })
 # The commit is compiled into one object, again whenever it changes.
-COMMIT := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+# What is measured and drawn makes no other code.
+COMMIT := $(shell git describe --always 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD -- . ':!experiments/results' ':!experiments/*.md' ':!experiments/ranges.csv' ':!paper_figures/out' 2>/dev/null || echo -dirty)
 $(shell mkdir -p $(BUILD) && { [ "$$(cat $(BUILD)/commit 2>/dev/null)" = "$(COMMIT)" ] || echo "$(COMMIT)" >$(BUILD)/commit; })
 $(BUILD)/base/version.o: private DEFINES += -DXPYD_COMMIT='"$(COMMIT)"'
 $(BUILD)/base/version.o: $(BUILD)/commit

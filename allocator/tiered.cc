@@ -140,9 +140,12 @@ void TieredMemory::free(KvHandle handle) {
 
 void TieredMemory::set_aside(KvHandle handle) {
   if (std::exchange(sequences_[size_t(handle)].when_set_aside, false)) {
-    store(handle);
-    out_->wait();
-    poll_out();
+    for (int before = -1; before < sequences_[size_t(handle)].chain.n_blocks;) {  // as much at once as may be under way
+      before = sequences_[size_t(handle)].chain.n_blocks;
+      store(handle);
+      out_->wait();
+      poll_out();
+    }
   }
   free(handle);
 }

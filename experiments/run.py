@@ -280,7 +280,7 @@ def minutes(results, claim):
 
 def took(results, claim):
     known = minutes(results, claim)
-    return "never run" if known is None else f"{known:.1f} minutes"
+    return "never run" if known is None else f"{known:.1f} minutes" if known >= 0.1 else f"{60 * known:.0f} seconds"
 
 
 def evidence(claim, table):

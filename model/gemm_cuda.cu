@@ -530,6 +530,10 @@ bool CudaGemm::Impl::go_elsewhere(Product& p, const CudaGemmArgs& a) {
                "xpyd: gemm %d x %d, M = %d: none of the chosen algorithms starts; %s does%s", a.w.n,
                a.w.k, a.m, name_of(others[i]).c_str(),
                i < n_of_order ? "" : ", and may add in another order");
+    if (!others[i].own || a.m <= kGemvRows) {  // the next product of this size begins with it
+      std::vector<Algo>& algos = p.chosen[size_t(bucket_of(a.m))];
+      algos.insert(algos.begin(), others[i]);
+    }
     return true;
   }
   return false;

@@ -201,19 +201,33 @@ class Victim {
     return client_port && log().find("fails, peer port " + std::to_string(client_port) + "\n") !=
                               std::string::npos;
   }
-  // What its descriptors are: "socket:", "anon_inode:", "memfd", or a "file", whatever its name.
+  // What its descriptors are, and its workers': "socket:", "anon_inode:", "memfd", or a "file", whatever its name. Once two
+  // readings agree: connections are closed a moment after their answers.
   std::multiset<std::string> descriptors() const {
+    std::multiset<std::string> before, now = read_descriptors();
+    for (int tries = 0; tries < 20 && before != now; ++tries) {
+      before = std::move(now);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      now = read_descriptors();
+    }
+    return now;
+  }
+  std::multiset<std::string> read_descriptors() const {
     std::multiset<std::string> open;
+    std::vector<pid_t> pids = session();
+    for (pids.push_back(pid_); !pids.empty(); pids.pop_back()) count_descriptors(pids.back(), open);
+    return open;
+  }
+  static void count_descriptors(pid_t pid, std::multiset<std::string>& open) {
     std::error_code gone;
     for (const auto& entry :
-         fs::directory_iterator("/proc/" + std::to_string(pid_) + "/fd", gone)) {
+         fs::directory_iterator("/proc/" + std::to_string(pid) + "/fd", gone)) {
       const std::string what = fs::read_symlink(entry.path(), gone).string();
       if (gone) continue;
       open.insert(what.starts_with("/memfd:") ? "memfd"
                   : what.starts_with("/")     ? "file"
                                               : what.substr(0, what.find(':') + 1));
     }
-    return open;
   }
   void terminate() {
     if (!ended()) kill(pid_, SIGTERM);

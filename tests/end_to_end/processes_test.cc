@@ -202,7 +202,7 @@ class Bed {
 
 // Those that leave a process; rdma and nccl need devices, and so to be named.
 std::vector<std::string> wires() {
-  if (const char* one = std::getenv("WIRE")) return {one};
+  if (const char* one = std::getenv("WIRE"); one && *one) return {one};
   std::vector<std::string> names;
   for (const TransportRow& row : transports())
     if (row.leaves_process && row.name != std::string("rdma") && row.name != std::string("nccl"))
