@@ -63,9 +63,7 @@ size_t BlockLedger::bytes(int n_blocks) {
   return kWords + size_t(n_blocks) * sizeof(uint64_t);
 }
 
-BlockLedger::Header& BlockLedger::header() const {
-  return *reinterpret_cast<Header*>(memory_.get());
-}
+BlockLedger::Header& BlockLedger::header() const { return *reinterpret_cast<Header*>(memory_.get()); }
 
 uint64_t* BlockLedger::words() const { return reinterpret_cast<uint64_t*>(memory_.get() + kWords); }
 
@@ -77,8 +75,8 @@ std::atomic_ref<uint64_t> BlockLedger::word(int32_t block) const {
 BlockLedger::BlockLedger(std::shared_ptr<std::byte> memory, int n_blocks, int lock_file)
     : memory_(std::move(memory)), n_blocks_(n_blocks), lock_file_(lock_file) {}
 
-Result<std::unique_ptr<BlockLedger>> BlockLedger::join(std::shared_ptr<std::byte> memory,
-                                                       int n_blocks, int file, As as) {
+Result<std::unique_ptr<BlockLedger>> BlockLedger::join(std::shared_ptr<std::byte> memory, int n_blocks, int file,
+                                                       As as) {
   const std::string path = "/proc/self/fd/" + std::to_string(file);
   const int own = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (own < 0) return Error{ErrorCode::io, path + ": " + std::strerror(errno)};
@@ -99,8 +97,8 @@ Result<std::unique_ptr<BlockLedger>> BlockLedger::join(std::shared_ptr<std::byte
     ledger->next_ = int32_t(int64_t(n_blocks) * slot / kMembers);  // off the others' cache lines
   }
   if (ledger->slot_ < 0)
-    return Error{ErrorCode::unavailable, "a pool that processes share has room for " +
-                                             std::to_string(kMembers) + " of them"};
+    return Error{ErrorCode::unavailable,
+                 "a pool that processes share has room for " + std::to_string(kMembers) + " of them"};
   return ledger;
 }
 
@@ -139,13 +137,9 @@ void BlockLedger::clear(int slot) {
   changed();
 }
 
-void BlockLedger::changed() {
-  std::atomic_ref(header().changes).fetch_add(1, std::memory_order_release);
-}
+void BlockLedger::changed() { std::atomic_ref(header().changes).fetch_add(1, std::memory_order_release); }
 
-uint64_t BlockLedger::changes() const {
-  return std::atomic_ref(header().changes).load(std::memory_order_acquire);
-}
+uint64_t BlockLedger::changes() const { return std::atomic_ref(header().changes).load(std::memory_order_acquire); }
 
 int BlockLedger::count_free() const {
   uint64_t* const all = words();
@@ -169,8 +163,8 @@ int BlockLedger::claim_free(int n, std::vector<int32_t>& out) {
     const std::atomic_ref one(all[block]);
     uint64_t old = one.load(std::memory_order_acquire);
     while ((old & kHolders) == 0) {
-      if (!one.compare_exchange_weak(old, ((old >> 32) + 1) << 32 | bit(slot_),
-                                     std::memory_order_acq_rel, std::memory_order_acquire))
+      if (!one.compare_exchange_weak(old, ((old >> 32) + 1) << 32 | bit(slot_), std::memory_order_acq_rel,
+                                     std::memory_order_acquire))
         continue;
       out.push_back(block);
       ++got;
@@ -188,8 +182,8 @@ bool BlockLedger::share(int32_t block, uint32_t generation, int giver) {
   do {
     if (old >> 32 != generation || (old & bit(giver)) == 0) return false;
     if (old & bit(slot_)) return true;
-  } while (!word(block).compare_exchange_weak(old, old | bit(slot_), std::memory_order_acq_rel,
-                                              std::memory_order_acquire));
+  } while (
+      !word(block).compare_exchange_weak(old, old | bit(slot_), std::memory_order_acq_rel, std::memory_order_acquire));
   return true;
 }
 
@@ -197,8 +191,8 @@ bool BlockLedger::recycle(int32_t block) {
   uint64_t old = load(block);
   XPYD_CHECK(old & bit(slot_), "block " + std::to_string(block) + " is not held here");
   while ((old & kHolders) == bit(slot_))
-    if (word(block).compare_exchange_weak(old, ((old >> 32) + 1) << 32 | bit(slot_),
-                                          std::memory_order_acq_rel, std::memory_order_acquire))
+    if (word(block).compare_exchange_weak(old, ((old >> 32) + 1) << 32 | bit(slot_), std::memory_order_acq_rel,
+                                          std::memory_order_acquire))
       return true;
   release(block);
   return false;
@@ -214,12 +208,10 @@ int BlockLedger::reap() {
   std::lock_guard one(reaping_);
   int reaped = 0;
   for (int slot = 0; slot < kMembers; ++slot) {
-    if (slot == slot_ ||
-        std::atomic_ref(header().used[slot]).load(std::memory_order_acquire) == 0 || !lock(slot))
+    if (slot == slot_ || std::atomic_ref(header().used[slot]).load(std::memory_order_acquire) == 0 || !lock(slot))
       continue;
     // Another process may have reaped it, or joined and left, since we looked.
-    if (std::atomic_ref(header().used[slot]).load(std::memory_order_acquire) != 0 &&
-        ended(slot, 0)) {
+    if (std::atomic_ref(header().used[slot]).load(std::memory_order_acquire) != 0 && ended(slot, 0)) {
       clear(slot);
       ++reaped;
     }

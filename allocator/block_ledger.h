@@ -43,8 +43,7 @@ class BlockLedger {
   // bytes [0, kMembers) of it are locked, whatever they contain.
   // An observer holds no blocks. Errors: `unavailable`, kMembers are there; `io`.
   enum class As { member, observer };
-  static Result<std::unique_ptr<BlockLedger>> join(std::shared_ptr<std::byte> memory, int n_blocks,
-                                                   int file, As as);
+  static Result<std::unique_ptr<BlockLedger>> join(std::shared_ptr<std::byte> memory, int n_blocks, int file, As as);
   ~BlockLedger();  // gives back what this member holds
 
   int n_blocks() const { return n_blocks_; }

@@ -28,8 +28,7 @@ class BlockPool::Lock {
   std::mutex& mutex_;
 };
 
-BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
-                     uint64_t hash_mask)
+BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache, uint64_t hash_mask)
     : BlockPool(layout, std::move(memory), prefix_cache, hash_mask, nullptr, 0) {}
 
 BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
@@ -38,8 +37,8 @@ BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, 
   XPYD_CHECK(ledger_->n_blocks() == layout.n_blocks && ledger_->slot() >= 0 && share > 0);
 }
 
-BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
-                     uint64_t hash_mask, std::unique_ptr<BlockLedger> ledger, int share)
+BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache, uint64_t hash_mask,
+                     std::unique_ptr<BlockLedger> ledger, int share)
     : layout_(layout),
       block_bytes_(layout.block_bytes()),
       token_bytes_(layout.shape.token_bytes()),
@@ -52,8 +51,7 @@ BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, 
       poison_(std::string_view(XPYD_BUILD_MODE) != "release") {
   XPYD_CHECK(layout.n_blocks > 0 && layout.block_tokens > 0);
   if (prefix_cache)
-    index_ = std::make_unique<PrefixIndex>(layout.n_blocks, layout.block_tokens, hash_mask,
-                                           &at(0).node, sizeof(Block));
+    index_ = std::make_unique<PrefixIndex>(layout.n_blocks, layout.block_tokens, hash_mask, &at(0).node, sizeof(Block));
   for (int32_t b = layout.n_blocks - 1; b >= 0; --b) {  // taken in ascending order: runs coalesce
     at(b) = {{}, 0, 0, -1, -1};
     if (!ledger_) push_free(b);
@@ -64,16 +62,13 @@ BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, 
 BlockPool::BlockPool(const KvLayout& layout, std::shared_ptr<PageGroups> page_groups)
     : BlockPool(layout, std::shared_ptr<std::byte>(), false) {
   page_groups_ = std::move(page_groups);
-  const size_t planes =
-      layout.order == KvOrder::layer_major ? 2 * size_t(layout.shape.n_layers) : 1;
+  const size_t planes = layout.order == KvOrder::layer_major ? 2 * size_t(layout.shape.n_layers) : 1;
   block_bytes_ = planes * page_groups_->options().group_bytes;
   poison_ = false;
 }
 
-void BlockPool::put_on_ranks(const KvShards& shards,
-                             std::vector<std::shared_ptr<std::byte>> memories) {
-  XPYD_CHECK(!memory_ && !page_groups_ && ranks_.empty() &&
-             int(memories.size()) == shards.n_ranks());
+void BlockPool::put_on_ranks(const KvShards& shards, std::vector<std::shared_ptr<std::byte>> memories) {
+  XPYD_CHECK(!memory_ && !page_groups_ && ranks_.empty() && int(memories.size()) == shards.n_ranks());
   shards_ = shards;
   block_bytes_ = token_bytes_ = 0;
   for (int rank = 0; rank < shards.n_ranks(); ++rank) {
@@ -131,16 +126,14 @@ bool BlockPool::in_use(int32_t block) const {
 
 int BlockPool::tokens_in(int32_t block) const {
   if (at(block).node.uid != 0) return layout_.block_tokens;
-  return std::atomic_ref(const_cast<int32_t&>(filled_[size_t(block)]))
-      .load(std::memory_order_relaxed);
+  return std::atomic_ref(const_cast<int32_t&>(filled_[size_t(block)])).load(std::memory_order_relaxed);
 }
 
 // A change of one block's references, holds or marks: keeps the sums. Between, only the block's one
 // owner may be writing to it, and then it is in use before and after.
 class BlockPool::Change {
  public:
-  Change(BlockPool& pool, int32_t block)
-      : pool_(pool), block_(block), used_(pool.in_use(block)), idle_(idle()) {}
+  Change(BlockPool& pool, int32_t block) : pool_(pool), block_(block), used_(pool.in_use(block)), idle_(idle()) {}
   ~Change() {
     const bool used = pool_.in_use(block_);
     if (used != used_) pool_.written_ += (used ? 1 : -1) * pool_.tokens_in(block_);
@@ -266,8 +259,7 @@ void BlockPool::poison(int32_t block) {  // all ones is a NaN in every float for
     const KvLayout& l = rank_layout(rank);
     size_t bytes = size_t(l.block_tokens) * l.token_stride();
     int planes = l.order == KvOrder::layer_major ? 2 * l.shape.n_layers : 1;
-    for (int p = 0; p < planes; ++p)
-      std::memset(data(rank) + l.offset(block, p / 2, p % 2, 0, 0), 0xff, bytes);
+    for (int p = 0; p < planes; ++p) std::memset(data(rank) + l.offset(block, p / 2, p % 2, 0, 0), 0xff, bytes);
   }
 }
 
@@ -321,8 +313,7 @@ bool BlockPool::allocate_run(int n, std::vector<int32_t>& out) {
 void BlockPool::add_references(std::span<const int32_t> blocks) {
   Lock lock(mutex_);
   for (int32_t block : blocks) {
-    XPYD_CHECK(state(block) != kFree && state(block) != kElsewhere,
-               "block " + std::to_string(block));
+    XPYD_CHECK(state(block) != kFree && state(block) != kElsewhere, "block " + std::to_string(block));
     add_reference(block);
   }
 }
@@ -367,8 +358,7 @@ void BlockPool::release_idle(std::span<const int32_t> blocks) {
     const int32_t block = blocks[i];
     const Change change(*this, block);
     Block& b = at(block);
-    XPYD_CHECK(--idle_[size_t(block)] >= 0 && --b.references >= 0,
-               "block " + std::to_string(block));
+    XPYD_CHECK(--idle_[size_t(block)] >= 0 && --b.references >= 0, "block " + std::to_string(block));
     if (b.references > 0 || b.holds > 0) continue;
     --count_[kActive];
     retire(block);
@@ -379,8 +369,7 @@ void BlockPool::add_written(std::span<const int32_t> blocks, int from, int n) {
   const int bt = layout_.block_tokens, end = from + n;
   for (int token = from; token < end;) {
     const int block = token / bt, stop = std::min(end, (block + 1) * bt);
-    std::atomic_ref(filled_[size_t(blocks[size_t(block)])])
-        .store(stop - block * bt, std::memory_order_relaxed);
+    std::atomic_ref(filled_[size_t(blocks[size_t(block)])]).store(stop - block * bt, std::memory_order_relaxed);
     token = stop;
   }
   written_outside_.fetch_add(n, std::memory_order_relaxed);
@@ -461,8 +450,7 @@ bool BlockPool::adopt(const KvHandover& handover) {
 }
 
 template <class F>
-int BlockPool::walk(std::span<const int32_t> tokens, int max_blocks, PrefixChain& chain,
-                    F&& found_some) const {
+int BlockPool::walk(std::span<const int32_t> tokens, int max_blocks, PrefixChain& chain, F&& found_some) const {
   // Software pipeline: while the blocks of one batch are fetched, the next batch is hashed.
   constexpr int kBatch = PrefixIndex::kBatch;
   if (!index_ || max_blocks <= 0) return 0;
@@ -479,11 +467,10 @@ int BlockPool::walk(std::span<const int32_t> tokens, int max_blocks, PrefixChain
     }
     int n_next = candidates < n ? 0 : std::min(kBatch, max_blocks - done - n);
     if (n_next > 0)
-      index_->hash_batch(hashes[turn][n - 1], false, tokens.data() + size_t(done + n) * stride,
-                         n_next, hashes[turn ^ 1]);
+      index_->hash_batch(hashes[turn][n - 1], false, tokens.data() + size_t(done + n) * stride, n_next,
+                         hashes[turn ^ 1]);
     Lock lock(mutex_);
-    int found = index_->match(chain, tokens.data() + size_t(done) * stride, candidates,
-                              hashes[turn], blocks);
+    int found = index_->match(chain, tokens.data() + size_t(done) * stride, candidates, hashes[turn], blocks);
     found_some(std::span<const int32_t>(blocks, size_t(found)));
     done += found;
     if (found < n) break;
@@ -497,8 +484,8 @@ int BlockPool::match(std::span<const int32_t> tokens, uint64_t salt, int max_blo
   return walk(tokens, max_blocks, chain, [](std::span<const int32_t>) {});
 }
 
-int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_blocks,
-                       std::vector<int32_t>& out, PrefixChain& chain) {
+int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_blocks, std::vector<int32_t>& out,
+                       PrefixChain& chain) {
   chain = PrefixChain{.hash = salt};
   return walk(tokens, max_blocks, chain, [&](std::span<const int32_t> blocks) {
     for (int32_t block : blocks) add_reference(block);  // so the next batch's chain stays intact
@@ -506,8 +493,7 @@ int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_b
   });
 }
 
-void BlockPool::index(std::span<const int32_t> tokens, std::span<const int32_t> blocks,
-                      PrefixChain& chain) {
+void BlockPool::index(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain) {
   if (!index_) return;
   uint64_t hashes[PrefixIndex::kBatch];
   for (size_t done = 0; done < blocks.size() && !chain.broken;) {
@@ -565,20 +551,17 @@ KvStats BlockPool::stats() const {
   stats.in_transfer = count_[kInTransfer];
   stats.active -= n_idle_;
   stats.cached += n_idle_;
-  stats.written_bytes =
-      (written_ + written_outside_.load(std::memory_order_relaxed)) * int64_t(token_bytes_);
+  stats.written_bytes = (written_ + written_outside_.load(std::memory_order_relaxed)) * int64_t(token_bytes_);
   return stats;
 }
 
-void BlockPool::check_invariants(std::span<const int32_t> references,
-                                 std::span<const int32_t> leases, std::span<const int32_t> idle,
-                                 bool complete) const {
+void BlockPool::check_invariants(std::span<const int32_t> references, std::span<const int32_t> leases,
+                                 std::span<const int32_t> idle, bool complete) const {
   Lock lock(mutex_);
   int n = layout_.n_blocks;
   XPYD_CHECK(int(references.size()) == n && int(leases.size()) == n && int(idle.size()) == n);
   std::vector<char> in_free(size_t(n), 0), in_lru(size_t(n), 0);
-  for (int32_t b = free_head_; b >= 0; b = at(b).newer)
-    XPYD_CHECK(b < n && !in_free[size_t(b)]++, "free list");
+  for (int32_t b = free_head_; b >= 0; b = at(b).newer) XPYD_CHECK(b < n && !in_free[size_t(b)]++, "free list");
   for (int32_t b = oldest_, before = -1; b >= 0 || before != newest_; before = b, b = at(b).newer)
     XPYD_CHECK(b >= 0 && b < n && !in_lru[size_t(b)]++ && at(b).older == before, "LRU list");
 

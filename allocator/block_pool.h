@@ -60,19 +60,13 @@ class BlockPool {
   void put_on_ranks(const KvShards& shards, std::vector<std::shared_ptr<std::byte>> memories);
 
   const KvLayout& layout() const { return layout_; }
-  std::byte* data(int rank = 0) const {
-    return ranks_.empty() ? memory_.get() : ranks_[size_t(rank)].memory.get();
-  }
+  std::byte* data(int rank = 0) const { return ranks_.empty() ? memory_.get() : ranks_[size_t(rank)].memory.get(); }
   int n_ranks() const { return ranks_.empty() ? 1 : int(ranks_.size()); }
   const KvShards* shards() const { return shards_ ? &*shards_ : nullptr; }  // null: one rank
-  const KvLayout& rank_layout(int rank) const {
-    return ranks_.empty() ? layout_ : ranks_[size_t(rank)].layout;
-  }
+  const KvLayout& rank_layout(int rank) const { return ranks_.empty() ? layout_ : ranks_[size_t(rank)].layout; }
   PageGroups* page_groups() const { return page_groups_.get(); }  // null: data() is the memory
   bool prefix_cache() const { return index_ != nullptr; }
-  const PrefixIndex* prefix_index() const {
-    return index_.get();
-  }  // null without; unlocked: benches
+  const PrefixIndex* prefix_index() const { return index_.get(); }  // null without; unlocked: benches
 
   // What the index finds from now on, and what it loses. Before any use.
   void log_index(std::shared_ptr<PrefixLog> log) { log_ = std::move(log); }
@@ -123,8 +117,8 @@ class BlockPool {
   int match(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const;
 
   // The same blocks with a reference each, appended to `out`; `chain` becomes the end of the match.
-  int acquire(std::span<const int32_t> tokens, uint64_t salt, int max_blocks,
-              std::vector<int32_t>& out, PrefixChain& chain);
+  int acquire(std::span<const int32_t> tokens, uint64_t salt, int max_blocks, std::vector<int32_t>& out,
+              PrefixChain& chain);
 
   // Makes the full blocks [blocks.size()] of `tokens` [blocks.size() * block_tokens] findable, each
   // chained to the one before. No de-duplication: a block whose content is indexed already stays
@@ -167,13 +161,12 @@ class BlockPool {
   class Lock;
   class Change;
 
-  BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache,
-            uint64_t hash_mask, std::unique_ptr<BlockLedger> ledger, int share);
+  BlockPool(const KvLayout& layout, std::shared_ptr<std::byte> memory, bool prefix_cache, uint64_t hash_mask,
+            std::unique_ptr<BlockLedger> ledger, int share);
 
   // Calls found_some(blocks), locked, for each batch of the longest indexed prefix.
   template <class F>
-  int walk(std::span<const int32_t> tokens, int max_blocks, PrefixChain& chain,
-           F&& found_some) const;
+  int walk(std::span<const int32_t> tokens, int max_blocks, PrefixChain& chain, F&& found_some) const;
   State state(int32_t block) const;
   bool in_use(int32_t block) const;
   int tokens_in(int32_t block) const;

@@ -20,8 +20,7 @@ Error no_slot() { return {ErrorCode::unavailable, "no free KV slot"}; }
 
 class ContiguousMemory final : public PooledMemory {
  public:
-  ContiguousMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options, const char* name,
-                   bool keeps)
+  ContiguousMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options, const char* name, bool keeps)
       : PooledMemory(std::move(pool), options),
         name_(name),
         keeps_(keeps),
@@ -45,8 +44,7 @@ class ContiguousMemory final : public PooledMemory {
     const KvHandle handle = match.slot >= 0 ? take_over(match.slot, match.tokens) : add();
     if (handle == kNoKv) return no_slot();
     hit_tokens_.fetch_add(match.tokens, std::memory_order_relaxed);
-    if (keeps_)
-      contents_.begin(sequences_[handle].table[0], tokens.first(size_t(match.tokens)), salt);
+    if (keeps_) contents_.begin(sequences_[handle].table[0], tokens.first(size_t(match.tokens)), salt);
     return KvReservation{handle, match.tokens};
   }
 
@@ -132,9 +130,7 @@ class ContiguousMemory final : public PooledMemory {
   }
 
   bool tail_shared(KvHandle) const override { return false; }
-  void clear_prefix_cache() override {
-    contents_.clear_idle();
-  }  // the slots are evictable as before
+  void clear_prefix_cache() override { contents_.clear_idle(); }  // the slots are evictable as before
 
  private:
   struct Slot {
@@ -173,8 +169,7 @@ class ContiguousMemory final : public PooledMemory {
   }
 
   bool reserves() const override { return true; }
-  void count_references(std::vector<int32_t>& references,
-                        std::vector<int32_t>& idle) const override {
+  void count_references(std::vector<int32_t>& references, std::vector<int32_t>& idle) const override {
     PooledMemory::count_references(references, idle);
     for (size_t i = 0; i < slots_.size(); ++i)
       if (slots_[i].idle) ++references[i], ++idle[i];
@@ -193,8 +188,7 @@ class ContiguousMemory final : public PooledMemory {
 
 }  // namespace
 
-std::unique_ptr<KvMemory> make_contiguous(std::shared_ptr<BlockPool> pool,
-                                          const KvOptions& options) {
+std::unique_ptr<KvMemory> make_contiguous(std::shared_ptr<BlockPool> pool, const KvOptions& options) {
   return std::make_unique<ContiguousMemory>(std::move(pool), options, "contiguous", false);
 }
 

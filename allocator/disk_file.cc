@@ -24,13 +24,9 @@ constexpr int kNobodys = -1;   // in place of a slot: an operation that was give
 
 std::string why(int error) { return std::strerror(error); }
 
-Error bad(const std::string& dir, const std::string& what) {
-  return invalid("--disk-kv-dir " + dir + ": " + what);
-}
+Error bad(const std::string& dir, const std::string& what) { return invalid("--disk-kv-dir " + dir + ": " + what); }
 
-bool on_sector(const std::byte* p) {
-  return reinterpret_cast<uintptr_t>(p) % DiskFile::kSector == 0;
-}
+bool on_sector(const std::byte* p) { return reinterpret_cast<uintptr_t>(p) % DiskFile::kSector == 0; }
 
 Result<int> make_file(const std::string& dir, size_t bytes) {
   struct stat about;
@@ -40,20 +36,19 @@ Result<int> make_file(const std::string& dir, size_t bytes) {
   if (::statvfs(dir.c_str(), &space) == 0) {
     const size_t there = size_t(space.f_bavail) * size_t(space.f_frsize);
     if (there < bytes)
-      return bad(dir, "--disk-kv-bytes is " + std::to_string(bytes) + ", the disk has " +
-                          std::to_string(there) + " bytes left");
+      return bad(dir, "--disk-kv-bytes is " + std::to_string(bytes) + ", the disk has " + std::to_string(there) +
+                          " bytes left");
   }
   static std::atomic<int> count{0};
-  const std::string path =
-      dir + "/xpyd-kv-" + std::to_string(::getpid()) + "-" + std::to_string(count.fetch_add(1));
+  const std::string path = dir + "/xpyd-kv-" + std::to_string(::getpid()) + "-" + std::to_string(count.fetch_add(1));
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_DIRECT, 0600);
   const int error = errno;
   // Some file systems make the file before they refuse O_DIRECT (EINVAL). After any other error it
   // is not ours: without a free descriptor nobody has even looked whether there is one (EMFILE).
   if (fd >= 0 || error == EINVAL) ::unlink(path.c_str());
   if (fd < 0)
-    return bad(dir, error == EINVAL ? "its file system has no direct I/O (O_DIRECT)"
-                                    : "cannot write there: " + why(error));
+    return bad(dir,
+               error == EINVAL ? "its file system has no direct I/O (O_DIRECT)" : "cannot write there: " + why(error));
   const int refused = ::posix_fallocate(fd, 0, off_t(bytes));
   if (refused != 0) {
     ::close(fd);
@@ -72,9 +67,8 @@ struct DiskFile::Ring {
   }
 };
 
-Result<std::unique_ptr<DiskFile>> DiskFile::open(const std::string& dir, size_t block_bytes,
-                                                 int n_blocks, DiskFault fault,
-                                                 DiskRefusal refusal) {
+Result<std::unique_ptr<DiskFile>> DiskFile::open(const std::string& dir, size_t block_bytes, int n_blocks,
+                                                 DiskFault fault, DiskRefusal refusal) {
   Result<int> fd = make_file(dir, padded(block_bytes) * size_t(n_blocks));
   if (!fd) return fd.error();
   auto ring = std::make_unique<Ring>();
@@ -86,8 +80,7 @@ Result<std::unique_ptr<DiskFile>> DiskFile::open(const std::string& dir, size_t 
       new DiskFile(fd.value(), std::move(ring), block_bytes, std::move(fault), std::move(refusal)));
 }
 
-DiskFile::DiskFile(int fd, std::unique_ptr<Ring> ring, size_t block_bytes, DiskFault fault,
-                   DiskRefusal refusal)
+DiskFile::DiskFile(int fd, std::unique_ptr<Ring> ring, size_t block_bytes, DiskFault fault, DiskRefusal refusal)
     : fd_(fd),
       ring_(std::move(ring)),
       block_bytes_(block_bytes),
@@ -220,8 +213,7 @@ void DiskFile::work() {
         queue_.pop_front();
       }
     }
-    if (not_taken_.size() + fresh.size() > kDepth)
-      hand_over(ended);  // what was given up is in the way
+    if (not_taken_.size() + fresh.size() > kDepth) hand_over(ended);  // what was given up is in the way
     for (int slot : fresh) {
       if (not_taken_.size() < kDepth) {
         prepare(slot);

@@ -51,9 +51,8 @@ class DiskFile {
   };
 
   // The errors name `dir`, what it must be, and the option.
-  static Result<std::unique_ptr<DiskFile>> open(const std::string& dir, size_t block_bytes,
-                                                int n_blocks, DiskFault fault = {},
-                                                DiskRefusal refusal = {});
+  static Result<std::unique_ptr<DiskFile>> open(const std::string& dir, size_t block_bytes, int n_blocks,
+                                                DiskFault fault = {}, DiskRefusal refusal = {});
   ~DiskFile();  // after what is under way
 
   // The memory stays as it is, and the caller's, until Done with this id.
@@ -61,9 +60,7 @@ class DiskFile {
   void read(int block, std::byte* to, uint64_t checksum, int64_t id);
   void take(std::vector<Done>& done);  // appends what has ended
 
-  static size_t padded(size_t block_bytes) {
-    return (block_bytes + kSector - 1) / kSector * kSector;
-  }
+  static size_t padded(size_t block_bytes) { return (block_bytes + kSector - 1) / kSector * kSector; }
 
  private:
   struct Operation {
@@ -75,8 +72,7 @@ class DiskFile {
     int bounce;  // where data is not as the disk wants it
   };
   struct Ring;
-  DiskFile(int fd, std::unique_ptr<Ring> ring, size_t block_bytes, DiskFault fault,
-           DiskRefusal refusal);
+  DiskFile(int fd, std::unique_ptr<Ring> ring, size_t block_bytes, DiskFault fault, DiskRefusal refusal);
   void post(Operation operation);
   void work();
   void prepare(int slot);

@@ -26,9 +26,7 @@ class HandleTable {
     return handle;
   }
   T& operator[](int32_t handle) { return find(handle).value; }
-  const T& operator[](int32_t handle) const {
-    return const_cast<HandleTable*>(this)->find(handle).value;
-  }
+  const T& operator[](int32_t handle) const { return const_cast<HandleTable*>(this)->find(handle).value; }
   void remove(int32_t handle) {
     Item& item = find(handle);
     item.live = false;

@@ -15,11 +15,9 @@ int left_in_block(const KvView& view, int token) {
 
 }  // namespace
 
-void add_block_copies(std::byte* dst_pool, const KvLayout& dst, int dst_block,
-                      const std::byte* src_pool, const KvLayout& src, int src_block, int begin,
-                      int end, std::vector<Copy>& copies) {
-  XPYD_CHECK(dst.shape == src.shape && dst.order == src.order &&
-             dst.block_tokens == src.block_tokens);
+void add_block_copies(std::byte* dst_pool, const KvLayout& dst, int dst_block, const std::byte* src_pool,
+                      const KvLayout& src, int src_block, int begin, int end, std::vector<Copy>& copies) {
+  XPYD_CHECK(dst.shape == src.shape && dst.order == src.order && dst.block_tokens == src.block_tokens);
   XPYD_CHECK(0 <= begin && begin <= end && end <= src.block_tokens);
   // Tokens of a block lie token_stride apart without gaps: per plane, or all planes of a token
   // together.
@@ -31,8 +29,7 @@ void add_block_copies(std::byte* dst_pool, const KvLayout& dst, int dst_block,
                       dst_pool + dst.offset(dst_block, p / 2, p % 2, begin, 0), bytes});
 }
 
-size_t add_copies(const KvView& source, const KvView& destination, const KvRegion& region,
-                  std::vector<Copy>& copies) {
+size_t add_copies(const KvView& source, const KvView& destination, const KvRegion& region, std::vector<Copy>& copies) {
   const KvLayout &from = *source.layout, &to = *destination.layout;
   const KvRegion& r = region;
   XPYD_CHECK(from.shape.head_dim == to.shape.head_dim && from.shape.dtype == to.shape.dtype,
@@ -42,20 +39,16 @@ size_t add_copies(const KvView& source, const KvView& destination, const KvRegio
   const int heads = (all ? from.shape.n_kv_heads : r.head_end) - head;
   const int layers = r.layer_end - r.layer_begin;
   const int to_layer = r.to_layer < 0 ? r.layer_begin : r.to_layer;
-  auto inside = [](int begin, int n, int size) {
-    return begin >= 0 && n >= 0 && begin + n <= size;
-  };
-  XPYD_CHECK(inside(head, heads, from.shape.n_kv_heads) &&
-                 inside(to_head, heads, to.shape.n_kv_heads) &&
+  auto inside = [](int begin, int n, int size) { return begin >= 0 && n >= 0 && begin + n <= size; };
+  XPYD_CHECK(inside(head, heads, from.shape.n_kv_heads) && inside(to_head, heads, to.shape.n_kv_heads) &&
                  (!all || from.shape.n_kv_heads == to.shape.n_kv_heads),
              "heads [" + std::to_string(head) + ", " + std::to_string(head + heads) + ") of " +
-                 std::to_string(from.shape.n_kv_heads) + " go to " + std::to_string(to_head) +
-                 " of " + std::to_string(to.shape.n_kv_heads));
-  XPYD_CHECK(inside(r.layer_begin, layers, from.shape.n_layers) &&
-                 inside(to_layer, layers, to.shape.n_layers),
-             "layers [" + std::to_string(r.layer_begin) + ", " + std::to_string(r.layer_end) +
-                 ") of " + std::to_string(from.shape.n_layers) + " go to " +
-                 std::to_string(to_layer) + " of " + std::to_string(to.shape.n_layers));
+                 std::to_string(from.shape.n_kv_heads) + " go to " + std::to_string(to_head) + " of " +
+                 std::to_string(to.shape.n_kv_heads));
+  XPYD_CHECK(inside(r.layer_begin, layers, from.shape.n_layers) && inside(to_layer, layers, to.shape.n_layers),
+             "layers [" + std::to_string(r.layer_begin) + ", " + std::to_string(r.layer_end) + ") of " +
+                 std::to_string(from.shape.n_layers) + " go to " + std::to_string(to_layer) + " of " +
+                 std::to_string(to.shape.n_layers));
   const size_t first = copies.size();
   size_t total = 0;
   if (heads == 0 || layers == 0) return total;
@@ -77,8 +70,7 @@ size_t add_copies(const KvView& source, const KvView& destination, const KvRegio
   // Tokens of a block that follow each other on both sides.
   auto each_run = [&](auto&& f) {
     for (int token = r.token_begin; token < r.token_end;) {
-      const int run = std::min(
-          {r.token_end - token, left_in_block(source, token), left_in_block(destination, token)});
+      const int run = std::min({r.token_end - token, left_in_block(source, token), left_in_block(destination, token)});
       f(token, run);
       token += run;
     }

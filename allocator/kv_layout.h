@@ -27,17 +27,13 @@ struct KvShape {
 
   XPYD_HD constexpr bool quantised() const { return dtype == Dtype::int8 || dtype == Dtype::int4; }
   // Bytes of the elements of one row.
-  XPYD_HD constexpr size_t element_bytes() const {
-    return size_t(head_dim) * size_t(dtype_bits(dtype)) / 8;
-  }
+  XPYD_HD constexpr size_t element_bytes() const { return size_t(head_dim) * size_t(dtype_bits(dtype)) / 8; }
   // Bytes of one K (or V) vector of one token, one layer, one head: its elements and, where they
   // are quantised, their scale and zero as two f16 behind them, so that a row is whole wherever it
   // goes.
   XPYD_HD constexpr size_t row_bytes() const { return element_bytes() + (quantised() ? 4 : 0); }
   // Bytes of one token, all layers, K and V.
-  XPYD_HD constexpr size_t token_bytes() const {
-    return 2 * size_t(n_layers) * size_t(n_kv_heads) * row_bytes();
-  }
+  XPYD_HD constexpr size_t token_bytes() const { return 2 * size_t(n_layers) * size_t(n_kv_heads) * row_bytes(); }
 };
 
 // One layer's rows for kernels, which look up many: KvLayout::offset() is affine in block, token, K
@@ -47,15 +43,13 @@ struct KvRows {
   uint32_t first = 0;                                  // of K of block 0, token 0, head 0
   uint32_t block = 0, token = 0, value = 0, head = 0;  // from one to the next; value: from K to V
   int32_t block_tokens = 1;
-  int32_t shift =
-      -1;  // block_tokens == 1 << shift, or -1; 31 where one block holds the whole sequence
+  int32_t shift = -1;  // block_tokens == 1 << shift, or -1; 31 where one block holds the whole sequence
 
   // The row of token `token` of a sequence whose blocks `table` lists: KvView::row() / row_bytes().
   XPYD_HD constexpr uint32_t row(const int32_t* table, int kv, int position, int kv_head) const {
     int index = shift >= 0 ? position >> shift : position / block_tokens;
     uint32_t in_block = uint32_t(shift == 31 ? position : position - index * block_tokens);
-    return first + uint32_t(table[index]) * block + in_block * token + uint32_t(kv) * value +
-           uint32_t(kv_head) * head;
+    return first + uint32_t(table[index]) * block + in_block * token + uint32_t(kv) * value + uint32_t(kv_head) * head;
   }
 };
 
@@ -66,9 +60,7 @@ struct KvLayout {
   int n_blocks = 0;
   bool operator==(const KvLayout&) const = default;
 
-  XPYD_HD constexpr size_t block_bytes() const {
-    return size_t(block_tokens) * shape.token_bytes();
-  }
+  XPYD_HD constexpr size_t block_bytes() const { return size_t(block_tokens) * shape.token_bytes(); }
   XPYD_HD constexpr size_t pool_bytes() const { return size_t(n_blocks) * block_bytes(); }
 
   // Bytes from one token to the next of the same block, for a fixed (layer, K or V, head).
@@ -82,9 +74,8 @@ struct KvLayout {
   XPYD_HD constexpr size_t offset(int block, int layer, int kv, int token, int head) const {
     size_t plane = size_t(layer) * 2 + size_t(kv), planes = size_t(shape.n_layers) * 2;
     size_t token_in_pool = size_t(block) * size_t(block_tokens) + size_t(token);
-    size_t row = order == KvOrder::layer_major
-                     ? (plane * size_t(n_blocks) * size_t(block_tokens) + token_in_pool)
-                     : (token_in_pool * planes + plane);
+    size_t row = order == KvOrder::layer_major ? (plane * size_t(n_blocks) * size_t(block_tokens) + token_in_pool)
+                                               : (token_in_pool * planes + plane);
     return (row * size_t(shape.n_kv_heads) + size_t(head)) * shape.row_bytes();
   }
 
@@ -119,8 +110,7 @@ struct KvView {
   XPYD_HD std::byte* row(int layer, int kv, int token, int head) const {
     if (!block_table) return pool + layout->offset(slot, layer, kv, token, head);
     int block = token / layout->block_tokens;
-    return pool + layout->offset(block_table[block], layer, kv,
-                                 token - block * layout->block_tokens, head);
+    return pool + layout->offset(block_table[block], layer, kv, token - block * layout->block_tokens, head);
   }
 };
 

@@ -20,10 +20,8 @@ constexpr double kMostAddresses = 0x1p47;  // bytes, of a process on x86-64 and 
 int whole_slot(const KvOptions& options) { return options.max_sequence_tokens; }
 
 constexpr KvScheme kSchemes[] = {
-    {"contiguous", make_contiguous, whole_slot, nullptr, true,
-     "SOSP'23 (PagedAttention) section 3.1: Orca (Max)"},
-    {"paged", make_paged, small_block, nullptr, false,
-     "SOSP'23 (PagedAttention) section 4; vLLM V1 prefix cache"},
+    {"contiguous", make_contiguous, whole_slot, nullptr, true, "SOSP'23 (PagedAttention) section 3.1: Orca (Max)"},
+    {"paged", make_paged, small_block, nullptr, false, "SOSP'23 (PagedAttention) section 4; vLLM V1 prefix cache"},
     {"token", make_token, one_token, nullptr, false,
      "lightllm's TokenAttention: a block is one token, so no block is ever partly used"},
     {"slots", make_slots, whole_slot, nullptr, true,
@@ -34,8 +32,7 @@ constexpr KvScheme kSchemes[] = {
 
 std::string scheme_names() {
   std::string names;
-  for (const KvScheme& scheme : kSchemes)
-    names += (names.empty() ? "" : ", ") + std::string(scheme.name);
+  for (const KvScheme& scheme : kSchemes) names += (names.empty() ? "" : ", ") + std::string(scheme.name);
   return names;
 }
 
@@ -52,17 +49,15 @@ Status check_page_groups(const KvOptions& o, int row_tokens) {
   const double bytes_of_addresses = rows_of_heads * double(o.shape.row_bytes());
   const auto too_many = [&](double n, const std::string& expected) {
     return invalid("vattention: " + std::to_string(o.max_sequences) + " sequences of " +
-                   std::to_string(o.max_sequence_tokens) + " tokens are " +
-                   std::to_string(int64_t(n)) + expected +
+                   std::to_string(o.max_sequence_tokens) + " tokens are " + std::to_string(int64_t(n)) + expected +
                    ": a smaller --max-batch or --max-model-len");
   };
   const double counted = rows_of_heads / (o.order == KvOrder::layer_major ? o.shape.n_layers : 1);
   // KvRows counts rows in 32 bits, flash_wgmma's boxes count tokens in 31.
   const double most = std::min(0x1p32, 0x1p31 * o.shape.n_kv_heads);
   if (o.on_card && counted >= most)
-    return too_many(counted,
-                    " rows of addresses of a layer, with --device cuda expected fewer than " +
-                        std::to_string(int64_t(most)));
+    return too_many(counted, " rows of addresses of a layer, with --device cuda expected fewer than " +
+                                 std::to_string(int64_t(most)));
   if (bytes_of_addresses >= kMostAddresses)
     return too_many(bytes_of_addresses, " bytes of addresses, a process has 2^47");
   if (o.on_card) return ok();
@@ -73,9 +68,8 @@ Status check_page_groups(const KvOptions& o, int row_tokens) {
   const long sequences = std::min(rows, long(o.max_sequences) * o.n_memories);
   const long least = 2 * planes * sequences, limit = max_mappings();
   if (limit > 0 && least > limit)
-    return invalid("vattention: " + std::to_string(o.n_memories) + " instances of " +
-                   std::to_string(o.max_sequences) + " sequences of " + std::to_string(planes) +
-                   " tensors take " + std::to_string(least) +
+    return invalid("vattention: " + std::to_string(o.n_memories) + " instances of " + std::to_string(o.max_sequences) +
+                   " sequences of " + std::to_string(planes) + " tensors take " + std::to_string(least) +
                    " mappings or more, vm.max_map_count is " + std::to_string(limit) +
                    ": a smaller --max-batch, larger --page-group-bytes, or --kv-layout "
                    "token_major (one tensor)");
@@ -94,20 +88,14 @@ const KvScheme* find_kv_scheme(const std::string& name) {
 
 Result<KvLayout> plan_pool(const std::string& scheme_name, const KvOptions& options) {
   const KvScheme* scheme = find_kv_scheme(scheme_name);
-  if (!scheme)
-    return invalid("allocator \"" + scheme_name + "\": expected one of " + scheme_names());
+  if (!scheme) return invalid("allocator \"" + scheme_name + "\": expected one of " + scheme_names());
   const KvShape& shape = options.shape;
-  for (auto [value, what] : {std::pair{shape.n_layers, "layers"},
-                             {shape.n_kv_heads, "kv heads"},
-                             {shape.head_dim, "head_dim"}})
-    if (value < 1)
-      return invalid("KV " + std::string(what) + " is " + std::to_string(value) +
-                     ": expected at least 1");
-  if (shape.dtype == Dtype::f16)
-    return invalid("kv-dtype is f16: expected f32, bf16, int8 or int4");
+  for (auto [value, what] :
+       {std::pair{shape.n_layers, "layers"}, {shape.n_kv_heads, "kv heads"}, {shape.head_dim, "head_dim"}})
+    if (value < 1) return invalid("KV " + std::string(what) + " is " + std::to_string(value) + ": expected at least 1");
+  if (shape.dtype == Dtype::f16) return invalid("kv-dtype is f16: expected f32, bf16, int8 or int4");
   if (shape.dtype == Dtype::int4 && shape.head_dim % 2 != 0)
-    return invalid("kv-dtype int4: head_dim is " + std::to_string(shape.head_dim) +
-                   ", expected an even number");
+    return invalid("kv-dtype int4: head_dim is " + std::to_string(shape.head_dim) + ", expected an even number");
   int block_tokens = scheme->block_tokens(options);
   const char* unit = scheme->block_tokens == whole_slot ? "slot" : "block";
   if (scheme->block_bytes) {
@@ -115,8 +103,7 @@ Result<KvLayout> plan_pool(const std::string& scheme_name, const KvOptions& opti
     unit = "row of page groups";
   }
   if (block_tokens < 1)
-    return invalid("tokens per " + std::string(unit) + " is " + std::to_string(block_tokens) +
-                   ": expected at least 1");
+    return invalid("tokens per " + std::string(unit) + " is " + std::to_string(block_tokens) + ": expected at least 1");
   // Four ints multiplied: beyond 64 bits for absurd input.
   size_t needed = 2 * shape.row_bytes();
   for (int factor : {shape.n_layers, shape.n_kv_heads, block_tokens})
@@ -125,19 +112,16 @@ Result<KvLayout> plan_pool(const std::string& scheme_name, const KvOptions& opti
                      " tokens exceeds 64-bit addresses");
   if (scheme->block_bytes) needed = scheme->block_bytes(options);
   if (options.pool_bytes < needed)
-    return invalid("kv-bytes is " + std::to_string(options.pool_bytes) + ", too small for one " +
-                   unit + ": " + std::to_string(block_tokens) + " tokens need " +
-                   std::to_string(needed) + " bytes");
+    return invalid("kv-bytes is " + std::to_string(options.pool_bytes) + ", too small for one " + unit + ": " +
+                   std::to_string(block_tokens) + " tokens need " + std::to_string(needed) + " bytes");
   size_t n_blocks = options.pool_bytes / needed;
   if (n_blocks > size_t(INT_MAX) / size_t(block_tokens))
-    return invalid("kv-bytes is " + std::to_string(options.pool_bytes) +
-                   ": expected fewer than 2^31 tokens of " + std::to_string(shape.token_bytes()) +
-                   " bytes");
+    return invalid("kv-bytes is " + std::to_string(options.pool_bytes) + ": expected fewer than 2^31 tokens of " +
+                   std::to_string(shape.token_bytes()) + " bytes");
   const KvLayout layout{shape, options.order, block_tokens, int(n_blocks)};
   if (layout.pool_bytes() / shape.row_bytes() >= size_t(1) << 32)
-    return invalid("kv-bytes is " + std::to_string(options.pool_bytes) +
-                   ": expected fewer than 2^32 rows of " + std::to_string(shape.row_bytes()) +
-                   " bytes");
+    return invalid("kv-bytes is " + std::to_string(options.pool_bytes) + ": expected fewer than 2^32 rows of " +
+                   std::to_string(shape.row_bytes()) + " bytes");
   return layout;
 }
 
@@ -159,25 +143,21 @@ Result<std::shared_ptr<std::byte>> allocate_groups(Device& device, size_t bytes,
   return std::shared_ptr<std::byte>(owner, owner->data());
 }
 
-Device& device_of(const KvOptions& options) {
-  return options.device ? *options.device : cpu_device();
-}
+Device& device_of(const KvOptions& options) { return options.device ? *options.device : cpu_device(); }
 
 }  // namespace
 
 Result<std::shared_ptr<std::byte>> make_pool_memory(const KvOptions& options) {
   Device& device = device_of(options);
-  return options.pool_in_groups
-             ? allocate_groups(device, options.pool_bytes, options.page_group_bytes)
-             : device.allocate(options.pool_bytes);
+  return options.pool_in_groups ? allocate_groups(device, options.pool_bytes, options.page_group_bytes)
+                                : device.allocate(options.pool_bytes);
 }
 
 bool pool_has_prefix_cache(const KvScheme& scheme, const KvOptions& options) {
   return options.prefix_cache && (scheme.make == make_paged || scheme.make == make_token);
 }
 
-Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme,
-                                                   const KvOptions& options) {
+Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme, const KvOptions& options) {
   Result<KvLayout> layout = plan_pool(scheme, options);
   XPYD_CHECK(layout.ok(), layout.ok() ? "" : layout.error().message);
   const bool prefix_cache = pool_has_prefix_cache(*find_kv_scheme(scheme), options);
@@ -192,10 +172,9 @@ Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme,
     // Each memory reserves as many addresses.
     const size_t addresses = vattention_slots(options).pool_bytes();
     if (auto range = groups.value()->reserve(addresses); !range)
-      return Error{ErrorCode::unavailable,
-                   "vattention: " + std::to_string(options.max_sequences) + " sequences of " +
-                       std::to_string(options.max_sequence_tokens) + " tokens: " +
-                       range.error().message + "; a smaller --max-batch or --max-model-len"};
+      return Error{ErrorCode::unavailable, "vattention: " + std::to_string(options.max_sequences) + " sequences of " +
+                                               std::to_string(options.max_sequence_tokens) + " tokens: " +
+                                               range.error().message + "; a smaller --max-batch or --max-model-len"};
     return std::make_shared<BlockPool>(layout.value(), groups.value());
   }
   Result<std::shared_ptr<std::byte>> memory = make_pool_memory(options);

@@ -41,25 +41,25 @@ enum class KvShare : uint8_t {
 struct KvOptions {
   KvShape shape;
   KvOrder order = KvOrder::layer_major;
-  size_t pool_bytes = 0;  // exactly this much is allocated; the tail below one block stays unused
-  int block_tokens = 16;  // paged
+  size_t pool_bytes = 0;        // exactly this much is allocated; the tail below one block stays unused
+  int block_tokens = 16;        // paged
   int max_sequence_tokens = 0;  // contiguous: tokens of a slot; both: the longest sequence allowed
   bool prefix_cache = true;     // paged; contiguous memory has no shareable block and never hits
   // vattention:
   size_t page_group_bytes = 65536;  // what one map call backs
   int max_sequences = 0;            // at once, in one memory: slots of virtual addresses
   int n_memories = 1;               // of this process, with such options: they share its mappings
-  bool on_card = false;   // a card's addresses: its kernels count rows in 32 bits (KvRows), and the
-                          // system's limit of mappings is none there
-  bool map_ahead = true;  // in the background, what the next steps need
-  bool keep_idle = true;  // deferred reclamation; off where other memories share the pool
-  double page_call_us = 0;  // PageGroupOptions
-  bool guard = false;       // PageGroupOptions
+  bool on_card = false;             // a card's addresses: its kernels count rows in 32 bits (KvRows), and the
+                                    // system's limit of mappings is none there
+  bool map_ahead = true;            // in the background, what the next steps need
+  bool keep_idle = true;            // deferred reclamation; off where other memories share the pool
+  double page_call_us = 0;          // PageGroupOptions
+  bool guard = false;               // PageGroupOptions
   // The others' pool, too, is page groups, in order: the same pages as vattention's, where one
   // allocation has huge ones if the system grants them.
   bool pool_in_groups = false;
-  bool lockstep = false;  // one of several memories that must decide alike (sharded.h): nothing
-                          // that goes on in the background may be seen in a decision
+  bool lockstep = false;         // one of several memories that must decide alike (sharded.h): nothing
+                                 // that goes on in the background may be seen in a decision
   KvShare share = KvShare::off;  // vattention; slots always take over
   KvTierOptions tiers;           // below this pool
   Clock* clock = nullptr;        // of the instance, for its tiers; null: the machine's
@@ -147,9 +147,7 @@ class KvMemory {
 
   // Cached tokens that reserve() would promise: more than probe() where it would load some from a
   // tier. Any thread may call it.
-  virtual int promise(std::span<const int32_t> tokens, uint64_t salt) const {
-    return probe(tokens, salt);
-  }
+  virtual int promise(std::span<const int32_t> tokens, uint64_t salt) const { return probe(tokens, salt); }
 
   // Lets what goes on in the background (copies to and from tiers) make progress: its ends are
   // noticed here and in the calls that change a sequence. The owner calls it now and then. True:
@@ -232,8 +230,7 @@ class KvMemory {
 // A pool that several memories can draw from. Bytes: options.pool_bytes, allocated and touched
 // here. Before: plan_pool (kv_plan.h) takes the options. Error `unavailable`: the device has not
 // that much memory.
-Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme,
-                                                   const KvOptions& options);
+Result<std::shared_ptr<BlockPool>> make_block_pool(const std::string& scheme, const KvOptions& options);
 
 struct KvScheme {
   const char* name;

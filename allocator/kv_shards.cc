@@ -30,17 +30,13 @@ int KvShards::first_owner(int head) const {
 }
 
 Status check_shards(const KvShards& s, const std::string& tp_name, const std::string& pp_name) {
-  const std::string tp = tp_name + " " + std::to_string(s.tp),
-                    pp = pp_name + " " + std::to_string(s.pp);
+  const std::string tp = tp_name + " " + std::to_string(s.tp), pp = pp_name + " " + std::to_string(s.pp);
   if (s.tp < 1) return invalid(tp + ": expected at least 1");
   if (s.pp < 1) return invalid(pp + ": expected at least 1");
-  if (s.pp > s.n_layers)
-    return invalid(pp + ": more stages than the " + std::to_string(s.n_layers) + " layers");
+  if (s.pp > s.n_layers) return invalid(pp + ": more stages than the " + std::to_string(s.n_layers) + " layers");
   if (s.tp > s.n_kv_heads && s.tp % s.n_kv_heads != 0)
-    return invalid(tp + ": more than the " + std::to_string(s.n_kv_heads) +
-                   " kv heads, expected a multiple of them");
-  if (s.long_stage >= s.pp)
-    return invalid("long_stage " + std::to_string(s.long_stage) + ": there are " + pp);
+    return invalid(tp + ": more than the " + std::to_string(s.n_kv_heads) + " kv heads, expected a multiple of them");
+  if (s.long_stage >= s.pp) return invalid("long_stage " + std::to_string(s.long_stage) + ": there are " + pp);
   if (s.stage_layers.empty()) return ok();
   int total = 0;
   bool positive = int(s.stage_layers.size()) == s.pp;
@@ -49,8 +45,8 @@ Status check_shards(const KvShards& s, const std::string& tp_name, const std::st
     if (positive) total += n;
   }
   if (!positive || total != s.n_layers)
-    return invalid("layers per stage: expected " + std::to_string(s.pp) +
-                   " positive numbers that add up to " + std::to_string(s.n_layers));
+    return invalid("layers per stage: expected " + std::to_string(s.pp) + " positive numbers that add up to " +
+                   std::to_string(s.n_layers));
   return ok();
 }
 

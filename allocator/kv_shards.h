@@ -54,8 +54,7 @@ struct KvShards {
 // Whether these numbers can be: each message says which is wrong, and calls tp and pp what
 // `tp_name` and `pp_name` call them. Heads that tp does not divide are allowed (ranks then have one
 // more or less), but heads that are copied must be copied equally often.
-Status check_shards(const KvShards& shards, const std::string& tp_name = "tp",
-                    const std::string& pp_name = "pp");
+Status check_shards(const KvShards& shards, const std::string& tp_name = "tp", const std::string& pp_name = "pp");
 
 // The part of `whole` that a rank keeps.
 KvShape rank_shape(const KvShape& whole, const KvShards& shards, int rank);

@@ -8,11 +8,11 @@
 namespace xpyd {
 
 struct KvTierOptions {
-  size_t host_bytes = 0;  // 0: no host tier, and no disk below it
-  std::string disk_dir;   // empty: no disk tier
-  size_t disk_bytes = 0;  // at most, in disk_dir
-  int block_tokens = 16;  // tokens that are kept, found and moved together
-  double copy_gbps = 0;   // CPU: device <-> host copies take at least bytes / this; 0: no limit
+  size_t host_bytes = 0;         // 0: no host tier, and no disk below it
+  std::string disk_dir;          // empty: no disk tier
+  size_t disk_bytes = 0;         // at most, in disk_dir
+  int block_tokens = 16;         // tokens that are kept, found and moved together
+  double copy_gbps = 0;          // CPU: device <-> host copies take at least bytes / this; 0: no limit
   bool wait_for_copies = false;  // the engine waits for each device <-> host copy (an ablation)
   bool keep_arrivals = true;     // what adopt() brings is kept at once; else when it is set aside
   std::string host_eviction = "lru", disk_eviction = "lru";  // lru, lfu, length_aware
@@ -22,14 +22,14 @@ struct KvTierOptions {
 // Cumulative; bytes of KV.
 struct KvTierStats {
   int64_t host_blocks = 0, host_capacity = 0, disk_blocks = 0, disk_capacity = 0;  // now
-  int64_t bytes_out = 0, bytes_in = 0;    // device -> host, host -> device
-  int64_t copies_out = 0, copies_in = 0;  // pieces, after coalescing
+  int64_t bytes_out = 0, bytes_in = 0;                                             // device -> host, host -> device
+  int64_t copies_out = 0, copies_in = 0;                                           // pieces, after coalescing
   int64_t disk_bytes_written = 0, disk_bytes_read = 0;
   int64_t host_hit_tokens = 0, disk_hit_tokens = 0;  // of sequences that went on from them
   int64_t host_evictions = 0, disk_evictions = 0;
   int64_t failed_writes = 0, failed_reads = 0, corrupt_reads = 0;  // each a recompute at most
-  int64_t dropped_out = 0;       // blocks not kept: the tier was full or busy
-  double load_wait_seconds = 0;  // sequences waited for their KV to come back
+  int64_t dropped_out = 0;                                         // blocks not kept: the tier was full or busy
+  double load_wait_seconds = 0;                                    // sequences waited for their KV to come back
 };
 
 }  // namespace xpyd

@@ -30,8 +30,8 @@ KvTiers::KvTiers(const KvShape& shape, const KvTierOptions& options, Seams seams
 
 KvTiers::~KvTiers() = default;
 
-Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvTierOptions& options,
-                                                 Device& device, Seams seams) {
+Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvTierOptions& options, Device& device,
+                                                 Seams seams) {
   if (!options.on())
     return invalid(options.disk_dir.empty()
                        ? "--host-kv-bytes is 0"
@@ -56,15 +56,12 @@ Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvT
   if (!options.disk_dir.empty()) {
     if (block > size_t{1} << 30)
       return invalid("--disk-kv-dir: " + std::to_string(options.block_tokens) + " tokens have " +
-                     std::to_string(block) +
-                     " bytes, more than one read moves: a smaller --tier-block-tokens");
-    const size_t slots =
-        std::min(options.disk_bytes / DiskFile::padded(block), size_t(INT_MAX) / 2);
+                     std::to_string(block) + " bytes, more than one read moves: a smaller --tier-block-tokens");
+    const size_t slots = std::min(options.disk_bytes / DiskFile::padded(block), size_t(INT_MAX) / 2);
     if (slots < 1)
-      return invalid("--disk-kv-bytes is " + std::to_string(options.disk_bytes) +
-                     ": one block takes " + std::to_string(DiskFile::padded(block)) + " bytes");
-    auto disk = DiskFile::open(options.disk_dir, block, int(slots), t->seams_.disk_fault,
-                               t->seams_.disk_refusal);
+      return invalid("--disk-kv-bytes is " + std::to_string(options.disk_bytes) + ": one block takes " +
+                     std::to_string(DiskFile::padded(block)) + " bytes");
+    auto disk = DiskFile::open(options.disk_dir, block, int(slots), t->seams_.disk_fault, t->seams_.disk_refusal);
     if (!disk) return disk.error();
     t->disk_ = std::move(disk).value();
     t->disk_slots_ = int(slots);
@@ -89,8 +86,7 @@ int32_t KvTiers::look_up(const Chain& chain, const Key& key, const int32_t* toke
   if (found == index_.end()) return -1;
   const Block& b = at(found->second);
   const bool same = b.parent == chain.block && b.parent_uid == chain.uid &&
-                    std::memcmp(tokens_of(found->second), tokens,
-                                sizeof(int32_t) * size_t(options_.block_tokens)) == 0;
+                    std::memcmp(tokens_of(found->second), tokens, sizeof(int32_t) * size_t(options_.block_tokens)) == 0;
   return same ? found->second : -1;
 }
 
@@ -301,8 +297,7 @@ void KvTiers::drop_host(int32_t block) {
 void KvTiers::remove(int32_t block) {
   Block& b = at(block);
   XPYD_CHECK(b.uid != 0 && !b.busy());
-  if (const auto found = index_.find(b.key); found != index_.end() && found->second == block)
-    index_.erase(found);
+  if (const auto found = index_.find(b.key); found != index_.end() && found->second == block) index_.erase(found);
   if (b.host >= 0) drop_host(block);
   if (b.disk >= 0) free_disk_.push_back(b.disk);
   b.disk = -1;
@@ -420,8 +415,7 @@ void KvTiers::check_invariants() const {
     if (blocks_[i].uid != 0) XPYD_CHECK(children[i] == blocks_[i].children);
   for (int n : hosts) XPYD_CHECK(n == 1, "a host slot is used " + std::to_string(n) + " times");
   for (int n : disks) XPYD_CHECK(n == 1, "a disk slot is used " + std::to_string(n) + " times");
-  for (int order = 0; order < kOrders; ++order)
-    XPYD_CHECK(orders_[order].size() == standing[order]);
+  for (int order = 0; order < kOrders; ++order) XPYD_CHECK(orders_[order].size() == standing[order]);
   XPYD_CHECK(index_.size() == known);
   XPYD_CHECK(storing == storing_ && writing == writing_ && reading == reading_ && clean == clean_);
 }

@@ -58,8 +58,8 @@ class KvTiers {
   };
 
   // The errors name the option that cannot be met.
-  static Result<std::unique_ptr<KvTiers>> create(const KvShape& shape, const KvTierOptions& options,
-                                                 Device& device, Seams seams);
+  static Result<std::unique_ptr<KvTiers>> create(const KvShape& shape, const KvTierOptions& options, Device& device,
+                                                 Seams seams);
   ~KvTiers();
 
   const KvTierOptions& options() const { return options_; }
@@ -142,9 +142,7 @@ class KvTiers {
   KvTiers(const KvShape& shape, const KvTierOptions& options, Seams seams);
   Key next_key(const Chain& chain, const int32_t* tokens) const;
   int32_t look_up(const Chain& chain, const Key& key, const int32_t* tokens) const;
-  const int32_t* tokens_of(int32_t block) const {
-    return &tokens_[size_t(block) * size_t(options_.block_tokens)];
-  }
+  const int32_t* tokens_of(int32_t block) const { return &tokens_[size_t(block) * size_t(options_.block_tokens)]; }
   Block& at(int32_t block) { return blocks_[size_t(block)]; }
   const Block& at(int32_t block) const { return blocks_[size_t(block)]; }
   Block* parent_of(const Block& block);

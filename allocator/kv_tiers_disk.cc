@@ -84,8 +84,7 @@ void KvTiers::ended(const DiskFile::Done& done) {
   if (done.outcome == DiskFile::Outcome::corrupt) {
     ++stats_.corrupt_reads;
     if (!std::exchange(logged_, true))
-      log_line(LogLevel::warning,
-               "xpyd: --disk-kv-dir %s: a block came back changed; it is computed again",
+      log_line(LogLevel::warning, "xpyd: --disk-kv-dir %s: a block came back changed; it is computed again",
                options_.disk_dir.c_str());
     return;
   }
@@ -96,8 +95,8 @@ void KvTiers::ended(const DiskFile::Done& done) {
 // Nothing more is written there. `reads_too`: what it has is given up, too.
 void KvTiers::disk_failed(const std::string& what, bool reads_too) {
   if (!writes_off_)
-    log_line(LogLevel::error, "xpyd: --disk-kv-dir %s: %s; no more KV is written there",
-             options_.disk_dir.c_str(), what.c_str());
+    log_line(LogLevel::error, "xpyd: --disk-kv-dir %s: %s; no more KV is written there", options_.disk_dir.c_str(),
+             what.c_str());
   writes_off_ = true;
   if (!reads_too) return;
   for (int32_t block = 0; block < int32_t(blocks_.size()); ++block) {

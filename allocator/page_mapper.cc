@@ -52,8 +52,7 @@ bool PageMapper::map_rows(const Job& job) {
 }
 
 void PageMapper::unmap_rows(const Job& job, int planes, int n_rows) {
-  for (int plane = 0; plane < planes && n_rows > 0; ++plane)
-    range_.unmap(offset(plane, job.slot, job.first), n_rows);
+  for (int plane = 0; plane < planes && n_rows > 0; ++plane) range_.unmap(offset(plane, job.slot, job.first), n_rows);
 }
 
 bool PageMapper::execute(const Job& job) {

@@ -25,8 +25,8 @@ class PageMapper {
  public:
   struct Job {
     int slot = 0;
-    int first = 0;              // row of the slot
-    std::vector<int32_t> rows;  // of the pool, for slot rows first, first + 1, …
+    int first = 0;                                      // row of the slot
+    std::vector<int32_t> rows;                          // of the pool, for slot rows first, first + 1, …
     enum { map, unmap, unmap_and_release } what = map;  // released: idle references
   };
   // Cumulative. `stall`: the owner waited for a job, or did it itself.

@@ -158,8 +158,7 @@ class PagedMemory final : public PooledMemory {
     if (s.written % block_tokens_ == 0) return;
     int32_t tail_block = s.table[size_t(s.written / block_tokens_)];
     XPYD_CHECK(!pool_->indexed(tail_block), "a block that will be written to is indexed");
-    XPYD_CHECK(s.maybe_shared || pool_->users(tail_block) == 1,
-               "append would write into a shared block");
+    XPYD_CHECK(s.maybe_shared || pool_->users(tail_block) == 1, "append would write into a shared block");
   }
 
   const char* const name_;

@@ -9,9 +9,7 @@
 namespace xpyd {
 
 PooledMemory::PooledMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options)
-    : pool_(std::move(pool)),
-      options_(options),
-      queue_(options.queue ? *options.queue : cpu_queue()) {
+    : pool_(std::move(pool)), options_(options), queue_(options.queue ? *options.queue : cpu_queue()) {
   XPYD_CHECK(pool_->layout().shape == options_.shape && pool_->layout().order == options_.order);
 }
 
@@ -99,23 +97,22 @@ bool PooledMemory::add_adopted(const KvHandover& handover, KvHandle& handle) {
 }
 
 void PooledMemory::check_length(int tokens) const {
-  XPYD_CHECK(options_.max_sequence_tokens <= 0 || tokens <= options_.max_sequence_tokens,
-             std::to_string(tokens) + " tokens in a sequence of at most " +
-                 std::to_string(options_.max_sequence_tokens));
+  XPYD_CHECK(
+      options_.max_sequence_tokens <= 0 || tokens <= options_.max_sequence_tokens,
+      std::to_string(tokens) + " tokens in a sequence of at most " + std::to_string(options_.max_sequence_tokens));
 }
 
 KvStats PooledMemory::stats() const {
   KvStats stats = pool_->stats();
   const int64_t block = int64_t(pool_->block_bytes());
   // On ranks the pool is its blocks, and not what of the options was too little for another one.
-  stats.capacity_bytes = stats.mapped_bytes =
-      n_ranks() > 1 ? stats.capacity * block
-                    : int64_t(options_.pool_bytes) - stats.elsewhere * block;
+  stats.capacity_bytes = stats.mapped_bytes = n_ranks() > 1 ? stats.capacity * block
+                                                            : int64_t(options_.pool_bytes) - stats.elsewhere * block;
   stats.mappings = pool_->ledger() ? 1 : n_ranks();  // what processes share is in one piece
   stats.idle_bytes = (stats.free + stats.cached) * block;
   stats.external_bytes = stats.capacity_bytes - stats.capacity * block;
-  (reserves() ? stats.reserved_bytes : stats.internal_bytes) =
-      (stats.active + stats.in_transfer) * block - stats.written_bytes;
+  (reserves() ? stats.reserved_bytes : stats.internal_bytes) = (stats.active + stats.in_transfer) * block -
+                                                               stats.written_bytes;
   stats.prefix_query_tokens = query_tokens_.load(std::memory_order_relaxed);
   stats.prefix_hit_tokens = hit_tokens_.load(std::memory_order_relaxed);
   stats.evictions = evictions_.load(std::memory_order_relaxed);
@@ -140,11 +137,10 @@ void PooledMemory::check_invariants(bool complete) const {
       const int32_t block = table[size_t(i)];
       const auto which = [block] { return "block " + std::to_string(block); };
       XPYD_CHECK(block >= 0 && size_t(block) < n);
-      XPYD_CHECK(std::exchange(last_user[size_t(block)], user) != user,
-                 which() + " twice in one table");
+      XPYD_CHECK(std::exchange(last_user[size_t(block)], user) != user, which() + " twice in one table");
       XPYD_CHECK(pool_->filled(block) == std::clamp(s.written - i * block_tokens, 0, block_tokens),
-                 which() + " holds " + std::to_string(pool_->filled(block)) + " of " +
-                     std::to_string(s.written) + " tokens, at " + std::to_string(i));
+                 which() + " holds " + std::to_string(pool_->filled(block)) + " of " + std::to_string(s.written) +
+                     " tokens, at " + std::to_string(i));
     }
     ++user;
     XPYD_CHECK(0 <= s.written && s.written <= s.room);
@@ -157,10 +153,10 @@ void PooledMemory::check_invariants(bool complete) const {
   count_references(references, idle);
   pool_->check_invariants(references, leases, idle, complete);
   const KvStats s = stats();
-  XPYD_CHECK(s.capacity_bytes == s.written_bytes + s.reserved_bytes + s.internal_bytes +
-                                     s.idle_bytes + s.external_bytes);
-  for (int64_t bytes : {s.written_bytes, s.reserved_bytes, s.internal_bytes, s.idle_bytes,
-                        s.external_bytes, s.mapped_bytes})
+  XPYD_CHECK(s.capacity_bytes ==
+             s.written_bytes + s.reserved_bytes + s.internal_bytes + s.idle_bytes + s.external_bytes);
+  for (int64_t bytes :
+       {s.written_bytes, s.reserved_bytes, s.internal_bytes, s.idle_bytes, s.external_bytes, s.mapped_bytes})
     XPYD_CHECK(bytes >= 0 && bytes <= s.capacity_bytes);
 }
 

@@ -35,9 +35,7 @@ class PooledMemory : public KvMemory {
   KvHandover hand_over(KvHandle handle) override;
   void discard(KvHandover handover) override;
   int written_tokens(KvHandle handle) const override { return sequences_[handle].written; }
-  std::span<const int32_t> blocks(KvHandle handle) const override {
-    return table_of(sequences_[handle]);
-  }
+  std::span<const int32_t> blocks(KvHandle handle) const override { return table_of(sequences_[handle]); }
   KvStats stats() const override;
   void clear_prefix_cache() override { pool_->clear_prefix_cache(); }
   void check_invariants(bool complete) const override;
@@ -55,9 +53,7 @@ class PooledMemory : public KvMemory {
     void clear();
   };
   // The blocks of its room, or of what it was given (paged, contiguous).
-  virtual std::span<const int32_t> table_of(const Sequence& sequence) const {
-    return sequence.table;
-  }
+  virtual std::span<const int32_t> table_of(const Sequence& sequence) const { return sequence.table; }
   virtual void check_sequence(const Sequence& sequence) const = 0;
   // References of this memory, and which of them are marked idle.
   virtual void count_references(std::vector<int32_t>& references, std::vector<int32_t>& idle) const;
@@ -89,11 +85,9 @@ bool pool_has_prefix_cache(const KvScheme& scheme, const KvOptions& options);
 
 std::unique_ptr<KvMemory> make_paged(std::shared_ptr<BlockPool> pool, const KvOptions& options);
 std::unique_ptr<KvMemory> make_token(std::shared_ptr<BlockPool> pool, const KvOptions& options);
-std::unique_ptr<KvMemory> make_contiguous(std::shared_ptr<BlockPool> pool,
-                                          const KvOptions& options);
+std::unique_ptr<KvMemory> make_contiguous(std::shared_ptr<BlockPool> pool, const KvOptions& options);
 std::unique_ptr<KvMemory> make_slots(std::shared_ptr<BlockPool> pool, const KvOptions& options);
-std::unique_ptr<KvMemory> make_vattention(std::shared_ptr<BlockPool> pool,
-                                          const KvOptions& options);
+std::unique_ptr<KvMemory> make_vattention(std::shared_ptr<BlockPool> pool, const KvOptions& options);
 // Tokens and bytes of one row of page groups, the block of vattention's pool. 0 tokens: a group
 // does not hold one.
 int vattention_row_tokens(const KvOptions& options);

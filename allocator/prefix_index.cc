@@ -14,8 +14,7 @@
 namespace xpyd {
 namespace {
 
-static_assert(std::endian::native == std::endian::little,
-              "hashes are defined on little-endian words");
+static_assert(std::endian::native == std::endian::little, "hashes are defined on little-endian words");
 
 size_t table_slots(int n_blocks) { return std::bit_ceil(2 * size_t(n_blocks)); }
 
@@ -37,18 +36,16 @@ uint64_t sequence_hash(uint64_t before, bool first, uint64_t local) {
 
 }  // namespace
 
-std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens, int block_tokens,
-                                    uint64_t salt) {
+std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens, int block_tokens, uint64_t salt) {
   std::vector<uint64_t> hashes(tokens.size() / size_t(block_tokens));
   uint64_t before = salt;
   for (size_t i = 0; i < hashes.size(); ++i)
-    hashes[i] = before = sequence_hash(
-        before, i == 0, local_hash(tokens.data() + i * size_t(block_tokens), block_tokens));
+    hashes[i] = before = sequence_hash(before, i == 0,
+                                       local_hash(tokens.data() + i * size_t(block_tokens), block_tokens));
   return hashes;
 }
 
-PrefixIndex::PrefixIndex(int n_blocks, int block_tokens, uint64_t hash_mask, Node* nodes,
-                         size_t node_stride)
+PrefixIndex::PrefixIndex(int n_blocks, int block_tokens, uint64_t hash_mask, Node* nodes, size_t node_stride)
     : n_blocks_(n_blocks),
       block_tokens_(block_tokens),
       hash_mask_(hash_mask),
@@ -64,8 +61,7 @@ size_t PrefixIndex::metadata_bytes(int n_blocks, int block_tokens) {
          size_t(n_blocks) * (sizeof(uint64_t) + size_t(block_tokens) * sizeof(int32_t));
 }
 
-void PrefixIndex::hash_batch(uint64_t before, bool first, const int32_t* tokens, int n,
-                             uint64_t* hashes) const {
+void PrefixIndex::hash_batch(uint64_t before, bool first, const int32_t* tokens, int n, uint64_t* hashes) const {
   // One loop: the chain is latency, and the local hashes of the next blocks, which do not depend on
   // it, fill its gaps.
   for (int i = 0; i < n; ++i, tokens += block_tokens_, first = false) {
@@ -83,8 +79,7 @@ bool PrefixIndex::is_after(int32_t block, const PrefixChain& chain) const {
 
 bool PrefixIndex::same_tokens(int32_t block, const int32_t* tokens) const {
   const int32_t* mine = tokens_of(block);
-  if (block_tokens_ % 2)
-    return std::memcmp(mine, tokens, sizeof(int32_t) * size_t(block_tokens_)) == 0;
+  if (block_tokens_ % 2) return std::memcmp(mine, tokens, sizeof(int32_t) * size_t(block_tokens_)) == 0;
   uint64_t differ = 0;  // without branches, two tokens at a time: cheaper than a call for 64 bytes
   for (int t = 0; t < block_tokens_; t += 2) {
     uint64_t a, b;
@@ -130,8 +125,7 @@ int PrefixIndex::match(PrefixChain& chain, const int32_t* tokens, int n, const u
   for (int i = 0; i < n; ++i, tokens += block_tokens_) {
     int32_t block = blocks[i];
     if (!is_after(block, chain) || !same_tokens(block, tokens)) [[unlikely]] {
-      block =
-          find(chain, hashes[i], tokens);  // another stands first under this key, or it has gone
+      block = find(chain, hashes[i], tokens);  // another stands first under this key, or it has gone
       if (block < 0) return i;
       blocks[i] = block;
     }
@@ -140,26 +134,22 @@ int PrefixIndex::match(PrefixChain& chain, const int32_t* tokens, int n, const u
   return n;
 }
 
-void PrefixIndex::insert(const PrefixChain& chain, uint64_t hash, const int32_t* tokens,
-                         int32_t block) {
+void PrefixIndex::insert(const PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block) {
   XPYD_CHECK(!contains(block), "block " + std::to_string(block));
   uint64_t k = key(hash);
   size_t s = home(k);
   while (table()[s].block_plus_1 != 0) s = (s + 1) & slot_mask_;
   table()[s] = {k, block + 1, 0};
-  node(block) = {next_uid_++ << 1 | uint64_t(chain.first()),
-                 chain.first() ? chain.hash : chain.uid};
+  node(block) = {next_uid_++ << 1 | uint64_t(chain.first()), chain.first() ? chain.hash : chain.uid};
   keys_.as<uint64_t>()[block] = k;
   std::memcpy(tokens_.as<int32_t>() + size_t(block) * size_t(block_tokens_), tokens,
               sizeof(int32_t) * size_t(block_tokens_));
   ++size_;
 }
 
-void PrefixIndex::reattach(const PrefixChain& chain, uint64_t hash, const int32_t* tokens,
-                           int32_t block) {
-  XPYD_CHECK(
-      contains(block) && keys_.as<uint64_t>()[block] == key(hash) && same_tokens(block, tokens),
-      "block " + std::to_string(block) + " holds other tokens");
+void PrefixIndex::reattach(const PrefixChain& chain, uint64_t hash, const int32_t* tokens, int32_t block) {
+  XPYD_CHECK(contains(block) && keys_.as<uint64_t>()[block] == key(hash) && same_tokens(block, tokens),
+             "block " + std::to_string(block) + " holds other tokens");
   XPYD_CHECK(!chain.first() && !(node(block).uid & 1), "a first block has no parent to lose");
   node(block).parent = chain.uid;
 }
@@ -212,9 +202,8 @@ void PrefixIndex::check_invariants() const {
       if (parent == by_uid.end()) continue;  // evicted before its child: unreachable, ages out
       advance(chain, keys_.as<uint64_t>()[parent->second], parent->second);
     }
-    XPYD_CHECK(
-        keys_.as<uint64_t>()[block] ==
-        sequence_hash(chain.hash, chain.first(), local_hash(tokens_of(block), block_tokens_)));
+    XPYD_CHECK(keys_.as<uint64_t>()[block] ==
+               sequence_hash(chain.hash, chain.first(), local_hash(tokens_of(block), block_tokens_)));
   }
 }
 

@@ -26,11 +26,10 @@ namespace xpyd {
 // The last link of a sequence's chain: what its next full block is chained to. Starts as {hash:
 // salt}.
 struct PrefixChain {
-  uint64_t hash = 0;   // seq[i-1]; the salt before the first block
-  uint64_t uid = 0;    // identity of the indexed block at the end; 0 before the first block
-  int32_t block = -1;  // that block, perhaps another sequence's with the same content
-  bool broken =
-      false;  // that block has been evicted: what follows cannot be found, so is not indexed
+  uint64_t hash = 0;    // seq[i-1]; the salt before the first block
+  uint64_t uid = 0;     // identity of the indexed block at the end; 0 before the first block
+  int32_t block = -1;   // that block, perhaps another sequence's with the same content
+  bool broken = false;  // that block has been evicted: what follows cannot be found, so is not indexed
   bool first() const { return block < 0; }
 };
 
@@ -52,8 +51,7 @@ class PrefixIndex {
 
   // seq[] of n <= kBatch blocks that follow `before` (the salt, if they are the first); starts
   // fetching their slots. Any thread.
-  void hash_batch(uint64_t before, bool first, const int32_t* tokens, int n,
-                  uint64_t* hashes) const;
+  void hash_batch(uint64_t before, bool first, const int32_t* tokens, int n, uint64_t* hashes) const;
 
   // Blocks that stand under the n <= kBatch hashes, up to the first that has none: returns how
   // many. Starts fetching what match() will look at.
@@ -61,8 +59,7 @@ class PrefixIndex {
 
   // The longest run of indexed blocks that follow `chain`, at most n: returns its length, corrects
   // `blocks` (the candidates; things may have happened since), and advances `chain` over them.
-  int match(PrefixChain& chain, const int32_t* tokens, int n, const uint64_t* hashes,
-            int32_t* blocks) const;
+  int match(PrefixChain& chain, const int32_t* tokens, int n, const uint64_t* hashes, int32_t* blocks) const;
 
   // The block with these tokens after this chain, or -1.
   int32_t find(const PrefixChain& chain, uint64_t hash, const int32_t* tokens) const;
@@ -103,9 +100,7 @@ class PrefixIndex {
     uint32_t unused;
   };
   Entry* table() const { return table_.as<Entry>(); }
-  Node& node(int32_t block) const {
-    return *reinterpret_cast<Node*>(nodes_ + size_t(block) * node_stride_);
-  }
+  Node& node(int32_t block) const { return *reinterpret_cast<Node*>(nodes_ + size_t(block) * node_stride_); }
   uint64_t key(uint64_t hash) const { return hash & hash_mask_; }
   size_t home(uint64_t key) const { return size_t(key) & slot_mask_; }
   bool is_after(int32_t block, const PrefixChain& chain) const;
@@ -124,7 +119,6 @@ class PrefixIndex {
 };
 
 // seq[] of the full blocks of `tokens`.
-std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens, int block_tokens,
-                                    uint64_t salt);
+std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens, int block_tokens, uint64_t salt);
 
 }  // namespace xpyd

@@ -11,8 +11,7 @@ void PrefixLog::note(uint64_t hash, int by) {
 PrefixChanges PrefixLog::take() {
   PrefixChanges changes;
   std::lock_guard lock(mutex_);
-  for (const auto& [hash, by] : pending_)
-    (by > 0 ? changes.stored : changes.removed).push_back(hash);
+  for (const auto& [hash, by] : pending_) (by > 0 ? changes.stored : changes.removed).push_back(hash);
   pending_.clear();
   return changes;
 }

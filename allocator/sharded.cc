@@ -9,8 +9,7 @@
 
 namespace xpyd {
 
-Result<ShardedPlan> plan_sharded(const std::string& scheme_name, const KvOptions& options,
-                                 const KvShards& shards) {
+Result<ShardedPlan> plan_sharded(const std::string& scheme_name, const KvOptions& options, const KvShards& shards) {
   Result<KvLayout> layout = plan_pool(scheme_name, options);
   if (!layout) return layout.error();
   if (shards.n_ranks() == 1) return ShardedPlan{layout.value(), {options}};
@@ -28,22 +27,19 @@ Result<ShardedPlan> plan_sharded(const std::string& scheme_name, const KvOptions
     const int tokens = scheme.block_tokens(own);
     if (rank == 0) plan.whole.block_tokens = tokens;
     if (tokens != plan.whole.block_tokens)
-      return invalid(scheme_name + ": a row of page groups holds " +
-                     std::to_string(plan.whole.block_tokens) + " tokens on rank 0 and " +
-                     std::to_string(tokens) + " on rank " + std::to_string(rank) +
+      return invalid(scheme_name + ": a row of page groups holds " + std::to_string(plan.whole.block_tokens) +
+                     " tokens on rank 0 and " + std::to_string(tokens) + " on rank " + std::to_string(rank) +
                      ", which has other layers or heads: expected --kv-layout layer_major, or a "
                      "number of stages that divides the layers");
-    of_ranks.push_back(scheme.block_bytes ? scheme.block_bytes(own)
-                                          : size_t(tokens) * own.shape.token_bytes());
+    of_ranks.push_back(scheme.block_bytes ? scheme.block_bytes(own) : size_t(tokens) * own.shape.token_bytes());
     block_bytes += of_ranks.back();
     plan.of_ranks.push_back(std::move(own));
   }
   const size_t n_blocks = options.pool_bytes / block_bytes;
   if (n_blocks == 0)
     return invalid("kv-bytes is " + std::to_string(options.pool_bytes) + ", too small for " +
-                   std::to_string(shards.n_ranks()) + " ranks: a block of " +
-                   std::to_string(plan.whole.block_tokens) + " tokens needs " +
-                   std::to_string(block_bytes) + " bytes on all of them");
+                   std::to_string(shards.n_ranks()) + " ranks: a block of " + std::to_string(plan.whole.block_tokens) +
+                   " tokens needs " + std::to_string(block_bytes) + " bytes on all of them");
   for (int rank = 0; rank < shards.n_ranks(); ++rank) {
     plan.of_ranks[size_t(rank)].pool_bytes = n_blocks * of_ranks[size_t(rank)];
     layout = plan_pool(scheme_name, plan.of_ranks[size_t(rank)]);
@@ -56,8 +52,7 @@ Result<ShardedPlan> plan_sharded(const std::string& scheme_name, const KvOptions
 }
 
 Result<std::unique_ptr<KvMemory>> make_sharded(const std::string& scheme, const KvOptions& options,
-                                               const KvShards& shards,
-                                               std::shared_ptr<PrefixLog> log) {
+                                               const KvShards& shards, std::shared_ptr<PrefixLog> log) {
   const auto make = find_kv_scheme(scheme)->make;
   if (shards.n_ranks() == 1 || !find_kv_scheme(scheme)->block_bytes) {
     auto pool = make_ranked_pool(scheme, options, shards);
@@ -73,12 +68,10 @@ Result<std::unique_ptr<KvMemory>> make_sharded(const std::string& scheme, const 
     if (!pool) return pool.error();
     ranks.push_back(make(std::move(pool).value(), own));
   }
-  return std::unique_ptr<KvMemory>(
-      std::make_unique<ShardedMemory>(std::move(ranks), shards, options.shape));
+  return std::unique_ptr<KvMemory>(std::make_unique<ShardedMemory>(std::move(ranks), shards, options.shape));
 }
 
-Result<std::shared_ptr<BlockPool>> make_ranked_pool(const std::string& scheme_name,
-                                                    const KvOptions& options,
+Result<std::shared_ptr<BlockPool>> make_ranked_pool(const std::string& scheme_name, const KvOptions& options,
                                                     const KvShards& shards) {
   const KvScheme& scheme = *find_kv_scheme(scheme_name);
   if (shards.n_ranks() == 1) return make_block_pool(scheme_name, options);
@@ -98,8 +91,7 @@ Result<std::shared_ptr<BlockPool>> make_ranked_pool(const std::string& scheme_na
   return pool;
 }
 
-ShardedMemory::ShardedMemory(std::vector<std::unique_ptr<KvMemory>> ranks, const KvShards& shards,
-                             const KvShape& whole)
+ShardedMemory::ShardedMemory(std::vector<std::unique_ptr<KvMemory>> ranks, const KvShards& shards, const KvShape& whole)
     : ranks_(std::move(ranks)), shards_(shards), whole_(ranks_[0]->layout()) {
   XPYD_CHECK(int(ranks_.size()) == shards.n_ranks());
   for (int rank = 0; rank < n_ranks(); ++rank) {
@@ -114,8 +106,8 @@ template <class F>
 auto ShardedMemory::each(F&& f) {
   auto first = f(*ranks_[0]);
   for (size_t rank = 1; rank < ranks_.size(); ++rank)
-    XPYD_CHECK(f(*ranks_[rank]) == first, std::string(name()) + ": rank " + std::to_string(rank) +
-                                              " decides otherwise than rank 0");
+    XPYD_CHECK(f(*ranks_[rank]) == first,
+               std::string(name()) + ": rank " + std::to_string(rank) + " decides otherwise than rank 0");
   return first;
 }
 
@@ -124,8 +116,7 @@ void ShardedMemory::check_alike(KvHandle handle) const {
   for (size_t rank = 1; rank < ranks_.size(); ++rank) {
     const std::span<const int32_t> others = ranks_[rank]->blocks(handle);
     XPYD_CHECK(std::equal(blocks.begin(), blocks.end(), others.begin(), others.end()),
-               "the blocks of sequence " + std::to_string(handle) + " differ on rank " +
-                   std::to_string(rank));
+               "the blocks of sequence " + std::to_string(handle) + " differ on rank " + std::to_string(rank));
   }
 }
 
@@ -133,9 +124,8 @@ Result<KvReservation> ShardedMemory::reserve(std::span<const int32_t> tokens, ui
   Result<KvReservation> first = ranks_[0]->reserve(tokens, salt);
   for (size_t rank = 1; rank < ranks_.size(); ++rank) {
     const Result<KvReservation> other = ranks_[rank]->reserve(tokens, salt);
-    XPYD_CHECK(other.ok() == first.ok() &&
-                   (!first || (other.value().handle == first.value().handle &&
-                               other.value().cached_tokens == first.value().cached_tokens)),
+    XPYD_CHECK(other.ok() == first.ok() && (!first || (other.value().handle == first.value().handle &&
+                                                       other.value().cached_tokens == first.value().cached_tokens)),
                "rank " + std::to_string(rank) + " reserves otherwise than rank 0");
   }
   if (!first) return first;
@@ -194,9 +184,8 @@ KvStats ShardedMemory::stats() const {
   for (size_t rank = 1; rank < ranks_.size(); ++rank) {
     const KvStats s = ranks_[rank]->stats();
     for (auto field : {&KvStats::capacity_bytes, &KvStats::written_bytes, &KvStats::reserved_bytes,
-                       &KvStats::internal_bytes, &KvStats::idle_bytes, &KvStats::external_bytes,
-                       &KvStats::mapped_bytes, &KvStats::mappings, &KvStats::map_calls,
-                       &KvStats::unmap_calls, &KvStats::waited_jobs})
+                       &KvStats::internal_bytes, &KvStats::idle_bytes, &KvStats::external_bytes, &KvStats::mapped_bytes,
+                       &KvStats::mappings, &KvStats::map_calls, &KvStats::unmap_calls, &KvStats::waited_jobs})
       total.*field += s.*field;
     total.map_wait_seconds += s.map_wait_seconds;
   }

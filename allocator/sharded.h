@@ -32,28 +32,24 @@ struct ShardedPlan {
   std::vector<KvOptions> of_ranks;  // [n_ranks]
 };
 // Of one rank: plan_pool(). Errors name the option that cannot be met, as plan_pool()'s do.
-Result<ShardedPlan> plan_sharded(const std::string& scheme, const KvOptions& options,
-                                 const KvShards& shards);
+Result<ShardedPlan> plan_sharded(const std::string& scheme, const KvOptions& options, const KvShards& shards);
 
 // Allocates and touches the pools. Without page groups it is the scheme's memory itself. Before:
 // plan_sharded() takes the options. Error `unavailable`: the device has not that much memory.
 // `log`: of what its prefix index finds.
 Result<std::unique_ptr<KvMemory>> make_sharded(const std::string& scheme, const KvOptions& options,
-                                               const KvShards& shards,
-                                               std::shared_ptr<PrefixLog> log = nullptr);
+                                               const KvShards& shards, std::shared_ptr<PrefixLog> log = nullptr);
 
 // The one pool of such ranks: make_block_pool() on one. Errors as make_sharded()'s. Before:
 // plan_sharded() takes the options, and the scheme has no page groups, or one rank.
-Result<std::shared_ptr<BlockPool>> make_ranked_pool(const std::string& scheme,
-                                                    const KvOptions& options,
+Result<std::shared_ptr<BlockPool>> make_ranked_pool(const std::string& scheme, const KvOptions& options,
                                                     const KvShards& shards);
 
 class ShardedMemory final : public KvMemory {
  public:
   // Before: the memories are of one scheme, new, and have equally many blocks of equally many
   // tokens.
-  ShardedMemory(std::vector<std::unique_ptr<KvMemory>> ranks, const KvShards& shards,
-                const KvShape& whole);
+  ShardedMemory(std::vector<std::unique_ptr<KvMemory>> ranks, const KvShards& shards, const KvShape& whole);
 
   const char* name() const override { return ranks_[0]->name(); }
   // The model's shape; its addresses are nobody's. Views have those of their rank.
@@ -62,14 +58,10 @@ class ShardedMemory final : public KvMemory {
   std::byte* rank_base(int rank) const override { return ranks_[size_t(rank)]->base(); }
   int n_ranks() const override { return int(ranks_.size()); }
   const KvShards* shards() const override { return &shards_; }
-  KvView rank_view(KvHandle handle, int rank) const override {
-    return ranks_[size_t(rank)]->view(handle);
-  }
+  KvView rank_view(KvHandle handle, int rank) const override { return ranks_[size_t(rank)]->view(handle); }
 
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override;
-  int probe(std::span<const int32_t> tokens, uint64_t salt) const override {
-    return ranks_[0]->probe(tokens, salt);
-  }
+  int probe(std::span<const int32_t> tokens, uint64_t salt) const override { return ranks_[0]->probe(tokens, salt); }
   bool append(KvHandle handle, int n_tokens) override;
   void written(KvHandle handle, std::span<const int32_t> tokens) override;
   void trim(KvHandle handle) override;
@@ -84,9 +76,7 @@ class ShardedMemory final : public KvMemory {
   void discard(KvHandover) override { no_handover(); }
   KvView view(KvHandle handle) const override { return rank_view(handle, 0); }
   int written_tokens(KvHandle handle) const override { return ranks_[0]->written_tokens(handle); }
-  std::span<const int32_t> blocks(KvHandle handle) const override {
-    return ranks_[0]->blocks(handle);
-  }
+  std::span<const int32_t> blocks(KvHandle handle) const override { return ranks_[0]->blocks(handle); }
   bool tail_shared(KvHandle handle) const override { return ranks_[0]->tail_shared(handle); }
   // Blocks and tokens of one rank; bytes and calls of all.
   KvStats stats() const override;

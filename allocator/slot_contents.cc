@@ -67,8 +67,7 @@ bool SlotContents::takeable(int slot) const {
   return slots_[size_t(slot)].ended && !slots_[size_t(slot)].tokens.empty();
 }
 
-SlotContents::Match SlotContents::find(std::span<const int32_t> tokens, uint64_t salt,
-                                       bool take) const {
+SlotContents::Match SlotContents::find(std::span<const int32_t> tokens, uint64_t salt, bool take) const {
   if (tokens.empty()) return {};
   tokens = tokens.first(tokens.size() - 1);
   Match best;

@@ -21,8 +21,7 @@ int64_t runs(const std::vector<int32_t>& rows, size_t from) {
 
 }  // namespace
 
-SlotRows::SlotRows(BlockPool& pool, const KvLayout& slots, const KvOptions& options,
-                   SlotContents& contents)
+SlotRows::SlotRows(BlockPool& pool, const KvLayout& slots, const KvOptions& options, SlotContents& contents)
     : pool_(pool),
       row_tokens_(pool.layout().block_tokens),
       n_planes_(slots.order == KvOrder::layer_major ? 2 * slots.shape.n_layers : 1),
@@ -52,9 +51,7 @@ void SlotRows::set_busy(int index, int n) {
   slot.busy = n;
 }
 
-void SlotRows::added(Slot& slot, size_t from) {
-  runs_.fetch_add(runs(slot.rows, from), std::memory_order_relaxed);
-}
+void SlotRows::added(Slot& slot, size_t from) { runs_.fetch_add(runs(slot.rows, from), std::memory_order_relaxed); }
 
 std::vector<int32_t> SlotRows::cut(Slot& slot, int keep) {
   runs_.fetch_sub(runs(slot.rows, size_t(keep)), std::memory_order_relaxed);
@@ -214,8 +211,7 @@ int SlotRows::reclaim(int n_rows, int except, bool live) {
   while (given < n_rows) {
     const int i = victim(except, live);
     if (i < 0) break;
-    const int has = int(slots_[size_t(i)].rows.size()),
-              gives = std::min(has - slots_[size_t(i)].busy, n_rows - given);
+    const int has = int(slots_[size_t(i)].rows.size()), gives = std::min(has - slots_[size_t(i)].busy, n_rows - given);
     give_back(i, has - gives);
     given += gives;
   }
@@ -235,8 +231,7 @@ int SlotRows::victim(int except, bool live) const {
   return oldest;
 }
 
-void SlotRows::count_references(std::vector<int32_t>& references,
-                                std::vector<int32_t>& idle) const {
+void SlotRows::count_references(std::vector<int32_t>& references, std::vector<int32_t>& idle) const {
   int64_t counted = 0;
   for (const Slot& slot : slots_) {
     XPYD_CHECK(slot.busy >= 0 && slot.busy <= int(slot.rows.size()));

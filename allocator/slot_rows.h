@@ -25,8 +25,7 @@ class SlotRows {
  public:
   // `slots`: layout of the addresses. What `contents` knows of rows that are given back is
   // truncated.
-  SlotRows(BlockPool& pool, const KvLayout& slots, const KvOptions& options,
-           SlotContents& contents);
+  SlotRows(BlockPool& pool, const KvLayout& slots, const KvOptions& options, SlotContents& contents);
   ~SlotRows();
 
   std::byte* data() const { return range_->data(); }

@@ -28,18 +28,16 @@ Clock& machine_clock() {
 
 }  // namespace
 
-Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory,
-                                              const KvOptions& options) {
+Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory, const KvOptions& options) {
   Device& device = options.device ? *options.device : cpu_device();
   auto tiers = KvTiers::create(options.shape, options.tiers, device, {});
   if (!tiers) return tiers.error();
-  return std::unique_ptr<KvMemory>(
-      std::make_unique<TieredMemory>(std::move(memory), std::move(tiers).value(), device,
-                                     options.clock ? *options.clock : machine_clock()));
+  return std::unique_ptr<KvMemory>(std::make_unique<TieredMemory>(std::move(memory), std::move(tiers).value(), device,
+                                                                  options.clock ? *options.clock : machine_clock()));
 }
 
-TieredMemory::TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers,
-                           Device& device, Clock& clock)
+TieredMemory::TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers, Device& device,
+                           Clock& clock)
     : memory_(std::move(memory)),
       tiers_(std::move(tiers)),
       block_tokens_(tiers_->block_tokens()),
@@ -62,8 +60,7 @@ TieredMemory::~TieredMemory() {
 
 // ---- Sequences.
 
-TieredMemory::Sequence& TieredMemory::start(KvHandle handle, std::span<const int32_t> tokens,
-                                            uint64_t salt) {
+TieredMemory::Sequence& TieredMemory::start(KvHandle handle, std::span<const int32_t> tokens, uint64_t salt) {
   if (size_t(handle) >= sequences_.size()) sequences_.resize(size_t(handle) + 1);
   Sequence& s = sequences_[size_t(handle)];
   XPYD_CHECK(!s.loading);
@@ -185,8 +182,7 @@ void TieredMemory::leave(KvHandle handle) {
 // copies_ = tokens of a sequence to the host, or from it: their bytes. A tier keeps tokens whole,
 // as the model has them, so what comes from some ranks can go back to others; of ranks that hold
 // the same heads the first one is read, and all are written.
-size_t TieredMemory::plan_copies(KvHandle handle, const KvView& host, int token_begin,
-                                 int token_end, bool out) {
+size_t TieredMemory::plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, bool out) {
   copies_.clear();
   const KvShape& whole = host.layout->shape;
   KvRegion region{token_begin, token_end, 0, whole.n_layers};
@@ -210,8 +206,7 @@ size_t TieredMemory::plan_copies(KvHandle handle, const KvView& host, int token_
               .head_end = from.heads.end,
               .to_layer = to.layers.begin,
               .to_head = to.heads.begin};
-    bytes +=
-        out ? add_copies(view, host, region, copies_) : add_copies(host, view, region, copies_);
+    bytes += out ? add_copies(view, host, region, copies_) : add_copies(host, view, region, copies_);
   }
   return bytes;
 }
@@ -248,8 +243,7 @@ void TieredMemory::store(KvHandle handle) {
   if (first < 0) return;
   const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
   out.lease = memory_->pin(handle, first * block_tokens_, s.chain.n_blocks * block_tokens_);
-  const size_t bytes =
-      plan_copies(handle, host, first * block_tokens_, s.chain.n_blocks * block_tokens_, true);
+  const size_t bytes = plan_copies(handle, host, first * block_tokens_, s.chain.n_blocks * block_tokens_, true);
   out_->copy(copies_, false);
   if (tiers_->options().wait_for_copies) out_->wait();
   s.last_out = out.mark = out_->mark();
@@ -278,8 +272,8 @@ void TieredMemory::poll_out() {
 // ---- In.
 
 // False: there is nothing to load, or no room for it. The reservation then stays as it was.
-bool TieredMemory::begin_load(KvHandle handle, KvReservation& reservation,
-                              std::span<const int32_t> tokens, uint64_t salt) {
+bool TieredMemory::begin_load(KvHandle handle, KvReservation& reservation, std::span<const int32_t> tokens,
+                              uint64_t salt) {
   const int longest = tokens.empty() ? 0 : int(tokens.size() - 1) / block_tokens_;
   if (longest * block_tokens_ <= reservation.cached_tokens) return false;
   Sequence& s = sequences_[size_t(handle)];
@@ -341,9 +335,8 @@ void TieredMemory::poll_in() {
   if (loading_.empty() || ended > 0 || tiers_->moving()) return;
   // Every slot of the host is held by sequences that wait for another slot: the youngest makes do
   // with what it has.
-  const bool waits = std::all_of(loading_.begin(), loading_.end(), [&](KvHandle handle) {
-    return sequences_[size_t(handle)].load.pieces.empty();
-  });
+  const bool waits = std::all_of(loading_.begin(), loading_.end(),
+                                 [&](KvHandle handle) { return sequences_[size_t(handle)].load.pieces.empty(); });
   if (waits) give_up_load(sequences_[size_t(loading_.back())].load);
 }
 
@@ -351,8 +344,7 @@ void TieredMemory::poll_in() {
 void TieredMemory::advance(KvHandle handle) {
   Load& load = sequences_[size_t(handle)].load;
   while (!load.pieces.empty() && in_->reached(load.pieces.front().mark)) {
-    for (size_t n = load.pieces.front().n_blocks; n > 0; --n)
-      tiers_->unpin(load.blocks[load.arrived++]);
+    for (size_t n = load.pieces.front().n_blocks; n > 0; --n) tiers_->unpin(load.blocks[load.arrived++]);
     load.pieces.pop_front();
   }
   while (!load.cut && load.copied < load.blocks.size() && copy_in(handle)) {
@@ -387,12 +379,10 @@ bool TieredMemory::copy_in(KvHandle handle) {
     if (where == KvTiers::Where::waiting) break;
   }
   if (end == load.copied) return false;
-  const int begin_token =
-      std::max(load.begin, (load.first_block + int(load.copied)) * block_tokens_);
+  const int begin_token = std::max(load.begin, (load.first_block + int(load.copied)) * block_tokens_);
   const int end_token = (load.first_block + int(end)) * block_tokens_;
   table_.assign(size_t(load.first_block) + end, 0);
-  for (size_t i = load.copied; i < end; ++i)
-    table_[size_t(load.first_block) + i] = tiers_->slot(load.blocks[i]);
+  for (size_t i = load.copied; i < end; ++i) table_[size_t(load.first_block) + i] = tiers_->slot(load.blocks[i]);
   const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
   const size_t bytes = plan_copies(handle, host, begin_token, end_token, false);
   in_->copy(copies_, bytes <= kCached);
@@ -415,9 +405,7 @@ void TieredMemory::finish_load(KvHandle handle) {
     memory_->free(handle);
     return;
   }
-  const auto end_of = [&](size_t n) {
-    return std::max(load.begin, (load.first_block + int(n)) * block_tokens_);
-  };
+  const auto end_of = [&](size_t n) { return std::max(load.begin, (load.first_block + int(n)) * block_tokens_); };
   int64_t hits[2] = {};  // tokens from the host, from the disk
   for (size_t i = 0; i < load.arrived; ++i) hits[load.from_disk[i]] += end_of(i + 1) - end_of(i);
   tiers_->count_hits(hits[0], hits[1]);

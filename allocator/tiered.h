@@ -24,29 +24,23 @@
 namespace xpyd {
 
 // `memory` with options.tiers below it. The errors name the option that cannot be met.
-Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory,
-                                              const KvOptions& options);
+Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory, const KvOptions& options);
 
 class TieredMemory final : public KvMemory {
  public:
-  TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers, Device& device,
-               Clock& clock);
+  TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers, Device& device, Clock& clock);
   ~TieredMemory() override;  // waits for the copies that are under way
 
   const char* name() const override { return memory_->name(); }
   const KvLayout& layout() const override { return memory_->layout(); }
   int n_ranks() const override { return memory_->n_ranks(); }
   const KvShards* shards() const override { return memory_->shards(); }
-  KvView rank_view(KvHandle handle, int rank) const override {
-    return memory_->rank_view(handle, rank);
-  }
+  KvView rank_view(KvHandle handle, int rank) const override { return memory_->rank_view(handle, rank); }
   std::byte* base() const override { return memory_->base(); }
   std::byte* rank_base(int rank) const override { return memory_->rank_base(rank); }
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override;
   bool ready(KvHandle handle) override;
-  int probe(std::span<const int32_t> tokens, uint64_t salt) const override {
-    return memory_->probe(tokens, salt);
-  }
+  int probe(std::span<const int32_t> tokens, uint64_t salt) const override { return memory_->probe(tokens, salt); }
   int promise(std::span<const int32_t> tokens, uint64_t salt) const override;
   bool poll() override;
   bool append(KvHandle handle, int n_tokens) override;
@@ -67,9 +61,7 @@ class TieredMemory final : public KvMemory {
   void discard(KvHandover handover) override { memory_->discard(std::move(handover)); }
   KvView view(KvHandle handle) const override { return memory_->view(handle); }
   int written_tokens(KvHandle handle) const override { return memory_->written_tokens(handle); }
-  std::span<const int32_t> blocks(KvHandle handle) const override {
-    return memory_->blocks(handle);
-  }
+  std::span<const int32_t> blocks(KvHandle handle) const override { return memory_->blocks(handle); }
   bool tail_shared(KvHandle handle) const override { return memory_->tail_shared(handle); }
   KvStats stats() const override;
   void clear_prefix_cache() override;
@@ -97,9 +89,9 @@ class TieredMemory final : public KvMemory {
   struct Sequence {
     bool loading = false, given_up = false;  // given up: freed when no copy into it is under way
     bool kept_up = true;                     // its blocks up to the end of chain are in the tiers
-    bool when_set_aside = false;  // it is an arrival that is not kept before (keep_arrivals)
-    bool behind = false;          // … and there was no room for the next: it stands in behind_
-    std::vector<int32_t> tokens;  // written
+    bool when_set_aside = false;             // it is an arrival that is not kept before (keep_arrivals)
+    bool behind = false;                     // … and there was no room for the next: it stands in behind_
+    std::vector<int32_t> tokens;             // written
     uint64_t salt = 0;
     KvTiers::Chain chain;
     int64_t last_out = -1;  // mark of its last copy out
@@ -112,8 +104,7 @@ class TieredMemory final : public KvMemory {
   };
 
   Sequence& start(KvHandle handle, std::span<const int32_t> tokens, uint64_t salt);
-  bool begin_load(KvHandle handle, KvReservation& reservation, std::span<const int32_t> tokens,
-                  uint64_t salt);
+  bool begin_load(KvHandle handle, KvReservation& reservation, std::span<const int32_t> tokens, uint64_t salt);
   void advance(KvHandle handle);
   bool copy_in(KvHandle handle);
   void finish_load(KvHandle handle);

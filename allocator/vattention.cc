@@ -20,13 +20,9 @@ constexpr int kAheadTokens = 8;    // of a decoding sequence: its next row is ma
 constexpr int kEagerRows = 2;      // kept mapped on one idle slot for the next arrival
 constexpr int kReclaimBelow = 10;  // percent of the rows free: idle slots give rows back
 
-int planes_of(const KvOptions& o) {
-  return o.order == KvOrder::layer_major ? 2 * o.shape.n_layers : 1;
-}
+int planes_of(const KvOptions& o) { return o.order == KvOrder::layer_major ? 2 * o.shape.n_layers : 1; }
 // Bytes of one token in one plane.
-size_t plane_token_bytes(const KvOptions& o) {
-  return o.shape.token_bytes() / size_t(planes_of(o));
-}
+size_t plane_token_bytes(const KvOptions& o) { return o.shape.token_bytes() / size_t(planes_of(o)); }
 
 class VattentionMemory final : public PooledMemory {
  public:
@@ -76,12 +72,8 @@ class VattentionMemory final : public PooledMemory {
     return int(size_t(tokens) * plane_token_bytes(options_) / options_.page_group_bytes);
   }
   bool sharing() const { return share_ != KvShare::off; }
-  bool usable(int slot) const {
-    return !slots_[size_t(slot)].live && slots_[size_t(slot)].pins == 0;
-  }
-  void set_busy(int slot, int rows) {
-    rows_.set_busy(slot, std::max(rows, slots_[size_t(slot)].pinned_rows));
-  }
+  bool usable(int slot) const { return !slots_[size_t(slot)].live && slots_[size_t(slot)].pins == 0; }
+  void set_busy(int slot, int rows) { rows_.set_busy(slot, std::max(rows, slots_[size_t(slot)].pinned_rows)); }
   int find_slot(int rows, int except) const;
   KvHandle open(int slot, int tokens);
   void clear(int slot);
@@ -96,8 +88,7 @@ class VattentionMemory final : public PooledMemory {
     XPYD_CHECK(rows_for(s.room) <= int(rows_.rows(s.slot).size()));
     return rows_.rows(s.slot).first(size_t(rows_for(s.room)));
   }
-  void count_references(std::vector<int32_t>& references,
-                        std::vector<int32_t>& idle) const override {
+  void count_references(std::vector<int32_t>& references, std::vector<int32_t>& idle) const override {
     rows_.count_references(references, idle);
   }
   void check_sequence(const Sequence& s) const override;
@@ -126,8 +117,7 @@ int VattentionMemory::find_slot(int rows, int except) const {
       continue;
     }
     const int mine = rows_.unshared_from(i, 0);
-    if (best < 0 || (mine >= rows ? its < rows || mine < its : its < rows && mine > its))
-      best = i, its = mine;
+    if (best < 0 || (mine >= rows ? its < rows || mine < its : its < rows && mine > its)) best = i, its = mine;
   }
   return best >= 0 ? best : oldest;
 }
@@ -193,8 +183,7 @@ bool VattentionMemory::clone(int slot, int donor, int tokens, int room) {
     done = done && rows_.grow(slot, rows_for(tokens));
     if (done) {
       rows_.wait(donor, rows_for(tokens));
-      copy_bytes(slot, donor, size_t(shared) * options_.page_group_bytes,
-                 size_t(tokens) * plane_token_bytes(options_));
+      copy_bytes(slot, donor, size_t(shared) * options_.page_group_bytes, size_t(tokens) * plane_token_bytes(options_));
       pool_->set_written(rows_.rows(slot).subspan(size_t(shared)), tokens - shared * row_tokens_);
     } else {
       set_busy(slot, 0);
@@ -272,8 +261,7 @@ Result<KvHandle> VattentionMemory::fork(KvHandle handle) {
   trim(handle);
   const int written = sequences_[handle].written, donor = sequences_[handle].slot;
   const int slot = find_slot(rows_for(written), -1);
-  if (slot < 0 || !clone(slot, donor, written, 0))
-    return Error{ErrorCode::unavailable, "no free KV slot"};
+  if (slot < 0 || !clone(slot, donor, written, 0)) return Error{ErrorCode::unavailable, "no free KV slot"};
   if (sharing()) contents_.begin_like(slot, donor);
   return open(slot, written);
 }
@@ -323,8 +311,7 @@ KvLease VattentionMemory::pin(KvHandle handle, int token_begin, int token_end) {
   XPYD_CHECK(0 <= token_begin && token_begin < token_end);
   const KvLease lease = hold(table, 0, token_end);
   if (size_t(lease) >= lease_places_.size()) lease_places_.resize(size_t(lease) + 1);
-  const int index = sequences_[handle].slot,
-            rows = std::min((token_end - 1) / row_tokens_ + 1, int(table.size()));
+  const int index = sequences_[handle].slot, rows = std::min((token_end - 1) / row_tokens_ + 1, int(table.size()));
   lease_places_[size_t(lease)] = {index, rows};
   Slot& slot = slots_[size_t(index)];
   ++slot.pins;
@@ -347,8 +334,7 @@ void VattentionMemory::unpin(KvLease lease) {
 KvHandover VattentionMemory::hand_over(KvHandle handle) {
   const Sequence& s = sequences_[handle];
   const int slot = s.slot;
-  XPYD_CHECK(slots_[size_t(slot)].pins == 0,
-             "a sequence with leases on its addresses is handed over");
+  XPYD_CHECK(slots_[size_t(slot)].pins == 0, "a sequence with leases on its addresses is handed over");
   KvHandover handover{rows_.take(slot, rows_for(s.written)), s.written};
   pool_->begin_handover(handover.blocks);
   sequences_.remove(handle);
@@ -358,8 +344,7 @@ KvHandover VattentionMemory::hand_over(KvHandle handle) {
   return handover;
 }
 
-KvHandle VattentionMemory::adopt(KvHandover handover, std::span<const int32_t> tokens,
-                                 uint64_t salt) {
+KvHandle VattentionMemory::adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) {
   XPYD_CHECK(int(tokens.size()) >= handover.tokens);
   const int slot = find_slot(0, -1);  // one that gives up the least
   if (slot < 0 || !rows_.adopt(slot, handover.blocks)) {
@@ -415,9 +400,7 @@ int vattention_row_tokens(const KvOptions& o) {
   return token == 0 ? 0 : int(o.page_group_bytes / token);
 }
 
-size_t vattention_row_bytes(const KvOptions& o) {
-  return size_t(planes_of(o)) * o.page_group_bytes;
-}
+size_t vattention_row_bytes(const KvOptions& o) { return size_t(planes_of(o)) * o.page_group_bytes; }
 
 // A slot's planes are whole groups, one for each row of its longest sequence; where a group does
 // not hold a whole number of tokens these are more than its bytes need. Its length is rounded up to
@@ -431,8 +414,7 @@ KvLayout vattention_slots(const KvOptions& o) {
   return {o.shape, o.order, int(bytes / token), o.max_sequences};
 }
 
-std::unique_ptr<KvMemory> make_vattention(std::shared_ptr<BlockPool> pool,
-                                          const KvOptions& options) {
+std::unique_ptr<KvMemory> make_vattention(std::shared_ptr<BlockPool> pool, const KvOptions& options) {
   return std::make_unique<VattentionMemory>(std::move(pool), options);
 }
 

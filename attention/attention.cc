@@ -49,8 +49,7 @@ Work work(const AttentionArgs& args) {
     };
     double row_elements = double(args.n_heads) * shape.head_dim;
     total.bytes += 2 * 4 * n_q * row_elements;  // q and out
-    total.bytes +=
-        2.0 * (args.kv_lengths[s] - begin(first)) * shape.n_kv_heads * double(shape.row_bytes());
+    total.bytes += 2.0 * (args.kv_lengths[s] - begin(first)) * shape.n_kv_heads * double(shape.row_bytes());
     for (int p = first; p < args.kv_lengths[s]; ++p)  // a multiply and an add for q.K and for w V
       total.flops += 4.0 * (p + 1 - begin(p)) * row_elements;
   }

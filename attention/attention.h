@@ -23,10 +23,9 @@
 namespace xpyd {
 
 struct AttentionArgs {
-  const float* q = nullptr;  // [n_tokens, n_heads, head_dim], contiguous, after RoPE
-  float* out = nullptr;      // [n_tokens, n_heads, head_dim], contiguous; not aliased with q
-  std::span<const int32_t>
-      q_offsets;  // [n_seqs + 1]: tokens of sequence s are [q_offsets[s], q_offsets[s+1])
+  const float* q = nullptr;             // [n_tokens, n_heads, head_dim], contiguous, after RoPE
+  float* out = nullptr;                 // [n_tokens, n_heads, head_dim], contiguous; not aliased with q
+  std::span<const int32_t> q_offsets;   // [n_seqs + 1]: tokens of sequence s are [q_offsets[s], q_offsets[s+1])
   std::span<const int32_t> kv_lengths;  // [n_seqs]: tokens of KV present, this step's included
   std::span<const KvView> views;        // [n_seqs]
   int layer = 0;
@@ -39,9 +38,9 @@ Work work(const AttentionArgs& args);
 
 // K and V of this step's tokens go to their places in the cache, converted to its dtype.
 struct AppendArgs {
-  const float* k = nullptr;  // [n_tokens, n_kv_heads, head_dim], after RoPE; row stride `stride`
-  const float* v = nullptr;  // [n_tokens, n_kv_heads, head_dim]
-  int stride = 0;            // floats from one token of k (or v) to the next
+  const float* k = nullptr;             // [n_tokens, n_kv_heads, head_dim], after RoPE; row stride `stride`
+  const float* v = nullptr;             // [n_tokens, n_kv_heads, head_dim]
+  int stride = 0;                       // floats from one token of k (or v) to the next
   std::span<const int32_t> q_offsets;   // as above
   std::span<const int32_t> kv_lengths;  // as above: token i of s is written at its position p
   std::span<const KvView> views;

@@ -21,10 +21,7 @@ using Rows = const std::byte* const*;
 // innermost loops.
 class Stream {
  public:
-  explicit Stream(const Prefetch& p)
-      : rows_(p.rows), stop_(p.rows + p.n_rows), bytes_(64 * p.n_lines) {
-    start_row();
-  }
+  explicit Stream(const Prefetch& p) : rows_(p.rows), stop_(p.rows + p.n_rows), bytes_(64 * p.n_lines) { start_row(); }
   __attribute__((always_inline)) void step() {
     _mm_prefetch(next_, _MM_HINT_T1);
     next_ += stride_;
@@ -59,20 +56,12 @@ struct RowsF32 {                        // elements of each cache row, from byte
   static constexpr int kWide = 3;       // vectors that 4 query rows take at once
   Rows rows;
   size_t offset;
-  __m256 load(int k, int j) const {
-    return _mm256_loadu_ps(reinterpret_cast<const float*>(rows[k] + offset) + 8 * j);
-  }
+  __m256 load(int k, int j) const { return _mm256_loadu_ps(reinterpret_cast<const float*>(rows[k] + offset) + 8 * j); }
 };
-__m256 widen(__m128i x) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
-}
+__m256 widen(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
 // Two bf16 in each 32-bit lane, widened.
-__m256 low_bf16(__m256 x) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 16));
-}
-__m256 high_bf16(__m256 x) {
-  return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(int(0xffff0000u))));
-}
+__m256 low_bf16(__m256 x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 16)); }
+__m256 high_bf16(__m256 x) { return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(int(0xffff0000u)))); }
 struct RowsBf16 {
   static constexpr int kRowBytes = 16, kWide = 3;
   Rows rows;
@@ -83,17 +72,15 @@ struct RowsBf16 {
 };
 
 // Codes of kBits (kv_row.h) in 32-bit lanes, as the numbers that they stand for.
-__m256 value(__m256i code, __m256 scale, __m256 zero) {
-  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(code), scale, zero);
-}
+__m256 value(__m256i code, __m256 scale, __m256 zero) { return _mm256_fmadd_ps(_mm256_cvtepi32_ps(code), scale, zero); }
 // Code i of the 32 / kBits in each 32-bit lane.
 template <int kBits>
 __m256i code(__m256i word, int i) {
   if (kBits == 4) return _mm256_and_si256(_mm256_srli_epi32(word, 4 * i), _mm256_set1_epi32(15));
   // Bytes i, 4 + i, 8 + i, 12 + i of each half, each to the bottom of its lane.
   const int pick = int(0x80808000u) | i;
-  return _mm256_shuffle_epi8(
-      word, _mm256_add_epi32(_mm256_set1_epi32(pick), _mm256_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12)));
+  return _mm256_shuffle_epi8(word,
+                             _mm256_add_epi32(_mm256_set1_epi32(pick), _mm256_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12)));
 }
 // Scales and zeros of up to kTileTokens rows, widened.
 struct Scales {
@@ -107,9 +94,8 @@ struct Scales {
     }
     for (int t = begin / 8 * 8; t < end; t += 8) {
       for (int i = 0; i < 2; ++i)
-        _mm256_storeu_ps(
-            (i ? zero : scale) + t,
-            _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(halves[i] + t))));
+        _mm256_storeu_ps((i ? zero : scale) + t,
+                         _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(halves[i] + t))));
     }
   }
 };
@@ -128,20 +114,19 @@ struct RowsQuantised {
     } else {
       int word;
       __builtin_memcpy(&word, at, 4);
-      codes = _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(word),
-                                                 _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28)),
-                               _mm256_set1_epi32(15));
+      codes = _mm256_and_si256(
+          _mm256_srlv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28)),
+          _mm256_set1_epi32(15));
     }
-    return value(codes, _mm256_broadcast_ss(scales->scale + k),
-                 _mm256_broadcast_ss(scales->zero + k));
+    return value(codes, _mm256_broadcast_ss(scales->scale + k), _mm256_broadcast_ss(scales->zero + k));
   }
 };
 
 // c[r * c_stride + 0..8 V) (+)= sum over k in [begin, end), ascending, of a[r * a_stride + k] b(k).
 // kQuarters / 4 prefetches per k. Without the unrolling pragmas GCC keeps `sum` in memory.
 template <int R, int V, int kQuarters, bool kAdd, class B>
-void tile(const float* a, size_t a_stride, int begin, int end, const B& b, float* c,
-          size_t c_stride, Stream& given_stream) {
+void tile(const float* a, size_t a_stride, int begin, int end, const B& b, float* c, size_t c_stride,
+          Stream& given_stream) {
   Stream stream = given_stream;  // in registers: stores to c cannot alias it
   __m256 sum[R][V];
 #pragma GCC unroll 8
@@ -174,30 +159,18 @@ void tile(const float* a, size_t a_stride, int begin, int end, const B& b, float
 // The same for n_rows rows: tiles of 6, or of 3 to 5, where one or two rows would not hide the
 // latency. `burst` prefetches before each.
 template <int kQuarters, bool kAdd, class B>
-void tiles(const float* a, size_t a_stride, int n_rows, int begin, int end, const B& b, float* c,
-           size_t c_stride, Stream& stream, int burst) {
+void tiles(const float* a, size_t a_stride, int n_rows, int begin, int end, const B& b, float* c, size_t c_stride,
+           Stream& stream, int burst) {
   while (n_rows > 0) {
     for (int i = 0; i < burst; ++i) stream.step();
     int n = n_rows == 7 || n_rows == 8 ? 4 : n_rows < 6 ? n_rows : 6;
     switch (n) {
-      case 1:
-        tile<1, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
-        break;
-      case 2:
-        tile<2, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
-        break;
-      case 3:
-        tile<3, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
-        break;
-      case 4:
-        tile<4, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
-        break;
-      case 5:
-        tile<5, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
-        break;
-      default:
-        tile<6, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream);
-        break;
+      case 1: tile<1, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream); break;
+      case 2: tile<2, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream); break;
+      case 3: tile<3, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream); break;
+      case 4: tile<4, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream); break;
+      case 5: tile<5, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream); break;
+      default: tile<6, 2, kQuarters, kAdd>(a, a_stride, begin, end, b, c, c_stride, stream); break;
     }
     n_rows -= n, a += size_t(n) * a_stride, c += size_t(n) * c_stride;
   }
@@ -205,8 +178,7 @@ void tiles(const float* a, size_t a_stride, int n_rows, int begin, int end, cons
 
 // Four 32-bit elements, from byte `at`, of each of 8 rows -> four vectors of 8: out[i] = element i
 // of each.
-inline __attribute__((always_inline)) void transpose_8x4(const std::byte* const (&rows)[8],
-                                                         size_t at, __m256 out[4]) {
+inline __attribute__((always_inline)) void transpose_8x4(const std::byte* const (&rows)[8], size_t at, __m256 out[4]) {
   __m256 r[4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
@@ -327,12 +299,10 @@ void pack_k(Dtype dtype, Rows given, size_t offset, int head_dim, float* panel) 
   }
 }
 
-void scores(const float* q, int n_rows, int head_dim, const float* panel, float* s,
-            Prefetch prefetch) {
+void scores(const float* q, int n_rows, int head_dim, const float* panel, float* s, Prefetch prefetch) {
   Stream stream(prefetch);
   int burst = prefetch.n_rows * prefetch.n_lines / ((n_rows + 5) / 6) + 1;
-  tiles<0, false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream,
-                  burst);
+  tiles<0, false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream, burst);
 }
 
 // scores() over a panel of pairs: the same chain, two d per step.
@@ -368,8 +338,7 @@ void score_pairs(const float* q, int head_dim, const float* panel, float* s, Str
 
 // scores() over a panel of raw words of codes: the same chain over the same values.
 template <int R, int kBits>
-void score_codes(const float* q, int head_dim, const float* panel, const Scales& scales, float* s,
-                 Stream stream) {
+void score_codes(const float* q, int head_dim, const float* panel, const Scales& scales, float* s, Stream stream) {
   const __m256 scale[2] = {_mm256_loadu_ps(scales.scale), _mm256_loadu_ps(scales.scale + 8)};
   const __m256 zero[2] = {_mm256_loadu_ps(scales.zero), _mm256_loadu_ps(scales.zero + 8)};
   __m256 sum[R][2];
@@ -404,26 +373,17 @@ void by_rows(const float* q, int n_rows, int head_dim, float* s, Stream stream, 
   for (; n_rows > 0; stream = Stream({})) {
     int n = n_rows == 5 || n_rows == 6 ? 3 : n_rows < 4 ? n_rows : 4;
     switch (n) {
-      case 1:
-        run(std::integral_constant<int, 1>(), q, s, stream);
-        break;
-      case 2:
-        run(std::integral_constant<int, 2>(), q, s, stream);
-        break;
-      case 3:
-        run(std::integral_constant<int, 3>(), q, s, stream);
-        break;
-      default:
-        run(std::integral_constant<int, 4>(), q, s, stream);
-        break;
+      case 1: run(std::integral_constant<int, 1>(), q, s, stream); break;
+      case 2: run(std::integral_constant<int, 2>(), q, s, stream); break;
+      case 3: run(std::integral_constant<int, 3>(), q, s, stream); break;
+      default: run(std::integral_constant<int, 4>(), q, s, stream); break;
     }
     n_rows -= n, q += n * head_dim, s += n * kTileTokens;
   }
 }
 
 template <int kBits>
-void scores_of_codes(Rows rows, const float* q, int n_rows, int head_dim, float* panel, float* s,
-                     Stream stream) {
+void scores_of_codes(Rows rows, const float* q, int n_rows, int head_dim, float* panel, float* s, Stream stream) {
   const Scales scales(rows, 0, kPanelTokens, size_t(head_dim * kBits / 8));
   pack_codes<kBits, true>(rows, scales, head_dim, panel, stream);
   by_rows(q, n_rows, head_dim, s, stream, [&](auto n, const float* qs, float* to, Stream ahead) {
@@ -432,8 +392,8 @@ void scores_of_codes(Rows rows, const float* q, int n_rows, int head_dim, float*
 }
 
 // Packing asks for half of the memory to come, the products for the other half.
-void scores_in_place(Dtype dtype, Rows given, size_t offset, const float* q, int n_rows,
-                     int head_dim, float* panel, float* s, Prefetch prefetch) {
+void scores_in_place(Dtype dtype, Rows given, size_t offset, const float* q, int n_rows, int head_dim, float* panel,
+                     float* s, Prefetch prefetch) {
   const int piece = dtype == Dtype::int8 ? 16 : dtype == Dtype::int4 ? 32 : 8;  // dims
   if (dtype != Dtype::f32 && head_dim % piece != 0) {
     pack_k(dtype, given, offset, head_dim, panel);
@@ -445,13 +405,11 @@ void scores_in_place(Dtype dtype, Rows given, size_t offset, const float* q, int
   Stream stream(prefetch);
   if (dtype == Dtype::f32) {
     pack_k_as<Packing::f32>(rows, head_dim, panel, stream);
-    tiles<2, false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream,
-                    0);
+    tiles<2, false>(q, size_t(head_dim), n_rows, 0, head_dim, Dense{panel}, s, kTileTokens, stream, 0);
   } else if (dtype == Dtype::bf16) {
     pack_k_as<Packing::pairs>(rows, head_dim, panel, stream);
-    by_rows(q, n_rows, head_dim, s, stream, [&](auto n, const float* qs, float* to, Stream ahead) {
-      score_pairs<n>(qs, head_dim, panel, to, ahead);
-    });
+    by_rows(q, n_rows, head_dim, s, stream,
+            [&](auto n, const float* qs, float* to, Stream ahead) { score_pairs<n>(qs, head_dim, panel, to, ahead); });
   } else if (dtype == Dtype::int8) {
     scores_of_codes<8>(rows, q, n_rows, head_dim, panel, s, stream);
   } else {
@@ -501,8 +459,7 @@ void softmax_row(float* s, int begin, int end, SoftmaxState* state, float* acc, 
     __m256 alpha = exp2_negative8(_mm256_set1_ps(state->max - max));
     state->max = max;
     state->sum *= _mm256_cvtss_f32(alpha);
-    for (int d = 0; d < d_pad; d += 8)
-      _mm256_storeu_ps(acc + d, _mm256_mul_ps(_mm256_loadu_ps(acc + d), alpha));
+    for (int d = 0; d < d_pad; d += 8) _mm256_storeu_ps(acc + d, _mm256_mul_ps(_mm256_loadu_ps(acc + d), alpha));
   }
   __m256 sum8 = _mm256_setzero_ps();
   max8 = _mm256_set1_ps(max);
@@ -530,13 +487,13 @@ void pack_v_as(Dtype dtype, const B& b, int begin, int end, int head_dim, float*
     for (int d = 0; d < whole; d += 8)
       _mm256_storeu_ps(panels + (d / 16 * kTileTokens + t) * 16 + d % 16, b.load(t, d / 8));
     for (int d = whole; d % 16 != 0 || d < head_dim; ++d)
-      panels[(d / 16 * kTileTokens + t) * 16 + d % 16] =
-          d < head_dim ? kv_element(dtype, head_dim, b.rows[t] + b.offset, d) : 0.0f;
+      panels[(d / 16 * kTileTokens + t) * 16 + d % 16] = d < head_dim
+                                                             ? kv_element(dtype, head_dim, b.rows[t] + b.offset, d)
+                                                             : 0.0f;
   }
 }
 
-void pack_v(Dtype dtype, Rows rows, int begin, int end, size_t offset, int head_dim,
-            float* panels) {
+void pack_v(Dtype dtype, Rows rows, int begin, int end, size_t offset, int head_dim, float* panels) {
   if (dtype == Dtype::f32) {
     pack_v_as(dtype, RowsF32{rows, offset}, begin, end, head_dim, panels);
   } else if (dtype == Dtype::bf16) {
@@ -550,14 +507,14 @@ void pack_v(Dtype dtype, Rows rows, int begin, int end, size_t offset, int head_
   }
 }
 
-void values(const float* p, int n_rows, int begin, int end, const float* panels, float* acc,
-            int d_pad, Prefetch prefetch) {
+void values(const float* p, int n_rows, int begin, int end, const float* panels, float* acc, int d_pad,
+            Prefetch prefetch) {
   Stream stream(prefetch);
   int n_tiles = (n_rows + 5) / 6 * (d_pad / kPanelDims);
   int burst = prefetch.n_rows * prefetch.n_lines / n_tiles + 1;
   for (int d = 0; d < d_pad; d += kPanelDims)
-    tiles<0, true>(p, kTileTokens, n_rows, begin, end, Dense{panels + d * kTileTokens}, acc + d,
-                   size_t(d_pad), stream, burst);
+    tiles<0, true>(p, kTileTokens, n_rows, begin, end, Dense{panels + d * kTileTokens}, acc + d, size_t(d_pad), stream,
+                   burst);
 }
 
 // R query rows x all dims straight from the cache rows, in tiles as wide as 16 registers allow: V
@@ -576,36 +533,24 @@ void in_place(const float* p, int begin, int end, B b, float* acc, int head_dim,
 }
 
 template <class B>
-void in_place_rows(const float* p, int n_rows, int begin, int end, const B& b, float* acc,
-                   int head_dim, Stream& stream) {
+void in_place_rows(const float* p, int n_rows, int begin, int end, const B& b, float* acc, int head_dim,
+                   Stream& stream) {
   while (n_rows > 0) {
     int n = n_rows == 7 || n_rows == 8 ? 4 : n_rows < 6 ? n_rows : 6;
     switch (n) {
-      case 1:
-        in_place<1, 8>(p, begin, end, b, acc, head_dim, stream);
-        break;
-      case 2:
-        in_place<2, 4>(p, begin, end, b, acc, head_dim, stream);
-        break;
-      case 3:
-        in_place<3, 4>(p, begin, end, b, acc, head_dim, stream);
-        break;
-      case 4:
-        in_place<4, B::kWide>(p, begin, end, b, acc, head_dim, stream);
-        break;
-      case 5:
-        in_place<5, 2>(p, begin, end, b, acc, head_dim, stream);
-        break;
-      default:
-        in_place<6, 2>(p, begin, end, b, acc, head_dim, stream);
-        break;
+      case 1: in_place<1, 8>(p, begin, end, b, acc, head_dim, stream); break;
+      case 2: in_place<2, 4>(p, begin, end, b, acc, head_dim, stream); break;
+      case 3: in_place<3, 4>(p, begin, end, b, acc, head_dim, stream); break;
+      case 4: in_place<4, B::kWide>(p, begin, end, b, acc, head_dim, stream); break;
+      case 5: in_place<5, 2>(p, begin, end, b, acc, head_dim, stream); break;
+      default: in_place<6, 2>(p, begin, end, b, acc, head_dim, stream); break;
     }
     n_rows -= n, p += n * kTileTokens, acc += size_t(n) * size_t(head_dim);
   }
 }
 
-void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end, Rows rows,
-                     size_t offset, float* acc, int head_dim, Prefetch prefetch) {
+void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end, Rows rows, size_t offset, float* acc,
+                     int head_dim, Prefetch prefetch) {
   Stream stream(prefetch);
   if (dtype == Dtype::f32) {
     in_place_rows(p, n_rows, begin, end, RowsF32{rows, offset}, acc, head_dim, stream);
@@ -613,22 +558,17 @@ void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end
     in_place_rows(p, n_rows, begin, end, RowsBf16{rows, offset}, acc, head_dim, stream);
   } else if (dtype == Dtype::int8) {
     const Scales scales(rows, begin, end, offset + size_t(head_dim));
-    in_place_rows(p, n_rows, begin, end, RowsQuantised<8>{rows, offset, &scales}, acc, head_dim,
-                  stream);
+    in_place_rows(p, n_rows, begin, end, RowsQuantised<8>{rows, offset, &scales}, acc, head_dim, stream);
   } else {
     const Scales scales(rows, begin, end, offset + size_t(head_dim / 2));
-    in_place_rows(p, n_rows, begin, end, RowsQuantised<4>{rows, offset, &scales}, acc, head_dim,
-                  stream);
+    in_place_rows(p, n_rows, begin, end, RowsQuantised<4>{rows, offset, &scales}, acc, head_dim, stream);
   }
 }
 
-constexpr AttentionKernels kAvx2 = {pack_k, scores, scores_in_place, softmax,
-                                    pack_v, values, values_in_place};
+constexpr AttentionKernels kAvx2 = {pack_k, scores, scores_in_place, softmax, pack_v, values, values_in_place};
 
 }  // namespace
 
-void attention_avx2(const AttentionArgs& args, ThreadTeam& team) {
-  attention_walk(args, team, kAvx2);
-}
+void attention_avx2(const AttentionArgs& args, ThreadTeam& team) { attention_walk(args, team, kAvx2); }
 
 }  // namespace xpyd

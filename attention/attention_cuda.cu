@@ -56,8 +56,7 @@ void check(const CudaAttentionArgs& args) {
   const KvShape& shape = args.layout.shape;
   XPYD_CHECK(args.dtype != Dtype::f16 && shape.dtype != Dtype::f16);
   XPYD_CHECK(args.n_heads > 0 && args.n_heads % shape.n_kv_heads == 0);
-  XPYD_CHECK(bytes_of_rows(args.layout) / shape.row_bytes() < uint32_t(-1),
-             "KvRows counts 32 bits");
+  XPYD_CHECK(bytes_of_rows(args.layout) / shape.row_bytes() < uint32_t(-1), "KvRows counts 32 bits");
   XPYD_CHECK(args.layer >= 0 && args.layer < shape.n_layers && args.sliding_window >= 0);
 }
 
@@ -76,18 +75,15 @@ std::span<const CudaAttentionVariant> cuda_attention_variants() {
   static constexpr CudaAttentionVariant kVariants[] = {
       {"naive", prefill, naive, naive_refuses, true, "online softmax, Milakov & Gimelshein 2018"},
       {"flash_mma", prefill, flash_mma, mma_refuses, false, "FlashAttention-2, Dao 2023"},
-      {"flash_wgmma", prefill, flash_wgmma, wgmma_refuses, false,
-       "FlashAttention-3, Shah et al. 2024"},
+      {"flash_wgmma", prefill, flash_wgmma, wgmma_refuses, false, "FlashAttention-3, Shah et al. 2024"},
       {"naive", decode, naive, naive_refuses, true, "online softmax, Milakov & Gimelshein 2018"},
       {"split_kv", decode, split_kv, split_kv_refuses, false, "Flash-Decoding, Dao et al. 2023"},
-      {"split_mma", decode, split_mma, mma_refuses, false,
-       "GQA heads as mma rows, FlashInfer, Ye et al. 2025"},
+      {"split_mma", decode, split_mma, mma_refuses, false, "GQA heads as mma rows, FlashInfer, Ye et al. 2025"},
   };
   return kVariants;
 }
 
-const CudaAttentionVariant& default_cuda_attention(CudaAttentionVariant::Phase phase,
-                                                   const CudaAttentionArgs& args,
+const CudaAttentionVariant& default_cuda_attention(CudaAttentionVariant::Phase phase, const CudaAttentionArgs& args,
                                                    const cuda::Card& card) {
   const CudaAttentionVariant* best = nullptr;
   for (const CudaAttentionVariant& variant : cuda_attention_variants())

@@ -24,8 +24,7 @@ struct CudaSplitRange {
   int begin, end;
 };
 constexpr CudaSplitRange cuda_splits(int kv_length, int sliding_window) {
-  const int seen =
-      sliding_window > 0 && kv_length > sliding_window ? kv_length - sliding_window : 0;
+  const int seen = sliding_window > 0 && kv_length > sliding_window ? kv_length - sliding_window : 0;
   return {seen / kCudaSplitTokens, (kv_length + kCudaSplitTokens - 1) / kCudaSplitTokens};
 }
 
@@ -81,8 +80,7 @@ struct CudaAttentionVariant {
 };
 std::span<const CudaAttentionVariant> cuda_attention_variants();
 // The last verified row of that phase that takes these arguments; a naive row always does.
-const CudaAttentionVariant& default_cuda_attention(CudaAttentionVariant::Phase phase,
-                                                   const CudaAttentionArgs& args,
+const CudaAttentionVariant& default_cuda_attention(CudaAttentionVariant::Phase phase, const CudaAttentionArgs& args,
                                                    const cuda::Card& card);
 
 }  // namespace xpyd

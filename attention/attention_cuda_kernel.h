@@ -12,7 +12,7 @@ namespace xpyd::cuda::attention {
 
 // Cut from position 0 of the sequence, never from the end or from a batch's shape: a query's bits
 // depend on nothing but its own prefix.
-constexpr int kTileTokens = 64;  // of KV that one online-softmax step takes (tensor-core kernels)
+constexpr int kTileTokens = 64;                 // of KV that one online-softmax step takes (tensor-core kernels)
 constexpr int kSplitTokens = kCudaSplitTokens;  // a multiple of tiles
 
 constexpr float kLog2E = 1.4426950408889634f;
@@ -26,13 +26,11 @@ struct Tokens {
 
 // The tokens that a query at `position` sees.
 __device__ inline Tokens visible(int position, int sliding_window) {
-  return {sliding_window > 0 && position >= sliding_window ? position - sliding_window + 1 : 0,
-          position + 1};
+  return {sliding_window > 0 && position >= sliding_window ? position - sliding_window + 1 : 0, position + 1};
 }
 
 // `layout` outlives the view: it is the kernel's parameter.
-__device__ inline KvView view_of(const CudaStep& step, std::byte* pool, const KvLayout& layout,
-                                 int seq) {
+__device__ inline KvView view_of(const CudaStep& step, std::byte* pool, const KvLayout& layout, int seq) {
   const int32_t* table = step.block_tables + step.table_begins[seq];
   if (step.contiguous) return KvView{pool, &layout, nullptr, table[0]};
   return KvView{pool, &layout, table, 0};
@@ -80,8 +78,7 @@ template <int kBits>
 struct RowValues<Codes<kBits>> {
   const std::byte* row;
   KvScale scale;
-  __device__ RowValues(const std::byte* from, int head_dim)
-      : row(from), scale(kv_scale(from + head_dim * kBits / 8)) {}
+  __device__ RowValues(const std::byte* from, int head_dim) : row(from), scale(kv_scale(from + head_dim * kBits / 8)) {}
   __device__ float operator[](int d) const {
     return scale.value(kv_code(kBits == 8 ? Dtype::int8 : Dtype::int4, row, d));
   }
@@ -89,8 +86,7 @@ struct RowValues<Codes<kBits>> {
 
 // Element i of an array of f32 or bf16.
 __device__ inline float get(const void* from, Dtype dtype, size_t i) {
-  return dtype == Dtype::f32 ? static_cast<const float*>(from)[i]
-                             : to_f32(static_cast<const bf16*>(from)[i]);
+  return dtype == Dtype::f32 ? static_cast<const float*>(from)[i] : to_f32(static_cast<const bf16*>(from)[i]);
 }
 __device__ inline void put(void* to, Dtype dtype, size_t i, float x) {
   if (dtype == Dtype::f32) {
@@ -102,9 +98,7 @@ __device__ inline void put(void* to, Dtype dtype, size_t i, float x) {
 
 // Partial results, in the workspace: [i of step.splits][head] of (accumulator[head_dim], maximum,
 // sum), scores in units of log2. A sequence whose visible tokens lie in one split has none.
-__host__ __device__ inline size_t partial_floats(int head_dim) {
-  return size_t(divide_up(head_dim, 4) * 4 + 4);
-}
+__host__ __device__ inline size_t partial_floats(int head_dim) { return size_t(divide_up(head_dim, 4) * 4 + 4); }
 __device__ inline float* partial(const CudaAttentionArgs& args, int i, int head) {
   size_t row = size_t(i) * size_t(args.n_heads) + size_t(head);
   return args.workspace + row * partial_floats(args.layout.shape.head_dim);

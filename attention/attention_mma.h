@@ -26,8 +26,8 @@ XPYD_HD constexpr int in_step(int i, int k) { return i ^ (16 * k); }
 // or V, counted in rows from the start of the pool. A token outside `readable` has none, and its
 // table is not read either.
 constexpr uint32_t kNoRow = 0xffffffffu;
-__device__ inline uint32_t find_rows(const KvRows& kv, const int32_t* table, int kv_head, int first,
-                                     Tokens readable, int lane) {
+__device__ inline uint32_t find_rows(const KvRows& kv, const int32_t* table, int kv_head, int first, Tokens readable,
+                                     int lane) {
   int token = first + lane % kWarpTokens;
   if (token < readable.begin || token >= readable.end) return kNoRow;
   return kv.row(table, lane / kWarpTokens, token, kv_head);
@@ -53,8 +53,7 @@ struct Tiles {
   __device__ void ready(int, int, int) const {}
 
  private:
-  __device__ static void copy(const Shared<bf16>& to, int at, const std::byte* pool, int kv,
-                              uint32_t rows, int lane) {
+  __device__ static void copy(const Shared<bf16>& to, int at, const std::byte* pool, int kv, uint32_t rows, int lane) {
     constexpr int kPieces = kDim / 8, kAtOnce = 32 / kPieces;
     for (int i = 0; i < kWarpTokens / kAtOnce; ++i) {
       int r = i * kAtOnce + lane / kPieces, piece = lane % kPieces;
@@ -78,8 +77,7 @@ struct CodeTiles {
     return shared_bytes<uint32_t>(2 * kKept * kPitch) + shared_bytes<uint32_t>(2 * kKept);
   }
   __device__ explicit CodeTiles(Carver& carver)
-      : codes(carver.take<uint32_t>(2 * kKept * kPitch)),
-        scales(carver.take<uint32_t>(2 * kKept)) {}
+      : codes(carver.take<uint32_t>(2 * kKept * kPitch)), scales(carver.take<uint32_t>(2 * kKept)) {}
   __device__ void load(int tile, const std::byte* pool, uint32_t rows, int warp, int lane) const {
     constexpr size_t kRowBytes = 4 * (kWords + 1);
     constexpr int kAtOnce = 32 / kWords;
@@ -106,13 +104,9 @@ struct Tiles<Codes<kBits>, kDim, kStages> : CodeTiles<kBits, kDim, kStages> {
   using Kept::codes, Kept::scales, Kept::kKept, Kept::kPitch;
   static constexpr bool kCoded = true;
   Shared<bf16> keys, values;
-  static constexpr size_t bytes() {
-    return Kept::bytes() + 2 * shared_bytes<bf16>(kTileTokens * kDim);
-  }
+  static constexpr size_t bytes() { return Kept::bytes() + 2 * shared_bytes<bf16>(kTileTokens * kDim); }
   __device__ explicit Tiles(Carver& carver)
-      : Kept(carver),
-        keys(carver.take<bf16>(kTileTokens * kDim)),
-        values(carver.take<bf16>(kTileTokens * kDim)) {}
+      : Kept(carver), keys(carver.take<bf16>(kTileTokens * kDim)), values(carver.take<bf16>(kTileTokens * kDim)) {}
   __device__ int at(int) const { return 0; }
   __device__ void ready(int tile, int warp, int lane) const {
     undo(keys, 0, tile, warp, lane);
@@ -128,8 +122,7 @@ struct Tiles<Codes<kBits>, kDim, kStages> : CodeTiles<kBits, kDim, kStages> {
       int from = kv * kKept + tile % kStages * kTileTokens + r;
       float2 scale = unpack_f16(scales[from]);
       uint32_t words[8 / kPerWord], pairs[4];
-      for (int w = 0; w < 8 / kPerWord; ++w)
-        words[w] = codes[from * kPitch + piece * (8 / kPerWord) + w];
+      for (int w = 0; w < 8 / kPerWord; ++w) words[w] = codes[from * kPitch + piece * (8 / kPerWord) + w];
       auto value = [&](int d) {
         uint32_t code = words[d / kPerWord] >> (d % kPerWord * kBits) & ((1u << kBits) - 1);
         // Exact: 2^23 + code, without a conversion, which is slower.
@@ -144,13 +137,11 @@ struct Tiles<Codes<kBits>, kDim, kStages> : CodeTiles<kBits, kDim, kStages> {
 // s[i][n] += q_i k_n: a 16 x 8 block of dot products of the 16 query rows of `a` (one 16-wide step
 // `k` of head_dim) with tokens [8n, 8n + 8) after row `at` of `keys`.
 template <int kDim, int kRowTiles, int kTokens>
-__device__ inline void add_scores(float (&s)[kRowTiles][kTokens / 8][4],
-                                  const uint32_t (&a)[kRowTiles][4], int k,
+__device__ inline void add_scores(float (&s)[kRowTiles][kTokens / 8][4], const uint32_t (&a)[kRowTiles][4], int k,
                                   const Shared<bf16>& keys, int at, int lane) {
   for (int n = 0; n < kTokens / 16; ++n) {
     uint32_t b[4];  // tokens 0..7: dims 0..7, 8..15; tokens 8..15: the same
-    ldmatrix_x4(b, keys,
-                swizzled<kDim>(at + 16 * n + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
+    ldmatrix_x4(b, keys, swizzled<kDim>(at + 16 * n + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
     for (int i = 0; i < kRowTiles; ++i) {
       mma_m16n8k16(s[i][2 * n], a[i], b[0], b[1]);
       mma_m16n8k16(s[i][2 * n + 1], a[i], b[2], b[3]);
@@ -169,8 +160,7 @@ struct Centred {
   uint32_t add = 0x43004300u + blockIdx.z, off = 0xc380c380u + blockIdx.z;
   __device__ uint32_t operator()(uint32_t pair) const {
     constexpr uint32_t kOnes = 0x3f803f80u;
-    if constexpr (kBits == 8)
-      return fma_bf16x2((pair & 0x007f007fu) | add, kOnes, (pair & 0x00800080u) ^ off);
+    if constexpr (kBits == 8) return fma_bf16x2((pair & 0x007f007fu) | add, kOnes, (pair & 0x00800080u) ^ off);
     return fma_bf16x2((pair & 0x000f000fu) | add, kOnes, 0xc308c308u);  // - 136
   }
 };
@@ -236,8 +226,7 @@ struct Rows {
       float keep[2];
       for (int half = 0; half < 2; ++half) {
         float top = max[i][half];
-        for (int n = 0; n < kTokens / 8; ++n)
-          top = fmaxf(top, fmaxf(s[i][n][2 * half], s[i][n][2 * half + 1]));
+        for (int n = 0; n < kTokens / 8; ++n) top = fmaxf(top, fmaxf(s[i][n][2 * half], s[i][n][2 * half + 1]));
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
         float base = top == kNone ? 0 : __fmul_rn(top, scale), added = 0;
@@ -261,8 +250,8 @@ struct Rows {
 
   // acc += weights V, weights rounded to bf16; tokens are rows after `at` of `values`.
   template <int kTokens>
-  __device__ void add_values(const float (&s)[kRowTiles][kTokens / 8][4],
-                             const Shared<bf16>& values, int at, int lane) {
+  __device__ void add_values(const float (&s)[kRowTiles][kTokens / 8][4], const Shared<bf16>& values, int at,
+                             int lane) {
     int from = swizzled<kDim>(at + lane % 16, lane / 16);
     for (int k = 0; k < kTokens / 16; ++k) {
       uint32_t p[kRowTiles][4];

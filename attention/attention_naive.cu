@@ -42,8 +42,7 @@ __global__ void naive_kernel(const __grid_constant__ CudaAttentionArgs args) {
     weights[lane] = weight;
     __syncwarp();
     for (float& a : acc) a *= keep;
-    int begin = first > seen.begin ? first : seen.begin,
-        end = first + 32 < seen.end ? first + 32 : seen.end;
+    int begin = first > seen.begin ? first : seen.begin, end = first + 32 < seen.end ? first + 32 : seen.end;
     for (int u = begin; u < end; ++u) {
       const RowValues<T> v(view.row(args.layer, 1, u, kv_head), dim);
       float w = weights[u - first];

@@ -43,8 +43,7 @@ void pack_k(Dtype dtype, const std::byte* const* rows, size_t offset, int head_d
       continue;
     }
     in_pieces(dtype, rows[t] + offset, head_dim, [&](int first, const float* x) {
-      for (int d = first; d < std::min(first + kPanelDims, head_dim); ++d)
-        panel[d * kPanelTokens + t] = x[d - first];
+      for (int d = first; d < std::min(first + kPanelDims, head_dim); ++d) panel[d * kPanelTokens + t] = x[d - first];
     });
   }
 }
@@ -59,8 +58,8 @@ void scores(const float* q, int n_rows, int head_dim, const float* panel, float*
   }
 }
 
-void scores_in_place(Dtype dtype, const std::byte* const* rows, size_t offset, const float* q,
-                     int n_rows, int head_dim, float* panel, float* s, Prefetch prefetch) {
+void scores_in_place(Dtype dtype, const std::byte* const* rows, size_t offset, const float* q, int n_rows, int head_dim,
+                     float* panel, float* s, Prefetch prefetch) {
   pack_k(dtype, rows, offset, head_dim, panel);
   scores(q, n_rows, head_dim, panel, s, prefetch);
 }
@@ -84,17 +83,14 @@ void softmax(float* s, int n_rows, int begin, int end, SoftmaxState* state, floa
     softmax_row(s + r * kTileTokens, begin, end, state + r, acc + size_t(r) * size_t(d_pad), d_pad);
 }
 
-void pack_v(Dtype dtype, const std::byte* const* rows, int begin, int end, size_t offset,
-            int head_dim, float* panels) {
+void pack_v(Dtype dtype, const std::byte* const* rows, int begin, int end, size_t offset, int head_dim, float* panels) {
   for (int t = begin; t < end; ++t)
     in_pieces(dtype, rows[t] + offset, head_dim, [&](int first, const float* x) {
-      std::memcpy(panels + (first / kPanelDims * kTileTokens + t) * kPanelDims, x,
-                  kPanelDims * sizeof(float));
+      std::memcpy(panels + (first / kPanelDims * kTileTokens + t) * kPanelDims, x, kPanelDims * sizeof(float));
     });
 }
 
-void values(const float* p, int n_rows, int begin, int end, const float* panels, float* acc,
-            int d_pad, Prefetch) {
+void values(const float* p, int n_rows, int begin, int end, const float* panels, float* acc, int d_pad, Prefetch) {
   for (int panel = 0; panel < d_pad / kPanelDims; ++panel)
     for (int r = 0; r < n_rows; ++r) {
       float* out = acc + size_t(r) * size_t(d_pad) + panel * kPanelDims;
@@ -107,9 +103,8 @@ void values(const float* p, int n_rows, int begin, int end, const float* panels,
     }
 }
 
-void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end,
-                     const std::byte* const* rows, size_t offset, float* acc, int head_dim,
-                     Prefetch) {
+void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end, const std::byte* const* rows,
+                     size_t offset, float* acc, int head_dim, Prefetch) {
   for (int t = begin; t < end; ++t)
     in_pieces(dtype, rows[t] + offset, head_dim, [&](int first, const float* x) {
       for (int r = 0; r < n_rows; ++r) {
@@ -119,13 +114,10 @@ void values_in_place(Dtype dtype, const float* p, int n_rows, int begin, int end
     });
 }
 
-constexpr AttentionKernels kPortable = {pack_k, scores, scores_in_place, softmax,
-                                        pack_v, values, values_in_place};
+constexpr AttentionKernels kPortable = {pack_k, scores, scores_in_place, softmax, pack_v, values, values_in_place};
 
 }  // namespace
 
-void attention_portable(const AttentionArgs& args, ThreadTeam& team) {
-  attention_walk(args, team, kPortable);
-}
+void attention_portable(const AttentionArgs& args, ThreadTeam& team) { attention_walk(args, team, kPortable); }
 
 }  // namespace xpyd

@@ -17,8 +17,7 @@ void attention_reference_over(const AttentionArgs& args, Element&& element) {
     const KvShape& shape = args.views[s].layout->shape;
     int group = args.n_heads / shape.n_kv_heads, dim = shape.head_dim;
     for (int i = args.q_offsets[s]; i < args.q_offsets[s + 1]; ++i) {
-      int position =
-          args.kv_lengths[s] - (args.q_offsets[s + 1] - args.q_offsets[s]) + i - args.q_offsets[s];
+      int position = args.kv_lengths[s] - (args.q_offsets[s + 1] - args.q_offsets[s]) + i - args.q_offsets[s];
       int first = args.sliding_window ? std::max(0, position - args.sliding_window + 1) : 0;
       for (int h = 0; h < args.n_heads; ++h) {
         const float* q = args.q + (size_t(i) * size_t(args.n_heads) + size_t(h)) * size_t(dim);

@@ -44,15 +44,12 @@ struct Wide {  // bf16: rows of KV as they are
   }
   __device__ void scores(float (&s)[1][kWarpTokens / 8][4], int tile, int warp, int lane) const {
     int at = kept.at(tile) + warp * kWarpTokens;
-    for (int k = 0; k < kDim / 16; ++k)
-      add_scores<kDim, 1, kWarpTokens>(s, a[k], k, kept.keys, at, lane);
+    for (int k = 0; k < kDim / 16; ++k) add_scores<kDim, 1, kWarpTokens>(s, a[k], k, kept.keys, at, lane);
   }
-  __device__ void values(Rows<kDim, 1>& rows, float (&s)[1][kWarpTokens / 8][4], int tile, int warp,
-                         int lane) const {
+  __device__ void values(Rows<kDim, 1>& rows, float (&s)[1][kWarpTokens / 8][4], int tile, int warp, int lane) const {
     rows.template add_values<kWarpTokens>(s, kept.values, kept.at(tile) + warp * kWarpTokens, lane);
   }
-  __device__ static void store(const Shared<float2>& accs, int at, const Rows<kDim, 1>& rows,
-                               int half, int lane) {
+  __device__ static void store(const Shared<float2>& accs, int at, const Rows<kDim, 1>& rows, int half, int lane) {
     for (int n = 0; n < kDim / 8; ++n)
       accs[at + 4 * n + lane % 4] = float2{rows.acc[0][n][2 * half], rows.acc[0][n][2 * half + 1]};
   }
@@ -79,21 +76,17 @@ struct Coded {
         constexpr int kApart = 16 / kBits, kSteps = 8 / kBits;  // steps of a word: 1 or 2
         bf16 x[4];
         for (int j = 0; j < 4; ++j) {
-          int d = kDim / 4 * (lane % 4) + k / kSteps * 2 * kApart + k % kSteps * 2 + j / 2 +
-                  j % 2 * kApart;
+          int d = kDim / 4 * (lane % 4) + k / kSteps * 2 * kApart + k % kSteps * 2 + j / 2 + j % 2 * kApart;
           x[j] = row < n_heads ? q[row * kDim + d] : bf16{};
           sum += to_f32(x[j]);
         }
-        for (int i = 0; i < 2; ++i)
-          a[k][0][2 * i + half] = uint32_t(x[2 * i].bits) | uint32_t(x[2 * i + 1].bits) << 16;
+        for (int i = 0; i < 2; ++i) a[k][0][2 * i + half] = uint32_t(x[2 * i].bits) | uint32_t(x[2 * i + 1].bits) << 16;
       }
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       q_sum[half] = sum + __shfl_xor_sync(0xffffffffu, sum, 2);
     }
   }
-  __device__ int first(int tile, int warp) const {
-    return tile % kStages<T> * kTileTokens + warp * kWarpTokens;
-  }
+  __device__ int first(int tile, int warp) const { return tile % kStages<T> * kTileTokens + warp * kWarpTokens; }
   __device__ void scores(float (&s)[1][kWarpTokens / 8][4], int tile, int warp, int lane) const {
     int row = first(tile, warp);
     for (int n = 0; n < kWarpTokens / 8; ++n) {
@@ -110,8 +103,7 @@ struct Coded {
       }
     }
   }
-  __device__ void values(Rows<kDim, 1>& rows, float (&s)[1][kWarpTokens / 8][4], int tile, int warp,
-                         int lane) const {
+  __device__ void values(Rows<kDim, 1>& rows, float (&s)[1][kWarpTokens / 8][4], int tile, int warp, int lane) const {
     int row = kept.kKept + first(tile, warp);
     constexpr int kMine = kWords / 8;
     uint32_t words[4][kMine], p[4];
@@ -126,8 +118,7 @@ struct Coded {
           weight = __fmul_rn(weight, scale.x);
         }
       }
-    for (int j = 0; j < 4; ++j)
-      p[j] = pack_bf16(s[0][j / 2][j % 2 * 2], s[0][j / 2][j % 2 * 2 + 1]);
+    for (int j = 0; j < 4; ++j) p[j] = pack_bf16(s[0][j / 2][j % 2 * 2], s[0][j / 2][j % 2 * 2 + 1]);
     for (int w = 0; w < kMine; ++w)
       for (int i = 0; i < 32 / kBits; ++i) {  // one dim of each lane
         uint32_t b[2];
@@ -142,13 +133,12 @@ struct Coded {
       }
   }
   // Column j of the n-th block of 8 is dim kDim / 8 j + n.
-  __device__ static void store(const Shared<float2>& accs, int at, const Rows<kDim, 1>& rows,
-                               int half, int lane) {
+  __device__ static void store(const Shared<float2>& accs, int at, const Rows<kDim, 1>& rows, int half, int lane) {
     float shift = rows.total(rows.shift, 0, half);
     for (int n = 0; n < kDim / 8; n += 2)
       for (int e = 0; e < 2; ++e)
-        accs[at + (kDim / 8 * (2 * (lane % 4) + e) + n) / 2] =
-            float2{rows.acc[0][n][2 * half + e] + shift, rows.acc[0][n + 1][2 * half + e] + shift};
+        accs[at + (kDim / 8 * (2 * (lane % 4) + e) + n) / 2] = float2{rows.acc[0][n][2 * half + e] + shift,
+                                                                      rows.acc[0][n + 1][2 * half + e] + shift};
   }
 };
 
@@ -164,15 +154,13 @@ struct Form<Codes<kBits>, kDim> {
 template <class T, int kDim>
 constexpr size_t split_shared_bytes() {
   size_t kv = decltype(Form<T, kDim>::Type::kept)::bytes();
-  size_t merge =
-      shared_bytes<float2>(kWarps * kRows * kPitch<kDim>) + 2 * shared_bytes<float>(kWarps * kRows);
+  size_t merge = shared_bytes<float2>(kWarps * kRows * kPitch<kDim>) + 2 * shared_bytes<float>(kWarps * kRows);
   return kv > merge ? kv : merge;
 }
 
 template <class T, int kDim>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    split_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
-                     const __grid_constant__ KvRows kv, int chunks) {
+    split_mma_kernel(const __grid_constant__ CudaAttentionArgs args, const __grid_constant__ KvRows kv, int chunks) {
   // KV heads of a token are neighbours in memory: blocks that run together read whole pages of it.
   int kv_head = int(blockIdx.x) / chunks, chunk = int(blockIdx.x) % chunks;
   int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
@@ -229,8 +217,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   // What was KV becomes [warp][row][dim] and the rows' states.
   Carver again;
   Shared<float2> accs = again.take<float2>(kWarps * kRows * kPitch<kDim>);
-  Shared<float> maxima = again.take<float>(kWarps * kRows),
-                sums = again.take<float>(kWarps * kRows);
+  Shared<float> maxima = again.take<float>(kWarps * kRows), sums = again.take<float>(kWarps * kRows);
   for (int half = 0; half < 2; ++half) {
     int row = warp * kRows + lane / 4 + 8 * half;
     float total = rows.total(rows.sum, 0, half);
@@ -263,13 +250,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 template <class T, int kDim>
 void run(const CudaAttentionArgs& args, Stream& stream) {
-  int n_kv_heads = args.layout.shape.n_kv_heads,
-      chunks = divide_up(args.n_heads / n_kv_heads, kRows);
+  int n_kv_heads = args.layout.shape.n_kv_heads, chunks = divide_up(args.n_heads / n_kv_heads, kRows);
   Shape shape = {.grid = dim3(unsigned(n_kv_heads * chunks), unsigned(args.step.n_splits)),
                  .block = kThreads,
                  .shared_bytes = split_shared_bytes<T, kDim>()};
-  launch(split_mma_kernel<T, kDim>, "split_mma", shape, stream, at_rows(args), rows_of(args),
-         chunks);
+  launch(split_mma_kernel<T, kDim>, "split_mma", shape, stream, at_rows(args), rows_of(args), chunks);
 }
 
 }  // namespace

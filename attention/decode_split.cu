@@ -37,11 +37,9 @@ struct Kept<Codes<kBits>> {
 
 template <class T>
 size_t split_shared_bytes(int n_heads, int dim) {
-  return shared_bytes<float>(size_t(n_heads * dim)) +
-         shared_bytes<float>(size_t(n_heads * Kept<T>::kTile)) +
+  return shared_bytes<float>(size_t(n_heads * dim)) + shared_bytes<float>(size_t(n_heads * Kept<T>::kTile)) +
          shared_bytes<float>(size_t(3 * n_heads)) + shared_bytes<uint32_t>(kSplitTokens) +
-         2 * shared_bytes<typename Kept<T>::Unit>(
-                 size_t(2 * Kept<T>::kTile * Kept<T>::pitch(dim))) +
+         2 * shared_bytes<typename Kept<T>::Unit>(size_t(2 * Kept<T>::kTile * Kept<T>::pitch(dim))) +
          2 * shared_bytes<float2>(Kept<T>::kScales);
 }
 
@@ -68,8 +66,8 @@ __device__ inline float value_of(const Shared<uint32_t>& words, int at, int d, f
 
 // kHeads: query heads that a block takes at most; groups that are larger take several blocks.
 template <class T, int kHeads>
-__global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args,
-                                const __grid_constant__ KvRows kv, int chunks) {
+__global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, const __grid_constant__ KvRows kv,
+                                int chunks) {
   // KV heads of a token are neighbours in memory: blocks that run together read whole pages of it.
   int kv_head = int(blockIdx.x) / chunks, chunk = int(blockIdx.x) % chunks;
   int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
@@ -85,8 +83,8 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args,
 
   Carver carver;
   Shared<float> q = carver.take<float>(kHeads * dim);
-  Shared<float> weights = carver.take<float>(kHeads * kTokens);  // [head][token]; scores at first
-  Shared<float> state = carver.take<float>(3 * kHeads);  // [head]: factor of the past; maximum; sum
+  Shared<float> weights = carver.take<float>(kHeads * kTokens);    // [head][token]; scores at first
+  Shared<float> state = carver.take<float>(3 * kHeads);            // [head]: factor of the past; maximum; sum
   Shared<uint32_t> rows = carver.take<uint32_t>(kSplitTokens);     // of K in the pool
   Shared<Unit> keys = carver.take<Unit>(2 * kTokens * row_pitch);  // of two tiles
   Shared<Unit> values = carver.take<Unit>(2 * kTokens * row_pitch);
@@ -142,8 +140,7 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args,
   constexpr int kSet = kHeads < 4 ? kHeads : 4, kSets = kHeads / kSet;
   int lanes = dim < kThreads ? dim : kThreads, owners = kThreads / lanes, owner = thread / lanes;
   float acc[kSets][kSet][kMaxHeadDim / kThreads] = {};
-  constexpr int kWarpHeads =
-      divide_up(kHeads, kWarps);  // whose softmax a warp does: warp, warp + 4
+  constexpr int kWarpHeads = divide_up(kHeads, kWarps);  // whose softmax a warp does: warp, warp + 4
   float max[kWarpHeads], sum[kWarpHeads];
   for (int i = 0; i < kWarpHeads; ++i) max[i] = kNone, sum[i] = 0;
   float scale = args.scale * kLog2E;
@@ -181,8 +178,7 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args,
           }
       }
       bool seen = first + r >= tokens.begin && first + r < tokens.end;
-      for (int i = 0; i < kPartHeads; ++i)
-        weights[(part + i * kParts) * kTokens + r] = seen ? dot[i] * scale : kNone;
+      for (int i = 0; i < kPartHeads; ++i) weights[(part + i * kParts) * kTokens + r] = seen ? dot[i] * scale : kNone;
     }
     __syncthreads();
 
@@ -273,8 +269,7 @@ void run(const CudaAttentionArgs& args, Stream& stream) {
   Shape grid = {.grid = dim3(unsigned(shape.n_kv_heads * chunks), unsigned(args.step.n_splits)),
                 .block = kThreads,
                 .shared_bytes = split_shared_bytes<T>(kHeads, shape.head_dim)};
-  launch(split_kv_kernel<T, kHeads>, "split_kv", grid, stream, at_rows(args), rows_of(args),
-         chunks);
+  launch(split_kv_kernel<T, kHeads>, "split_kv", grid, stream, at_rows(args), rows_of(args), chunks);
 }
 
 template <class T>
@@ -291,17 +286,10 @@ void split_kv(const CudaAttentionArgs& args, Stream& stream) {
   check(args);
   if (args.step.n_splits == 0) return;
   switch (args.layout.shape.dtype) {
-    case Dtype::f32:
-      run_group<float>(args, stream);
-      break;
-    case Dtype::int8:
-      run_group<Codes<8>>(args, stream);
-      break;
-    case Dtype::int4:
-      run_group<Codes<4>>(args, stream);
-      break;
-    default:
-      run_group<bf16>(args, stream);
+    case Dtype::f32: run_group<float>(args, stream); break;
+    case Dtype::int8: run_group<Codes<8>>(args, stream); break;
+    case Dtype::int4: run_group<Codes<4>>(args, stream); break;
+    default: run_group<bf16>(args, stream);
   }
   merge_splits(args, stream);
 }
@@ -315,9 +303,7 @@ const char* split_kv_refuses(const CudaAttentionArgs& args, const Card& card) {
                  : dtype == Dtype::int8 ? split_shared_bytes<Codes<8>>(8, dim)
                  : dtype == Dtype::int4 ? split_shared_bytes<Codes<4>>(8, dim)
                                         : split_shared_bytes<bf16>(8, dim);
-  return bytes > size_t(card.max_shared_bytes)
-             ? "needs more shared memory than a block of this card has"
-             : nullptr;
+  return bytes > size_t(card.max_shared_bytes) ? "needs more shared memory than a block of this card has" : nullptr;
 }
 
 }  // namespace xpyd::cuda::attention

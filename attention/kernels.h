@@ -36,28 +36,24 @@ struct Prefetch {
 // question. A null row is one that must not be read. d_pad is head_dim rounded up to kPanelDims.
 struct AttentionKernels {
   // rows[kPanelTokens] -> panel[head_dim][kPanelTokens] f32; a null row gives a column of anything.
-  void (*pack_k)(Dtype dtype, const std::byte* const* rows, size_t offset, int head_dim,
-                 float* panel);
+  void (*pack_k)(Dtype dtype, const std::byte* const* rows, size_t offset, int head_dim, float* panel);
   // s[r * kTileTokens + t] = sum_d q[r * head_dim + d] panel[d][t], t in [0, kPanelTokens).
-  void (*scores)(const float* q, int n_rows, int head_dim, const float* panel, float* s,
-                 Prefetch prefetch);
+  void (*scores)(const float* q, int n_rows, int head_dim, const float* panel, float* s, Prefetch prefetch);
   // pack_k and scores in one call, for few query rows; `panel` [head_dim][kPanelTokens] is scratch.
-  void (*scores_in_place)(Dtype dtype, const std::byte* const* rows, size_t offset, const float* q,
-                          int n_rows, int head_dim, float* panel, float* s, Prefetch prefetch);
+  void (*scores_in_place)(Dtype dtype, const std::byte* const* rows, size_t offset, const float* q, int n_rows,
+                          int head_dim, float* panel, float* s, Prefetch prefetch);
   // s[r * kTileTokens + [begin, end)] become weights; state[r] and acc[r * d_pad] are rescaled when
   // the maximum grew. begin < end <= kTileTokens.
-  void (*softmax)(float* s, int n_rows, int begin, int end, SoftmaxState* state, float* acc,
-                  int d_pad);
+  void (*softmax)(float* s, int n_rows, int begin, int end, SoftmaxState* state, float* acc, int d_pad);
   // rows[begin, end) -> panels[d_pad / 16][kTileTokens][16] f32, dims beyond head_dim are zero.
-  void (*pack_v)(Dtype dtype, const std::byte* const* rows, int begin, int end, size_t offset,
-                 int head_dim, float* panels);
+  void (*pack_v)(Dtype dtype, const std::byte* const* rows, int begin, int end, size_t offset, int head_dim,
+                 float* panels);
   // acc[r * d_pad + d] += sum_t p[r * kTileTokens + t] panels[.][t][.], t in [begin, end).
-  void (*values)(const float* p, int n_rows, int begin, int end, const float* panels, float* acc,
-                 int d_pad, Prefetch prefetch);
+  void (*values)(const float* p, int n_rows, int begin, int end, const float* panels, float* acc, int d_pad,
+                 Prefetch prefetch);
   // The same sum straight from the rows, for few query rows. Only for head_dim % kPanelDims == 0.
-  void (*values_in_place)(Dtype dtype, const float* p, int n_rows, int begin, int end,
-                          const std::byte* const* rows, size_t offset, float* acc, int head_dim,
-                          Prefetch prefetch);
+  void (*values_in_place)(Dtype dtype, const float* p, int n_rows, int begin, int end, const std::byte* const* rows,
+                          size_t offset, float* acc, int head_dim, Prefetch prefetch);
 };
 
 // 2^x for x <= 0, relative error < 1.1e-7; below 2^-126 it is 0. NaN stays NaN. Plain multiply and

@@ -46,8 +46,7 @@ void write_kv_row(Dtype dtype, int head_dim, const float* x, std::byte* row) {
     for (int d = 0; d < head_dim; ++d) row[d] = std::byte(q.code(x[d]));
     row += head_dim;
   } else {
-    for (int d = 0; d < head_dim; d += 2)
-      row[d / 2] = std::byte(q.code(x[d]) | q.code(x[d + 1]) << 4);
+    for (int d = 0; d < head_dim; d += 2) row[d / 2] = std::byte(q.code(x[d]) | q.code(x[d + 1]) << 4);
     row += head_dim / 2;
   }
   std::memcpy(row, &q.scale, 2);

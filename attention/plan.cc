@@ -15,8 +15,7 @@ void make_plan(const AttentionArgs& args, int n_threads, Plan& plan) {
   int group = args.n_heads / shape.n_kv_heads, streams = 0;
   auto is_stream = [&](int n_q) { return n_q == 1 || n_q * group <= kStreamRows; };
   auto splits_of = [&](Seq seq) {
-    return Tokens{seq.visible(0).begin / kSplitTokens,
-                  (seq.visible(seq.n_q() - 1).end - 1) / kSplitTokens + 1};
+    return Tokens{seq.visible(0).begin / kSplitTokens, (seq.visible(seq.n_q() - 1).end - 1) / kSplitTokens + 1};
   };
   for (int s = 0; s < int(args.views.size()); ++s) {
     Seq seq{args, s};
@@ -43,8 +42,8 @@ void make_plan(const AttentionArgs& args, int n_threads, Plan& plan) {
     if (apart) plan.splits.push_back({s, splits.begin, plan.n_partials});
     for (int split = splits.begin; split < splits.end; ++split) {
       for (int h = 0; h < shape.n_kv_heads; h += heads)
-        plan.units.push_back({s, 0, n_q, h, std::min(heads, shape.n_kv_heads - h),
-                              apart ? split : -1, true, plan.n_partials});
+        plan.units.push_back(
+            {s, 0, n_q, h, std::min(heads, shape.n_kv_heads - h), apart ? split : -1, true, plan.n_partials});
       if (apart) plan.n_partials += size_t(n_q) * size_t(args.n_heads);
       if (!apart) break;
     }

@@ -14,8 +14,7 @@
 namespace xpyd::cuda::attention {
 namespace {
 
-constexpr int kStepTokens =
-    32;  // of online softmax: with 64, 32 rows of head_dim 128 need more registers than 255
+constexpr int kStepTokens = 32;  // of online softmax: with 64, 32 rows of head_dim 128 need more registers than 255
 
 template <class T, int kDim, int kRowTiles>
 constexpr size_t flash_shared_bytes() {
@@ -23,8 +22,7 @@ constexpr size_t flash_shared_bytes() {
 }
 
 template <class T, int kDim, int kRowTiles>
-__global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
-                                 const __grid_constant__ KvRows kv) {
+__global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args, const __grid_constant__ KvRows kv) {
   constexpr int kWarpRows = 16 * kRowTiles, kRows = kWarps * kWarpRows;
   const CudaStep& step = args.step;
   int head = int(blockIdx.x), seq = int(blockIdx.z);
@@ -54,8 +52,7 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
   for (int i = thread; i < kRows * (kDim / 8); i += kThreads) {
     int row = i / (kDim / 8), piece = i % (kDim / 8);
     bool valid = row < n_rows;
-    cp_async_16(q, swizzled<kDim>(row, piece),
-                q_rows + size_t(valid ? row : 0) * q_stride + piece * 8, valid);
+    cp_async_16(q, swizzled<kDim>(row, piece), q_rows + size_t(valid ? row : 0) * q_stride + piece * 8, valid);
   }
   uint32_t next_rows = find(tile);  // a tile ahead of its copy: the block table is slow to answer
 
@@ -82,22 +79,18 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
 
     for (int part = 0; part < kTileTokens; part += kStepTokens) {
       int first = tile * kTileTokens + part, at = kept.at(tile) + part;
-      if (warp_row >= n_rows || first >= seen_by_last.end ||
-          first + kStepTokens <= seen_by_first.begin)
-        continue;
+      if (warp_row >= n_rows || first >= seen_by_last.end || first + kStepTokens <= seen_by_first.begin) continue;
       float s[kRowTiles][kStepTokens / 8][4] = {};
       for (int k = 0; k < kDim / 16; ++k) {
         uint32_t a[kRowTiles][4];
         for (int i = 0; i < kRowTiles; ++i)
-          ldmatrix_x4(a[i], q,
-                      in_step(swizzled<kDim>(warp_row + lane % 16, lane / 16), k) + 16 * i * kDim);
+          ldmatrix_x4(a[i], q, in_step(swizzled<kDim>(warp_row + lane % 16, lane / 16), k) + 16 * i * kDim);
         add_scores<kDim, kRowTiles, kStepTokens>(s, a, k, kept.keys, at, lane);
       }
       if (first + kStepTokens > seen_by_first.end || first < seen_by_last.begin)
         for (int i = 0; i < kRowTiles; ++i)
           for (int half = 0; half < 2; ++half) {
-            int row = warp_row + 16 * i + 8 * half +
-                      lane / 4;  // rows after the last see what the last sees
+            int row = warp_row + 16 * i + 8 * half + lane / 4;  // rows after the last see what the last sees
             // Of this lane's columns, 8 n + c, those in (before, last] are seen.
             int last = position + (row < n_rows ? row : n_rows - 1) - first - 2 * (lane % 4);
             int before = args.sliding_window ? last - args.sliding_window : -1;
@@ -117,8 +110,8 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
       int row = warp_row + 16 * i + 8 * half + lane / 4;
       if (row >= n_rows) continue;
       for (int n = 0; n < kDim / 8; ++n)
-        *reinterpret_cast<uint32_t*>(out + size_t(row) * q_stride + 8 * n + 2 * (lane % 4)) =
-            pack_bf16(rows.acc[i][n][2 * half] * inverse, rows.acc[i][n][2 * half + 1] * inverse);
+        *reinterpret_cast<uint32_t*>(out + size_t(row) * q_stride + 8 * n + 2 * (lane % 4)) = pack_bf16(
+            rows.acc[i][n][2 * half] * inverse, rows.acc[i][n][2 * half + 1] * inverse);
     }
 }
 
@@ -128,8 +121,7 @@ void run(const CudaAttentionArgs& args, Stream& stream) {
   Shape shape = {.grid = dim3(unsigned(args.n_heads), tiles, unsigned(args.step.n_seqs)),
                  .block = kThreads,
                  .shared_bytes = flash_shared_bytes<T, kDim, kRowTiles>()};
-  launch(flash_mma_kernel<T, kDim, kRowTiles>, "flash_mma", shape, stream, at_rows(args),
-         rows_of(args));
+  launch(flash_mma_kernel<T, kDim, kRowTiles>, "flash_mma", shape, stream, at_rows(args), rows_of(args));
 }
 
 }  // namespace
@@ -138,9 +130,7 @@ void flash_mma(const CudaAttentionArgs& args, Stream& stream) {
   check(args);
   if (args.step.n_seqs == 0 || args.step.max_q_tokens == 0) return;
   bool narrow = args.step.max_q_tokens <= kWarps * 16;
-  for_kv(args, [&]<class T, int kDim>() {
-    narrow ? run<T, kDim, 1>(args, stream) : run<T, kDim, 2>(args, stream);
-  });
+  for_kv(args, [&]<class T, int kDim>() { narrow ? run<T, kDim, 1>(args, stream) : run<T, kDim, 2>(args, stream); });
 }
 
 const char* mma_refuses(const CudaAttentionArgs& args, const Card&) {

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kTile = 128;  // tokens that one online-softmax step takes
 constexpr int kStages = 2;
-constexpr int kSmallBox = 8;  // tokens; the least that a box of 128-byte rows may have
+constexpr int kSmallBox = 8;                         // tokens; the least that a box of 128-byte rows may have
 constexpr int kGroupThreads = 128, kGroupRows = 64;  // of a warpgroup
 
 template <int kDim>
@@ -31,12 +31,10 @@ struct Plan {
   static constexpr int kRows = kGroups * kGroupRows, kThreads = (kGroups + 1) * kGroupThreads;
   static constexpr int kHalves = kDim / kBoxColumns;  // boxes beside each other in a row
   // 64 Ki registers: 65,536 / kThreads each at first, then these.
-  static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 40,
-                       kComputeRegisters = kGroups == 3 ? 160 : 232;
+  static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 40, kComputeRegisters = kGroups == 3 ? 160 : 232;
   // Else a warpgroup waits for registers that nobody gives back. The kernel begins with a multiple
   // of 8 each.
-  static_assert((kCopyRegisters + kGroups * kComputeRegisters) * kGroupThreads <=
-                65536 / kThreads / 8 * 8 * kThreads);
+  static_assert((kCopyRegisters + kGroups * kComputeRegisters) * kGroupThreads <= 65536 / kThreads / 8 * 8 * kThreads);
   static constexpr size_t kSharedBytes = shared_bytes<bf16>(kRows * kDim) +
                                          2 * kStages * shared_bytes<bf16>(kTile * kDim) +
                                          shared_bytes<uint64_t>(4 * kStages + 2);
@@ -44,8 +42,8 @@ struct Plan {
 
 // The mbarriers. `full`: a stage's copies are there; `free`: all warps that compute are done with
 // it; `landed`: one for each warp that copies.
-constexpr int kFullKeys = 0, kFullValues = kStages, kFreeKeys = 2 * kStages,
-              kFreeValues = 3 * kStages, kLanded = 4 * kStages, kBarriers = 4 * kStages + 2;
+constexpr int kFullKeys = 0, kFullValues = kStages, kFreeKeys = 2 * kStages, kFreeValues = 3 * kStages,
+              kLanded = 4 * kStages, kBarriers = 4 * kStages + 2;
 // Barriers of some warps, by id: a warpgroup's own, and its turn.
 constexpr int kOwnBarrier = 1, kTurnBarrier = 4;
 
@@ -99,8 +97,7 @@ struct Box {
 // kWhole: the sequence has all the tile's tokens. Otherwise it ends there, and contiguous memory
 // may have no pages behind (vAttention): `map` has small boxes, and the last tokens come as words.
 template <int kDim, bool kWhole>
-__device__ __forceinline__ void copy_tile(const Copying& c, int tile, int i, uint32_t kv_row,
-                                          int& n_landed) {
+__device__ __forceinline__ void copy_tile(const Copying& c, int tile, int i, uint32_t kv_row, int& n_landed) {
   using P = Plan<kDim>;
   int lane = int(threadIdx.x) % 32, half = lane % P::kHalves, begin = tile * kTile;
   const auto [first, box_rows, boxed, copies, seen] = Box<kDim, kWhole>(c, tile);
@@ -118,9 +115,7 @@ __device__ __forceinline__ void copy_tile(const Copying& c, int tile, int i, uin
   mbarrier_wait(c.barriers, (c.v ? kFreeValues : kFreeKeys) + i % kStages, (i / kStages + 1) % 2);
   if (lane == 0) mbarrier_expect(c.barriers, lands, boxed * kDim * 2);
   __syncwarp();
-  if (copies)
-    copy_box(c.tiles, at + (half * kTile + first) * kBoxColumns, c.map, column, row, c.barriers,
-             lands);
+  if (copies) copy_box(c.tiles, at + (half * kTile + first) * kBoxColumns, c.map, column, row, c.barriers, lands);
   if (!touched) return;
   // At most two tiles of a block, the first and the last: V that nobody may read becomes zeros.
   mbarrier_wait(c.barriers, lands, n_landed++ % 2);
@@ -155,8 +150,7 @@ __device__ inline void copy_tiles(Copying c, const TensorMap& small) {
     copy_tile<kDim, true>(c, tile, i, now, n_landed);
   }
   if (tile < end)
-    copy_tile<kDim, false>({c.v, c.bytes, c.pool, small, c.table, c.kv_head, c.readable, c.length,
-                            c.tiles, c.barriers},
+    copy_tile<kDim, false>({c.v, c.bytes, c.pool, small, c.table, c.kv_head, c.readable, c.length, c.tiles, c.barriers},
                            tile, i, Box<kDim, false>(c, tile).find(c, tile), n_landed);
 }
 
@@ -185,8 +179,7 @@ struct Computing {
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k) {
       int half = k / 4, inside = k % 4 * 32;  // bytes of 16 elements
-      wgmma_shared(s, advance(q, half * P::kRows * 128 + inside),
-                   advance(keys, half * kTile * 128 + inside), k > 0);
+      wgmma_shared(s, advance(q, half * P::kRows * 128 + inside), advance(keys, half * kTile * 128 + inside), k > 0);
     }
     wgmma_commit();
   }
@@ -216,8 +209,7 @@ struct Computing {
     for (int half = 0; half < 2; ++half) {
       float top = max[half];
 #pragma unroll
-      for (int n = 0; n < kTile / 8; ++n)
-        top = fmaxf(top, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+      for (int n = 0; n < kTile / 8; ++n) top = fmaxf(top, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
       float base = top == kNone ? 0 : __fmul_rn(top, scale), added = 0;
@@ -246,8 +238,7 @@ struct Computing {
 #pragma unroll
     for (int k = 0; k < kTile / 16; ++k)
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        p[k][j] = pack_bf16(s[2 * k + j / 2][j % 2 * 2], s[2 * k + j / 2][j % 2 * 2 + 1]);
+      for (int j = 0; j < 4; ++j) p[k][j] = pack_bf16(s[2 * k + j / 2][j % 2 * 2], s[2 * k + j / 2][j % 2 * 2 + 1]);
   }
 };
 
@@ -258,16 +249,13 @@ __device__ inline void wait_turn(int group, bool first) {
 }
 template <int kGroups>
 __device__ inline void pass_turn(int group, bool last) {
-  if (group < kGroups - 1 || !last)
-    barrier_arrive(kTurnBarrier + (group + 1) % kGroups, 2 * kGroupThreads);
+  if (group < kGroups - 1 || !last) barrier_arrive(kTurnBarrier + (group + 1) % kGroups, 2 * kGroupThreads);
 }
 
 template <int kDim>
 __global__ void __launch_bounds__(Plan<kDim>::kThreads, 1)
-    flash_wgmma_kernel(const __grid_constant__ CudaAttentionArgs args,
-                       const __grid_constant__ PoolMatrix pool,
-                       const __grid_constant__ TensorMap map,
-                       const __grid_constant__ TensorMap small) {
+    flash_wgmma_kernel(const __grid_constant__ CudaAttentionArgs args, const __grid_constant__ PoolMatrix pool,
+                       const __grid_constant__ TensorMap map, const __grid_constant__ TensorMap small) {
   using P = Plan<kDim>;
   const CudaStep& step = args.step;
   int kv_head = int(blockIdx.y), seq = int(blockIdx.z);
@@ -289,8 +277,7 @@ __global__ void __launch_bounds__(Plan<kDim>::kThreads, 1)
   Shared<uint64_t> barriers = carver.take<uint64_t>(kBarriers);
   int thread = int(threadIdx.x);
   if (thread == 0) {
-    for (int i = 0; i < kBarriers; ++i)
-      mbarrier_init(barriers, i, i < kFreeKeys || i >= kLanded ? 1 : 4 * P::kGroups);
+    for (int i = 0; i < kBarriers; ++i) mbarrier_init(barriers, i, i < kFreeKeys || i >= kLanded ? 1 : 4 * P::kGroups);
     mbarrier_init_done();
   }
   __syncthreads();
@@ -317,18 +304,15 @@ __global__ void __launch_bounds__(Plan<kDim>::kThreads, 1)
     int row = group_row + i / (kDim / 8), piece = i % (kDim / 8);
     uint4 value = make_uint4(0, 0, 0, 0);
     if (row < n_rows)
-      value = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(args.q) + place(row) +
-                                              piece * 8);
-    store_16(q, ((piece / 8) * P::kRows + row) * kBoxColumns + ((piece % 8) ^ (row & 7)) * 8,
-             value);
+      value = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(args.q) + place(row) + piece * 8);
+    store_16(q, ((piece / 8) * P::kRows + row) * kBoxColumns + ((piece % 8) ^ (row & 7)) * 8, value);
   }
   fence_proxy_async();
   barrier_sync(kOwnBarrier + group, kGroupThreads);
 
   uint64_t q_matrix = matrix_descriptor(shared_address(q, group_row * kBoxColumns));
   uint64_t key_matrix = matrix_descriptor(shared_address(tiles, 0));
-  uint64_t value_matrix =
-      matrix_descriptor(shared_address(tiles, kStages * kTile * kDim), kTile * 128);
+  uint64_t value_matrix = matrix_descriptor(shared_address(tiles, kStages * kTile * kDim), kTile * 128);
   constexpr int kStageBytes = kTile * kDim * 2;
   float scale = args.scale * kLog2E;
   int position[2];  // rows after the last see what the last sees
@@ -343,8 +327,7 @@ __global__ void __launch_bounds__(Plan<kDim>::kThreads, 1)
   auto softmax = [&](int tile) {
     int first = tile * kTile;
     // Where every thread of the warp sees all of the tile, there is nothing to mask.
-    bool all = first + kTile <= position[0] + 1 &&
-               (!args.sliding_window || first > position[1] - args.sliding_window);
+    bool all = first + kTile <= position[0] + 1 && (!args.sliding_window || first > position[1] - args.sliding_window);
     if (!__all_sync(0xffffffffu, all)) {
       int last[2], before[2];
 #pragma unroll
@@ -410,8 +393,8 @@ __global__ void __launch_bounds__(Plan<kDim>::kThreads, 1)
     bf16* out = static_cast<bf16*>(args.out) + place(row) + 2 * (lane % 4);
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n)
-      *reinterpret_cast<uint32_t*>(out + 8 * n) =
-          pack_bf16(rows.acc[n][2 * half] * inverse, rows.acc[n][2 * half + 1] * inverse);
+      *reinterpret_cast<uint32_t*>(out + 8 * n) = pack_bf16(rows.acc[n][2 * half] * inverse,
+                                                            rows.acc[n][2 * half + 1] * inverse);
   }
 }
 

@@ -43,8 +43,7 @@ struct Problem {
 
 // Adds the state of the next split to that of the splits before it. Splits are folded left to
 // right.
-void fold(SoftmaxState& into, float* into_acc, const SoftmaxState& next, const float* next_acc,
-          int d_pad) {
+void fold(SoftmaxState& into, float* into_acc, const SoftmaxState& next, const float* next_acc, int d_pad) {
   float max = next.max > into.max ? next.max : into.max;
   float a = exp2_negative(into.max - max), b = exp2_negative(next.max - max);
   into = {max, into.sum * a + next.sum * b};
@@ -69,18 +68,14 @@ struct Tile {
 class UnitRun {
  public:
   UnitRun(const Problem& problem, const Unit& unit, Buffer& scratch)
-      : p_(problem),
-        u_(unit),
-        seq_{problem.args, unit.seq},
-        view_(problem.args.views[size_t(unit.seq)]) {
+      : p_(problem), u_(unit), seq_{problem.args, unit.seq}, view_(problem.args.views[size_t(unit.seq)]) {
     dim_ = p_.shape.head_dim;
     head_rows_ = u_.n_tokens * p_.group;
     n_rows_ = head_rows_ * u_.n_heads;
     size_t rows = size_t(n_rows_), d_pad = size_t(p_.d_pad);
     // Each array starts on a cache line.
-    size_t sizes[] = {
-        rows * size_t(round_up(dim_, 16)), rows * d_pad,        rows * d_pad,  rows * kTileTokens,
-        size_t(dim_) * kPanelTokens,       d_pad * kTileTokens, 2 * rows + 16, 2 * rows + 16};
+    size_t sizes[] = {rows * size_t(round_up(dim_, 16)), rows * d_pad,        rows * d_pad,  rows * kTileTokens,
+                      size_t(dim_) * kPanelTokens,       d_pad * kTileTokens, 2 * rows + 16, 2 * rows + 16};
     size_t total = 0;
     for (size_t& size : sizes) total += size = (size + 15) / 16 * 16;
     float* next = grow(scratch, total);
@@ -97,8 +92,7 @@ class UnitRun {
     int first = u_.split >= 0 ? u_.split : all.begin / kSplitTokens;
     int last = u_.split >= 0 ? u_.split : (all.end - 1) / kSplitTokens;
     for (int split = first; split <= last; ++split) {
-      Tokens tokens = {std::max(all.begin, split * kSplitTokens),
-                       std::min(all.end, (split + 1) * kSplitTokens)};
+      Tokens tokens = {std::max(all.begin, split * kSplitTokens), std::min(all.end, (split + 1) * kSplitTokens)};
       run_split(tokens);
       for (int row = 0; row < n_rows_; ++row) keep(row, split);
     }
@@ -107,8 +101,7 @@ class UnitRun {
  private:
   int token_of(int row) const { return u_.first + row % head_rows_ / p_.group; }
   int query_head_of(int row) const {
-    return (u_.head + row / head_rows_) * p_.group +
-           row % p_.group;  // head_rows_ is a multiple of group
+    return (u_.head + row / head_rows_) * p_.group + row % p_.group;  // head_rows_ is a multiple of group
   }
   size_t row_of_sequence(int row) const {
     return size_t(token_of(row)) * size_t(p_.args.n_heads) + size_t(query_head_of(row));
@@ -128,8 +121,7 @@ class UnitRun {
   }
 
   void run_split(Tokens tokens) {
-    for (int row = 0; row < n_rows_; ++row)
-      state_[row] = {-std::numeric_limits<float>::infinity(), 0.0f};
+    for (int row = 0; row < n_rows_; ++row) state_[row] = {-std::numeric_limits<float>::infinity(), 0.0f};
     std::memset(acc_, 0, size_t(n_rows_) * size_t(p_.d_pad) * sizeof(float));
     Tile tiles[2];
     tile_ = &tiles[0], next_ = &tiles[1];
@@ -164,8 +156,7 @@ class UnitRun {
       int left = view_.contiguous() ? kTileTokens : block_tokens - token % block_tokens;
       const std::byte* k = view_.row(p_.args.layer, 0, token, u_.head);
       const std::byte* v = view_.row(p_.args.layer, 1, token, u_.head);
-      for (int stop = std::min(tile.readable.end, t + left); t < stop;
-           ++t, k += stride, v += stride) {
+      for (int stop = std::min(tile.readable.end, t + left); t < stop; ++t, k += stride, v += stride) {
         tile.rows[0][t] = k;
         tile.rows[1][t] = v;
       }
@@ -208,8 +199,7 @@ class UnitRun {
         int n_rows = (end - begin) * p_.group;
         Prefetch prefetch = ahead(0, t, kPanelTokens, h);
         if (u_.stream) {
-          p_.kernels.scores_in_place(p_.shape.dtype, rows, head_offset(h), q, n_rows, dim_, panel_,
-                                     to, prefetch);
+          p_.kernels.scores_in_place(p_.shape.dtype, rows, head_offset(h), q, n_rows, dim_, panel_, to, prefetch);
         } else {
           p_.kernels.pack_k(p_.shape.dtype, rows, head_offset(h), dim_, panel_);
           p_.kernels.scores(q, n_rows, dim_, panel_, to, prefetch);
@@ -223,8 +213,8 @@ class UnitRun {
       for (int i = 0; i < u_.n_tokens; ++i) {
         if (seen_[i].begin >= seen_[i].end) continue;
         size_t row = size_t(h * head_rows_ + i * p_.group);
-        p_.kernels.softmax(s_ + row * kTileTokens, p_.group, seen_[i].begin, seen_[i].end,
-                           state_ + row, acc_ + row * size_t(p_.d_pad), p_.d_pad);
+        p_.kernels.softmax(s_ + row * kTileTokens, p_.group, seen_[i].begin, seen_[i].end, state_ + row,
+                           acc_ + row * size_t(p_.d_pad), p_.d_pad);
       }
   }
 
@@ -261,12 +251,11 @@ class UnitRun {
 
   void values_packed() {
     for (int h = 0; h < u_.n_heads; ++h) {
-      p_.kernels.pack_v(p_.shape.dtype, tile_->rows[1], tile_->readable.begin, tile_->readable.end,
-                        head_offset(h), dim_, v_panels_);
+      p_.kernels.pack_v(p_.shape.dtype, tile_->rows[1], tile_->readable.begin, tile_->readable.end, head_offset(h),
+                        dim_, v_panels_);
       for_seen(h, tile_->readable, [&](int row, int n, Tokens t) {
         p_.kernels.values(s_ + size_t(row) * kTileTokens, n, t.begin, t.end, v_panels_,
-                          acc_ + size_t(row) * size_t(p_.d_pad), p_.d_pad,
-                          ahead(1, 0, kTileTokens, h));
+                          acc_ + size_t(row) * size_t(p_.d_pad), p_.d_pad, ahead(1, 0, kTileTokens, h));
       });
     }
   }
@@ -275,9 +264,8 @@ class UnitRun {
     for (int part = 0; part < kTileTokens; part += kPartTokens)
       for (int h = 0; h < u_.n_heads; ++h)
         for_seen(h, {part, part + kPartTokens}, [&](int row, int n, Tokens t) {
-          p_.kernels.values_in_place(p_.shape.dtype, s_ + size_t(row) * kTileTokens, n, t.begin,
-                                     t.end, tile_->rows[1], head_offset(h),
-                                     acc_ + size_t(row) * size_t(p_.d_pad), dim_,
+          p_.kernels.values_in_place(p_.shape.dtype, s_ + size_t(row) * kTileTokens, n, t.begin, t.end, tile_->rows[1],
+                                     head_offset(h), acc_ + size_t(row) * size_t(p_.d_pad), dim_,
                                      ahead(1, part, kPartTokens, h));
         });
   }
@@ -325,8 +313,7 @@ void fold_splits(const Problem& p, const Split& split, int rank, int size) {
     Tokens visible = seq.visible(row / p.args.n_heads);
     int first = visible.begin / kSplitTokens, last = (visible.end - 1) / kSplitTokens;
     auto at = [&](int i) {
-      return p.partials + (split.partial + size_t(i - split.first) * size_t(n_rows) + size_t(row)) *
-                              p.partial_stride();
+      return p.partials + (split.partial + size_t(i - split.first) * size_t(n_rows) + size_t(row)) * p.partial_stride();
     };
     auto state_at = [&](int i) {
       SoftmaxState state;
@@ -335,9 +322,8 @@ void fold_splits(const Problem& p, const Split& split, int rank, int size) {
     };
     SoftmaxState state = state_at(first);
     for (int i = first + 1; i <= last; ++i) fold(state, at(first), state_at(i), at(i), p.d_pad);
-    size_t out =
-        (size_t(p.args.q_offsets[size_t(split.seq)]) * size_t(p.args.n_heads) + size_t(row)) *
-        size_t(p.shape.head_dim);
+    size_t out = (size_t(p.args.q_offsets[size_t(split.seq)]) * size_t(p.args.n_heads) + size_t(row)) *
+                 size_t(p.shape.head_dim);
     finish(p.args.out + out, state, at(first), p.shape.head_dim);
   }
 }
@@ -367,9 +353,7 @@ void attention_walk(const AttentionArgs& args, ThreadTeam& team, const Attention
   thread_local Plan plan;
   thread_local Buffer partials;
   make_plan(args, team.size(), plan);
-  Problem problem{
-      args,   kernels, shape, args.n_heads / shape.n_kv_heads, round_up(shape.head_dim, kPanelDims),
-      nullptr};
+  Problem problem{args, kernels, shape, args.n_heads / shape.n_kv_heads, round_up(shape.head_dim, kPanelDims), nullptr};
   problem.partials = grow(partials, plan.n_partials * problem.partial_stride());
   const Plan& units = plan;  // the members see the owner's plan, not their own thread_local
   std::atomic<size_t> next = 0;

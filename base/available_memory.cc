@@ -22,8 +22,8 @@ size_t available_bytes() {
 
 Status check_available_memory(size_t bytes) {
   if (const size_t there = available_bytes(); there > 0 && bytes > there)
-    return Error{ErrorCode::unavailable, std::to_string(bytes) + " bytes: this machine has " +
-                                             std::to_string(there) + " bytes of memory left"};
+    return Error{ErrorCode::unavailable,
+                 std::to_string(bytes) + " bytes: this machine has " + std::to_string(there) + " bytes of memory left"};
   return ok();
 }
 

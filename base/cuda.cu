@@ -20,9 +20,7 @@ int attribute(cudaDeviceAttr which) {
   return value;
 }
 
-std::string dotted(int version) {
-  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-}
+std::string dotted(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
 
 }  // namespace
 
@@ -31,14 +29,12 @@ Result<Card> open() {
   cudaRuntimeGetVersion(&card.runtime);
   if (cudaDriverGetVersion(&card.driver) != cudaSuccess || card.driver == 0)
     return Error{ErrorCode::unavailable,
-                 "--device cuda: no NVIDIA driver is installed; this build needs one for CUDA " +
-                     dotted(card.runtime)};
+                 "--device cuda: no NVIDIA driver is installed; this build needs one for CUDA " + dotted(card.runtime)};
   int n_cards = 0;
   cudaError_t found = cudaGetDeviceCount(&n_cards);
   if (found == cudaErrorInsufficientDriver)
-    return Error{ErrorCode::unavailable,
-                 "--device cuda: the driver supports CUDA " + dotted(card.driver) +
-                     "; this build needs a driver for CUDA " + dotted(card.runtime)};
+    return Error{ErrorCode::unavailable, "--device cuda: the driver supports CUDA " + dotted(card.driver) +
+                                             "; this build needs a driver for CUDA " + dotted(card.runtime)};
   if (found != cudaSuccess || n_cards == 0)
     return Error{ErrorCode::unavailable,
                  std::string("--device cuda: no usable NVIDIA card: ") + cudaGetErrorString(found)};
@@ -48,13 +44,11 @@ Result<Card> open() {
   card.major = properties.major;
   card.minor = properties.minor;
   if (card.major < 8)
-    return Error{ErrorCode::unavailable,
-                 "--device cuda: " + card.name + " has compute capability " +
-                     std::to_string(card.major) + "." + std::to_string(card.minor) +
-                     "; at least 8.0 (A100) is needed"};
+    return Error{ErrorCode::unavailable, "--device cuda: " + card.name + " has compute capability " +
+                                             std::to_string(card.major) + "." + std::to_string(card.minor) +
+                                             "; at least 8.0 (A100) is needed"};
   if (cudaError_t set = cudaSetDevice(0); set != cudaSuccess)
-    return Error{ErrorCode::unavailable,
-                 "--device cuda: " + card.name + " cannot be used: " + cudaGetErrorString(set)};
+    return Error{ErrorCode::unavailable, "--device cuda: " + card.name + " cannot be used: " + cudaGetErrorString(set)};
   card.n_sms = properties.multiProcessorCount;
   card.max_shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   CUDA_DO(cudaMemGetInfo(&card.free_bytes, &card.memory_bytes));
@@ -64,8 +58,7 @@ Result<Card> open() {
 Stream::Stream(bool high_priority) {
   int least = 0, greatest = 0;
   CUDA_DO(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-  CUDA_DO(cudaStreamCreateWithPriority(&handle_, cudaStreamNonBlocking,
-                                       high_priority ? greatest : least));
+  CUDA_DO(cudaStreamCreateWithPriority(&handle_, cudaStreamNonBlocking, high_priority ? greatest : least));
 }
 Stream::~Stream() { cudaStreamDestroy(handle_); }
 void Stream::wait() { CUDA_DO(cudaStreamSynchronize(handle_)); }
@@ -88,9 +81,7 @@ bool Event::done() const {
   return true;
 }
 void Event::wait() const { CUDA_DO(cudaEventSynchronize(handle_)); }
-void Event::hold(Stream& stream) const {
-  CUDA_DO(cudaStreamWaitEvent(stream.handle(), handle_, 0));
-}
+void Event::hold(Stream& stream) const { CUDA_DO(cudaStreamWaitEvent(stream.handle(), handle_, 0)); }
 double Event::seconds(const Event& begin, const Event& end) {
   float ms = 0;
   CUDA_DO(cudaEventElapsedTime(&ms, begin.handle_, end.handle_));
@@ -145,9 +136,8 @@ Result<Memory> Memory::device(size_t bytes) {
     cudaGetLastError();  // it is an answer, not a fault that later calls should report
     size_t free = 0, all = 0;
     CUDA_DO(cudaMemGetInfo(&free, &all));
-    return Error{ErrorCode::unavailable, "out of device memory: " + std::to_string(bytes) +
-                                             " bytes wanted, " + std::to_string(free) + " of " +
-                                             std::to_string(all) + " free"};
+    return Error{ErrorCode::unavailable, "out of device memory: " + std::to_string(bytes) + " bytes wanted, " +
+                                             std::to_string(free) + " of " + std::to_string(all) + " free"};
   }
   check(result, "cudaMalloc");
   memory.data_ = static_cast<std::byte*>(data);
@@ -167,8 +157,7 @@ Result<Memory> Memory::try_pinned(size_t bytes) {
   cudaError_t result = cudaHostAlloc(&data, bytes, cudaHostAllocDefault);
   if (result == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    return Error{ErrorCode::unavailable,
-                 "out of pinned host memory: " + std::to_string(bytes) + " bytes wanted"};
+    return Error{ErrorCode::unavailable, "out of pinned host memory: " + std::to_string(bytes) + " bytes wanted"};
   }
   check(result, "cudaHostAlloc");
   memory.data_ = static_cast<std::byte*>(data);
@@ -183,22 +172,19 @@ void fill(void* destination, int byte, size_t bytes, Stream& stream) {
   CUDA_DO(cudaMemsetAsync(destination, byte, bytes, stream.handle()));
 }
 
-void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args,
-                   const On& on) {
-  if (shape.shared_bytes >
-      (48 << 10)) {  // beyond what every kernel may have it must be asked for, once
+void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args, const On& on) {
+  if (shape.shared_bytes > (48 << 10)) {  // beyond what every kernel may have it must be asked for, once
     static std::mutex mutex;
     static std::map<const void*, size_t> allowed;
     std::lock_guard lock(mutex);
     if (size_t& bytes = allowed[kernel]; bytes < shape.shared_bytes) {
       bytes = shape.shared_bytes;
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)),
-            name);
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)), name);
       // Such a kernel streams through shared memory: it takes what an SM has of it, so that as many
       // blocks as fit are there; L1 gets the rest.
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 cudaSharedmemCarveoutMaxShared),
-            name);
+      check(
+          cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+          name);
     }
   }
   static const bool can = attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
@@ -209,8 +195,7 @@ void launch_kernel(const void* kernel, const char* name, const Shape& shape, voi
                             on.stream.handle(), &serialization, on.early && can};
   check(cudaLaunchKernelExC(&config, kernel, args), name);
 }
-void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args,
-                   Stream& stream) {
+void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args, Stream& stream) {
   launch_kernel(kernel, name, shape, args, On(stream));
 }
 

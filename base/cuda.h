@@ -63,8 +63,8 @@ class Event {
   ~Event();
   Event(const Event&) = delete;
   void record(Stream& stream);
-  bool done() const;  // everything before the recorded point is done; true when never recorded
-  void wait() const;  // the caller's thread waits
+  bool done() const;                // everything before the recorded point is done; true when never recorded
+  void wait() const;                // the caller's thread waits
   void hold(Stream& stream) const;  // later work on `stream` waits, the caller does not
   static double seconds(const Event& begin, const Event& end);  // both with timing, both done
  private:
@@ -111,10 +111,9 @@ class Memory {
     std::swap(pinned_, other.pinned_);
     return *this;
   }
-  static Result<Memory> device(size_t bytes);  // error `unavailable`: out of device memory
-  static Memory pinned(size_t bytes);          // small: what copies go through
-  static Result<Memory> try_pinned(
-      size_t bytes);  // error `unavailable`: the host has not that much
+  static Result<Memory> device(size_t bytes);      // error `unavailable`: out of device memory
+  static Memory pinned(size_t bytes);              // small: what copies go through
+  static Result<Memory> try_pinned(size_t bytes);  // error `unavailable`: the host has not that much
   size_t size() const { return bytes_; }
   std::byte* data() const { return data_; }
   template <class T>
@@ -138,13 +137,11 @@ struct Shape {
   size_t shared_bytes = 0;  // dynamic
 };
 
-void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args,
-                   Stream& stream);
+void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args, Stream& stream);
 
 // One kernel. Arguments are converted to the kernel's parameter types and passed by value.
 template <class... P, class... A>
-void launch(void (*kernel)(P...), const char* name, const Shape& shape, Stream& stream,
-            A&&... args) {
+void launch(void (*kernel)(P...), const char* name, const Shape& shape, Stream& stream, A&&... args) {
 #ifdef XPYD_SIMT
   simt::launch(name, shape.grid, shape.block, shape.shared_bytes, stream.handle(),
                [kernel, ... values = static_cast<std::decay_t<P>>(args)] { kernel(values...); });

@@ -12,8 +12,7 @@ bool look_up(F& function, const char* name, unsigned version) {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult state{};
 #if CUDART_VERSION >= 12050
-  cudaError_t result =
-      cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &state);
+  cudaError_t result = cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &state);
 #else
   (void)version;
   cudaError_t result = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &state);

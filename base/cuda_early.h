@@ -18,12 +18,10 @@ struct On {
   bool early;
 };
 
-void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args,
-                   const On& on);
+void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args, const On& on);
 #ifdef XPYD_SIMT
 namespace simt {
-void launch_early(const char* name, const Shape& shape, cudaStream_t stream,
-                  std::function<void()> body);
+void launch_early(const char* name, const Shape& shape, cudaStream_t stream, std::function<void()> body);
 void wait_for_previous(Where where);
 }  // namespace simt
 #endif
@@ -33,9 +31,8 @@ template <class... P, class... A>
 void launch(void (*kernel)(P...), const char* name, const Shape& shape, const On& on, A&&... args) {
 #ifdef XPYD_SIMT
   if (!on.early) return launch(kernel, name, shape, on.stream, std::forward<A>(args)...);
-  simt::launch_early(
-      name, shape, on.stream.handle(),
-      [kernel, ... values = static_cast<std::decay_t<P> >(args)] { kernel(values...); });
+  simt::launch_early(name, shape, on.stream.handle(),
+                     [kernel, ... values = static_cast<std::decay_t<P> >(args)] { kernel(values...); });
 #else
   auto pass = [&](auto... value) {
     void* addresses[] = {&value...};
@@ -46,9 +43,7 @@ void launch(void (*kernel)(P...), const char* name, const Shape& shape, const On
 }
 
 #ifdef XPYD_SIMT
-inline void wait_for_previous(simt::Where where = simt::Where::current()) {
-  simt::wait_for_previous(where);
-}
+inline void wait_for_previous(simt::Where where = simt::Where::current()) { simt::wait_for_previous(where); }
 inline void let_next_start() {}
 #else
 __device__ inline void wait_for_previous() {

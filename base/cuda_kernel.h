@@ -71,14 +71,12 @@ __device__ inline float2 unpack_f16(uint32_t word) {
 }
 __device__ inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
   auto half = [](uint32_t word, int shift) { return to_f32(bf16{uint16_t(word >> shift)}); };
-  return pack_bf16(fmaf(half(a, 0), half(b, 0), half(c, 0)),
-                   fmaf(half(a, 16), half(b, 16), half(c, 16)));
+  return pack_bf16(fmaf(half(a, 0), half(b, 0), half(c, 0)), fmaf(half(a, 16), half(b, 16), half(c, 16)));
 }
 __device__ inline uint32_t byte_perm(uint32_t low, uint32_t high, uint32_t select) {
   const uint64_t bytes = low | uint64_t(high) << 32;
   uint32_t word = 0;
-  for (int i = 0; i < 4; ++i)
-    word |= (uint32_t(bytes >> 8 * (select >> 4 * i & 7)) & 0xff) << 8 * i;
+  for (int i = 0; i < 4; ++i) word |= (uint32_t(bytes >> 8 * (select >> 4 * i & 7)) & 0xff) << 8 * i;
   return word;
 }
 #else
@@ -95,19 +93,16 @@ __device__ inline void store_16(const Shared<T>& to, int i, uint4 value) {
 // 16 bytes from global to shared memory without a register; zeros when !valid (`from` is not read
 // then). Visible to this thread after cp_async_wait, to the others after a barrier that follows.
 template <class T>
-__device__ inline void cp_async_16(const Shared<T>& to, int i, const void* from,
-                                   bool valid = true) {
+__device__ inline void cp_async_16(const Shared<T>& to, int i, const void* from, bool valid = true) {
   uint32_t address = uint32_t(__cvta_generic_to_shared(to.data + i));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(address), "l"(from),
-               "r"(valid ? 16 : 0)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(address), "l"(from), "r"(valid ? 16 : 0)
                : "memory");
 }
 // The same of 4 bytes.
 template <class T>
 __device__ inline void cp_async_4(const Shared<T>& to, int i, const void* from, bool valid = true) {
   uint32_t address = uint32_t(__cvta_generic_to_shared(to.data + i));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(address), "l"(from),
-               "r"(valid ? 4 : 0)
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(address), "l"(from), "r"(valid ? 4 : 0)
                : "memory");
 }
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
@@ -137,8 +132,7 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&r)[4], const Shared<bf16>& f
 
 // d[16, 8] += a[16, 16] b[16, 8], bf16 in, f32 out; fragments as PTX lays them on the warp's lanes
 // (PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type").
-__device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                    uint32_t b1) {
+__device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};\n"

@@ -42,8 +42,7 @@ __device__ inline uint32_t shared_address(const Shared<T>& array, int i) {
 
 // By one thread, before everything else; then mbarrier_init_done() by it, and __syncthreads.
 __device__ inline void mbarrier_init(const Shared<uint64_t>& barriers, int i, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barriers, i)),
-               "r"(arrivals)
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barriers, i)), "r"(arrivals)
                : "memory");
 }
 __device__ inline void mbarrier_init_done() {  // the copy engine sees them too
@@ -51,15 +50,12 @@ __device__ inline void mbarrier_init_done() {  // the copy engine sees them too
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 __device__ inline void mbarrier_arrive(const Shared<uint64_t>& barriers, int i) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(barriers, i))
-               : "memory");
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(barriers, i)) : "memory");
 }
 // Arrives, and the phase waits for `bytes` more.
 __device__ inline void mbarrier_expect(const Shared<uint64_t>& barriers, int i, int bytes) {
-  asm volatile(
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barriers, i)),
-      "r"(bytes)
-      : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barriers, i)), "r"(bytes)
+               : "memory");
 }
 // Until the phase of that parity is complete. Of a new barrier, "phase -1", of parity 1, is.
 __device__ inline void mbarrier_wait(const Shared<uint64_t>& barriers, int i, int parity) {
@@ -77,8 +73,8 @@ __device__ inline void mbarrier_wait(const Shared<uint64_t>& barriers, int i, in
 
 // --- Copies. One thread starts the copy of the box whose first element is (row, column) to element
 // `at` of `to`; its bytes count on barrier i. The box's first row lies at a multiple of 1024 bytes.
-__device__ inline void copy_box(const Shared<bf16>& to, int at, const TensorMap& map, int column,
-                                int row, const Shared<uint64_t>& barriers, int i) {
+__device__ inline void copy_box(const Shared<bf16>& to, int at, const TensorMap& map, int column, int row,
+                                const Shared<uint64_t>& barriers, int i) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3}], [%4];\n" ::"r"(shared_address(to, at)),
@@ -87,9 +83,7 @@ __device__ inline void copy_box(const Shared<bf16>& to, int at, const TensorMap&
 }
 // What this thread has written to shared memory is seen by copies and by wgmma, of whoever is
 // behind a barrier that follows.
-__device__ inline void fence_proxy_async() {
-  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
-}
+__device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
 // --- Barriers of `threads` threads, whole warps, of which some wait and the others only arrive. id
 // 0 is __syncthreads.
@@ -116,9 +110,7 @@ __device__ inline void set_max_registers() {
 // Until the wait, registers of d and a are not to be touched, nor shared memory of a and b written.
 
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
-__device__ inline void wgmma_commit() {
-  asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
-}
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
 // Until at most kPending of the committed groups are under way.
 template <int kPending>
 __device__ inline void wgmma_wait() {
@@ -156,8 +148,7 @@ __device__ inline void keep_operands(uint32_t (&a)[kSteps][4]) {
 __device__ inline void wgmma_shared(float (&d)[16][4], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " XPYD_NAMES_64
-      ", %64, %65, p, 1, 1, 0, 0;\n}\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " XPYD_NAMES_64 ", %64, %65, p, 1, 1, 0, 0;\n}\n"
       : XPYD_F16(d, 0), XPYD_F16(d, 4), XPYD_F16(d, 8), XPYD_F16(d, 12)
       : "l"(a), "l"(b), "r"(int(accumulate)));
 }
@@ -192,12 +183,10 @@ __device__ inline void wgmma_registers(float (&d)[8][4], const uint32_t (&a)[4],
 //   63, a multiple of 1024.
 __device__ inline uint64_t matrix_descriptor(uint32_t address, int next_columns = 16) {
   constexpr uint64_t kSwizzle128 = 1, kNextRows = 1024;
-  return uint64_t((address & 0x3ffff) >> 4) | uint64_t(next_columns >> 4) << 16 |
-         (kNextRows >> 4) << 32 | kSwizzle128 << 62;
+  return uint64_t((address & 0x3ffff) >> 4) | uint64_t(next_columns >> 4) << 16 | (kNextRows >> 4) << 32 |
+         kSwizzle128 << 62;
 }
 // The same, `bytes` further.
-__device__ inline uint64_t advance(uint64_t descriptor, int bytes) {
-  return descriptor + uint64_t(bytes >> 4);
-}
+__device__ inline uint64_t advance(uint64_t descriptor, int bytes) { return descriptor + uint64_t(bytes >> 4); }
 
 }  // namespace xpyd::cuda

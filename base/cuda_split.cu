@@ -9,8 +9,7 @@ namespace {
 
 struct Driver {
   CUresult (*device_resource)(CUdevice, CUdevResource*, CUdevResourceType) = nullptr;
-  CUresult (*split)(CUdevResource*, unsigned*, const CUdevResource*, CUdevResource*, unsigned,
-                    unsigned) = nullptr;
+  CUresult (*split)(CUdevResource*, unsigned*, const CUdevResource*, CUdevResource*, unsigned, unsigned) = nullptr;
   CUresult (*describe)(CUdevResourceDesc*, CUdevResource*, unsigned) = nullptr;
   CUresult (*create)(CUgreenCtx*, CUdevResourceDesc, CUdevice, unsigned) = nullptr;
   CUresult (*destroy)(CUgreenCtx) = nullptr;
@@ -19,10 +18,8 @@ struct Driver {
     constexpr unsigned kSince = 12050;
     return look_up(device_resource, "cuDeviceGetDevResource", kSince) &&
            look_up(split, "cuDevSmResourceSplitByCount", kSince) &&
-           look_up(describe, "cuDevResourceGenerateDesc", kSince) &&
-           look_up(create, "cuGreenCtxCreate", kSince) &&
-           look_up(destroy, "cuGreenCtxDestroy", kSince) &&
-           look_up(stream, "cuGreenCtxStreamCreate", kSince);
+           look_up(describe, "cuDevResourceGenerateDesc", kSince) && look_up(create, "cuGreenCtxCreate", kSince) &&
+           look_up(destroy, "cuGreenCtxDestroy", kSince) && look_up(stream, "cuGreenCtxStreamCreate", kSince);
   }
 };
 
@@ -51,8 +48,7 @@ class GreenSplit final : public Split {
       CUdevResourceDesc description{};
       if (CUresult r = driver_.describe(&description, &group[part], 1); r != CUDA_SUCCESS)
         return failed("cuDevResourceGenerateDesc", r);
-      if (CUresult r = driver_.create(&parts_[part], description, 0, CU_GREEN_CTX_DEFAULT_STREAM);
-          r != CUDA_SUCCESS)
+      if (CUresult r = driver_.create(&parts_[part], description, 0, CU_GREEN_CTX_DEFAULT_STREAM); r != CUDA_SUCCESS)
         return failed("cuGreenCtxCreate", r);
     }
     return "";
@@ -62,8 +58,7 @@ class GreenSplit final : public Split {
     int least = 0, greatest = 0;
     XPYD_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest) == cudaSuccess);
     CUstream stream = nullptr;
-    CUresult made = driver_.stream(&stream, parts_[part], CU_STREAM_NON_BLOCKING,
-                                   high_priority ? greatest : least);
+    CUresult made = driver_.stream(&stream, parts_[part], CU_STREAM_NON_BLOCKING, high_priority ? greatest : least);
     XPYD_CHECK(made == CUDA_SUCCESS, "cuGreenCtxStreamCreate: error " + std::to_string(int(made)));
     return stream;
   }
@@ -81,8 +76,7 @@ int Split::n_sms_of(const Stream& stream) {
   CUresult (*resource)(CUgreenCtx, CUdevResource*, CUdevResourceType) = nullptr;
   CUgreenCtx part = nullptr;
   CUdevResource sms{};
-  if (!look_up(green, "cuStreamGetGreenCtx", 12040) ||
-      !look_up(resource, "cuGreenCtxGetDevResource", 12040) ||
+  if (!look_up(green, "cuStreamGetGreenCtx", 12040) || !look_up(resource, "cuGreenCtxGetDevResource", 12040) ||
       green(stream.handle(), &part) != CUDA_SUCCESS || !part ||
       resource(part, &sms, CU_DEV_RESOURCE_TYPE_SM) != CUDA_SUCCESS)
     return 0;
@@ -91,12 +85,11 @@ int Split::n_sms_of(const Stream& stream) {
 
 Result<std::unique_ptr<Split>> Split::cut(const Card& card, int n_sms) {
   if (n_sms < 1 || n_sms >= card.n_sms)
-    return invalid("--gpu-split " + std::to_string(n_sms) + ": " + card.name + " has " +
-                   std::to_string(card.n_sms) + " SMs, and each part needs some");
+    return invalid("--gpu-split " + std::to_string(n_sms) + ": " + card.name + " has " + std::to_string(card.n_sms) +
+                   " SMs, and each part needs some");
   Driver driver;
   if (!driver.complete())
-    return Error{ErrorCode::unavailable,
-                 "--gpu-split: green contexts need a driver for CUDA 12.5 or later"};
+    return Error{ErrorCode::unavailable, "--gpu-split: green contexts need a driver for CUDA 12.5 or later"};
   auto split = std::make_unique<GreenSplit>(driver);
   if (std::string wrong = split->cut(n_sms); !wrong.empty())
     return Error{ErrorCode::unavailable, "--gpu-split " + std::to_string(n_sms) + ": " + wrong};

@@ -14,22 +14,18 @@ constexpr int kCard = 0;
 
 struct Driver {
   CUresult (*attribute)(int*, CUdevice_attribute, CUdevice) = nullptr;
-  CUresult (*granularity)(size_t*, const CUmemAllocationProp*,
-                          CUmemAllocationGranularity_flags) = nullptr;
+  CUresult (*granularity)(size_t*, const CUmemAllocationProp*, CUmemAllocationGranularity_flags) = nullptr;
   CUresult (*reserve)(CUdeviceptr*, size_t, size_t, CUdeviceptr, unsigned long long) = nullptr;
   CUresult (*free)(CUdeviceptr, size_t) = nullptr;
-  CUresult (*create)(CUmemGenericAllocationHandle*, size_t, const CUmemAllocationProp*,
-                     unsigned long long) = nullptr;
+  CUresult (*create)(CUmemGenericAllocationHandle*, size_t, const CUmemAllocationProp*, unsigned long long) = nullptr;
   CUresult (*release)(CUmemGenericAllocationHandle) = nullptr;
-  CUresult (*map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle,
-                  unsigned long long) = nullptr;
+  CUresult (*map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long) = nullptr;
   CUresult (*set_access)(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) = nullptr;
   CUresult (*unmap)(CUdeviceptr, size_t) = nullptr;
   CUresult (*error_name)(CUresult, const char**) = nullptr;
   CUresult (*export_handle)(void*, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
                             unsigned long long) = nullptr;
-  CUresult (*import_handle)(CUmemGenericAllocationHandle*, void*,
-                            CUmemAllocationHandleType) = nullptr;
+  CUresult (*import_handle)(CUmemGenericAllocationHandle*, void*, CUmemAllocationHandleType) = nullptr;
   const char* missing = nullptr;
 
   Driver() {
@@ -64,15 +60,13 @@ CUmemAllocationProp on_card(Export to = Export::none) {
   // A network card reaches such memory (export_dma_buf) only where it was made for that.
   static const bool rdma = [] {
     int supported = 0;
-    return driver().attribute(&supported,
-                              CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
-                              kCard) == CUDA_SUCCESS &&
+    return driver().attribute(&supported, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, kCard) ==
+               CUDA_SUCCESS &&
            supported;
   }();
   CUmemAllocationProp properties{};
   properties.allocFlags.gpuDirectRDMACapable = rdma;
-  if (to == Export::file)
-    properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  if (to == Export::file) properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = kCard;
@@ -84,11 +78,9 @@ CUmemAllocationProp on_card(Export to = Export::none) {
 Status available() {
   const Driver& d = driver();
   if (d.missing)
-    return Error{ErrorCode::unavailable,
-                 std::string("page groups on CUDA: the driver has no ") + d.missing};
+    return Error{ErrorCode::unavailable, std::string("page groups on CUDA: the driver has no ") + d.missing};
   int supported = 0;
-  const CUresult r =
-      d.attribute(&supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, kCard);
+  const CUresult r = d.attribute(&supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, kCard);
   if (r != CUDA_SUCCESS || !supported)
     return Error{ErrorCode::unavailable,
                  "page groups on CUDA: this card has no virtual memory "
@@ -101,8 +93,7 @@ size_t granularity() {
     const CUmemAllocationProp properties = on_card();
     size_t found = 0;
     const CUresult r = driver().granularity(&found, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
-    XPYD_CHECK(r == CUDA_SUCCESS && found > 0,
-               "cuMemGetAllocationGranularity: " + code_name(int(r)));
+    XPYD_CHECK(r == CUDA_SUCCESS && found > 0, "cuMemGetAllocationGranularity: " + code_name(int(r)));
     return found;
   }();
   return bytes;
@@ -115,8 +106,7 @@ int export_dma_buf(int* file, Address address, size_t bytes) {
     return look_up(found, "cuMemGetHandleForAddressRange", 11070) ? found : nullptr;
   }();
   int supported = 0;
-  const CUresult asked =
-      driver().attribute(&supported, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, kCard);
+  const CUresult asked = driver().attribute(&supported, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, kCard);
   if (!call || asked != CUDA_SUCCESS || !supported) return CUDA_ERROR_NOT_SUPPORTED;
   return call(file, address, bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
 }
@@ -138,9 +128,7 @@ int create(Handle* handle, size_t bytes, Export to) {
 }
 int release(Handle handle) { return int(driver().release(handle)); }
 
-int map(Address address, size_t bytes, Handle handle) {
-  return int(driver().map(address, bytes, 0, handle, 0));
-}
+int map(Address address, size_t bytes, Handle handle) { return int(driver().map(address, bytes, 0, handle, 0)); }
 int set_access(Address address, size_t bytes) {
   CUmemAccessDesc access{};
   access.location = on_card().location;
@@ -152,8 +140,8 @@ int unmap(Address address, size_t bytes) { return int(driver().unmap(address, by
 Status exports_files() {
   if (Status there = available(); !there) return there;
   int supported = 0;
-  const CUresult r = driver().attribute(
-      &supported, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, kCard);
+  const CUresult r = driver().attribute(&supported, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+                                        kCard);
   if (r != CUDA_SUCCESS || !supported)
     return Error{ErrorCode::unavailable,
                  "this card's memory cannot be shared by file descriptor (the driver's "
@@ -191,8 +179,7 @@ std::string card_identity() {
 
 std::string code_name(int code) {
   const char* name = nullptr;
-  if (driver().error_name(CUresult(code), &name) != CUDA_SUCCESS || !name)
-    return "error " + std::to_string(code);
+  if (driver().error_name(CUresult(code), &name) != CUDA_SUCCESS || !name) return "error " + std::to_string(code);
   return name;
 }
 

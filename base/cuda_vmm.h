@@ -41,7 +41,7 @@ int map(Address address, size_t bytes, Handle handle);
 int set_access(Address address, size_t bytes);  // of whole mappings: read and write
 int unmap(Address address, size_t bytes);       // whole mappings, without a gap
 
-Status exports_files();  // error: this card's memory cannot be exported by file descriptor
+Status exports_files();                     // error: this card's memory cannot be exported by file descriptor
 int export_file(int* file, Handle handle);  // a new descriptor, the caller's to close
 int import_file(Handle* handle, int file);  // of the same physical memory, all of it
 std::string card_identity();                // "GPU-…", as nvidia-smi -L says it

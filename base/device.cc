@@ -17,11 +17,9 @@ namespace {
 Result<std::shared_ptr<std::byte>> host_memory(size_t bytes) {
   if (Status there = check_available_memory(bytes); !there) return there.error();
   // What this process may have of it (ulimit -v) only a mapping tells.
-  void* trial =
-      bytes == 0 ? nullptr : ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* trial = bytes == 0 ? nullptr : ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (trial == MAP_FAILED)
-    return Error{ErrorCode::unavailable,
-                 std::to_string(bytes) + " bytes: " + std::strerror(errno) + " (ulimit -v)"};
+    return Error{ErrorCode::unavailable, std::to_string(bytes) + " bytes: " + std::strerror(errno) + " (ulimit -v)"};
   if (trial) ::munmap(trial, bytes);
   auto buffer = std::make_shared<Buffer>(bytes);
   return std::shared_ptr<std::byte>(buffer, buffer->data());
@@ -46,9 +44,7 @@ class CpuDevice final : public Device {
     return make_host_page_groups(options);
   }
   std::unique_ptr<DeviceQueue> make_queue(Phase) override { return std::make_unique<CpuQueue>(); }
-  std::unique_ptr<DeviceQueue> make_copy_queue(double gbps) override {
-    return std::make_unique<CopyThread>(gbps);
-  }
+  std::unique_ptr<DeviceQueue> make_copy_queue(double gbps) override { return std::make_unique<CopyThread>(gbps); }
 };
 
 }  // namespace
@@ -63,9 +59,7 @@ DmaBuf& DmaBuf::operator=(DmaBuf&& from) noexcept {
   return *this;
 }
 
-Result<std::shared_ptr<std::byte>> Device::allocate_host(size_t bytes) {
-  return host_memory(bytes);
-}
+Result<std::shared_ptr<std::byte>> Device::allocate_host(size_t bytes) { return host_memory(bytes); }
 
 DeviceQueue& cpu_queue() {
   static CpuQueue queue;

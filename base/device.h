@@ -58,8 +58,7 @@ class Device {
   // Error `unavailable`: not that much, or not on this device.
   virtual Result<std::shared_ptr<PageGroups>> make_page_groups(const PageGroupOptions& options) {
     (void)options;
-    return Error{ErrorCode::unavailable,
-                 std::string("page groups on ") + name() + ": not there yet"};
+    return Error{ErrorCode::unavailable, std::string("page groups on ") + name() + ": not there yet"};
   }
   // `phase` is what the instance mostly does: a device may give each its own priority or part of
   // itself.

@@ -17,10 +17,9 @@ namespace xpyd {
 namespace {
 
 constexpr size_t kCopyThreads = 256;
-constexpr size_t kPieceBytes =
-    64 << 10;  // of one block: a long copy is cut, so that many blocks share it
-constexpr size_t kListCopies = 4096;  // of one launch
-constexpr int kLists = 4;             // launches under way before the host waits for the oldest
+constexpr size_t kPieceBytes = 64 << 10;  // of one block: a long copy is cut, so that many blocks share it
+constexpr size_t kListCopies = 4096;      // of one launch
+constexpr int kLists = 4;                 // launches under way before the host waits for the oldest
 // Across the bus: 64 GB/s * 3 us are 192 KiB under way; a warp has 2 KiB, a block 16.
 constexpr size_t kBusBlocks = 16;
 constexpr size_t kEngineBytes = 256 << 10;  // mean of a list from which on the engines are as fast
@@ -34,21 +33,18 @@ __device__ void copy_as(const Copy& copy, size_t thread, size_t n_threads) {
   size_t i = thread;
   // Several loads under way before the first is stored: little else hides their latency.
   for (; i + 3 * n_threads < n; i += 4 * n_threads) {
-    const T a = from[i], b = from[i + n_threads], c = from[i + 2 * n_threads],
-            d = from[i + 3 * n_threads];
+    const T a = from[i], b = from[i + n_threads], c = from[i + 2 * n_threads], d = from[i + 3 * n_threads];
     to[i] = a, to[i + n_threads] = b, to[i + 2 * n_threads] = c, to[i + 3 * n_threads] = d;
   }
   for (; i < n; i += n_threads) to[i] = from[i];
 }
 
 // `together` threads of a block move one piece: all of them, or a warp.
-__global__ void __launch_bounds__(kCopyThreads)
-    copy_list(const Copy* list, size_t n, unsigned together) {
+__global__ void __launch_bounds__(kCopyThreads) copy_list(const Copy* list, size_t n, unsigned together) {
   const size_t teams = kCopyThreads / together, thread = threadIdx.x % together;
   for (size_t i = blockIdx.x * teams + threadIdx.x / together; i < n; i += gridDim.x * teams) {
     const Copy copy = list[i];
-    const size_t all = reinterpret_cast<size_t>(copy.destination) |
-                       reinterpret_cast<size_t>(copy.source) | copy.bytes;
+    const size_t all = reinterpret_cast<size_t>(copy.destination) | reinterpret_cast<size_t>(copy.source) | copy.bytes;
     if (all % sizeof(uint4) == 0)
       copy_as<uint4>(copy, thread, together);
     else if (all % sizeof(uint32_t) == 0)
@@ -71,8 +67,7 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
     size_t bytes = 0;
     for (const Copy& copy : copies) bytes += copy.bytes;
     if (bus_ && bytes >= copies.size() * kEngineBytes) {
-      for (const Copy& copy : copies)
-        cuda::copy(copy.destination, copy.source, copy.bytes, stream_);
+      for (const Copy& copy : copies) cuda::copy(copy.destination, copy.source, copy.bytes, stream_);
       return;
     }
     for (const Copy& whole : copies)
@@ -107,23 +102,20 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
     const uint64_t end = (at + memory.size() + kPage - 1) / kPage * kPage;
     int file = -1;
     if (int code = cuda::vmm::export_dma_buf(&file, begin, end - begin))
-      return Error{ErrorCode::unavailable, "the driver exports no dma-buf of the card's memory: " +
-                                               cuda::vmm::code_name(code)};
+      return Error{ErrorCode::unavailable,
+                   "the driver exports no dma-buf of the card's memory: " + cuda::vmm::code_name(code)};
     return std::optional<DmaBuf>(DmaBuf(file, at - begin));
   }
   void* handle() override { return stream_.handle(); }
   // A bare stream: it is made while kernels run that wait for a peer, and allocating would wait for
   // them.
-  std::unique_ptr<DeviceQueue> make_beside() override {
-    return std::make_unique<CudaQueue>(false, false, false);
-  }
+  std::unique_ptr<DeviceQueue> make_beside() override { return std::make_unique<CudaQueue>(false, false, false); }
   cuda::Stream& stream() { return stream_; }
 
  private:
   struct List {
     List() {
-      if (auto made = cuda::Memory::device(kListCopies * sizeof(Copy)))
-        device = std::move(made).value();
+      if (auto made = cuda::Memory::device(kListCopies * sizeof(Copy))) device = std::move(made).value();
     }
     cuda::Memory host = cuda::Memory::pinned(kListCopies * sizeof(Copy));
     cuda::Memory device;  // none where a queue is made on a full card: `host` is read over the bus
@@ -132,13 +124,11 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
   void send() {
     List& list = lists_[turn_];
     const cuda::Memory& read = list.device.size() > 0 ? list.device : list.host;
-    if (&read == &list.device)
-      cuda::copy(list.device.data(), list.host.data(), n_ * sizeof(Copy), stream_);
+    if (&read == &list.device) cuda::copy(list.device.data(), list.host.data(), n_ * sizeof(Copy), stream_);
     const size_t together = bus_ ? 32 : kCopyThreads, teams = kCopyThreads / together;
     const size_t blocks = (n_ + teams - 1) / teams;
     cuda::launch(copy_list, "copy_list",
-                 {.grid = unsigned(bus_ ? std::min(blocks, kBusBlocks) : blocks),
-                  .block = unsigned(kCopyThreads)},
+                 {.grid = unsigned(bus_ ? std::min(blocks, kBusBlocks) : blocks), .block = unsigned(kCopyThreads)},
                  stream_, read.as<const Copy>(), n_, unsigned(together));
     list.free.record(stream_);
     turn_ = (turn_ + 1) % kLists;
@@ -181,20 +171,15 @@ class CudaDevice final : public Device, public MemoryExporter {
   Result<std::shared_ptr<std::byte>> allocate_exported(size_t bytes, int& file) override {
     return make_cuda_exported(bytes, file);
   }
-  Result<std::shared_ptr<std::byte>> import(int file, size_t bytes) override {
-    return import_cuda_memory(file, bytes);
-  }
-  std::unique_ptr<DeviceQueue> make_copy_queue(double) override {
-    return std::make_unique<CudaQueue>(false, true);
-  }
+  Result<std::shared_ptr<std::byte>> import(int file, size_t bytes) override { return import_cuda_memory(file, bytes); }
+  std::unique_ptr<DeviceQueue> make_copy_queue(double) override { return std::make_unique<CudaQueue>(false, true); }
   Result<std::shared_ptr<PageGroups>> make_page_groups(const PageGroupOptions& options) override {
     return make_cuda_page_groups(options);
   }
   std::unique_ptr<DeviceQueue> make_queue(Phase phase) override {
     const bool first = sharing_.priorities && phase == Phase::decode;
     if (!sharing_.split || phase == Phase::both) return std::make_unique<CudaQueue>(first);
-    return std::make_unique<CudaQueue>(
-        sharing_.split->make_stream(phase == Phase::decode ? 1 : 0, first));
+    return std::make_unique<CudaQueue>(sharing_.split->make_stream(phase == Phase::decode ? 1 : 0, first));
   }
 
  private:

@@ -11,9 +11,8 @@ namespace xpyd {
 
 // How instances share the card.
 struct CudaSharing {
-  bool priorities = true;  // decode before prefill, where both have blocks waiting
-  std::shared_ptr<cuda::Split>
-      split;  // part 0 for prefill, part 1 for decode; null: all of the card for all
+  bool priorities = true;              // decode before prefill, where both have blocks waiting
+  std::shared_ptr<cuda::Split> split;  // part 0 for prefill, part 1 for decode; null: all of the card for all
 };
 // One card for the whole process. Queues are streams.
 std::unique_ptr<Device> make_cuda_device(CudaSharing sharing = {});

@@ -20,9 +20,7 @@ enum class Dtype : uint8_t { f32, bf16, f16, int8, int4 };
 XPYD_HD constexpr int dtype_bits(Dtype dtype) {
   return dtype == Dtype::f32 ? 32 : dtype == Dtype::int8 ? 8 : dtype == Dtype::int4 ? 4 : 16;
 }
-XPYD_HD constexpr size_t dtype_bytes(Dtype dtype) {
-  return size_t(dtype_bits(dtype)) / 8;
-}  // not int4
+XPYD_HD constexpr size_t dtype_bytes(Dtype dtype) { return size_t(dtype_bits(dtype)) / 8; }  // not int4
 constexpr const char* dtype_name(Dtype dtype) {
   constexpr const char* kNames[] = {"f32", "bf16", "f16", "int8", "int4"};
   return kNames[int(dtype)];

@@ -20,13 +20,10 @@ using namespace cuda;
 
 constexpr double kBusySeconds = 5;
 
-void must(int code, const char* call) {
-  XPYD_CHECK(code == 0, std::string(call) + ": " + vmm::code_name(code));
-}
+void must(int code, const char* call) { XPYD_CHECK(code == 0, std::string(call) + ": " + vmm::code_name(code)); }
 Error refused(int code, const char* call, size_t bytes) {
   return {code == vmm::kOutOfMemory ? ErrorCode::unavailable : ErrorCode::io,
-          std::to_string(bytes) + " bytes of the card for processes: " + call + ": " +
-              vmm::code_name(code)};
+          std::to_string(bytes) + " bytes of the card for processes: " + call + ": " + vmm::code_name(code)};
 }
 
 // Physical memory behind addresses. Gives back what it came to have.
@@ -43,8 +40,7 @@ class Mapping {
     must(vmm::release(handle_), "cuMemRelease");
   }
   Status map() {
-    if (const int code = vmm::address_reserve(&at_, bytes_))
-      return refused(code, "cuMemAddressReserve", bytes_);
+    if (const int code = vmm::address_reserve(&at_, bytes_)) return refused(code, "cuMemAddressReserve", bytes_);
     if (const int code = vmm::map(at_, bytes_, handle_)) return refused(code, "cuMemMap", bytes_);
     mapped_ = true;
     if (const int code = set_access()) return refused(code, "cuMemSetAccess", bytes_);
@@ -79,15 +75,13 @@ Result<std::shared_ptr<std::byte>> make_cuda_exported(size_t bytes, int& file) {
   file = -1;
   const size_t whole = round_up(bytes);
   vmm::Handle handle = 0;
-  if (const int code = vmm::create(&handle, whole, vmm::Export::file))
-    return refused(code, "cuMemCreate", whole);
+  if (const int code = vmm::create(&handle, whole, vmm::Export::file)) return refused(code, "cuMemCreate", whole);
   auto mapping = std::make_shared<Mapping>(handle, whole);
   if (Status mapped = mapping->map(); !mapped) return mapped.error();
   Stream stream;
   fill(mapping->data(), 0, whole, stream);
   stream.wait();
-  if (const int code = vmm::export_file(&file, handle))
-    return refused(code, "cuMemExportToShareableHandle", whole);
+  if (const int code = vmm::export_file(&file, handle)) return refused(code, "cuMemExportToShareableHandle", whole);
   XPYD_CHECK(::fcntl(file, F_SETFD, FD_CLOEXEC) == 0);  // the driver says nothing of it
   return std::shared_ptr<std::byte>(mapping, mapping->data());
 }
@@ -95,8 +89,7 @@ Result<std::shared_ptr<std::byte>> make_cuda_exported(size_t bytes, int& file) {
 Result<std::shared_ptr<std::byte>> import_cuda_memory(int file, size_t bytes) {
   const size_t whole = round_up(bytes);
   vmm::Handle handle = 0;
-  if (const int code = vmm::import_file(&handle, file))
-    return refused(code, "cuMemImportFromShareableHandle", whole);
+  if (const int code = vmm::import_file(&handle, file)) return refused(code, "cuMemImportFromShareableHandle", whole);
   auto mapping = std::make_shared<Mapping>(handle, whole);
   if (Status mapped = mapping->map(); !mapped) return mapped.error();
   return std::shared_ptr<std::byte>(mapping, mapping->data());

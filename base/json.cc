@@ -61,9 +61,7 @@ class Builder {  // nlohmann's SAX interface
   bool boolean(bool value) { return place(value) != nullptr; }
   bool number_integer(json::number_integer_t value) { return place(value) != nullptr; }
   bool number_unsigned(json::number_unsigned_t value) { return place(value) != nullptr; }
-  bool number_float(json::number_float_t value, const std::string&) {
-    return place(value) != nullptr;
-  }
+  bool number_float(json::number_float_t value, const std::string&) { return place(value) != nullptr; }
   bool string(std::string& value) { return place(std::move(value)) != nullptr; }
   bool binary(json::binary_t&) { return fail("binary value"); }
   bool start_object(size_t) { return open(json::value_t::object); }
@@ -72,8 +70,7 @@ class Builder {  // nlohmann's SAX interface
   bool end_array() { return close(); }
   bool key(std::string& name) {
     auto [at, fresh] = open_.back()->get_ref<json::object_t&>().try_emplace(name);
-    if (!fresh && limits_.reject_duplicate_keys)
-      return fail("duplicate key \"" + without_prefix(name) + "\"");
+    if (!fresh && limits_.reject_duplicate_keys) return fail("duplicate key \"" + without_prefix(name) + "\"");
     slot_ = &at->second;
     return true;
   }
@@ -130,13 +127,11 @@ std::string labelled(const std::string& what, const std::string& name) {
   return (what.empty() ? "" : what + ": ") + "field \"" + name + "\"";
 }
 
-Error wrong(const std::string& what, const std::string& name, const std::string& expected,
-            const json* got) {
+Error wrong(const std::string& what, const std::string& name, const std::string& expected, const json* got) {
   std::string message = labelled(what, name) + ": expected " + expected;
   if (got == nullptr) return invalid(message + ", but it is missing");
-  std::string text = got->is_structured()
-                         ? std::string(got->type_name())
-                         : got->dump(-1, ' ', true, json::error_handler_t::replace);
+  std::string text = got->is_structured() ? std::string(got->type_name())
+                                          : got->dump(-1, ' ', true, json::error_handler_t::replace);
   if (text.size() > 60) text = text.substr(0, 60) + "...";
   return invalid(message + ", got " + text);
 }
@@ -162,8 +157,7 @@ Result<json> parse_json(std::string_view text, const std::string& what, const Js
   const char* begin = text.data();
   const char* seen = begin;
   Builder builder(limits, begin, &seen);
-  bool good = json::sax_parse(CountingIterator(begin, &seen),
-                              CountingIterator(begin + text.size(), &seen), &builder);
+  bool good = json::sax_parse(CountingIterator(begin, &seen), CountingIterator(begin + text.size(), &seen), &builder);
   if (!good) return invalid(what + ": " + builder.error());
   return std::move(builder.root);
 }
@@ -174,8 +168,7 @@ Result<std::string> read_small_file(const std::string& path, size_t max_bytes) {
   int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
     int why = errno;
-    if (why == ENOENT || why == ENOTDIR)
-      return Error{ErrorCode::not_found, path + ": no such file"};
+    if (why == ENOENT || why == ENOTDIR) return Error{ErrorCode::not_found, path + ": no such file"};
     return failed(std::strerror(why));
   }
   struct Closer {
@@ -186,8 +179,7 @@ Result<std::string> read_small_file(const std::string& path, size_t max_bytes) {
   if (::fstat(fd, &info) != 0) return failed(std::strerror(errno));
   if (!S_ISREG(info.st_mode)) return failed("not a regular file");
   if (static_cast<uint64_t>(info.st_size) > max_bytes)
-    return failed(std::to_string(info.st_size) + " bytes, at most " + std::to_string(max_bytes) +
-                  " are read");
+    return failed(std::to_string(info.st_size) + " bytes, at most " + std::to_string(max_bytes) + " are read");
   std::string text(static_cast<size_t>(info.st_size), '\0');
   size_t done = 0;
   while (done < text.size()) {
@@ -221,8 +213,7 @@ Result<int64_t> get_int(const json& object, const std::string& name, int64_t min
   std::string expected = "an integer from " + std::to_string(min) + " to " + std::to_string(max);
   if (at == nullptr || !at->is_number_integer()) return wrong(what, name, expected, at);
   bool fits = !at->is_number_unsigned() || at->get<uint64_t>() <= uint64_t{INT64_MAX};
-  if (!fits || at->get<int64_t>() < min || at->get<int64_t>() > max)
-    return wrong(what, name, expected, at);
+  if (!fits || at->get<int64_t>() < min || at->get<int64_t>() > max) return wrong(what, name, expected, at);
   return at->get<int64_t>();
 }
 
@@ -242,31 +233,26 @@ Result<bool> get_bool(const json& object, const std::string& name, const std::st
   return at->get<bool>();
 }
 
-Result<std::string> get_string(const json& object, const std::string& name,
-                               const std::string& what) {
+Result<std::string> get_string(const json& object, const std::string& name, const std::string& what) {
   const json* at = member(object, name);
   if (at == nullptr || !at->is_string()) return wrong(what, name, "a string", at);
   return at->get<std::string>();
 }
 
-Result<const json*> get_array(const json& object, const std::string& name,
-                              const std::string& what) {
+Result<const json*> get_array(const json& object, const std::string& name, const std::string& what) {
   const json* at = member(object, name);
   if (at == nullptr || !at->is_array()) return wrong(what, name, "an array", at);
   return at;
 }
 
-Result<const json*> get_object(const json& object, const std::string& name,
-                               const std::string& what) {
+Result<const json*> get_object(const json& object, const std::string& name, const std::string& what) {
   const json* at = member(object, name);
   if (at == nullptr || !at->is_object()) return wrong(what, name, "an object", at);
   return at;
 }
 
-JsonFields::JsonFields(const json& object, std::string what)
-    : object_(object), what_(std::move(what)) {
-  if (!object.is_object())
-    status_ = invalid(what_ + ": expected an object, got " + object.type_name());
+JsonFields::JsonFields(const json& object, std::string what) : object_(object), what_(std::move(what)) {
+  if (!object.is_object()) status_ = invalid(what_ + ": expected an object, got " + object.type_name());
 }
 
 template <class T>
@@ -279,8 +265,7 @@ T JsonFields::keep(Result<T> result, T fallback) {
 int64_t JsonFields::integer(const std::string& name, int64_t min, int64_t max) {
   return keep(get_int(object_, name, min, max, what_), min);
 }
-int64_t JsonFields::integer_or(const std::string& name, int64_t min, int64_t max,
-                               int64_t fallback) {
+int64_t JsonFields::integer_or(const std::string& name, int64_t min, int64_t max, int64_t fallback) {
   return find_field(object_, name) == nullptr ? fallback : integer(name, min, max);
 }
 double JsonFields::number(const std::string& name, double min, double max) {
@@ -289,9 +274,7 @@ double JsonFields::number(const std::string& name, double min, double max) {
 double JsonFields::number_or(const std::string& name, double min, double max, double fallback) {
   return find_field(object_, name) == nullptr ? fallback : number(name, min, max);
 }
-bool JsonFields::boolean(const std::string& name) {
-  return keep(get_bool(object_, name, what_), false);
-}
+bool JsonFields::boolean(const std::string& name) { return keep(get_bool(object_, name, what_), false); }
 bool JsonFields::boolean_or(const std::string& name, bool fallback) {
   return find_field(object_, name) == nullptr ? fallback : boolean(name);
 }

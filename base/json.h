@@ -14,18 +14,16 @@
 namespace xpyd {
 
 struct JsonLimits {
-  int max_depth = 64;            // arrays and objects inside each other
-  size_t max_bytes = 64u << 20;  // of text
-  size_t max_values =
-      1u << 20;  // of all kinds, containers too: bounds memory at about 120 bytes each
+  int max_depth = 64;                 // arrays and objects inside each other
+  size_t max_bytes = 64u << 20;       // of text
+  size_t max_values = 1u << 20;       // of all kinds, containers too: bounds memory at about 120 bytes each
   bool reject_duplicate_keys = true;  // false: the last one wins
 };
 
 // Strict RFC 8259 in valid UTF-8: no comments, no trailing commas, no NaN, no lone surrogates, no
 // number that overflows a double. The error reads "WHAT: byte N: ..." with N counted from 1. An
 // integer that does not fit 64 bits becomes a double, as JSON has only one kind of number.
-Result<nlohmann::json> parse_json(std::string_view text, const std::string& what,
-                                  const JsonLimits& limits = {});
+Result<nlohmann::json> parse_json(std::string_view text, const std::string& what, const JsonLimits& limits = {});
 
 // A whole file; longer than max_bytes is refused before it is read.
 Result<nlohmann::json> parse_json_file(const std::string& path, const JsonLimits& limits = {});
@@ -37,14 +35,12 @@ std::string json_text(const nlohmann::json& value, int indent = -1);
 // Field `name` of `object`. Missing, of another type, or out of range is an error that names the
 // field and what was expected; `what` (a file or "request") stands before it when given. 1.0 and
 // "1" are not integers; get_double takes any finite number.
-Result<int64_t> get_int(const nlohmann::json& object, const std::string& name, int64_t min,
-                        int64_t max, const std::string& what = "");
-Result<double> get_double(const nlohmann::json& object, const std::string& name, double min,
-                          double max, const std::string& what = "");
-Result<bool> get_bool(const nlohmann::json& object, const std::string& name,
-                      const std::string& what = "");
-Result<std::string> get_string(const nlohmann::json& object, const std::string& name,
-                               const std::string& what = "");
+Result<int64_t> get_int(const nlohmann::json& object, const std::string& name, int64_t min, int64_t max,
+                        const std::string& what = "");
+Result<double> get_double(const nlohmann::json& object, const std::string& name, double min, double max,
+                          const std::string& what = "");
+Result<bool> get_bool(const nlohmann::json& object, const std::string& name, const std::string& what = "");
+Result<std::string> get_string(const nlohmann::json& object, const std::string& name, const std::string& what = "");
 // The value stays inside `object`.
 Result<const nlohmann::json*> get_array(const nlohmann::json& object, const std::string& name,
                                         const std::string& what = "");

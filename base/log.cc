@@ -60,16 +60,14 @@ std::string log_stamp(LogLevel level) {
   gmtime_r(&time.tv_sec, &day);
   char stamp[64];
   const size_t n = std::strftime(stamp, sizeof stamp, "%FT%T", &day);
-  std::snprintf(stamp + n, sizeof stamp - n, ".%03ldZ %s ", time.tv_nsec / 1000000,
-                kNames[size_t(level)].data());
+  std::snprintf(stamp + n, sizeof stamp - n, ".%03ldZ %s ", time.tv_nsec / 1000000, kNames[size_t(level)].data());
   return stamp;
 }
 
 void log_text(std::string line) {
   const int64_t missing = dropped.exchange(0);
-  const bool told =
-      missing == 0 || put(log_stamp(LogLevel::warning) +
-                          "stderr was full: dropped_lines=" + std::to_string(missing));
+  const bool told = missing == 0 ||
+                    put(log_stamp(LogLevel::warning) + "stderr was full: dropped_lines=" + std::to_string(missing));
   if (!told) dropped += missing;
   if (!told || !put(std::move(line))) ++dropped;
 }

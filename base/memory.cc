@@ -9,8 +9,7 @@ namespace xpyd {
 Buffer::Buffer(size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   void* p;
-  while ((p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) ==
-         MAP_FAILED)
+  while ((p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) == MAP_FAILED)
     out_of_memory(bytes);
   data_ = static_cast<std::byte*>(p);
   madvise(p, bytes, MADV_HUGEPAGE);  // a hint: refused on some kernels, and then 4 KiB pages do

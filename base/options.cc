@@ -65,24 +65,20 @@ bool parse_integer(std::string_view text, int64_t* out) {
 
 bool parse_number(std::string_view text, double* out) {
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *out);
-  return error == std::errc() && end == text.data() + text.size() && !text.empty() &&
-         !std::isnan(*out);
+  return error == std::errc() && end == text.data() + text.size() && !text.empty() && !std::isnan(*out);
 }
 
 // "" when `value` fits the row, and then `value` is in canonical form; otherwise what was expected.
 std::string problem(const OptionRow& row, std::string& value) {
   switch (row.kind) {
-    case OptionKind::text:
-      return "";
+    case OptionKind::text: return "";
     case OptionKind::choice: {
       auto choices = split(row.choices, '|');
       if (std::find(choices.begin(), choices.end(), value) != choices.end()) return "";
-      return "expected " + std::string(row.choices) +
-             (choices.size() > 1 ? nearest_hint(value, choices) : "");
+      return "expected " + std::string(row.choices) + (choices.size() > 1 ? nearest_hint(value, choices) : "");
     }
     case OptionKind::flag: {
-      static const std::vector<std::string> on = {"on", "true", "yes", "1"},
-                                            off = {"off", "false", "no", "0"};
+      static const std::vector<std::string> on = {"on", "true", "yes", "1"}, off = {"off", "false", "no", "0"};
       bool is_on = std::find(on.begin(), on.end(), value) != on.end();
       if (!is_on && std::find(off.begin(), off.end(), value) == off.end()) return "expected on|off";
       value = is_on ? "on" : "off";
@@ -110,8 +106,8 @@ std::string problem(const OptionRow& row, std::string& value) {
 }
 
 // Why `name` is unknown here: another subcommand's option, or a slip of the keyboard.
-std::string unknown_option(std::span<const OptionRow> table, std::string_view group,
-                           std::string name, const std::string& where) {
+std::string unknown_option(std::span<const OptionRow> table, std::string_view group, std::string name,
+                           const std::string& where) {
   for (int i = 0; i < 2 && !name.empty() && name[0] == '-'; ++i) name.erase(0, 1);
   name.erase(std::min(name.find('='), name.size()));
   std::string message = where + "unknown option '--" + name + "'";
@@ -125,8 +121,7 @@ std::string unknown_option(std::span<const OptionRow> table, std::string_view gr
     if (row.name == name) elsewhere += (elsewhere.empty() ? "" : " ") + std::string(row.group);
   }
   if (!meant.empty()) return message + "; here it is " + meant;
-  if (!elsewhere.empty())
-    message += " of " + std::string(group) + " (it is one of: " + elsewhere + ")";
+  if (!elsewhere.empty()) message += " of " + std::string(group) + " (it is one of: " + elsewhere + ")";
   return message + nearest_hint(name, names, "--");
 }
 
@@ -145,8 +140,7 @@ struct Parser {
   std::string_view group;
   po::options_description description;
 
-  Parser(std::span<const OptionRow> rows, std::string_view group_name)
-      : table(rows), group(group_name) {
+  Parser(std::span<const OptionRow> rows, std::string_view group_name) : table(rows), group(group_name) {
     for (const OptionRow& row : table) {
       if (!in_group(row, group)) continue;
       description.add_options()(row.name, po::value<std::string>(), row.help);
@@ -194,14 +188,12 @@ struct Parser {
   }
 
   // `where`: "" or "FILE: "; `dashes`: "--" or "".
-  Status check(std::vector<Assignment>& assignments, const std::string& where,
-               const std::string& dashes) const {
+  Status check(std::vector<Assignment>& assignments, const std::string& where, const std::string& dashes) const {
     for (auto& [row, value] : assignments) {
       std::string given = value, why = problem(*row, value);
       std::string shown = std::strcmp(row->unit, "secret") == 0 ? "this value" : in_quotes(given);
       if (!why.empty())
-        return invalid(where + dashes + row->name + ": " + shown + " does not fit: " + why + " (" +
-                       row->help + ")");
+        return invalid(where + dashes + row->name + ": " + shown + " does not fit: " + why + " (" + row->help + ")");
     }
     return ok();
   }
@@ -210,24 +202,21 @@ struct Parser {
     namespace style = po::command_line_style;
     CommandLine result;
     try {
-      auto parsed =
-          po::command_line_parser(arguments)
-              .options(description)
-              .style(style::allow_long | style::long_allow_next | style::long_allow_adjacent)
-              .extra_style_parser([this](auto& words) { return long_option(words); })
-              .run();
+      auto parsed = po::command_line_parser(arguments)
+                        .options(description)
+                        .style(style::allow_long | style::long_allow_next | style::long_allow_adjacent)
+                        .extra_style_parser([this](auto& words) { return long_option(words); })
+                        .run();
       for (const auto& option : parsed.options) {
         if (option.position_key == -1) {
           result.assignments.push_back({find(option.string_key), option.value.front()});
           continue;
         }
         const std::string& word = option.value.front();
-        const std::string& token =
-            option.original_tokens.empty() ? word : option.original_tokens.front();
+        const std::string& token = option.original_tokens.empty() ? word : option.original_tokens.front();
         if (token == "--=" + word) return invalid(unknown_option(table, group, token, ""));
         bool after_dashes = token == "--";
-        if (word.size() > 1 && word[0] == '-' && !after_dashes)
-          return invalid(unknown_option(table, group, word, ""));
+        if (word.size() > 1 && word[0] == '-' && !after_dashes) return invalid(unknown_option(table, group, word, ""));
         result.positional.push_back(word);
       }
     } catch (const po::unknown_option& error) {
@@ -235,8 +224,7 @@ struct Parser {
     } catch (const po::error_with_option_name& error) {
       std::string name = error.get_option_name();
       const OptionRow* row = find(name.substr(std::min<size_t>(2, name.size())));
-      std::string what = row ? std::string(": expected a value (") + row->help + ")"
-                             : ": " + std::string(error.what());
+      std::string what = row ? std::string(": expected a value (") + row->help + ")" : ": " + std::string(error.what());
       return invalid(name + what);
     } catch (const po::error& error) {
       return invalid(error.what());
@@ -265,8 +253,7 @@ struct Parser {
       for (const auto& option : parsed.options) {
         const OptionRow* row = find(option.string_key);
         if (!row && option.string_key.find('.') != std::string::npos)
-          return invalid(path + ": '" + option.string_key +
-                         "': options stand without a [section] before them");
+          return invalid(path + ": '" + option.string_key + "': options stand without a [section] before them");
         if (!row) return invalid(unknown_option(table, group, option.string_key, path + ": "));
         if (option.string_key == "config")
           return invalid(path + ": config: a configuration file cannot name another one");
@@ -275,8 +262,7 @@ struct Parser {
         result.push_back({row, option.value.empty() ? "" : option.value.front()});
       }
     } catch (const po::error& error) {
-      return invalid(path +
-                     ": expected lines `name = value` and comments after #: " + error.what());
+      return invalid(path + ": expected lines `name = value` and comments after #: " + error.what());
     }
     return result;
   }
@@ -292,8 +278,8 @@ Result<Options> Options::parse(std::span<const OptionRow> table, std::string_vie
   CommandLine& typed = line.value();
   if (Status status = parser.check(typed.assignments, "", "--"); !status) return status.error();
   if (int(typed.positional.size()) > max_positional)
-    return invalid("unexpected argument " + in_quotes(typed.positional[size_t(max_positional)]) +
-                   ": " + std::string(group) + " takes " +
+    return invalid("unexpected argument " + in_quotes(typed.positional[size_t(max_positional)]) + ": " +
+                   std::string(group) + " takes " +
                    (max_positional == 0   ? "none"
                     : max_positional == 1 ? "at most one"
                                           : "at most " + std::to_string(max_positional)) +
@@ -312,8 +298,7 @@ Result<Options> Options::parse(std::span<const OptionRow> table, std::string_vie
     options.given_[assignment.row->name] = true;
   };
   std::vector<Assignment> environment = parser.environment();
-  if (Status status = parser.check(environment, "XPYD_* in the environment: ", ""); !status)
-    return status.error();
+  if (Status status = parser.check(environment, "XPYD_* in the environment: ", ""); !status) return status.error();
   for (const Assignment& assignment : environment) set(assignment);
   std::string config;
   for (const auto* given : {&environment, &typed.assignments})
@@ -322,8 +307,7 @@ Result<Options> Options::parse(std::span<const OptionRow> table, std::string_vie
   if (!config.empty()) {
     auto file = parser.file(config);
     if (!file) return file.error();
-    if (Status status = parser.check(file.value(), config + ": ", ""); !status)
-      return status.error();
+    if (Status status = parser.check(file.value(), config + ": ", ""); !status) return status.error();
     for (const Assignment& assignment : file.value()) set(assignment);
   }
   for (const Assignment& assignment : typed.assignments) set(assignment);
@@ -398,26 +382,16 @@ std::string options_manual(std::span<const OptionRow> table, std::string_view gr
     if (!in_group(row, group)) continue;
     std::string head = std::string("  --") + row.name;
     switch (row.kind) {
-      case OptionKind::choice:
-        head += " " + std::string(row.choices);
-        break;
-      case OptionKind::text:
-        head += " " + std::string(*row.choices ? row.choices : "TEXT");
-        break;
-      case OptionKind::flag:
-        break;
-      case OptionKind::bytes:
-        head += " SIZE";
-        break;
-      default:
-        head += " N";
+      case OptionKind::choice: head += " " + std::string(row.choices); break;
+      case OptionKind::text: head += " " + std::string(*row.choices ? row.choices : "TEXT"); break;
+      case OptionKind::flag: break;
+      case OptionKind::bytes: head += " SIZE"; break;
+      default: head += " N";
     }
     std::string help = row.help;
-    bool bounded = row.kind == OptionKind::integer || row.kind == OptionKind::number ||
-                   row.kind == OptionKind::bytes;
+    bool bounded = row.kind == OptionKind::integer || row.kind == OptionKind::number || row.kind == OptionKind::bytes;
     if (bounded) help += "; " + range_words(row);
-    if (row.kind != OptionKind::flag)
-      help += *row.default_value ? "; default " + std::string(row.default_value) : "";
+    if (row.kind != OptionKind::flag) help += *row.default_value ? "; default " + std::string(row.default_value) : "";
     manual += head + "\n";
     std::string line(kIndent, ' ');
     for (const std::string& word : split(help, ' ')) {
@@ -491,8 +465,7 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
           d[i][j] = i + j;
           continue;
         }
-        d[i][j] = std::min(
-            {d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+        d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
         if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
           d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
       }
@@ -514,8 +487,7 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
   return near ? best : "";
 }
 
-std::string nearest_hint(std::string_view name, const std::vector<std::string>& candidates,
-                         const std::string& dashes) {
+std::string nearest_hint(std::string_view name, const std::vector<std::string>& candidates, const std::string& dashes) {
   const std::string nearest = nearest_name(name, candidates);
   return nearest.empty() ? "" : "; nearest: " + in_quotes(dashes + nearest);
 }

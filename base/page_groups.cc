@@ -22,9 +22,7 @@ namespace {
 // each.
 bool whole_huge_pages(const PageGroupOptions& o) { return o.group_bytes % kHugePage == 0; }
 
-Error os_error(const std::string& what) {
-  return {ErrorCode::unavailable, what + ": " + std::strerror(errno)};
-}
+Error os_error(const std::string& what) { return {ErrorCode::unavailable, what + ": " + std::strerror(errno)}; }
 
 class HostGroups final : public PageGroups, public std::enable_shared_from_this<HostGroups> {
  public:
@@ -58,12 +56,10 @@ class HostRange final : public VirtualRange {
     const size_t bytes = size_t(n) * o_.group_bytes;
     XPYD_CHECK(offset + bytes <= bytes_ && group >= 0 && group + n <= o_.n_groups);
     if (!groups_->room_for_mapping())
-      return Error{ErrorCode::unavailable,
-                   "out of mappings: vm.max_map_count is " + std::to_string(max_mappings())};
+      return Error{ErrorCode::unavailable, "out of mappings: vm.max_map_count is " + std::to_string(max_mappings())};
     occupy(o_.call_us);
-    void* at =
-        ::mmap(data_ + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
-               groups_->fd(), off_t(size_t(group) * o_.group_bytes));
+    void* at = ::mmap(data_ + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
+                      groups_->fd(), off_t(size_t(group) * o_.group_bytes));
     if (at != MAP_FAILED) {
       calls.maps.fetch_add(1, std::memory_order_relaxed);
       return ok();
@@ -112,20 +108,16 @@ Result<std::unique_ptr<VirtualRange>> HostGroups::reserve(size_t bytes) {
   const size_t reserved = bytes + (whole_huge_pages(options_) ? kHugePage : 0);
   void* at = ::mmap(nullptr, reserved, options_.guard ? PROT_NONE : PROT_READ,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (at == MAP_FAILED)
-    return os_error("reserving " + std::to_string(bytes) + " bytes of addresses");
-  return std::unique_ptr<VirtualRange>(
-      std::make_unique<HostRange>(shared_from_this(), at, reserved, bytes));
+  if (at == MAP_FAILED) return os_error("reserving " + std::to_string(bytes) + " bytes of addresses");
+  return std::unique_ptr<VirtualRange>(std::make_unique<HostRange>(shared_from_this(), at, reserved, bytes));
 }
 
 // A hint: what it does not get is there in small pages, or not yet.
 void ask_for_huge_pages(int fd, size_t bytes) {
   if (::ftruncate(fd, off_t(bytes)) != 0) return;
-  void* at = ::mmap(nullptr, bytes + kHugePage, PROT_NONE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* at = ::mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED) return;
-  std::byte* aligned =
-      static_cast<std::byte*>(at) - reinterpret_cast<uintptr_t>(at) % kHugePage + kHugePage;
+  std::byte* aligned = static_cast<std::byte*>(at) - reinterpret_cast<uintptr_t>(at) % kHugePage + kHugePage;
   if (::mmap(aligned, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED &&
       ::madvise(aligned, bytes, MADV_HUGEPAGE) == 0)
     (void)::madvise(aligned, bytes, MADV_POPULATE_WRITE);
@@ -143,8 +135,8 @@ void occupy(double us) {
 Result<std::shared_ptr<PageGroups>> make_host_page_groups(const PageGroupOptions& o) {
   const size_t page = size_t(::sysconf(_SC_PAGESIZE));
   if (o.group_bytes == 0 || o.group_bytes % page != 0)
-    return invalid("page-group-bytes is " + std::to_string(o.group_bytes) +
-                   ": expected a multiple of the page, " + std::to_string(page));
+    return invalid("page-group-bytes is " + std::to_string(o.group_bytes) + ": expected a multiple of the page, " +
+                   std::to_string(page));
   XPYD_CHECK(o.n_groups > 0);
   const size_t bytes = o.group_bytes * size_t(o.n_groups);
   if (Status there = check_available_memory(bytes); !there) return there.error();

@@ -20,9 +20,7 @@ namespace {
 using namespace cuda;
 
 bool normal(int code) { return code == vmm::kOutOfMemory || code == vmm::kNotReady; }
-void must(int code, const char* call) {
-  XPYD_CHECK(code == 0, std::string(call) + ": " + vmm::code_name(code));
-}
+void must(int code, const char* call) { XPYD_CHECK(code == 0, std::string(call) + ": " + vmm::code_name(code)); }
 // Running out is an answer; every other code is a bug of ours or a broken card.
 Error refused(int code, const char* call) {
   XPYD_CHECK(normal(code), std::string(call) + ": " + vmm::code_name(code));
@@ -41,10 +39,9 @@ class CudaGroups final : public PageGroups, public std::enable_shared_from_this<
       vmm::Handle handle = 0;
       if (const int code = vmm::create(&handle, options_.group_bytes); code != 0) {
         Error error = refused(code, "cuMemCreate");
-        error.message = "out of device memory: " + std::to_string(options_.n_groups) +
-                        " page groups of " + std::to_string(options_.group_bytes) +
-                        " bytes wanted, there is room for " + std::to_string(i) + " (" +
-                        error.message + ")";
+        error.message = "out of device memory: " + std::to_string(options_.n_groups) + " page groups of " +
+                        std::to_string(options_.group_bytes) + " bytes wanted, there is room for " + std::to_string(i) +
+                        " (" + error.message + ")";
         return error;
       }
       handles_.push_back(handle);
@@ -110,8 +107,7 @@ class CudaRange final : public VirtualRange {
 
  private:
   size_t checked(size_t offset, int n) const {
-    XPYD_CHECK(offset % o_.group_bytes == 0 && n >= 0 &&
-               offset + size_t(n) * o_.group_bytes <= reserved_);
+    XPYD_CHECK(offset % o_.group_bytes == 0 && n >= 0 && offset + size_t(n) * o_.group_bytes <= reserved_);
     return offset / o_.group_bytes;
   }
   void take_away(size_t offset, size_t bytes) {
@@ -134,11 +130,9 @@ Result<std::unique_ptr<VirtualRange>> CudaGroups::reserve(size_t bytes) {
   const size_t size = options_.group_bytes, whole = (bytes + size - 1) / size * size;
   vmm::Address at = 0;
   if (const int code = vmm::address_reserve(&at, whole); code != 0)
-    return Error{ErrorCode::unavailable,
-                 "reserving " + std::to_string(whole) +
-                     " bytes of addresses: cuMemAddressReserve: " + vmm::code_name(code)};
-  return std::unique_ptr<VirtualRange>(
-      std::make_unique<CudaRange>(shared_from_this(), at, bytes, whole));
+    return Error{ErrorCode::unavailable, "reserving " + std::to_string(whole) +
+                                             " bytes of addresses: cuMemAddressReserve: " + vmm::code_name(code)};
+  return std::unique_ptr<VirtualRange>(std::make_unique<CudaRange>(shared_from_this(), at, bytes, whole));
 }
 
 }  // namespace
@@ -147,9 +141,8 @@ Result<std::shared_ptr<PageGroups>> make_cuda_page_groups(const PageGroupOptions
   if (Status status = vmm::available(); !status) return status.error();
   const size_t granularity = vmm::granularity();
   if (o.group_bytes == 0 || o.group_bytes % granularity != 0)
-    return invalid("page-group-bytes is " + std::to_string(o.group_bytes) +
-                   ": expected a multiple of " + std::to_string(granularity) +
-                   ", the least that this card maps");
+    return invalid("page-group-bytes is " + std::to_string(o.group_bytes) + ": expected a multiple of " +
+                   std::to_string(granularity) + ", the least that this card maps");
   XPYD_CHECK(o.n_groups > 0);
   auto groups = std::make_shared<CudaGroups>(o);
   if (Status status = groups->create(); !status) return status.error();

@@ -43,9 +43,7 @@ void portable_read(const std::byte* p, size_t bytes, float* sink) {
   *sink = float(sums[0]);
 }
 
-void portable_copy(std::byte* to, const std::byte* from, size_t bytes) {
-  std::memcpy(to, from, bytes);
-}
+void portable_copy(std::byte* to, const std::byte* from, size_t bytes) { std::memcpy(to, from, bytes); }
 
 const PeakKernels& kernels() {
 #if defined(__x86_64__)
@@ -126,9 +124,8 @@ double PeakProbe::fma_gflops(ThreadTeam& team) {
   double best = 0;
   // Registers only: what makes it slower is another process, so the best of four is the machine's.
   for (int attempt = 0; attempt < 4; ++attempt) {
-    double seconds = timed(team, [&](int rank) {
-      operations[size_t(rank)] = kernels().fma(1'000'000, &sinks[size_t(rank) * 16]);
-    });
+    double seconds = timed(
+        team, [&](int rank) { operations[size_t(rank)] = kernels().fma(1'000'000, &sinks[size_t(rank) * 16]); });
     double total = 0;
     for (double o : operations) total += o;
     best = std::max(best, total / seconds * 1e-9);
@@ -142,8 +139,8 @@ double PeakProbe::read_gbps(ThreadTeam& team) {
   std::vector<float> sinks(size_t(team.size()) * 16, 0);
   double seconds = timed(team, [&](int rank) {
     Range mine = share(units, rank, team.size());
-    kernels().read(buffer_.data() + size_t(mine.begin) * kUnit,
-                   size_t(mine.end - mine.begin) * kUnit, &sinks[size_t(rank) * 16]);
+    kernels().read(buffer_.data() + size_t(mine.begin) * kUnit, size_t(mine.end - mine.begin) * kUnit,
+                   &sinks[size_t(rank) * 16]);
   });
   return double(units) * kUnit / seconds * 1e-9;
 }
@@ -171,13 +168,8 @@ Peak measure_peak(ThreadTeam& team) {
       double values[3] = {probe.fma_gflops(t), probe.read_gbps(t), probe.copy_gbps(t)};
       for (size_t j = 0; round >= 0 && j < 3; ++j) seen[size_t(i)][j].push_back(values[j]);
     }
-  auto row = [&](size_t i, int n) {
-    return PeakRow{n, median(seen[i][0]), median(seen[i][1]), median(seen[i][2])};
-  };
-  Peak peak{.machine = processor(),
-            .isa = PeakProbe::isa(),
-            .one = row(0, 1),
-            .all = row(1, team.size())};
+  auto row = [&](size_t i, int n) { return PeakRow{n, median(seen[i][0]), median(seen[i][1]), median(seen[i][2])}; };
+  Peak peak{.machine = processor(), .isa = PeakProbe::isa(), .one = row(0, 1), .all = row(1, team.size())};
   if (team.size() > 1) {
     peak.wake_spin_us = wake_us(team, false, 2000);
     peak.wake_parked_us = wake_us(team, true, 100);
@@ -198,46 +190,39 @@ Peak cached_peak(ThreadTeam& team, bool anew) {
     if (auto kept = peak_from_json(text.value()); kept.ok()) {
       const Peak& p = kept.value();
       ours = true;
-      if (!anew && p.machine == processor() && p.all.n_threads == team.size() &&
-          p.isa == PeakProbe::isa())
-        return p;
+      if (!anew && p.machine == processor() && p.all.n_threads == team.size() && p.isa == PeakProbe::isa()) return p;
     }
   Peak peak = measure_peak(team);
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
-  const Status kept =
-      ours ? replace_file(path, to_json(peak) + "\n")
-           : invalid(path + " is there and is no measured peak: it is left as it is");
-  if (!kept)
-    log_line(LogLevel::warning, "xpyd: the measured peak is not kept: %s",
-             kept.error().message.c_str());
+  const Status kept = ours ? replace_file(path, to_json(peak) + "\n")
+                           : invalid(path + " is there and is no measured peak: it is left as it is");
+  if (!kept) log_line(LogLevel::warning, "xpyd: the measured peak is not kept: %s", kept.error().message.c_str());
   return peak;
 }
 
 std::string to_text(const Peak& peak) {
   char line[256];
   std::string text = peak.machine + ", " + peak.isa + "\n";
-  std::snprintf(line, sizeof line, "%-8s %14s %12s %12s\n", "threads", "FMA GFLOP/s", "read GB/s",
-                "copy GB/s");
+  std::snprintf(line, sizeof line, "%-8s %14s %12s %12s\n", "threads", "FMA GFLOP/s", "read GB/s", "copy GB/s");
   text += line;
   for (const PeakRow* row : {&peak.one, &peak.all}) {
     if (row == &peak.all && row->n_threads == 1) break;
-    std::snprintf(line, sizeof line, "%-8d %14.1f %12.1f %12.1f\n", row->n_threads, row->fma_gflops,
-                  row->read_gbps, row->copy_gbps);
+    std::snprintf(line, sizeof line, "%-8d %14.1f %12.1f %12.1f\n", row->n_threads, row->fma_gflops, row->read_gbps,
+                  row->copy_gbps);
     text += line;
   }
   if (peak.all.n_threads > 1) {
-    std::snprintf(line, sizeof line, "wake-up  %.2f us spinning, %.1f us parked\n",
-                  peak.wake_spin_us, peak.wake_parked_us);
+    std::snprintf(line, sizeof line, "wake-up  %.2f us spinning, %.1f us parked\n", peak.wake_spin_us,
+                  peak.wake_parked_us);
     text += line;
   }
   return text;
 }
 
 std::string to_json(const Peak& peak) {
-  nlohmann::json json = {
-      {"machine", peak.machine},           {"isa", peak.isa},
-      {"one", row_json(peak.one)},         {"all", row_json(peak.all)},
-      {"wake_spin_us", peak.wake_spin_us}, {"wake_parked_us", peak.wake_parked_us}};
+  nlohmann::json json = {{"machine", peak.machine},           {"isa", peak.isa},
+                         {"one", row_json(peak.one)},         {"all", row_json(peak.all)},
+                         {"wake_spin_us", peak.wake_spin_us}, {"wake_parked_us", peak.wake_parked_us}};
   return json_text(json);
 }
 

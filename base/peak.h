@@ -16,8 +16,8 @@ namespace xpyd {
 struct PeakRow {
   int n_threads = 0;
   double fma_gflops = 0;  // f32 multiply-adds in registers only, two operations each
-  double read_gbps = 0;  // streaming read of memory far larger than any cache, several rows at once
-  double copy_gbps = 0;  // non-temporal copy, each byte counted once
+  double read_gbps = 0;   // streaming read of memory far larger than any cache, several rows at once
+  double copy_gbps = 0;   // non-temporal copy, each byte counted once
 };
 
 struct Peak {
@@ -48,7 +48,7 @@ Peak measure_peak(ThreadTeam& team);
 // The peak kept from an earlier run on this machine with as many threads, else measured now and
 // kept in peak_cache_path(). For step lines; results that are published measure their own.
 Peak cached_peak(ThreadTeam& team, bool anew = false);  // anew: measured, whatever is kept
-std::string peak_cache_path();  // $XDG_CACHE_HOME/xpyd/peak.json, else build/peak.json
+std::string peak_cache_path();                          // $XDG_CACHE_HOME/xpyd/peak.json, else build/peak.json
 
 std::string to_text(const Peak& peak);  // a small table
 std::string to_json(const Peak& peak);  // one object

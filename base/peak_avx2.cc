@@ -38,8 +38,7 @@ void read(const std::byte* p, size_t bytes, float* sink) {
 #pragma GCC unroll 8
       for (int r = 0; r < kPeakRows; ++r) {
         auto* row = reinterpret_cast<const float*>(p + size_t(r) * kPeakRowBytes + i);
-        sums[r] =
-            _mm256_xor_ps(sums[r], _mm256_xor_ps(_mm256_load_ps(row), _mm256_load_ps(row + 8)));
+        sums[r] = _mm256_xor_ps(sums[r], _mm256_xor_ps(_mm256_load_ps(row), _mm256_load_ps(row + 8)));
       }
   for (int r = 1; r < kPeakRows; ++r) sums[0] = _mm256_xor_ps(sums[0], sums[r]);
   *sink = sum_of(sums[0]);
@@ -49,8 +48,8 @@ void copy(std::byte* to, const std::byte* from, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 128) {
     auto* in = reinterpret_cast<const __m256i*>(from + i);
     auto* out = reinterpret_cast<__m256i*>(to + i);
-    __m256i v0 = _mm256_load_si256(in), v1 = _mm256_load_si256(in + 1),
-            v2 = _mm256_load_si256(in + 2), v3 = _mm256_load_si256(in + 3);
+    __m256i v0 = _mm256_load_si256(in), v1 = _mm256_load_si256(in + 1), v2 = _mm256_load_si256(in + 2),
+            v3 = _mm256_load_si256(in + 3);
     _mm256_stream_si256(out, v0);
     _mm256_stream_si256(out + 1, v1);
     _mm256_stream_si256(out + 2, v2);

@@ -32,13 +32,12 @@ std::string Progress::line(const std::string& label, int64_t done, int64_t total
   double share = total > 0 ? double(done) / double(total) : 1;
   std::string left = done > 0 ? minutes(elapsed_s / double(done) * double(total - done)) : "--:--";
   std::string head = label + " " + std::to_string(int(share * 100)) + "% ";
-  std::string tail = " " + std::to_string(done) + "/" + std::to_string(total) + " [" +
-                     minutes(elapsed_s) + "<" + left + "]" + (note.empty() ? "" : " " + note);
+  std::string tail = " " + std::to_string(done) + "/" + std::to_string(total) + " [" + minutes(elapsed_s) + "<" + left +
+                     "]" + (note.empty() ? "" : " " + note);
   int room = std::clamp(columns - int(head.size() + tail.size()) - 2, 0, 30);
   int filled = int(share * room);
   std::string text = head;
-  if (room > 0)
-    text += "|" + std::string(size_t(filled), '#') + std::string(size_t(room - filled), ' ') + "|";
+  if (room > 0) text += "|" + std::string(size_t(filled), '#') + std::string(size_t(room - filled), ' ') + "|";
   text += tail;
   return text.substr(0, size_t(std::max(columns, 0)));
 }

@@ -12,12 +12,9 @@ namespace {
 
 // Without `rename` it only shows that it could be done.
 Status write_beside(const std::string& path, std::string_view text, bool rename) {
-  const auto cannot = [&](const char* why) {
-    return Error{ErrorCode::io, "cannot write " + path + ": " + why};
-  };
+  const auto cannot = [&](const char* why) { return Error{ErrorCode::io, "cannot write " + path + ": " + why}; };
   struct stat there;
-  if (stat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode))
-    return cannot("it is there and is no regular file");
+  if (stat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) return cannot("it is there and is no regular file");
   const std::string part = path + "." + std::to_string(std::random_device()()) + ".part";
   FILE* file = std::fopen(part.c_str(), "wbxe");  // x: what is there already is not ours
   if (!file) return cannot(std::strerror(errno));
@@ -31,9 +28,7 @@ Status write_beside(const std::string& path, std::string_view text, bool rename)
 
 }  // namespace
 
-Status replace_file(const std::string& path, std::string_view text) {
-  return write_beside(path, text, true);
-}
+Status replace_file(const std::string& path, std::string_view text) { return write_beside(path, text, true); }
 
 Status check_replaceable(const std::string& path) { return write_beside(path, "", false); }
 

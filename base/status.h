@@ -25,9 +25,7 @@ struct Error {
   std::string message;
 };
 
-inline Error invalid(std::string message) {
-  return {ErrorCode::invalid_argument, std::move(message)};
-}
+inline Error invalid(std::string message) { return {ErrorCode::invalid_argument, std::move(message)}; }
 
 // A value or an Error. `value()` on an error is a bug and aborts.
 template <class T>
@@ -57,10 +55,9 @@ struct Ok {};
 using Status = Result<Ok>;
 inline Status ok() { return Status(Ok{}); }
 
-[[noreturn]] inline void check_failed(const char* expression, const char* file, int line,
-                                      const std::string& detail) {
-  std::fprintf(stderr, "%s:%d: CHECK failed: %s%s%s\n", file, line, expression,
-               detail.empty() ? "" : ": ", detail.c_str());
+[[noreturn]] inline void check_failed(const char* expression, const char* file, int line, const std::string& detail) {
+  std::fprintf(stderr, "%s:%d: CHECK failed: %s%s%s\n", file, line, expression, detail.empty() ? "" : ": ",
+               detail.c_str());
   std::abort();
 }
 

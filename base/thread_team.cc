@@ -16,15 +16,13 @@ void pin_to(int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
   if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
-  XPYD_CHECK(sched_setaffinity(0, sizeof set, &set) == 0,
-             "cannot pin to cpu " + std::to_string(cpu));
+  XPYD_CHECK(sched_setaffinity(0, sizeof set, &set) == 0, "cannot pin to cpu " + std::to_string(cpu));
 }
 
 }  // namespace
 
 struct ThreadTeam::State {
-  explicit State(int n_threads)
-      : barrier(n_threads, n_threads > allowed_cpus()), crowded(n_threads > allowed_cpus()) {}
+  explicit State(int n_threads) : barrier(n_threads, n_threads > allowed_cpus()), crowded(n_threads > allowed_cpus()) {}
   WaitWord epoch;       // one more for every run
   WaitWord unfinished;  // members, the owner aside, that have not finished this run
   Barrier barrier;

@@ -49,8 +49,7 @@ struct Range {
 };
 inline Range share(int n, int rank, int size, int grain = 1) {
   int units = (n + grain - 1) / grain;
-  int begin = int(long(units) * rank / size) * grain,
-      end = int(long(units) * (rank + 1) / size) * grain;
+  int begin = int(long(units) * rank / size) * grain, end = int(long(units) * (rank + 1) / size) * grain;
   return {begin < n ? begin : n, end < n ? end : n};
 }
 

@@ -6,9 +6,8 @@
 
 namespace xpyd {
 
-const char* version();  // "0.1.0"
-const char*
-commit();  // of the tree it was built from, "-dirty" with changes; "unknown" outside git
+const char* version();     // "0.1.0"
+const char* commit();      // of the tree it was built from, "-dirty" with changes; "unknown" outside git
 const char* build_mode();  // "release", "asan", …
 std::string machine();     // "AMD EPYC …, 2 cores"
 std::string utc_date();    // "2025-01-31T12:00:00Z"

@@ -13,8 +13,7 @@
 namespace xpyd {
 namespace {
 
-constexpr double kSpinSeconds =
-    100e-6;  // about three times what a wake-up of a parked thread costs
+constexpr double kSpinSeconds = 100e-6;  // about three times what a wake-up of a parked thread costs
 
 double seconds_now() {
   timespec t;
@@ -28,13 +27,11 @@ static_assert(sizeof(std::atomic<uint32_t>) == 4);
 
 void WaitWord::wake_all() {
   if (sleepers.load() > 0)
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&value), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr,
-            nullptr, 0);
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&value), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
 void WaitWord::sleep(uint32_t seen) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&value), FUTEX_WAIT_PRIVATE, seen, nullptr,
-          nullptr, 0);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&value), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
 }
 
 bool WaitWord::spent(int turn, bool crowded, double& deadline) {

@@ -9,8 +9,7 @@ namespace xpyd {
 int blocks_for(int tokens, int block_tokens) { return (tokens + block_tokens - 1) / block_tokens; }
 
 int new_blocks(const SequenceView& s, int n, int block_tokens) {
-  return std::max(0, blocks_for(s.n_computed + n, block_tokens) - s.n_blocks) +
-         (s.tail_shared ? 1 : 0);
+  return std::max(0, blocks_for(s.n_computed + n, block_tokens) - s.n_blocks) + (s.tail_shared ? 1 : 0);
 }
 
 namespace {
@@ -79,16 +78,13 @@ struct Future {
   int64_t end;      // step after which all its blocks are free
 
   int blocks(int64_t step, int block_tokens) const {
-    const int grown =
-        int(std::min<int64_t>(std::max<int64_t>(0, step - soonest), kv_limit(*s) - s->n_tokens));
+    const int grown = int(std::min<int64_t>(std::max<int64_t>(0, step - soonest), kv_limit(*s) - s->n_tokens));
     const bool waits = step < soonest && s->pending() == 1;  // while prompts are computed
     const int tokens = waits ? s->n_computed : s->n_tokens + grown;
-    const int most =
-        grown > 0 ? blocks_of_choices(*s, tokens, block_tokens) : blocks_for(tokens, block_tokens);
+    const int most = grown > 0 ? blocks_of_choices(*s, tokens, block_tokens) : blocks_for(tokens, block_tokens);
     // Each of those who share the block of their next token asks for a copy, even the last of them.
     const bool copies = s->tail_shared ? !waits : s->choices > 1 && s->n_tokens % block_tokens != 0;
-    return std::max(most, s->n_blocks) - s->n_shared_blocks +
-           int(copies && (grown > 0 || s->tail_shared));
+    return std::max(most, s->n_blocks) - s->n_shared_blocks + int(copies && (grown > 0 || s->tail_shared));
   }
 };
 
@@ -110,9 +106,7 @@ class Timeline {
     const int64_t rest_before = rest_, sequences_before = sequences_;
     const Future f = future_of(one);
     const int64_t blocks = blocks_ + one.sequence->n_blocks;
-    auto held_of = [&](int64_t step) {
-      return step <= f.end ? f.blocks(step, view_.block_tokens) : 0;
-    };
+    auto held_of = [&](int64_t step) { return step <= f.end ? f.blocks(step, view_.block_tokens) : 0; };
     const int64_t at_end = held_at(f.end) + held_of(f.end);
     bool fits = at_end <= blocks;
     for (const auto& [step, held] : peaks_) fits = fits && held + held_of(step) <= blocks;
@@ -168,8 +162,7 @@ int admit_peak_tokens(const AdmissionView& view) {
   if (view.candidates.empty()) return 0;
   Timeline timeline(view);
   int admitted = 0;
-  while (admitted < int(view.candidates.size()) && timeline.add(view.candidates[size_t(admitted)]))
-    ++admitted;
+  while (admitted < int(view.candidates.size()) && timeline.add(view.candidates[size_t(admitted)])) ++admitted;
   return at_least_one(view, admitted);
 }
 

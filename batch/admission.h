@@ -16,7 +16,7 @@ struct Scheduled {
 };
 
 struct AdmissionView {
-  std::span<const Scheduled> running;  // all that go on, oldest first; 0 tokens: not in this step
+  std::span<const Scheduled> running;     // all that go on, oldest first; 0 tokens: not in this step
   std::span<const Scheduled> candidates;  // waiting ones, in order, for whom the step has room
   int available_blocks = 0;               // before this step's appends
   int capacity_blocks = 0;

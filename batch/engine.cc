@@ -9,13 +9,11 @@
 
 namespace xpyd {
 
-Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clock,
-               EngineHooks* hooks)
+Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clock, EngineHooks* hooks)
     : model_(model),
       memory_(memory),
       options_(std::move(options)),
-      admission_(options_.admission ? options_.admission
-                                    : find_admission_rule(options_.policy->admission)),
+      admission_(options_.admission ? options_.admission : find_admission_rule(options_.policy->admission)),
       clock_(clock),
       hooks_(hooks) {
   logits_.resize(size_t(options_.max_batch) * size_t(model.config().vocab));
@@ -37,14 +35,12 @@ void Engine::submit(SequencePtr sequence) {
 
 void Engine::adopt(SequencePtr sequence) {
   sequence->probed = sequence->scheduled = true;  // where its KV was computed
-  auto place = std::find_if(waiting_.begin(), waiting_.end(),
-                            [](const SequencePtr& s) { return s->kv == kNoKv; });
+  auto place = std::find_if(waiting_.begin(), waiting_.end(), [](const SequencePtr& s) { return s->kv == kNoKv; });
   waiting_.insert(place, std::move(sequence));
 }
 
 int Engine::waiting_with_kv() const {
-  return int(std::count_if(waiting_.begin(), waiting_.end(),
-                           [](const SequencePtr& s) { return s->kv != kNoKv; }));
+  return int(std::count_if(waiting_.begin(), waiting_.end(), [](const SequencePtr& s) { return s->kv != kNoKv; }));
 }
 
 bool Engine::step() {
@@ -143,8 +139,7 @@ void Engine::charge_shared_blocks() {
     const SequenceView& view = running_views_[size_t(i)];
     return view.n_limit - view.n_tokens;
   };
-  std::stable_sort(by_output_left_.begin(), by_output_left_.end(),
-                   [&](int a, int b) { return left(a) > left(b); });
+  std::stable_sort(by_output_left_.begin(), by_output_left_.end(), [&](int a, int b) { return left(a) > left(b); });
   ++charge_;
   for (int i : by_output_left_) {
     SequenceView& view = running_views_[size_t(i)];
@@ -161,16 +156,12 @@ bool Engine::needs_settling() const {
   auto by_cpu = [](const Sequence& s) {
     return s.stands_for > 1 || more_than_a_draw(s.request->sampling) || s.wants_prompt_logprobs();
   };
-  return !plan_.preempts.empty() ||
-         std::any_of(plan_.runs.begin(), plan_.runs.end(),
-                     [&](const ScheduledRun& run) {
-                       const Sequence& s = *running_[size_t(runnable_[size_t(run.index)])];
-                       return by_cpu(s) &&
-                              (run.n_tokens == s.pending() || s.wants_prompt_logprobs());
-                     }) ||
-         std::any_of(plan_.admits.begin(), plan_.admits.end(), [&](const ScheduledRun& run) {
-           return by_cpu(*waiting_[size_t(admissible_[size_t(run.index)])]);
-         });
+  return !plan_.preempts.empty() || std::any_of(plan_.runs.begin(), plan_.runs.end(), [&](const ScheduledRun& run) {
+    const Sequence& s = *running_[size_t(runnable_[size_t(run.index)])];
+    return by_cpu(s) && (run.n_tokens == s.pending() || s.wants_prompt_logprobs());
+  }) || std::any_of(plan_.admits.begin(), plan_.admits.end(), [&](const ScheduledRun& run) {
+    return by_cpu(*waiting_[size_t(admissible_[size_t(run.index)])]);
+  });
 }
 
 // Room for n_tokens beyond those computed or under way.
@@ -187,11 +178,9 @@ void Engine::load_early(Sequence& s, int cached_tokens) {
   const KvStats kv = memory_.stats();
   auto blocks = [&kv](int tokens) { return (tokens + kv.block_tokens - 1) / kv.block_tokens; };
   int need = blocks(int(s.tokens.size())) - cached_tokens / kv.block_tokens + kv.capacity / 100;
-  for (const SequenceView& view : running_views_)
-    need += std::max(0, blocks(view.n_tokens + 1) - view.n_blocks);
+  for (const SequenceView& view : running_views_) need += std::max(0, blocks(view.n_tokens + 1) - view.n_blocks);
   for (const SequenceView& ahead : waiting_views_)
-    need += std::max(
-        0, blocks(ahead.n_tokens) - std::max(ahead.n_blocks, ahead.n_computed / kv.block_tokens));
+    need += std::max(0, blocks(ahead.n_tokens) - std::max(ahead.n_blocks, ahead.n_computed / kv.block_tokens));
   if (need <= kv.available() && reserve(s)) s.early = true;
 }
 
@@ -263,8 +252,7 @@ bool Engine::place(SequencePtr& s, int n_tokens, double now) {
     stats_.prompt_tokens += s->n_prompt();
     if (s->leaves) hooks_->prefill_started(*s);
   }
-  if (s->leaves && s->computed > 0)
-    hooks_->kv_written(*s, 0, model_.config().n_layers, 0, s->computed);
+  if (s->leaves && s->computed > 0) hooks_->kv_written(*s, 0, model_.config().n_layers, 0, s->computed);
   if (!s->scheduled) s->scheduled_s = now;
   s->scheduled = true;
   s->queue_ticket.reset();
@@ -307,8 +295,7 @@ bool Engine::apply_plan(double now) {
   if (admitted > 0) std::erase(waiting_, nullptr);
   if (options_.policy->keeps_rows) arrays_.arrange(next_.entries);
 
-  if (next_.entries.empty() && plan_.preempts.empty())
-    return !under_way_.begun && loading_ == 0 && make_room();
+  if (next_.entries.empty() && plan_.preempts.empty()) return !under_way_.begun && loading_ == 0 && make_room();
   return true;
 }
 
@@ -325,8 +312,7 @@ bool Engine::make_room() {
     return true;
   }
   if (!running_.empty() || waiting_with_kv() < 2) return false;
-  auto last = std::find_if(waiting_.rbegin(), waiting_.rend(),
-                           [](const SequencePtr& s) { return s->kv != kNoKv; });
+  auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), [](const SequencePtr& s) { return s->kv != kNoKv; });
   SequencePtr victim = std::move(*last);
   waiting_.erase(std::next(last).base());
   preempt(std::move(victim));
@@ -361,8 +347,7 @@ bool Engine::chosen_by_model() const {
          std::none_of(next_.entries.begin(), next_.entries.end(), [](const Entry& entry) {
            const Sequence& s = *entry.sequence;
            return entry.n_prompt_rows > 0 ||
-                  (entry.wants_logits &&
-                   (s.stands_for > 1 || more_than_a_draw(s.request->sampling)));
+                  (entry.wants_logits && (s.stands_for > 1 || more_than_a_draw(s.request->sampling)));
          });
 }
 
@@ -383,8 +368,8 @@ void Engine::forward() {
   for (Entry& entry : next_.entries) {
     Sequence& s = *entry.sequence;
     for (int at = entry.first; at < entry.first + entry.n_prompt_rows; ++at, logits += vocab)
-      s.prompt_logprobs[size_t(at) + 1] = judge({logits, vocab}, s.tokens[size_t(at) + 1],
-                                                s.request->prompt_logprobs, sampler_scratch_);
+      s.prompt_logprobs[size_t(at) + 1] = judge({logits, vocab}, s.tokens[size_t(at) + 1], s.request->prompt_logprobs,
+                                                sampler_scratch_);
     if (!entry.wants_logits) continue;
     if (s.stands_for > 1) {
       splits.push_back({&s, logits});
@@ -457,8 +442,7 @@ void Engine::kv_in_place(const Step& step) {
     if (entry.ended) continue;
     Sequence& s = *entry.sequence;
     memory_.written(s.kv, std::span(s.tokens).subspan(size_t(entry.first), size_t(entry.n_tokens)));
-    if (s.leaves && !layerwise)
-      hooks_->kv_written(s, 0, model_.config().n_layers, entry.first, entry.end());
+    if (s.leaves && !layerwise) hooks_->kv_written(s, 0, model_.config().n_layers, entry.first, entry.end());
   }
 }
 
@@ -507,8 +491,8 @@ void Engine::take_token(const Entry& entry, Sampled sampled, uint64_t row_hash, 
 }
 
 SequencePtr Engine::remove(const Sequence& s) {
-  return std::move(*std::find_if(running_.begin(), running_.end(),
-                                 [&s](const SequencePtr& other) { return other.get() == &s; }));
+  return std::move(
+      *std::find_if(running_.begin(), running_.end(), [&s](const SequencePtr& other) { return other.get() == &s; }));
 }
 
 // The prompt of n > 1 choices is done: each gets a first token of its own, and those who go on stay
@@ -519,18 +503,15 @@ void Engine::split(Sequence& s, const float* logits, double now) {
   const uint64_t hash = row_hash(logits, vocab);
   std::vector<SequencePtr> alive;
   for (int choice = 0; choice < s.stands_for; ++choice) {
-    SequencePtr child =
-        make_sequence(s.request, state_of(s), s.sink, s.cancelled, options_.tokenizer);
+    SequencePtr child = make_sequence(s.request, state_of(s), s.sink, s.cancelled, options_.tokenizer);
     open_choice(*child, choice);
     child->attempt = s.attempt;
     child->leaves = s.leaves;
     child->computed = s.computed;
     child->probed = child->scheduled = true;
     if (alive.empty()) child->prompt_logprobs = std::exchange(s.prompt_logprobs, {});
-    Sampled sampled =
-        sample({logits, vocab}, s.request->sampling, child->sampler, sampler_scratch_);
-    if (!accept_token(*child, size_t(s.n_prompt()), std::move(sampled), hash, now))
-      alive.push_back(std::move(child));
+    Sampled sampled = sample({logits, vocab}, s.request->sampling, child->sampler, sampler_scratch_);
+    if (!accept_token(*child, size_t(s.n_prompt()), std::move(sampled), hash, now)) alive.push_back(std::move(child));
   }
   if (alive.empty()) {
     release(s);
@@ -562,9 +543,7 @@ bool Engine::accept_token(Sequence& s, size_t at, Sampled sampled, uint64_t row_
   event.prompt_logprobs = std::exchange(s.prompt_logprobs, {});
 
   bool may_stop = n_output >= request.min_tokens;
-  auto among = [token](const auto& list) {
-    return std::find(list.begin(), list.end(), token) != list.end();
-  };
+  auto among = [token](const auto& list) { return std::find(list.begin(), list.end(), token) != list.end(); };
   bool eos = may_stop && !request.ignore_eos && among(options_.eos_tokens);
   bool stop_token = may_stop && !eos && among(request.stop_token_ids);
   if (eos || stop_token) {

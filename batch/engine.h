@@ -24,10 +24,9 @@ namespace xpyd {
 struct EngineOptions {
   const BatchPolicy* policy = nullptr;
   const AdmissionRule* admission = nullptr;  // null: the policy's own
-  int max_batch = 64;  // sequences running at once; the model's max_logits is at least this
-  int step_tokens =
-      512;  // tokens of one step; the model's max_step_tokens is at least max(this, max_batch)
-  bool ahead = true;  // plan the next step while the model computes one, where the model can
+  int max_batch = 64;                        // sequences running at once; the model's max_logits is at least this
+  int step_tokens = 512;  // tokens of one step; the model's max_step_tokens is at least max(this, max_batch)
+  bool ahead = true;      // plan the next step while the model computes one, where the model can
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // null: tokens only, no text
 };
@@ -50,8 +49,7 @@ class EngineHooks {
   // True: kv_written is called layer by layer during forward; false: once after it.
   virtual bool layerwise() const { return false; }
   // KV of tokens [token_begin, token_end) in layers [layer_begin, layer_end) is in place here.
-  virtual void kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_begin,
-                          int token_end) {
+  virtual void kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_begin, int token_end) {
     (void)sequence, (void)layer_begin, (void)layer_end, (void)token_begin, (void)token_end;
   }
   // The prompt is done and its choices have their first tokens. Those that go on are in `choices`
@@ -131,8 +129,7 @@ class Engine final : private LayerObserver {
   EngineHooks* hooks_;
 
   std::vector<SequencePtr> running_;  // oldest first; null only inside apply_plan and finish
-  std::deque<SequencePtr>
-      waiting_;  // those that hold KV, then preempted ones, then new ones by priority
+  std::deque<SequencePtr> waiting_;   // those that hold KV, then preempted ones, then new ones by priority
   std::vector<SequencePtr> arrived_;  // split off in this step, join running_ at its end
 
   // Reused from step to step.

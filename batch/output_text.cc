@@ -18,8 +18,7 @@ size_t forming_stop(const std::string& text, const std::vector<std::string>& sto
 
 // Backs `end` up to a boundary between UTF-8 sequences of `text`.
 size_t utf8_boundary(const std::string& text, size_t end) {
-  while (end > 0 && end < text.size() && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80)
-    --end;
+  while (end > 0 && end < text.size() && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
   return end;
 }
 
@@ -27,18 +26,12 @@ size_t utf8_boundary(const std::string& text, size_t end) {
 
 const char* finish_reason_name(FinishReason reason) {
   switch (reason) {
-    case FinishReason::none:
-      return "none";
-    case FinishReason::stop:
-      return "stop";
-    case FinishReason::length:
-      return "length";
-    case FinishReason::abort:
-      return "abort";
-    case FinishReason::timeout:
-      return "timeout";
-    case FinishReason::error:
-      return "error";
+    case FinishReason::none: return "none";
+    case FinishReason::stop: return "stop";
+    case FinishReason::length: return "length";
+    case FinishReason::abort: return "abort";
+    case FinishReason::timeout: return "timeout";
+    case FinishReason::error: return "error";
   }
   return "error";
 }

@@ -23,8 +23,7 @@ class OutputText {
   };
   // `may_stop` false: stop strings pass as text (min_tokens not reached).
   Piece feed(int32_t token, const Request& request, bool may_stop);
-  std::string
-  flush();  // what was held back; call once, at the end, unless a stop string ended the text
+  std::string flush();  // what was held back; call once, at the end, unless a stop string ended the text
 
  private:
   const Tokenizer* tokenizer_ = nullptr;

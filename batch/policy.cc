@@ -11,11 +11,7 @@ namespace {
 class Room {
  public:
   Room(const BatchView& v, BatchPlan& p)
-      : view(v),
-        plan(p),
-        blocks(v.available_blocks),
-        tokens(v.step_tokens),
-        preempted_(v.running.size()) {
+      : view(v), plan(p), blocks(v.available_blocks), tokens(v.step_tokens), preempted_(v.running.size()) {
     for (const SequenceView& s : v.running) sequences += s.choices;
   }
 
@@ -64,8 +60,7 @@ enum class Prompts { whole, pieces };
 
 // Admits waiting sequences in order while places and tokens of the step are there and the rule
 // finds memory for them. `prompts_alone`: nobody decodes while a prompt is computed.
-void admit(Room& room, const AdmissionRule* own, bool prompts_alone,
-           Prompts prompts = Prompts::pieces) {
+void admit(Room& room, const AdmissionRule* own, bool prompts_alone, Prompts prompts = Prompts::pieces) {
   const BatchView& view = room.view;
   if (!room.plan.preempts.empty() || view.waiting.empty()) return;
   std::vector<Scheduled> running, candidates;
@@ -89,8 +84,7 @@ void admit(Room& room, const AdmissionRule* own, bool prompts_alone,
                                     .block_tokens = view.block_tokens,
                                     .step_tokens = view.step_tokens,
                                     .prompts_alone = prompts_alone});
-  for (int i = 0; i < admitted; ++i)
-    room.plan.admits.push_back({i, candidates[size_t(i)].n_tokens});
+  for (int i = 0; i < admitted; ++i) room.plan.admits.push_back({i, candidates[size_t(i)].n_tokens});
 }
 
 void run_decodes(Room& room) {
@@ -137,18 +131,13 @@ void plan_mixed(const BatchView& view, BatchPlan& plan, Prompts prompts) {
 }
 
 // Every running sequence decodes; what is left of the step's tokens goes to prompts, in pieces.
-void plan_chunked(const BatchView& view, BatchPlan& plan) {
-  plan_mixed(view, plan, Prompts::pieces);
-}
+void plan_chunked(const BatchView& view, BatchPlan& plan) { plan_mixed(view, plan, Prompts::pieces); }
 
 // Every running sequence decodes; whole prompts join the step they fit in.
-void plan_persistent(const BatchView& view, BatchPlan& plan) {
-  plan_mixed(view, plan, Prompts::whole);
-}
+void plan_persistent(const BatchView& view, BatchPlan& plan) { plan_mixed(view, plan, Prompts::whole); }
 
 constexpr BatchPolicy kPolicies[] = {
-    {"chunked", plan_chunked, kPrompt, true, false,
-     "Sarathi-Serve (OSDI '24) section 4.2; vLLM V1's scheduler"},
+    {"chunked", plan_chunked, kPrompt, true, false, "Sarathi-Serve (OSDI '24) section 4.2; vLLM V1's scheduler"},
     {"persistent", plan_persistent, kPrompt, false, true,
      "TurboMind's persistent batch: places that sequences take and leave at any step"},
     {"prefill_first", plan_prefill_first, kPrompt, false, false,

@@ -11,17 +11,14 @@ namespace xpyd {
 
 // One sequence as a policy sees it.
 struct SequenceView {
-  int n_tokens = 0;  // known: prompt and output so far
-  int n_computed =
-      0;  // tokens whose KV is in place; for a waiting one, those a prefix hit would give
-  int n_limit =
-      0;  // tokens at its longest, of one choice: prompt + max_tokens, as far as they come here
-  int n_blocks = 0;  // blocks held; a waiting one holds some when its KV came from another instance
-  int choices =
-      1;  // sequences that it counts for: until its first token it stands for all n choices
+  int n_tokens = 0;          // known: prompt and output so far
+  int n_computed = 0;        // tokens whose KV is in place; for a waiting one, those a prefix hit would give
+  int n_limit = 0;           // tokens at its longest, of one choice: prompt + max_tokens, as far as they come here
+  int n_blocks = 0;          // blocks held; a waiting one holds some when its KV came from another instance
+  int choices = 1;           // sequences that it counts for: until its first token it stands for all n choices
   bool tail_shared = false;  // the next append copies a block first
   int n_output = 0;          // of n_tokens, those that were generated
-  int n_shared_blocks = 0;  // of n_blocks, those that a sequence with more output to come holds too
+  int n_shared_blocks = 0;   // of n_blocks, those that a sequence with more output to come holds too
   int pending() const { return n_tokens - n_computed; }
 };
 
@@ -33,8 +30,8 @@ struct BatchView {
   int available_blocks = 0;               // free or evictable
   int capacity_blocks = 0;
   int block_tokens = 0;
-  int max_batch = 0;    // sequences running at once
-  int step_tokens = 0;  // tokens of one step; decodes of all running sequences fit in any case
+  int max_batch = 0;                         // sequences running at once
+  int step_tokens = 0;                       // tokens of one step; decodes of all running sequences fit in any case
   const AdmissionRule* admission = nullptr;  // null: the policy's own
 };
 

@@ -3,8 +3,7 @@
 namespace xpyd {
 
 SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceState& state,
-                          std::shared_ptr<EventSink> sink,
-                          std::shared_ptr<std::atomic<bool>> cancelled,
+                          std::shared_ptr<EventSink> sink, std::shared_ptr<std::atomic<bool>> cancelled,
                           const Tokenizer* tokenizer) {
   auto s = std::make_unique<Sequence>();
   s->choice = state.choice;

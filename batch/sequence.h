@@ -16,7 +16,7 @@ namespace xpyd {
 // it goes on after a failure: a plain value, from which its sampler and its text follow.
 struct ChoiceState {
   int choice = 0;
-  int stands_for = 1;  // choices [choice, choice + stands_for); more than one: no output yet
+  int stands_for = 1;           // choices [choice, choice + stands_for); more than one: no output yet
   std::vector<int32_t> output;  // tokens that the client has, or that are on their way to it
   uint64_t logits_hash = 0;     // of the rows they were sampled from
   int cached_tokens = 0;
@@ -37,36 +37,34 @@ inline uint64_t kv_salt(const Request& request, uint64_t attempt) {
 struct Sequence {
   std::shared_ptr<const Request> request;
   std::shared_ptr<EventSink> sink;
-  std::shared_ptr<std::atomic<bool>>
-      cancelled;  // set by Service::abort; looked at between iterations
+  std::shared_ptr<std::atomic<bool>> cancelled;  // set by Service::abort; looked at between iterations
   // Whoever counts load gives these; letting go of them counts down.
-  std::shared_ptr<void> queue_ticket;  // until the first step
-  std::shared_ptr<void>
-      prompt_ticket;  // until the prompt is done: held by this object, not by its choices
+  std::shared_ptr<void> queue_ticket;   // until the first step
+  std::shared_ptr<void> prompt_ticket;  // until the prompt is done: held by this object, not by its choices
 
   int choice = 0;
-  int stands_for = 1;  // choices that this sequence still stands for: [choice, choice + stands_for)
+  int stands_for = 1;    // choices that this sequence still stands for: [choice, choice + stands_for)
   uint64_t attempt = 0;  // of the conductor's, to serve it (disagg/messages.h)
   bool leaves = false;   // its KV goes to another instance when the given tokens are computed
-  int given = 0;  // tokens that this instance was given: the prompt, and what was put out before
+  int given = 0;         // tokens that this instance was given: the prompt, and what was put out before
 
   std::vector<int32_t> tokens;  // prompt, then output; below 0: being chosen (batch/engine.cc)
-  int computed = 0;       // tokens whose KV is in place or under way, on the instance that holds it
-  KvHandle kv = kNoKv;    // in that instance's memory
-  int cached_tokens = 0;  // prompt tokens found in a prefix cache at first admission
-  int preemptions = 0;    // times it lost its memory
+  int computed = 0;             // tokens whose KV is in place or under way, on the instance that holds it
+  KvHandle kv = kNoKv;          // in that instance's memory
+  int cached_tokens = 0;        // prompt tokens found in a prefix cache at first admission
+  int preemptions = 0;          // times it lost its memory
 
   SamplerState sampler;
   OutputText text;
-  uint64_t logits_hash = 0;  // of the logits rows that were sampled, in order (base/row_hash.h)
+  uint64_t logits_hash = 0;              // of the logits rows that were sampled, in order (base/row_hash.h)
   std::vector<Sampled> prompt_logprobs;  // [n_prompt] while they are wanted: those computed so far
 
   double queued_s = 0, scheduled_s = 0;  // Clock: reached the first engine, first step
   int row = -1;                          // in a persistent batch (batch/step_arrays.h)
   bool scheduled = false;                // has run at least once, somewhere
   bool probed = false;                   // the engine has looked for its KV, in memory and in tiers
-  bool early = false;    // holds memory before its turn, for KV that comes from a tier
-  bool loading = false;  // … and that KV is still on its way
+  bool early = false;                    // holds memory before its turn, for KV that comes from a tier
+  bool loading = false;                  // … and that KV is still on its way
 
   int n_prompt() const { return int(request->prompt.size()); }
   int n_output() const { return int(tokens.size()) - n_prompt(); }
@@ -80,8 +78,8 @@ using SequencePtr = std::unique_ptr<Sequence>;
 // `state`: what of it exists already. The tokenizer (null: no text) and the request are those it
 // began with.
 SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceState& state,
-                          std::shared_ptr<EventSink> sink,
-                          std::shared_ptr<std::atomic<bool>> cancelled, const Tokenizer* tokenizer);
+                          std::shared_ptr<EventSink> sink, std::shared_ptr<std::atomic<bool>> cancelled,
+                          const Tokenizer* tokenizer);
 ChoiceState state_of(const Sequence& sequence);
 
 // Ends the choices that `sequence` stands for without a token.

@@ -37,8 +37,7 @@ void StepArrays::arrange(std::vector<StepEntry>& entries) {
   std::swap(entries, arranged_);
 }
 
-StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory& memory,
-                             LayerObserver* observer) {
+StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory& memory, LayerObserver* observer) {
   const size_t n = entries.size();
   size_t same = 0, n_logits = 0;  // rows whose place in token_ids_ and logit_rows_ is as it was
   for (; same < n && same < rows_.size(); ++same) {

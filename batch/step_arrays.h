@@ -18,8 +18,8 @@ struct StepEntry {  // one sequence's share of a step
   Sequence* sequence = nullptr;
   int first = 0, n_tokens = 0;  // its tokens [first, first + n_tokens)
   bool wants_logits = false;    // and then tokens[first + n_tokens] is chosen
-  int n_prompt_rows = 0;  // logits of its first so many tokens are wanted, too: prompt logprobs
-  bool ended = false;  // it ended while the step was under way: what the step gives it is dropped
+  int n_prompt_rows = 0;        // logits of its first so many tokens are wanted, too: prompt logprobs
+  bool ended = false;           // it ended while the step was under way: what the step gives it is dropped
   int end() const { return first + n_tokens; }
 };
 
@@ -28,8 +28,7 @@ class StepArrays {
   // Puts the entries in the order of their sequences' rows. Sequence::row is this object's.
   void arrange(std::vector<StepEntry>& entries);
   // The step as the model sees it: spans into this object, until the next call.
-  StepInput gather(std::span<const StepEntry> entries, const KvMemory& memory,
-                   LayerObserver* observer);
+  StepInput gather(std::span<const StepEntry> entries, const KvMemory& memory, LayerObserver* observer);
 
  private:
   struct Row {

@@ -37,9 +37,7 @@ class SilentSink final : public EventSink {
 
 }  // namespace
 
-void InstanceParts::tell(InstanceId to, Message message) {
-  post.send(self, to, std::move(message));
-}
+void InstanceParts::tell(InstanceId to, Message message) { post.send(self, to, std::move(message)); }
 
 double InstanceParts::new_deadline() {
   return lease_s > 0 ? clock.now() + lease_s : std::numeric_limits<double>::infinity();
@@ -67,8 +65,7 @@ Status InstanceParts::add_peer(InstanceInfo info) {
     return std::to_string(s.n_layers) + " layers, " + std::to_string(s.n_kv_heads) + " heads of " +
            std::to_string(s.head_dim) + " in " + dtype_name(s.dtype);
   };
-  if (shape != mine || info.shards.n_layers != mine.n_layers ||
-      info.shards.n_kv_heads != mine.n_kv_heads)
+  if (shape != mine || info.shards.n_layers != mine.n_layers || info.shards.n_kv_heads != mine.n_kv_heads)
     return invalid("it has KV of " + text(shape) + ", expected " + text(mine));
   Route route{{}, map_shards(own, info.shards), map_shards(info.shards, own)};
   for (int rank = 0; rank < info.shards.n_ranks(); ++rank) {
@@ -89,14 +86,11 @@ Status InstanceParts::check_place(InstanceId peer, const KvPlace& place, int n_t
                  std::to_string(n_tokens));
   const bool contiguous = place.blocks.empty();
   const auto is_block = [&](int32_t block) { return block >= 0 && block < layout.n_blocks; };
-  if (contiguous ? !is_block(place.slot)
-                 : !std::all_of(place.blocks.begin(), place.blocks.end(), is_block))
+  if (contiguous ? !is_block(place.slot) : !std::all_of(place.blocks.begin(), place.blocks.end(), is_block))
     return error("a block or slot beyond its " + std::to_string(layout.n_blocks));
-  const int64_t room =
-      contiguous ? layout.block_tokens : int64_t(place.blocks.size()) * layout.block_tokens;
+  const int64_t room = contiguous ? layout.block_tokens : int64_t(place.blocks.size()) * layout.block_tokens;
   if (n_tokens > room)
-    return error("room for " + std::to_string(room) + " tokens, expected " +
-                 std::to_string(n_tokens));
+    return error("room for " + std::to_string(room) + " tokens, expected " + std::to_string(n_tokens));
   return ok();
 }
 
@@ -131,26 +125,25 @@ std::vector<MemoryRange> InstanceParts::ranges(KvHandle kv, int token_begin, int
   return rows_of(memory, kv, token_begin, token_end);
 }
 
-void InstanceParts::plan_write(KvHandle kv, InstanceId peer, const KvPlace& place,
-                               const KvRegion& region, TransferPlan& plan) const {
+void InstanceParts::plan_write(KvHandle kv, InstanceId peer, const KvPlace& place, const KvRegion& region,
+                               TransferPlan& plan) const {
   plan_sharded_transfer(routes.at(peer).to, views(kv), remote_views(peer, place), region, plan);
 }
 
-void InstanceParts::plan_read(InstanceId peer, const KvPlace& place, KvHandle kv,
-                              const KvRegion& region, TransferPlan& plan) const {
+void InstanceParts::plan_read(InstanceId peer, const KvPlace& place, KvHandle kv, const KvRegion& region,
+                              TransferPlan& plan) const {
   plan_sharded_transfer(routes.at(peer).from, remote_views(peer, place), views(kv), region, plan);
 }
 
-SequencePtr Attempts::begin(AttemptId attempt, std::shared_ptr<const Request> request,
-                            const ChoiceState& state, bool silent) {
+SequencePtr Attempts::begin(AttemptId attempt, std::shared_ptr<const Request> request, const ChoiceState& state,
+                            bool silent) {
   std::shared_ptr<EventSink> sink;
   if (silent) {
     sink = std::make_shared<SilentSink>();
   } else {
     sink = std::make_shared<AttemptSink>(parts_, attempt, state);
   }
-  auto sequence =
-      make_sequence(std::move(request), state, std::move(sink), flag(attempt), parts_.tokenizer);
+  auto sequence = make_sequence(std::move(request), state, std::move(sink), flag(attempt), parts_.tokenizer);
   sequence->attempt = attempt;
   return sequence;
 }
@@ -161,9 +154,7 @@ bool Attempts::aborted(AttemptId attempt) const {
 }
 
 std::shared_ptr<void> Attempts::ticket(AttemptId attempt, AttemptProgress::Stage stage) {
-  return {nullptr, [this, attempt, stage](void*) {
-            parts_.tell(kConductor, AttemptProgress{attempt, stage});
-          }};
+  return {nullptr, [this, attempt, stage](void*) { parts_.tell(kConductor, AttemptProgress{attempt, stage}); }};
 }
 
 // Flags that no sequence holds are kept only while a message that names their attempt may be on its

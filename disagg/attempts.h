@@ -24,7 +24,7 @@ struct InstanceParts {
   const Tokenizer* tokenizer = nullptr;  // may be null
   int n_layers = 0;
   int max_batch = 0;
-  double lease_s = 0;  // without a word of the peer, KV that is held for it is given up; 0: never
+  double lease_s = 0;     // without a word of the peer, KV that is held for it is given up; 0: never
   bool checksum = false;  // of every block that crosses
   WireRate rate = {};     // of its own posts
   std::unordered_map<InstanceId, InstanceInfo> peers = {};
@@ -48,10 +48,8 @@ struct InstanceParts {
   std::vector<MemoryRange> ranges(KvHandle kv, int token_begin, int token_end) const;
   // Copies of a region (layers of the whole model) of a sequence here to a place at a peer, or from
   // there, whatever the shapes of the two instances. Before: the peer is known.
-  void plan_write(KvHandle kv, InstanceId peer, const KvPlace& place, const KvRegion& region,
-                  TransferPlan& plan) const;
-  void plan_read(InstanceId peer, const KvPlace& place, KvHandle kv, const KvRegion& region,
-                 TransferPlan& plan) const;
+  void plan_write(KvHandle kv, InstanceId peer, const KvPlace& place, const KvRegion& region, TransferPlan& plan) const;
+  void plan_read(InstanceId peer, const KvPlace& place, KvHandle kv, const KvRegion& region, TransferPlan& plan) const;
 
   // Whether n_tokens of a sequence have a place at a peer (which is known) where it says: it comes
   // from another process. The error: what is amiss.
@@ -59,8 +57,7 @@ struct InstanceParts {
 
   std::vector<uint64_t> checksums(KvHandle kv, int token_begin, int token_end) const;
   // Whether these are those of the KV here, of every copy of a head.
-  bool checksums_are(KvHandle kv, int token_begin, int token_end,
-                     const std::vector<uint64_t>& expected) const;
+  bool checksums_are(KvHandle kv, int token_begin, int token_end, const std::vector<uint64_t>& expected) const;
 
   // Of each rank.
   std::vector<KvView> views(KvHandle kv) const;
@@ -75,8 +72,8 @@ class Attempts {
   explicit Attempts(InstanceParts& parts) : parts_(parts) {}
 
   // A sequence of the attempt. `silent`: its events go nowhere (decode_first, on P).
-  SequencePtr begin(AttemptId attempt, std::shared_ptr<const Request> request,
-                    const ChoiceState& state, bool silent = false);
+  SequencePtr begin(AttemptId attempt, std::shared_ptr<const Request> request, const ChoiceState& state,
+                    bool silent = false);
   // What is not known yet is born cancelled.
   void abort(AttemptId attempt) { flag(attempt)->store(true); }
   bool aborted(AttemptId attempt) const;

@@ -6,8 +6,7 @@ namespace xpyd {
 
 std::span<const uint64_t> PromptHashes::of(int block_tokens) {
   auto [at, fresh] = hashes_.try_emplace(block_tokens);
-  if (fresh && !tokens_.empty())
-    at->second = prefix_hashes(tokens_.first(tokens_.size() - 1), block_tokens, salt_);
+  if (fresh && !tokens_.empty()) at->second = prefix_hashes(tokens_.first(tokens_.size() - 1), block_tokens, salt_);
   return at->second;
 }
 

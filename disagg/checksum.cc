@@ -7,8 +7,8 @@
 
 namespace xpyd {
 
-std::vector<uint64_t> kv_checksums(std::span<const KvView> views, const KvShards& shards,
-                                   int token_begin, int token_end, int replica) {
+std::vector<uint64_t> kv_checksums(std::span<const KvView> views, const KvShards& shards, int token_begin,
+                                   int token_end, int replica) {
   std::vector<uint64_t> sums;
   XXH3_state_t state;
   for (int begin = token_begin; begin < token_end; begin += kChecksumTokens) {

@@ -16,7 +16,7 @@ inline constexpr int kChecksumTokens = 64;
 // XXH3-64 over the rows [layer][K|V][token][head] of each kChecksumTokens tokens from token_begin
 // on. `views`: of each rank of `shards`; where several hold the same head, the `replica`th of them
 // is read. Before: the CPU can read them.
-std::vector<uint64_t> kv_checksums(std::span<const KvView> views, const KvShards& shards,
-                                   int token_begin, int token_end, int replica = 0);
+std::vector<uint64_t> kv_checksums(std::span<const KvView> views, const KvShards& shards, int token_begin,
+                                   int token_end, int replica = 0);
 
 }  // namespace xpyd

@@ -14,8 +14,7 @@ namespace xpyd {
 
 Result<std::vector<Role>> parse_topology(const std::string& text) {
   auto error = [&](const char* why) {
-    return invalid("--topology " + text + ": " + why +
-                   "; expected a form like 1C, 1P1D, 2P3D or 2C1P1D");
+    return invalid("--topology " + text + ": " + why + "; expected a form like 1C, 1P1D, 2P3D or 2C1P1D");
   };
   int counts[3] = {0, 0, 0};  // C, P, D
   for (size_t i = 0; i < text.size();) {
@@ -28,8 +27,7 @@ Result<std::vector<Role>> parse_topology(const std::string& text) {
     if (digits == 0 || i == text.size()) return error("a number must stand before each letter");
     size_t kind = std::string("CPD").find(text[i++]);
     if (kind == std::string::npos) return error("the letters are C, P and D");
-    if (n < 1 || n > 64 || counts[kind] != 0)
-      return error("each letter once, with 1 to 64 instances");
+    if (n < 1 || n > 64 || counts[kind] != 0) return error("each letter once, with 1 to 64 instances");
     counts[kind] = n;
   }
   if (text.empty()) return error("it is empty");
@@ -77,34 +75,31 @@ ConductorOptions conductor_options(const ClusterOptions& o) {
 Status check_shared_pool(const ClusterOptions& o, bool processes) {
   if (!o.transport->shared_pool || (!processes && o.topology.size() < 2)) return ok();
   const KvShards shards = o.shards(o.topology[0]);
-  const auto ranks = [](const KvShards& s) {
-    return "tp " + std::to_string(s.tp) + ", pp " + std::to_string(s.pp);
-  };
+  const auto ranks = [](const KvShards& s) { return "tp " + std::to_string(s.tp) + ", pp " + std::to_string(s.pp); };
   for (Role role : o.topology)
     if (const KvShards others = o.shards(role); others != shards)
-      return invalid(std::string("--transport ") + o.transport->name + ": one instance has " +
-                     ranks(shards) + ", another one " + ranks(others) +
+      return invalid(std::string("--transport ") + o.transport->name + ": one instance has " + ranks(shards) +
+                     ", another one " + ranks(others) +
                      ", which cut the bytes of a block otherwise: expected equal ranks on one "
                      "pool, or a wire that copies");
   if (shards.n_ranks() > 1 && o.kv_scheme->block_bytes)
     return invalid("--allocator " + std::string(o.kv_scheme->name) + ", " + ranks(shards) +
-                   ": a group has one rank's bytes: expected, with --transport " +
-                   o.transport->name + ", paged, token, contiguous or slots");
+                   ": a group has one rank's bytes: expected, with --transport " + o.transport->name +
+                   ", paged, token, contiguous or slots");
   if (processes && o.topology.size() > size_t{BlockLedger::kMembers})
     return invalid(std::string("--transport ") + o.transport->name + ": at most " +
                    std::to_string(BlockLedger::kMembers) + " processes share a pool");
   if (processes && o.kv_scheme->block_bytes)
     return invalid("--allocator " + std::string(o.kv_scheme->name) +
-                   ": its page groups are mapped by one process: expected, with --transport " +
-                   o.transport->name + " and processes, paged, token, contiguous or slots");
+                   ": its page groups are mapped by one process: expected, with --transport " + o.transport->name +
+                   " and processes, paged, token, contiguous or slots");
   return ok();
 }
 
 Result<std::shared_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& o) {
   if (!o.transport->shared_pool) return std::shared_ptr<HandoffPool>();
   if (Status can = check_shared_pool(o, true); !can) return can.error();
-  auto made = HandoffPool::create(o.kv_scheme->name, kv_options(o), int(o.topology.size()),
-                                  o.shards(o.topology[0]));
+  auto made = HandoffPool::create(o.kv_scheme->name, kv_options(o), int(o.topology.size()), o.shards(o.topology[0]));
   if (!made) return made.error();
   return std::shared_ptr<HandoffPool>(std::move(made).value());
 }
@@ -189,14 +184,12 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                     .ahead = o.ahead,
                     .eos_tokens = o.eos_tokens,
                     .tokenizer = o.tokenizer};
-  built.instance =
-      std::make_unique<Instance>(std::move(options), std::move(model).value(), std::move(memory),
-                                 std::move(wire).value(), clock, post);
+  built.instance = std::make_unique<Instance>(std::move(options), std::move(model).value(), std::move(memory),
+                                              std::move(wire).value(), clock, post);
   return built;
 }
 
-Cluster::Cluster(const ClusterOptions& options, Clock& clock)
-    : conductor_(conductor_options(options), clock, *this) {}
+Cluster::Cluster(const ClusterOptions& options, Clock& clock) : conductor_(conductor_options(options), clock, *this) {}
 
 Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock) {
   auto cluster = std::unique_ptr<Cluster>(new Cluster(o, clock));
@@ -243,12 +236,10 @@ void Cluster::send(InstanceId from, InstanceId to, Message message) {
 }
 
 Status Cluster::start() {
-  for (auto& instance : instances_)
-    threads_.emplace_back([this, &instance = *instance] { instance.run(stop_); });
+  for (auto& instance : instances_) threads_.emplace_back([this, &instance = *instance] { instance.run(stop_); });
   threads_.emplace_back([this] {
     std::unique_lock lock(stop_mutex_);
-    while (
-        !stopping_.wait_for(lock, std::chrono::milliseconds(100), [this] { return stop_.load(); }))
+    while (!stopping_.wait_for(lock, std::chrono::milliseconds(100), [this] { return stop_.load(); }))
       conductor_.tick();
   });
   return ok();

@@ -30,7 +30,7 @@ Result<std::vector<Role>> parse_topology(const std::string& text);
 struct ClusterOptions {
   std::vector<Role> topology;
   const KvScheme* kv_scheme = nullptr;
-  KvOptions kv;  // of one instance; a shared pool has pool_bytes times the number of instances
+  KvOptions kv;                        // of one instance; a shared pool has pool_bytes times the number of instances
   int prefill_tp = 1, prefill_pp = 1;  // ranks of a prefill or colocated instance
   int decode_tp = 1, decode_pp = 1;    // … of a decode instance
   KvShards shards(Role role) const {
@@ -56,7 +56,7 @@ struct ClusterOptions {
   int max_model_len = 0;                  // tokens: prompt and output together
   int vocab = INT_MAX;                    // token ids
   int64_t max_queue_bytes = 256ll << 20;  // of requests that wait for their first step
-  bool ahead = true;  // engines plan a step while the model computes the one before, where it can
+  bool ahead = true;                      // engines plan a step while the model computes the one before, where it can
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // may be null
   uint64_t seed = 0;
@@ -86,9 +86,8 @@ struct BuiltInstance {
   std::unique_ptr<DeviceQueue> queue;
   std::unique_ptr<Instance> instance;
 };
-Result<BuiltInstance> build_instance(const ClusterOptions& options, const Welcome& as,
-                                     int model_index, std::shared_ptr<BlockPool> pool, Clock& clock,
-                                     Post& post);
+Result<BuiltInstance> build_instance(const ClusterOptions& options, const Welcome& as, int model_index,
+                                     std::shared_ptr<BlockPool> pool, Clock& clock, Post& post);
 Result<JoinedPool> join_pool(const ClusterOptions& options, const Welcome& as);
 
 class Cluster final : public Runtime, private Post {

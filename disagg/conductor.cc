@@ -71,9 +71,8 @@ void Conductor::drain(InstanceId id, bool on) {
 
 bool Conductor::idle(InstanceId id) const {
   std::lock_guard lock(mutex_);
-  return std::none_of(attempts_.begin(), attempts_.end(), [id](const auto& entry) {
-    return entry.second.prefill == id || entry.second.decode == id;
-  });
+  return std::none_of(attempts_.begin(), attempts_.end(),
+                      [id](const auto& entry) { return entry.second.prefill == id || entry.second.decode == id; });
 }
 
 Conductor::Member* Conductor::find(InstanceId id) {
@@ -94,8 +93,7 @@ void Conductor::tick() {
     if (options_.lease_s > 0)
       for (const auto& [id, member] : members_)
         if (now > member.heard_s + options_.lease_s) silent.push_back(id);
-    for (InstanceId id : silent)
-      remove(id, AttemptFailure::instance_silent, "an instance fell silent", out);
+    for (InstanceId id : silent) remove(id, AttemptFailure::instance_silent, "an instance fell silent", out);
     retry_parked(out);
   }
   pass_on(out);
@@ -132,9 +130,7 @@ void Conductor::emit(Entry& entry, TokenEvent event, Out& out) {
 
 void Conductor::on(InstanceId, Report, Out&) {}  // its probe has read it
 
-void Conductor::on(InstanceId from, CacheReport message, Out&) {
-  members_.at(from).cache.heard(message);
-}
+void Conductor::on(InstanceId from, CacheReport message, Out&) { members_.at(from).cache.heard(message); }
 
 // ---- As a whole.
 
@@ -154,8 +150,7 @@ std::string Conductor::trouble() const {
   bool prefill = false, decode = false;
   for (const auto& [id, member] : members_) {
     if (now - member.probe->stats().heartbeat_s >= kLongestTurnSeconds)
-      return member.info.name + " has not turned its loop for " +
-             std::to_string(int(kLongestTurnSeconds)) + " s";
+      return member.info.name + " has not turned its loop for " + std::to_string(int(kLongestTurnSeconds)) + " s";
     prefill |= !member.draining && member.info.role != Role::decode;
     decode |= !member.draining && member.info.role != Role::prefill;
   }

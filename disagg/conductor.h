@@ -41,13 +41,12 @@ struct ConductorOptions {
   const PlacementPolicy* placement = nullptr;
   const DisaggPolicy* disagg = nullptr;
   DisaggOptions disagg_options;
-  bool zero_copy = false;  // the wire: nothing can be pulled
-  int max_model_len = 0;   // tokens: prompt and output together
-  int64_t max_queue_bytes =
-      256ll << 20;         // queue_bytes() of requests that wait for their first step
-  Limits limits = {};      // of what comes from another process
-  int prefill_window = 1;  // decode_first: jobs that a prefill instance has not started yet
-  int max_tries = 16;      // attempts of one choice
+  bool zero_copy = false;                 // the wire: nothing can be pulled
+  int max_model_len = 0;                  // tokens: prompt and output together
+  int64_t max_queue_bytes = 256ll << 20;  // queue_bytes() of requests that wait for their first step
+  Limits limits = {};                     // of what comes from another process
+  int prefill_window = 1;                 // decode_first: jobs that a prefill instance has not started yet
+  int max_tries = 16;                     // attempts of one choice
   // Instances that may end in a row while they compute a choice, none of which got further than
   // crash_tokens with it; then it is what ends them. (Each attempt brings one or two: the prompt's
   // last logits give the first, maybe before another instance goes on.)
@@ -88,8 +87,7 @@ class Conductor final : public Service {
   InstanceId new_id();
   void joined(InstanceInfo info, std::shared_ptr<InstanceProbe> probe);
   // `refused`: it is there, and not listened to any more.
-  void left(InstanceId id, const std::string& why,
-            AttemptFailure reason = AttemptFailure::instance_gone);
+  void left(InstanceId id, const std::string& why, AttemptFailure reason = AttemptFailure::instance_gone);
   void drain(InstanceId id, bool on);  // it gets nothing new
   void receive(InstanceId from, Message message);
   void tick();  // every so often: who is silent, who has waited too long
@@ -172,8 +170,7 @@ class Conductor final : public Service {
   void on(InstanceId, M, Out&) {}  // between instances
 
   void take(Entry& entry, Choice& choice, TokenEvent event, Out& out);
-  void end_choice(Entry& entry, int choice, FinishReason reason, const std::string& error,
-                  Out& out);
+  void end_choice(Entry& entry, int choice, FinishReason reason, const std::string& error, Out& out);
   void give_up(Entry& entry, int choice, bool late, const std::string& why, Out& out);
   void forget_choice(uint64_t request, Entry& entry);
   static int promised(const Member& member, PromptHashes& prompt);

@@ -42,8 +42,7 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
   if (choice.ended || message.index < int(choice.output.size()) || message.index > most) return;
   // What is placed anew goes on from these tokens: they come from another process.
   if (message.event.token >= 0 &&
-      (message.index == most ||
-       (message.index + 1 == most && message.event.finish == FinishReason::none)))
+      (message.index == most || (message.index + 1 == most && message.event.finish == FinishReason::none)))
     return fail(message.attempt, AttemptFailure::refused, "it goes on beyond its last token", out);
   message.event.request_id = entry.request->id;
   if (message.index > int(choice.output.size())) {  // it has overtaken the other instance's
@@ -52,8 +51,7 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
   }
   choice.latest = from;
   take(entry, choice, std::move(message.event), out);
-  while (!choice.ended && !choice.early.empty() &&
-         choice.early.begin()->first == int(choice.output.size())) {
+  while (!choice.ended && !choice.early.empty() && choice.early.begin()->first == int(choice.output.size())) {
     choice.latest = attempt.decode;  // what overtakes comes from the second of the two
     take(entry, choice, std::move(choice.early.extract(choice.early.begin()).mapped()), out);
   }
@@ -75,8 +73,7 @@ void Conductor::take(Entry& entry, Choice& choice, TokenEvent event, Out& out) {
   }
   event.cached_tokens = choice.cached_tokens;
   event.scheduled_s = choice.scheduled_s;
-  if (event.finish == FinishReason::stop || event.finish == FinishReason::length)
-    logits_hash_ += event.logits_hash;
+  if (event.finish == FinishReason::stop || event.finish == FinishReason::length) logits_hash_ += event.logits_hash;
   if (event.finish != FinishReason::none) {
     choice.ended = true;
     --entry.left;
@@ -84,8 +81,7 @@ void Conductor::take(Entry& entry, Choice& choice, TokenEvent event, Out& out) {
   emit(entry, std::move(event), out);
 }
 
-void Conductor::end_choice(Entry& entry, int at, FinishReason reason, const std::string& error,
-                           Out& out) {
+void Conductor::end_choice(Entry& entry, int at, FinishReason reason, const std::string& error, Out& out) {
   Choice& choice = entry.choices[size_t(at)];
   TokenEvent event;
   event.request_id = entry.request->id;
@@ -104,8 +100,7 @@ void Conductor::end_choice(Entry& entry, int at, FinishReason reason, const std:
 
 void Conductor::give_up(Entry& entry, int choice, bool late, const std::string& why, Out& out) {
   if (entry.aborted) return end_choice(entry, choice, FinishReason::abort, "", out);
-  end_choice(entry, choice, late ? FinishReason::timeout : FinishReason::error, late ? "" : why,
-             out);
+  end_choice(entry, choice, late ? FinishReason::timeout : FinishReason::error, late ? "" : why, out);
 }
 
 void Conductor::forget_choice(uint64_t request, Entry& entry) {
@@ -117,9 +112,8 @@ void Conductor::forget_choice(uint64_t request, Entry& entry) {
 // ---- Attempts end.
 
 const char* failure_name(AttemptFailure why) {
-  static constexpr const char* kNames[] = {"instance_gone", "instance_silent", "peer_silent",
-                                           "peer_unknown",  "connection_lost", "given_up",
-                                           "refused"};
+  static constexpr const char* kNames[] = {"instance_gone",   "instance_silent", "peer_silent", "peer_unknown",
+                                           "connection_lost", "given_up",        "refused"};
   static_assert(std::size(kNames) == kAttemptFailures);
   return kNames[size_t(why)];
 }
@@ -151,12 +145,10 @@ void Conductor::blame(InstanceId id, const std::vector<AttemptId>& attempts) {
     if (attempts.size() > 1 && !computes(id, attempt)) continue;  // alone: it may be how it came
     Entry& entry = requests_.at(attempt.request);
     for (int c = attempt.first; c < attempt.first + attempt.count; ++c)
-      if (Choice& choice = entry.choices[size_t(c)];
-          !choice.ended && ++choice.crashes >= options_.max_crashes)
+      if (Choice& choice = entry.choices[size_t(c)]; !choice.ended && ++choice.crashes >= options_.max_crashes)
         often.push_back(attempt.request);
   }
-  if (!often.empty() && std::ranges::count(often, often[0]) == long(often.size()))
-    requests_.at(often[0]).guilty = true;
+  if (!often.empty() && std::ranges::count(often, often[0]) == long(often.size())) requests_.at(often[0]).guilty = true;
 }
 
 bool Conductor::suspect(uint64_t request, int choice) const {
@@ -164,9 +156,8 @@ bool Conductor::suspect(uint64_t request, int choice) const {
 }
 
 bool Conductor::suspect_runs() const {
-  return std::ranges::any_of(attempts_, [this](const auto& entry) {
-    return suspect(entry.second.request, entry.second.first);
-  });
+  return std::ranges::any_of(attempts_,
+                             [this](const auto& entry) { return suspect(entry.second.request, entry.second.first); });
 }
 
 void Conductor::uncharge_prompt(Attempt& attempt) {
@@ -216,15 +207,12 @@ void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string&
   const bool hopeless = ++entry.tries > options_.max_tries * int(entry.choices.size());
   if (entry.guilty || hopeless) {
     const std::vector<int32_t>& prompt = entry.request->prompt;
-    const std::string_view bytes(reinterpret_cast<const char*>(prompt.data()),
-                                 prompt.size() * sizeof prompt[0]);
-    log_line(
-        LogLevel::error,
-        "xpyd: request %llu is given up: %d %s it; its prompt has %zu tokens and the hash %016llx",
-        static_cast<unsigned long long>(entry.request->id),
-        entry.guilty ? options_.max_crashes : entry.tries,
-        entry.guilty ? "instances in a row ended while they computed" : "attempts failed at",
-        prompt.size(), static_cast<unsigned long long>(siphash({}, bytes)));
+    const std::string_view bytes(reinterpret_cast<const char*>(prompt.data()), prompt.size() * sizeof prompt[0]);
+    log_line(LogLevel::error,
+             "xpyd: request %llu is given up: %d %s it; its prompt has %zu tokens and the hash %016llx",
+             static_cast<unsigned long long>(entry.request->id), entry.guilty ? options_.max_crashes : entry.tries,
+             entry.guilty ? "instances in a row ended while they computed" : "attempts failed at", prompt.size(),
+             static_cast<unsigned long long>(siphash({}, bytes)));
   }
   bool begun = false;
   for (int c = attempt.first; c < attempt.first + attempt.count; ++c) {
@@ -237,15 +225,13 @@ void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string&
     ++totals_.replaced_choices;
     if (entry.aborted || late || entry.guilty || hopeless)
       give_up(entry, c, late,
-              (entry.guilty ? "given up: instances ended while they computed it: "
-                            : "given up after many attempts: ") +
+              (entry.guilty ? "given up: instances ended while they computed it: " : "given up after many attempts: ") +
                   why,
               out);
   }
   if (entry.left == 0) return forget_choice(attempt.request, entry);
   const double now = clock_.now();
-  const double later =
-      now + (entry.tries < 3 ? 0 : 0.01 * double(1 << std::min(entry.tries - 3, 6)));
+  const double later = now + (entry.tries < 3 ? 0 : 0.01 * double(1 << std::min(entry.tries - 3, 6)));
   if (!begun) {
     parked_.push_back({attempt.request, attempt.first, attempt.count, now, later});
   } else {
@@ -266,9 +252,7 @@ void Conductor::retry_parked(Out& out) {
     const double deadline = entry.request->deadline_s;
     const bool late = deadline > 0 && now > deadline;
     const bool waited = now > p.since_s + options_.patience_s;
-    if (!entry.aborted && !late && now >= p.not_before_s && its_turn &&
-        start(p.request, p.first, p.count))
-      continue;
+    if (!entry.aborted && !late && now >= p.not_before_s && its_turn && start(p.request, p.first, p.count)) continue;
     if (!entry.aborted && !late && !waited) {
       parked_.push_back(p);
       continue;

@@ -41,28 +41,25 @@ Placement Conductor::place(PromptHashes& prompt) {
     views_.push_back(view);
     view_ids_.push_back(id);
   }
-  return options_.placement->place({.instances = views_,
-                                    .prompt_tokens = int(prompt.tokens().size()),
-                                    .random = random_.next()});
+  return options_.placement->place(
+      {.instances = views_, .prompt_tokens = int(prompt.tokens().size()), .random = random_.next()});
 }
 
 // As measured, where there is enough to tell from; before, what the model's work takes at the
 // machine's peaks: an instance that nobody has used yet is not free, and not out of reach.
-void Conductor::add_costs(DisaggView& view, const InstanceStats& prefill,
-                          const InstanceStats& decode, const KvShape& shape) const {
+void Conductor::add_costs(DisaggView& view, const InstanceStats& prefill, const InstanceStats& decode,
+                          const KvShape& shape) const {
   const std::optional<CostPrior>& prior = options_.prior;
   const bool pull = options_.disagg_options.pull;
   const int uncached = std::max(1, view.tokens - view.cached_prefill);
   const double wire_s = (pull ? decode : prefill).wire_s_per_byte;
   view.prefill_s_per_token = ratio(prefill.step_seconds, prefill.prompt_tokens);
   if (prior && prefill.prompt_tokens < kFewTokens)
-    view.prefill_s_per_token =
-        seconds(prior->model.prefill(uncached, view.tokens - uncached), prior->rates) / uncached;
+    view.prefill_s_per_token = seconds(prior->model.prefill(uncached, view.tokens - uncached), prior->rates) / uncached;
   view.decode_s_per_token = view.prefill_s_per_token;
   view.step_s = ratio(decode.step_seconds, decode.steps);
   if (prior && decode.steps == 0)
-    view.step_s =
-        seconds(prior->model.decode(std::max(1, view.decode_sequences), view.tokens), prior->rates);
+    view.step_s = seconds(prior->model.decode(std::max(1, view.decode_sequences), view.tokens), prior->rates);
   view.kv_s_per_token = wire_s * double(shape.token_bytes());
   if (prior && wire_s == 0 && !options_.zero_copy)  // a copy on this machine: no wire is faster
     view.kv_s_per_token = 2 * double(shape.token_bytes()) / prior->rates.bytes_per_s;
@@ -100,8 +97,7 @@ bool Conductor::start(uint64_t id, int first, int count) {
     attempt.order = options_.disagg->decide(view, options_.disagg_options);
     if (attempt.order == DisaggOrder::pull && options_.zero_copy) attempt.order = DisaggOrder::push;
     // There P says nothing of the logits that it sees.
-    if (attempt.order == DisaggOrder::decode_first && request.prompt_logprobs >= 0)
-      attempt.order = DisaggOrder::push;
+    if (attempt.order == DisaggOrder::decode_first && request.prompt_logprobs >= 0) attempt.order = DisaggOrder::push;
     if (attempt.order == DisaggOrder::local) cached = cached_decode;
   }
   const AttemptId number = ++last_attempt_;
@@ -131,8 +127,7 @@ bool Conductor::start(uint64_t id, int first, int count) {
                                  .scheduled_s = choice.scheduled_s},
                        .order = attempt.order,
                        .decode = attempt.decode};
-  const bool at_decode =
-      attempt.order == DisaggOrder::decode_first || attempt.order == DisaggOrder::local;
+  const bool at_decode = attempt.order == DisaggOrder::decode_first || attempt.order == DisaggOrder::local;
   const InstanceId to = at_decode ? attempt.decode : attempt.prefill;
   attempts_.emplace(number, attempt);
   post_.send(kConductor, to, std::move(message));
@@ -142,20 +137,19 @@ bool Conductor::start(uint64_t id, int first, int count) {
 Status Conductor::submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) {
   const long longest = long(request->prompt.size()) + request->max_tokens;
   if (longest > options_.max_model_len)
-    return invalid("prompt and max_tokens need " + std::to_string(longest) +
-                   " tokens, the context has " + std::to_string(options_.max_model_len));
+    return invalid("prompt and max_tokens need " + std::to_string(longest) + " tokens, the context has " +
+                   std::to_string(options_.max_model_len));
   std::lock_guard lock(mutex_);
   if (draining_) return Error{ErrorCode::unavailable, "the server is shutting down"};
   if (members_.empty()) return Error{ErrorCode::unavailable, "no instance is there"};
   for (const auto& [id, member] : members_) {
     const InstanceInfo& info = member.info;
     if (request->n > info.max_batch)
-      return invalid("n is " + std::to_string(request->n) + ", --max-batch is " +
-                     std::to_string(info.max_batch));
+      return invalid("n is " + std::to_string(request->n) + ", --max-batch is " + std::to_string(info.max_batch));
     const long blocks = (longest + info.block_tokens - 1) / info.block_tokens;
     if (blocks > info.capacity_blocks)
-      return invalid("prompt and max_tokens need " + std::to_string(blocks) +
-                     " KV blocks, an instance has " + std::to_string(info.capacity_blocks));
+      return invalid("prompt and max_tokens need " + std::to_string(blocks) + " KV blocks, an instance has " +
+                     std::to_string(info.capacity_blocks));
   }
   const uint64_t id = request->id;
   const int n = request->n;
@@ -171,13 +165,11 @@ Status Conductor::submit(std::shared_ptr<const Request> request, std::shared_ptr
     return ok();
   }
   requests_.erase(id);
-  return Error{ErrorCode::unavailable, full ? "the queue is full (--max-queue-bytes)"
-                                            : "no instance is there to take the request"};
+  return Error{ErrorCode::unavailable,
+               full ? "the queue is full (--max-queue-bytes)" : "no instance is there to take the request"};
 }
 
-int64_t queue_bytes(const Request& request) {
-  return 4096 + int64_t(request.prompt.size() * sizeof(int32_t));
-}
+int64_t queue_bytes(const Request& request) { return 4096 + int64_t(request.prompt.size() * sizeof(int32_t)); }
 
 // It waits no more.
 void Conductor::begin(Entry& entry) {
@@ -189,8 +181,7 @@ void Conductor::begin(Entry& entry) {
 void Conductor::on(InstanceId from, PrefillJob job, Out&) {
   auto found = attempts_.find(job.attempt);
   if (found == attempts_.end() || found->second.decode != from) return;
-  if (found->second.order != DisaggOrder::decode_first || std::exchange(found->second.asked, true))
-    return;
+  if (found->second.order != DisaggOrder::decode_first || std::exchange(found->second.asked, true)) return;
   // Of what it says no more than the number is needed.
   const Entry& entry = requests_.at(found->second.request);
   job.request = entry.request;

@@ -10,11 +10,10 @@
 namespace xpyd {
 
 // Its copies, moves and end are in envelope.cc: for so many kinds they take a compiler a while.
-struct Message : std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf,
-                              AttemptProgress, AttemptFailed, Report, PrefillJob, ReserveKv,
-                              KvReserved, KvDelivered, ReservationCancelled, KvOffered, KvTaken,
-                              KvRenewed, PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest,
-                              Joined, LeaveRequest, CacheReport> {
+struct Message
+    : std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed, Report,
+                   PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered, KvTaken, KvRenewed,
+                   PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined, LeaveRequest, CacheReport> {
   using variant::variant;
   Message();
   Message(const Message&);

@@ -8,9 +8,8 @@
 
 namespace xpyd {
 
-Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model,
-                   std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTransport> transport,
-                   Clock& clock, Post& post)
+Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::unique_ptr<KvMemory> memory,
+                   std::unique_ptr<KvTransport> transport, Clock& clock, Post& post)
     : options_(std::move(options)),
       model_(std::move(model)),
       memory_(std::move(memory)),
@@ -86,8 +85,7 @@ void Instance::run(const std::atomic<bool>& stop) {
     if (turn()) continue;
     double nap = idle() ? 0.1 : receiver_.counts() ? 0.0001 : 0.0005;
     if (options_.lease_s > 0) nap = std::min(nap, options_.lease_s / 8);
-    for (const auto& [id, meeting] : meeting_)
-      nap = std::min(nap, std::max(0.001, meeting.again_s - clock_.now()));
+    for (const auto& [id, meeting] : meeting_) nap = std::min(nap, std::max(0.001, meeting.again_s - clock_.now()));
     mailbox_.wait(nap);
   }
 }
@@ -101,9 +99,8 @@ void Instance::look_for_answers() {
     if (auto* reserved = std::get_if<KvReserved>(&inbox_[i].message))
       sender_.handle(inbox_[i].from, std::move(*reserved));
   }
-  inbox_.erase(std::remove_if(
-                   inbox_.begin() + long(known), inbox_.end(),
-                   [](const Envelope& e) { return std::holds_alternative<KvReserved>(e.message); }),
+  inbox_.erase(std::remove_if(inbox_.begin() + long(known), inbox_.end(),
+                              [](const Envelope& e) { return std::holds_alternative<KvReserved>(e.message); }),
                inbox_.end());
 }
 
@@ -167,15 +164,15 @@ bool Instance::meet() {
       const Result<bool> connected = transport_->connect(info.id, info.address);
       if (!connected) {  // until it can, what is placed on the two of us is placed anew
         if (std::exchange(meeting.calling, false))
-          log_line(LogLevel::warning, "xpyd: %s cannot reach %s: %s", options_.name.c_str(),
-                   info.name.c_str(), connected.error().message.c_str());
+          log_line(LogLevel::warning, "xpyd: %s cannot reach %s: %s", options_.name.c_str(), info.name.c_str(),
+                   connected.error().message.c_str());
         meeting.again_s = now + std::max(kAgainSeconds, now - meeting.since_s);
         meeting.since_s = meeting.again_s;
         moved = true;
       } else if (connected.value()) {
         if (Status known = parts_.add_peer(info); !known)  // it comes from another process
-          log_line(LogLevel::warning, "xpyd: %s and %s cannot exchange KV: %s",
-                   options_.name.c_str(), info.name.c_str(), known.error().message.c_str());
+          log_line(LogLevel::warning, "xpyd: %s and %s cannot exchange KV: %s", options_.name.c_str(),
+                   info.name.c_str(), known.error().message.c_str());
         meeting_.erase(at);
         moved = true;
       }
@@ -258,8 +255,7 @@ void Instance::stand() {
   sender_.renewals(of_peer);
   receiver_.renewals(of_peer);
   for (const Envelope& envelope : inbox_)
-    if (const std::optional<AttemptId> attempt = asked(envelope.message))
-      of_peer[envelope.from].push_back(*attempt);
+    if (const std::optional<AttemptId> attempt = asked(envelope.message)) of_peer[envelope.from].push_back(*attempt);
   std::lock_guard lock(standing_mutex_);
   standing_ = std::move(of_peer);
   stood_s_ = clock_.now();
@@ -270,9 +266,7 @@ void Instance::beat() {
   {
     std::lock_guard lock(standing_mutex_);
     const double now = clock_.now();
-    if (options_.lease_s == 0 || now < beat_s_ + options_.lease_s / 4 ||
-        now > stood_s_ + kLongestTurnSeconds)
-      return;
+    if (options_.lease_s == 0 || now < beat_s_ + options_.lease_s / 4 || now > stood_s_ + kLongestTurnSeconds) return;
     beat_s_ = now;
     of_peer = standing_;
     for (const auto& [peer, attempt] : unread_) of_peer[peer].push_back(attempt);

@@ -69,9 +69,7 @@ class Instance final : private EngineHooks {
   void look_for_answers();
   void handle(InstanceId from, StartRequest message);
   void handle(InstanceId from, ClearPrefixCache) { (void)from, memory_->clear_prefix_cache(); }
-  void handle(InstanceId from, AbortAttempt message) {
-    (void)from, attempts_.abort(message.attempt);
-  }
+  void handle(InstanceId from, AbortAttempt message) { (void)from, attempts_.abort(message.attempt); }
   void handle(InstanceId from, PeerJoined message);
   void handle(InstanceId from, PeerGone message);
   void handle(InstanceId from, PeerBroken message);
@@ -94,8 +92,7 @@ class Instance final : private EngineHooks {
 
   void prefill_started(const Sequence& sequence) override { sender_.started(sequence), stand(); }
   bool layerwise() const override { return options_.stream_kv == StreamKv::layer; }
-  void kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_begin,
-                  int token_end) override {
+  void kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_begin, int token_end) override {
     (void)token_begin;
     sender_.kv_written(sequence, layer_begin, layer_end, token_end);
     // What has left in an earlier step is handed over now, not when this step ends.

@@ -25,8 +25,7 @@ void KvReceiver::handle(InstanceId from, ReserveKv message) {
   auto found = incoming_.find(message.attempt);
   if (found != incoming_.end()) {  // decode_first: the room is there, or nobody was told of it
     Incoming& in = found->second;
-    if (in.order != DisaggOrder::decode_first || in.from >= 0 || !in.granted || in.delivered)
-      return;
+    if (in.order != DisaggOrder::decode_first || in.from >= 0 || !in.granted || in.delivered) return;
     in.from = from;
     promise(message.attempt, in);
     return;
@@ -54,8 +53,7 @@ void KvReceiver::handle(InstanceId from, KvOffered message) {
   const std::vector<int32_t>& output = message.choices[0].output;
   in.tokens.insert(in.tokens.end(), output.begin(), output.end() - 1);
   if (Status fits = parts_.check_place(from, message.source, int(in.tokens.size())); !fits) {
-    parts_.tell(kConductor,
-                AttemptFailed{message.attempt, AttemptFailure::refused, fits.error().message});
+    parts_.tell(kConductor, AttemptFailed{message.attempt, AttemptFailure::refused, fits.error().message});
     parts_.tell(from, ReservationCancelled{message.attempt});
     return;
   }
@@ -84,8 +82,8 @@ void KvReceiver::handle(InstanceId from, KvDelivered message) {
     });
     if (message.choices.empty() || !sound) {
       give_back(from, message.attempt, message.handover);
-      parts_.tell(kConductor, AttemptFailed{message.attempt, AttemptFailure::refused,
-                                            "its delivery does not fit the request"});
+      parts_.tell(kConductor,
+                  AttemptFailed{message.attempt, AttemptFailure::refused, "its delivery does not fit the request"});
       return drop(message.attempt);
     }
     in.choices = std::move(message.choices);
@@ -110,16 +108,14 @@ void KvReceiver::handle(InstanceId from, const ReservationCancelled& message) {
   if (in.order == DisaggOrder::decode_first) {
     // The prefill instance could not: the conductor knows, unless it was this instance's abort.
     if (!drop_ended(message.attempt, in))
-      parts_.tell(kConductor, AttemptFailed{message.attempt, AttemptFailure::given_up,
-                                            "its prefill was given up"});
+      parts_.tell(kConductor, AttemptFailed{message.attempt, AttemptFailure::given_up, "its prefill was given up"});
   }
   drop(message.attempt);
 }
 
 void KvReceiver::renewed(InstanceId from, AttemptId attempt) {
   auto found = incoming_.find(attempt);
-  if (found != incoming_.end() && found->second.from == from)
-    found->second.deadline_s = parts_.new_deadline();
+  if (found != incoming_.end() && found->second.from == from) found->second.deadline_s = parts_.new_deadline();
 }
 
 // What was delivered goes on: with the KV, where all of it has arrived, or without.
@@ -133,8 +129,7 @@ void KvReceiver::peer_gone(InstanceId peer, const std::string& why) {
       in.arrived = false;
   }
   for (AttemptId attempt : gone) {
-    if (!why.empty())
-      parts_.tell(kConductor, AttemptFailed{attempt, AttemptFailure::connection_lost, why});
+    if (!why.empty()) parts_.tell(kConductor, AttemptFailed{attempt, AttemptFailure::connection_lost, why});
     drop(attempt);
   }
 }
@@ -162,17 +157,14 @@ bool KvReceiver::grant(AttemptId attempt, Incoming& in) {
     const KvStats kv = parts_.memory.stats();
     const int n_tokens = int(in.tokens.size());
     const int spare = sequences == 0 ? 0 : kv.capacity / 100;
-    const int need =
-        (n_tokens + kv.block_tokens - 1) / kv.block_tokens -
-        parts_.memory.probe(in.tokens, kv_salt(*in.request, attempt)) / kv.block_tokens;
+    const int need = (n_tokens + kv.block_tokens - 1) / kv.block_tokens -
+                     parts_.memory.probe(in.tokens, kv_salt(*in.request, attempt)) / kv.block_tokens;
     if ((in.kv == kNoKv && need + spare > kv.available()) || !reserve(attempt, in)) return false;
   }
   in.granted = true;
   granted_choices_ += in.n_choices();
   switch (in.order) {
-    case DisaggOrder::push:
-      promise(attempt, in);
-      break;
+    case DisaggOrder::push: promise(attempt, in); break;
     case DisaggOrder::pull:
       read(in);
       finished_prefills_.push_back(attempt);
@@ -212,8 +204,8 @@ bool KvReceiver::reserve(AttemptId attempt, Incoming& in) {
 void KvReceiver::promise(AttemptId attempt, Incoming& in) {
   KvReserved answer{.attempt = attempt};
   if (!parts_.wire.zero_copy()) {
-    Result<WindowKey> window = parts_.wire.open(
-        in.from, KvOp::write, parts_.ranges(in.kv, in.cached_tokens, int(in.tokens.size())));
+    Result<WindowKey> window = parts_.wire.open(in.from, KvOp::write,
+                                                parts_.ranges(in.kv, in.cached_tokens, int(in.tokens.size())));
     if (!window) {  // given up at the next poll
       in.refusal = window.error().message;
       in.deadline_s = parts_.clock.now();
@@ -231,14 +223,12 @@ void KvReceiver::read(Incoming& in) {
   const int n_tokens = int(in.tokens.size());
   if (in.cached_tokens >= n_tokens) return;
   const double start = parts_.clock.now();
-  parts_.plan_read(in.from, in.source, in.kv, {in.cached_tokens, n_tokens, 0, parts_.n_layers},
-                   plan_);
+  parts_.plan_read(in.from, in.source, in.kv, {in.cached_tokens, n_tokens, 0, parts_.n_layers}, plan_);
   in.checksums = in.source.checksums;
   in.read_s = parts_.clock.now();
   in.read_bytes = plan_.bytes;
-  in.reading = parts_.wire.post({in.from, KvOp::read, in.source.window,
-                                 parts_.post_deadline(in.request->deadline_s, plan_.bytes)},
-                                plan_);
+  in.reading = parts_.wire.post(
+      {in.from, KvOp::read, in.source.window, parts_.post_deadline(in.request->deadline_s, plan_.bytes)}, plan_);
   ++stats_.transfers;
   stats_.bytes += int64_t(plan_.bytes);
   stats_.descriptors += int64_t(plan_.copies.size());
@@ -256,11 +246,10 @@ bool KvReceiver::poll() {
       over.push_back(attempt);
     } else if (now > in.deadline_s && !(in.delivered && in.order != DisaggOrder::pull)) {
       ++stats_.expired;
-      parts_.tell(kConductor, in.refusal.empty()
-                                  ? AttemptFailed{attempt, AttemptFailure::peer_silent,
-                                                  "its prefill instance is silent"}
-                                  : AttemptFailed{attempt, AttemptFailure::refused,
-                                                  "no window for it: " + in.refusal});
+      parts_.tell(kConductor,
+                  in.refusal.empty()
+                      ? AttemptFailed{attempt, AttemptFailure::peer_silent, "its prefill instance is silent"}
+                      : AttemptFailed{attempt, AttemptFailure::refused, "no window for it: " + in.refusal});
       over.push_back(attempt);
     }
   }
@@ -353,8 +342,7 @@ void KvReceiver::adopt(AttemptId attempt, Incoming& in, bool whole) {
   if (in.handover) {
     const bool elsewhere = in.handover->between_processes();
     // What another process says is no more than a claim.
-    if (!elsewhere || in.handover->tokens == n_tokens)
-      kv = memory.adopt(std::move(*in.handover), tokens, salt);
+    if (!elsewhere || in.handover->tokens == n_tokens) kv = memory.adopt(std::move(*in.handover), tokens, salt);
     if (elsewhere) {
       if (kv == kNoKv) ++stats_.refused_kv;
       parts_.tell(in.from, KvTaken{attempt});
@@ -371,8 +359,7 @@ void KvReceiver::adopt(AttemptId attempt, Incoming& in, bool whole) {
   if (in.sequence) {
     sequences.push_back(std::move(in.sequence));
   } else {
-    for (const ChoiceState& state : in.choices)
-      sequences.push_back(attempts_.begin(attempt, in.request, state));
+    for (const ChoiceState& state : in.choices) sequences.push_back(attempts_.begin(attempt, in.request, state));
   }
   for (size_t i = 0; i < sequences.size(); ++i) {
     Sequence& s = *sequences[i];
@@ -413,8 +400,7 @@ void KvReceiver::drop(AttemptId attempt) {
 }
 
 // Nobody here adopts it. Another process's is that one's to discard.
-void KvReceiver::give_back(InstanceId from, AttemptId attempt,
-                           std::optional<KvHandover>& handover) {
+void KvReceiver::give_back(InstanceId from, AttemptId attempt, std::optional<KvHandover>& handover) {
   if (!handover) return;
   if (handover->between_processes())
     parts_.tell(from, KvTaken{attempt});

@@ -66,19 +66,16 @@ void KvSender::send_kv(Outgoing& out, KvHandle kv, int layer_begin, int layer_en
     int end = layer + 1;
     while (end < layer_end && out.sent[size_t(end)] == token_begin) ++end;
     if (token_begin < token_end) {
-      parts_.plan_write(kv, out.peer, *out.destination, {token_begin, token_end, layer, end},
-                        plan_);
+      parts_.plan_write(kv, out.peer, *out.destination, {token_begin, token_end, layer, end}, plan_);
       stats_.bytes += int64_t(plan_.bytes);
       stats_.descriptors += int64_t(plan_.copies.size());
       const double post_s = parts_.clock.now();
       const uint32_t number = uint32_t(++out.posts);
-      const TransferId id =
-          parts_.wire.post({out.peer, KvOp::write, out.destination->window,
-                            parts_.post_deadline(out.until_s, plan_.bytes), number},
-                           plan_);
+      const TransferId id = parts_.wire.post(
+          {out.peer, KvOp::write, out.destination->window, parts_.post_deadline(out.until_s, plan_.bytes), number},
+          plan_);
       const TransferState state = parts_.wire.poll(id);
-      if (state == TransferState::in_flight)
-        out.in_flight.push_back({id, parts_.memory.pin(kv), post_s, plan_.bytes});
+      if (state == TransferState::in_flight) out.in_flight.push_back({id, parts_.memory.pin(kv), post_s, plan_.bytes});
       if (state == TransferState::done) parts_.rate.done(post_s, parts_.clock.now(), plan_.bytes);
       if (state == TransferState::failed) out.failed = true;
       std::fill(out.sent.begin() + layer, out.sent.begin() + end, token_end);
@@ -104,8 +101,7 @@ void KvSender::done(std::vector<SequencePtr> choices) {
 
 void KvSender::offer(AttemptId attempt, Outgoing& out) {
   const Sequence& first = *out.choices[0];
-  Result<WindowKey> window =
-      parts_.wire.open(out.peer, KvOp::read, parts_.ranges(out.kv, 0, first.given));
+  Result<WindowKey> window = parts_.wire.open(out.peer, KvOp::read, parts_.ranges(out.kv, 0, first.given));
   if (!window) return give_up(attempt, out, AttemptFailure::refused, window.error().message);
   out.offered = window.value();
   KvPlace source = place_of(parts_.memory, out.kv, window.value(), 0);
@@ -126,9 +122,7 @@ void KvSender::cancelled(const Sequence& sequence) {
 
 void KvSender::handle(InstanceId from, const KvTaken& message) {
   auto found = outgoing_.find(message.attempt);
-  if (found == outgoing_.end() || found->second.peer != from ||
-      !(found->second.offered || found->second.given))
-    return;
+  if (found == outgoing_.end() || found->second.peer != from || !(found->second.offered || found->second.given)) return;
   found->second.told = false;  // nothing more to say
   found->second.over = true;
 }
@@ -137,14 +131,12 @@ void KvSender::handle(InstanceId from, const ReservationCancelled& message) {
   auto found = outgoing_.find(message.attempt);
   if (found == outgoing_.end() || found->second.peer != from) return;
   found->second.told = false;
-  give_up(message.attempt, found->second, AttemptFailure::given_up,
-          "its decode instance has given it up");
+  give_up(message.attempt, found->second, AttemptFailure::given_up, "its decode instance has given it up");
 }
 
 void KvSender::renewed(InstanceId from, AttemptId attempt) {
   auto found = outgoing_.find(attempt);
-  if (found != outgoing_.end() && found->second.peer == from)
-    found->second.deadline_s = parts_.new_deadline();
+  if (found != outgoing_.end() && found->second.peer == from) found->second.deadline_s = parts_.new_deadline();
 }
 
 void KvSender::peer_gone(InstanceId peer, const std::string& why) {
@@ -157,8 +149,7 @@ void KvSender::peer_gone(InstanceId peer, const std::string& why) {
 }
 
 // Who is still being computed goes on in the engine until the conductor's abort comes.
-void KvSender::give_up(AttemptId attempt, Outgoing& out, AttemptFailure reason,
-                       const std::string& why) {
+void KvSender::give_up(AttemptId attempt, Outgoing& out, AttemptFailure reason, const std::string& why) {
   if (out.over) return;
   if (!out.choices.empty()) end_waiting(out);
   if (out.over) return;
@@ -238,10 +229,8 @@ void KvSender::deliver(AttemptId attempt, Outgoing& out) {
   if (out.order != DisaggOrder::decode_first)
     for (const SequencePtr& choice : out.choices) delivered.choices.push_back(state_of(*choice));
   if (parts_.checksum && !parts_.wire.zero_copy())
-    delivered.checksums =
-        parts_.checksums(out.kv, out.destination->cached_tokens, out.choices[0]->given);
-  if (parts_.wire.zero_copy())
-    delivered.handover = parts_.memory.hand_over(std::exchange(out.kv, kNoKv));
+    delivered.checksums = parts_.checksums(out.kv, out.destination->cached_tokens, out.choices[0]->given);
+  if (parts_.wire.zero_copy()) delivered.handover = parts_.memory.hand_over(std::exchange(out.kv, kNoKv));
   if (delivered.handover && delivered.handover->between_processes()) {
     out.given = delivered.handover;
     out.deadline_s = parts_.new_deadline();
@@ -256,8 +245,7 @@ void KvSender::deliver(AttemptId attempt, Outgoing& out) {
 void KvSender::clear(FinishReason reason, const std::string& error) {
   for (auto& [attempt, out] : outgoing_) {
     if (!out.over)
-      for (const SequencePtr& choice : out.choices)
-        emit_end(*choice, reason, error, parts_.clock.now());
+      for (const SequencePtr& choice : out.choices) emit_end(*choice, reason, error, parts_.clock.now());
     out.told = false;
     out.over = true;
   }
@@ -269,9 +257,8 @@ void KvSender::renewals(std::unordered_map<InstanceId, std::vector<AttemptId>>& 
 }
 
 int KvSender::sending() const {
-  return int(std::count_if(outgoing_.begin(), outgoing_.end(), [](const auto& entry) {
-    return !entry.second.over && entry.second.kv != kNoKv;
-  }));
+  return int(std::count_if(outgoing_.begin(), outgoing_.end(),
+                           [](const auto& entry) { return !entry.second.over && entry.second.kv != kNoKv; }));
 }
 
 }  // namespace xpyd

@@ -38,8 +38,7 @@ struct InstanceInfo {
   int capacity_blocks = 0, block_tokens = 0;
   int max_batch = 0;
   std::string address;  // of its transport
-  std::string
-      control;  // where it takes channels of its peers; empty: a thread of the conductor's process
+  std::string control;  // where it takes channels of its peers; empty: a thread of the conductor's process
 };
 
 // Where one sequence's KV is, on the instance that sends this, for a peer that may write or read
@@ -81,8 +80,7 @@ struct Welcome {
   std::string name;
   Role role = Role::colocated;
   double lease_s = 0;
-  std::string
-      pool;  // where the one pool of all instances is (transport/handoff_pool.h); empty: none
+  std::string pool;           // where the one pool of all instances is (transport/handoff_pool.h); empty: none
   bool report_cache = false;  // CacheReports are wanted
   bool local = true;          // a decode instance may be given prompts (DisaggPolicy)
 };
@@ -96,8 +94,7 @@ struct Retire {
 
 struct TokenOf {
   AttemptId attempt = 0;
-  int index =
-      0;  // of this token among the choice's output; of an end without a token: how many it has
+  int index = 0;  // of this token among the choice's output; of an end without a token: how many it has
   TokenEvent event;
 };
 struct AttemptProgress {

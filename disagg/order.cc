@@ -5,17 +5,11 @@
 namespace xpyd {
 namespace {
 
-DisaggOrder remote(const DisaggOptions& options) {
-  return options.pull ? DisaggOrder::pull : DisaggOrder::push;
-}
+DisaggOrder remote(const DisaggOptions& options) { return options.pull ? DisaggOrder::pull : DisaggOrder::push; }
 
-DisaggOrder prefill_first(const DisaggView&, const DisaggOptions& options) {
-  return remote(options);
-}
+DisaggOrder prefill_first(const DisaggView&, const DisaggOptions& options) { return remote(options); }
 
-DisaggOrder decode_first(const DisaggView&, const DisaggOptions&) {
-  return DisaggOrder::decode_first;
-}
+DisaggOrder decode_first(const DisaggView&, const DisaggOptions&) { return DisaggOrder::decode_first; }
 
 // 0.1: examples/llm/components/disagg_router.py. 1.x: conditional_disagg.rs, IslBounding or
 // PrefillLoad.
@@ -26,8 +20,7 @@ DisaggOrder conditional_threshold(const DisaggView& view, const DisaggOptions& o
     return far ? DisaggOrder::decode_first : DisaggOrder::local;
   }
   const int uncached = view.tokens - view.cached_decode;
-  const bool little =
-      uncached < o.min_remote_tokens && double(uncached) < o.min_remote_ratio * double(view.tokens);
+  const bool little = uncached < o.min_remote_tokens && double(uncached) < o.min_remote_ratio * double(view.tokens);
   const bool busy = view.prefill_queued_tokens > o.max_prefill_queued_tokens;
   return little || busy ? DisaggOrder::local : remote(o);
 }
@@ -44,18 +37,16 @@ DisaggOrder conditional_cost(const DisaggView& view, const DisaggOptions& o) {
   const double compute_s = remote_tokens * view.prefill_s_per_token;
   const double transfer_s = double(view.tokens - view.cached_decode) * view.kv_s_per_token;
   const double exposed_s = transfer_s - std::min(transfer_s * view.overlap, compute_s);
-  const double remote_s = double(view.prefill_queued_tokens) * view.prefill_s_per_token +
-                          compute_s + exposed_s + view.step_s;
+  const double remote_s = double(view.prefill_queued_tokens) * view.prefill_s_per_token + compute_s + exposed_s +
+                          view.step_s;
   return remote_s < local_s + damage_s ? remote(o) : DisaggOrder::local;
 }
 
 constexpr DisaggPolicy kOrders[] = {
-    {"prefill_first", prefill_first, false, false,
-     "DistServe, Mooncake, SGLang; pull: vLLM with NIXL"},
+    {"prefill_first", prefill_first, false, false, "DistServe, Mooncake, SGLang; pull: vLLM with NIXL"},
     {"decode_first", decode_first, true, false, "Dynamo's vLLM patch: a global prefill queue"},
     {"conditional_threshold", conditional_threshold, true, true, "Dynamo 0.1 and 1.x"},
-    {"conditional_cost", conditional_cost, false, true,
-     "remote where its first token comes sooner"},
+    {"conditional_cost", conditional_cost, false, true, "remote where its first token comes sooner"},
 };
 
 }  // namespace

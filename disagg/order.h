@@ -22,12 +22,11 @@ enum class DisaggOrder : uint8_t {
 enum class StreamKv : uint8_t { layer, chunk, request };
 
 struct DisaggOptions {
-  bool pull = false;  // prefill_first: D reads
-  int max_local_prefill_tokens =
-      1000;                       // conditional_threshold, decode_first: longer ones are remote
-  int max_prefill_queue = 2;      // …, where fewer jobs than this wait
-  int min_remote_tokens = 2048;   // conditional_threshold, prefill_first: fewer, and
-  double min_remote_ratio = 0.7;  // … a smaller uncached share than this, stay local
+  bool pull = false;                      // prefill_first: D reads
+  int max_local_prefill_tokens = 1000;    // conditional_threshold, decode_first: longer ones are remote
+  int max_prefill_queue = 2;              // …, where fewer jobs than this wait
+  int min_remote_tokens = 2048;           // conditional_threshold, prefill_first: fewer, and
+  double min_remote_ratio = 0.7;          // … a smaller uncached share than this, stay local
   int max_prefill_queued_tokens = 16384;  // …, or where the prefill instance has more than this
   bool first_generation = true;           // conditional_threshold: of Dynamo, 0.1 rather than 1.x
 };

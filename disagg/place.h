@@ -11,8 +11,7 @@ namespace xpyd {
 
 // The bytes of tokens [token_begin, token_end), all layers, of every rank, in as few pieces as the
 // layout allows: what a window opens.
-inline std::vector<MemoryRange> rows_of(const KvMemory& memory, KvHandle kv, int token_begin,
-                                        int token_end) {
+inline std::vector<MemoryRange> rows_of(const KvMemory& memory, KvHandle kv, int token_begin, int token_end) {
   std::vector<MemoryRange> rows;
   TransferPlan plan;
   for (int rank = 0; rank < memory.n_ranks(); ++rank) {
@@ -24,8 +23,7 @@ inline std::vector<MemoryRange> rows_of(const KvMemory& memory, KvHandle kv, int
 }
 
 // What the peer is told: the blocks, or the slot, that lie behind the window.
-inline KvPlace place_of(const KvMemory& memory, KvHandle kv, const WindowKey& window,
-                        int cached_tokens) {
+inline KvPlace place_of(const KvMemory& memory, KvHandle kv, const WindowKey& window, int cached_tokens) {
   const KvView view = memory.view(kv);
   KvPlace place{.window = window, .slot = view.slot, .cached_tokens = cached_tokens};
   const auto blocks = memory.blocks(kv);

@@ -45,14 +45,12 @@ Placement with_decode(const ClusterView& view, int prefill, int decode) {
 }
 
 Placement place_random(const ClusterView& view) {
-  return with_decode(view, any_of(view, prefills, view.random),
-                     any_of(view, decodes, view.random >> 32));
+  return with_decode(view, any_of(view, prefills, view.random), any_of(view, decodes, view.random >> 32));
 }
 
 // A colocated instance's decodes delay its prompts too: one waiting sequence counts as one token.
 Placement place_least_loaded(const ClusterView& view) {
-  int prefill =
-      cheapest(view, prefills, [](const InstanceView& i) { return i.queued_tokens + i.sequences; });
+  int prefill = cheapest(view, prefills, [](const InstanceView& i) { return i.queued_tokens + i.sequences; });
   return with_decode(view, prefill, cheapest(view, decodes, decode_load));
 }
 

@@ -43,8 +43,7 @@ ProcessCluster::ProcessCluster(ProcessClusterOptions options, Clock& clock)
       door_{kToConductor, options_.conductor.limits},
       conductor_(options_.conductor, clock, *this) {}
 
-Result<std::unique_ptr<ProcessCluster>> ProcessCluster::create(ProcessClusterOptions options,
-                                                               Clock& clock) {
+Result<std::unique_ptr<ProcessCluster>> ProcessCluster::create(ProcessClusterOptions options, Clock& clock) {
   auto cluster = std::unique_ptr<ProcessCluster>(new ProcessCluster(std::move(options), clock));
   ProcessCluster& c = *cluster;
   c.loop_ = std::make_unique<ControlLoop>(clock, ChannelLimits{}, [](const std::string& text) {
@@ -71,7 +70,7 @@ void ProcessCluster::stop() {
     changed_.notify_all();
   }
   if (keeper_.joinable()) keeper_.join();  // it is not where there was nothing to listen at
-  loop_.reset();  // closes every channel: the workers find themselves alone
+  loop_.reset();                           // closes every channel: the workers find themselves alone
 }
 
 // A new channel is a new instance, whatever its process was before.
@@ -91,8 +90,7 @@ ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
   return {[this, id, channel](uint16_t type, std::string_view payload) {
             Result<Envelope> got = decode(type, payload, clock_.now(), door_);
             if (got) return on_message(id, std::move(got.value().message));
-            log_line(LogLevel::warning, "xpyd: instance %d is refused: it said %s", id,
-                     got.error().message.c_str());
+            log_line(LogLevel::warning, "xpyd: instance %d is refused: it said %s", id, got.error().message.c_str());
             // What it had is placed anew, and is no reason to suspect the request.
             conductor_.left(id, "it was refused", AttemptFailure::refused);
             channel->close("refused: it said " + got.error().message);
@@ -163,8 +161,7 @@ void ProcessCluster::on_closed(InstanceId id, const std::string& why) {
     auto found = workers_.find(id);
     joined = found->second.joined;
     if (joined && !found->second.retiring && !stop_)
-      log_line(LogLevel::warning, "xpyd: %s (instance %d) is gone: %s", found->second.name.c_str(),
-               id, why.c_str());
+      log_line(LogLevel::warning, "xpyd: %s (instance %d) is gone: %s", found->second.name.c_str(), id, why.c_str());
     workers_.erase(found);
     changed_.notify_all();
   }
@@ -187,8 +184,7 @@ void ProcessCluster::send(InstanceId from, InstanceId to, Message message) {
 std::string ProcessCluster::free_name(Role role) const {
   for (int i = 0;; ++i) {
     const std::string name = instance_name(role, i);
-    if (std::none_of(workers_.begin(), workers_.end(),
-                     [&](const auto& entry) { return entry.second.name == name; }))
+    if (std::none_of(workers_.begin(), workers_.end(), [&](const auto& entry) { return entry.second.name == name; }))
       return name;
   }
 }
@@ -197,8 +193,7 @@ Presence ProcessCluster::presence(const std::string& process) const {
   std::lock_guard lock(mutex_);
   Presence seen = Presence::absent;
   for (const auto& [id, worker] : workers_)
-    if (worker.process == process)
-      seen = std::max(seen, worker.joined ? Presence::serving : Presence::connected);
+    if (worker.process == process) seen = std::max(seen, worker.joined ? Presence::serving : Presence::connected);
   return seen;
 }
 
@@ -225,8 +220,7 @@ void ProcessCluster::keep() {
     const std::vector<InstanceInfo> members = conductor_.members();
     std::vector<InstanceId> silent;
     for (InstanceId id : joined)
-      if (std::none_of(members.begin(), members.end(),
-                       [id](const InstanceInfo& info) { return info.id == id; }))
+      if (std::none_of(members.begin(), members.end(), [id](const InstanceInfo& info) { return info.id == id; }))
         silent.push_back(id);
     std::erase_if(retiring, [this](InstanceId id) { return !conductor_.idle(id); });
     lock.lock();
@@ -236,8 +230,7 @@ void ProcessCluster::keep() {
         over.emplace_back(found->second.channel, found->second.next_role);
     std::vector<ChannelPtr> closed;
     for (InstanceId id : silent)
-      if (auto found = workers_.find(id); found != workers_.end())
-        closed.push_back(found->second.channel);
+      if (auto found = workers_.find(id); found != workers_.end()) closed.push_back(found->second.channel);
     lock.unlock();
     for (auto& [channel, role] : over) {
       const Message retire = Retire{role.has_value(), role.value_or(Role::colocated)};
@@ -265,12 +258,11 @@ Status ProcessCluster::retire(const std::string& name, std::optional<Role> role)
 
 // What a worker's door would refuse costs its channel: it is refused here. What is too long the
 // conductor says in words of its own.
-Status ProcessCluster::submit(std::shared_ptr<const Request> request,
-                              std::shared_ptr<EventSink> sink) {
+Status ProcessCluster::submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) {
   const StartRequest start{.request = request};
   if (int64_t(request->prompt.size()) + request->max_tokens <= options_.conductor.max_model_len)
-    if (auto crossed = decode(frame_type(start), encode(kConductor, 0, start, clock_.now()),
-                              clock_.now(), {kToInstance, options_.conductor.limits});
+    if (auto crossed = decode(frame_type(start), encode(kConductor, 0, start, clock_.now()), clock_.now(),
+                              {kToInstance, options_.conductor.limits});
         !crossed)
       return crossed.error();
   return conductor_.submit(std::move(request), std::move(sink));
@@ -287,15 +279,13 @@ ServiceStats ProcessCluster::stats() const {
 }
 
 void ProcessCluster::clear_prefix_caches() {
-  for (const InstanceInfo& info : conductor_.members())
-    send(kConductor, info.id, ClearPrefixCache{});
+  for (const InstanceInfo& info : conductor_.members()) send(kConductor, info.id, ClearPrefixCache{});
 }
 
 bool ProcessCluster::wait_members(int n, double seconds) {
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
-    return std::count_if(workers_.begin(), workers_.end(),
-                         [](const auto& w) { return w.second.joined; }) >= n;
+    return std::count_if(workers_.begin(), workers_.end(), [](const auto& w) { return w.second.joined; }) >= n;
   });
 }
 

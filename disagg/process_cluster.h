@@ -33,14 +33,13 @@ enum class Presence : uint8_t { absent, stopped, connected, serving };
 
 class ProcessCluster final : public Runtime, public Post {
  public:
-  static Result<std::unique_ptr<ProcessCluster>> create(ProcessClusterOptions options,
-                                                        Clock& clock);
+  static Result<std::unique_ptr<ProcessCluster>> create(ProcessClusterOptions options, Clock& clock);
   ~ProcessCluster() override;
 
   const std::string& address() const { return address_; }  // where workers join
   bool wait_members(int n, double seconds);                // true: so many instances serve
-  Presence presence(const std::string& process) const;  // by the name that process_name() gave it
-  bool was_retired(const std::string& process) const;   // retire() told it to leave
+  Presence presence(const std::string& process) const;     // by the name that process_name() gave it
+  bool was_retired(const std::string& process) const;      // retire() told it to leave
   Status retire(const std::string& name, std::optional<Role> role) override;
   Status start() override { return ok(); }  // workers join by themselves
   void clear_prefix_caches() override;

@@ -24,12 +24,12 @@ struct InstanceStats {
   int queue_remote_prefilling = 0, queue_prefill_sending = 0;  // P/D queues (disagg/README.md)
   KvStats kv;
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
-  double step_seconds = 0, schedule_seconds = 0;  // in forward + sampling; in planning
-  double wait_seconds = 0;                        // of step_seconds: waiting for the model
-  int64_t transfers = 0;  // of prompts' KV, posted here: by P, or pulled by D
+  double step_seconds = 0, schedule_seconds = 0;         // in forward + sampling; in planning
+  double wait_seconds = 0;                               // of step_seconds: waiting for the model
+  int64_t transfers = 0;                                 // of prompts' KV, posted here: by P, or pulled by D
   int64_t transfer_bytes = 0, transfer_descriptors = 0;  // of them
   double transfer_seconds = 0;                           // of its thread: planning and posting
-  double wire_s_per_byte = 0;  // from post to done, over its last posts; 0: not known
+  double wire_s_per_byte = 0;                            // from post to done, over its last posts; 0: not known
   int64_t kv_refused = 0;      // received: short or changed, so that the prompt was computed again
   int64_t leases_expired = 0;  // promises to a peer that fell silent
   double heartbeat_s = 0;      // Clock seconds of the last loop turn
@@ -66,8 +66,7 @@ struct SharedPoolStats {
 struct ServiceStats {
   ConductorStats conductor;
   std::vector<InstanceStats> instances;
-  bool shared_pool =
-      false;  // all instances draw from one pool: their `kv` blocks are the same blocks
+  bool shared_pool = false;  // all instances draw from one pool: their `kv` blocks are the same blocks
   // All instances are processes on one pool: `kv` is what each holds, and `kv.free` the pool's.
   std::optional<SharedPoolStats> process_pool;
 };
@@ -77,8 +76,7 @@ class Service {
   virtual ~Service() = default;
   // Takes a request or refuses it: `unavailable` (queue full, draining), `invalid_argument` (can
   // never fit). Once taken, `sink` sees each of its choices end exactly once.
-  virtual Status submit(std::shared_ptr<const Request> request,
-                        std::shared_ptr<EventSink> sink) = 0;
+  virtual Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) = 0;
   // Ends the request at the next iteration boundary; its choices end with `abort`. Unknown ids are
   // ignored.
   virtual void abort(uint64_t request_id) = 0;

@@ -33,14 +33,12 @@ struct ShardMap {
   std::vector<ShardMove> moves;  // by destination rank, then layers, then heads, then part
 };
 // Before: both shapes pass check_shards and are of one model.
-ShardMap map_shards(const KvShards& source, const KvShards& destination,
-                    ReplicaUse use = ReplicaUse::spread);
+ShardMap map_shards(const KvShards& source, const KvShards& destination, ReplicaUse use = ReplicaUse::spread);
 
 // The copies of a region of one sequence (tokens; layers in numbers of the whole model; heads are
 // not looked at), between any of the ranks' regions. source[r], destination[r]: the sequence in the
 // KV of rank r of either side.
-void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source,
-                           std::span<const KvView> destination, const KvRegion& region,
-                           TransferPlan& plan);
+void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source, std::span<const KvView> destination,
+                           const KvRegion& region, TransferPlan& plan);
 
 }  // namespace xpyd

@@ -2,8 +2,7 @@
 
 namespace xpyd {
 
-void plan_transfer(const KvView& source, const KvView& destination, const KvRegion& region,
-                   TransferPlan& plan) {
+void plan_transfer(const KvView& source, const KvView& destination, const KvRegion& region, TransferPlan& plan) {
   plan.copies.clear();
   plan.bytes = add_copies(source, destination, region, plan.copies);
 }

@@ -16,7 +16,6 @@ struct TransferPlan {
   size_t bytes = 0;
 };
 
-void plan_transfer(const KvView& source, const KvView& destination, const KvRegion& region,
-                   TransferPlan& plan);
+void plan_transfer(const KvView& source, const KvView& destination, const KvRegion& region, TransferPlan& plan);
 
 }  // namespace xpyd

@@ -16,14 +16,10 @@ namespace xpyd {
 namespace {
 
 NodeRole node_role(Role role) {
-  return role == Role::prefill  ? NodeRole::prefill
-         : role == Role::decode ? NodeRole::decode
-                                : NodeRole::colocated;
+  return role == Role::prefill ? NodeRole::prefill : role == Role::decode ? NodeRole::decode : NodeRole::colocated;
 }
 
-void log_refusal(const std::string& text) {
-  log_line(LogLevel::warning, "xpyd worker: %s", text.c_str());
-}
+void log_refusal(const std::string& text) { log_line(LogLevel::warning, "xpyd worker: %s", text.c_str()); }
 
 ChannelEvents turned_away(const ChannelPtr& channel, const std::string& why) {
   log_refusal("a channel from " + channel->peer().id + " is refused: " + why);
@@ -43,8 +39,8 @@ std::string process_name(int64_t pid) { return "pid" + std::to_string(pid); }
 
 // "i7": instance 7; not one yet: its process.
 NodeIdentity Worker::identity(InstanceId id) const {
-  return {node_role(options_.role), id < 0 ? process_name(getpid()) : "i" + std::to_string(id),
-          options_.fingerprint, codec_schema()};
+  return {node_role(options_.role), id < 0 ? process_name(getpid()) : "i" + std::to_string(id), options_.fingerprint,
+          codec_schema()};
 }
 
 void Worker::leave() {
@@ -97,15 +93,13 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
   }
   const std::string conductor = options_.find_conductor ? options_.find_conductor() : options_.join;
   if (conductor.empty()) return Error{ErrorCode::unavailable, "the registry names no conductor"};
-  Result<ChannelPtr> channel =
-      loop.connect({conductor, options_.key, identity(-1)}, 5,
-                   [this](ChannelPtr c) { return on_conductor(std::move(c)); });
+  Result<ChannelPtr> channel = loop.connect({conductor, options_.key, identity(-1)}, 5,
+                                            [this](ChannelPtr c) { return on_conductor(std::move(c)); });
   if (!channel) {
     // A wrong address of the command line stays wrong; the registry may have another one later.
     const bool wrong = channel.error().code == ErrorCode::invalid_argument;
-    return Error{
-        wrong && !options_.find_conductor ? ErrorCode::invalid_argument : ErrorCode::unavailable,
-        channel.error().message};
+    return Error{wrong && !options_.find_conductor ? ErrorCode::invalid_argument : ErrorCode::unavailable,
+                 channel.error().message};
   }
   {
     std::lock_guard lock(mutex_);
@@ -120,32 +114,28 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
     if (!welcome_) return Error{ErrorCode::unavailable, "the conductor did not answer"};
     as = *welcome_;
   }
-  Result<std::string> listening = loop.listen(
-      {options_.listen, options_.key, identity(as.id)}, [this, own_id = as.id](ChannelPtr c) {
-        const std::string& id = c->peer().id;
-        InstanceId peer = -1;
-        if (id.starts_with('i') &&
-            std::from_chars(id.data() + 1, id.data() + id.size(), peer).ptr !=
-                id.data() + id.size())
-          peer = -1;
-        if (peer <= own_id)  // below 0 is the conductor; of two instances the later one dials
-          return turned_away(c, "only later instances are expected here");
-        return attach(peer, c);
-      });
+  Result<std::string> listening = loop.listen({options_.listen, options_.key, identity(as.id)}, [this, own_id = as.id](
+                                                                                                    ChannelPtr c) {
+    const std::string& id = c->peer().id;
+    InstanceId peer = -1;
+    if (id.starts_with('i') && std::from_chars(id.data() + 1, id.data() + id.size(), peer).ptr != id.data() + id.size())
+      peer = -1;
+    if (peer <= own_id)  // below 0 is the conductor; of two instances the later one dials
+      return turned_away(c, "only later instances are expected here");
+    return attach(peer, c);
+  });
   if (!listening) return listening.error();
   ClusterOptions own = options_.cluster;
   Result<JoinedPool> joined = join_pool(own, as);
   if (!joined) {
     std::lock_guard lock(mutex_);  // a conductor that is gone takes the pool's address with it
-    return Error{lost_ ? ErrorCode::unavailable : ErrorCode::invalid_argument,
-                 joined.error().message};
+    return Error{lost_ ? ErrorCode::unavailable : ErrorCode::invalid_argument, joined.error().message};
   }
   if (joined.value().pool) {
     own.kv.n_memories = joined.value().n_instances;
     own.kv.keep_idle = false;  // an idle instance would keep what another one needs
   }
-  Result<BuiltInstance> built =
-      build_instance(own, as, 0, std::move(joined.value().pool), clock_, *this);
+  Result<BuiltInstance> built = build_instance(own, as, 0, std::move(joined.value().pool), clock_, *this);
   if (!built) return Error{ErrorCode::invalid_argument, built.error().message};
   Instance& instance = *built.value().instance;
   std::atomic<bool> stop{false};
@@ -157,8 +147,8 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
     for (Envelope& e : early_) instance.send(e.from, std::move(e.message));
     early_.clear();
   }
-  log_line(LogLevel::info, "xpyd worker: %s (instance %d) serves, control %s", as.name.c_str(),
-           as.id, info.control.c_str());
+  log_line(LogLevel::info, "xpyd worker: %s (instance %d) serves, control %s", as.name.c_str(), as.id,
+           info.control.c_str());
   send(as.id, kConductor, Joined{info});
   std::thread thread([&] { instance.run(stop); });
   {
@@ -175,8 +165,7 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
       dial_missing(loop);
       instance.beat();
       lock.lock();
-      changed_.wait_for(lock, seconds(as.lease_s > 0 ? std::min(options_.retry_s, as.lease_s / 8)
-                                                     : options_.retry_s));
+      changed_.wait_for(lock, seconds(as.lease_s > 0 ? std::min(options_.retry_s, as.lease_s / 8) : options_.retry_s));
     }
   }
   stop = true;
@@ -200,8 +189,7 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
 
 ChannelEvents Worker::on_conductor(ChannelPtr channel) {
   return {[this, channel](uint16_t type, std::string_view payload) {
-            Result<Envelope> got =
-                decode(type, payload, clock_.now(), {kToInstance, limits(options_.cluster)});
+            Result<Envelope> got = decode(type, payload, clock_.now(), {kToInstance, limits(options_.cluster)});
             if (got) return on_message(kConductor, std::move(got.value().message));
             log_refusal("the conductor is refused: it said " + got.error().message);
             channel->close("refused: it said " + got.error().message);
@@ -209,8 +197,7 @@ ChannelEvents Worker::on_conductor(ChannelPtr channel) {
           [this, channel](const std::string& why) {
             std::lock_guard lock(mutex_);
             if (conductor_ && conductor_ != channel) return;
-            log_line(LogLevel::warning, "xpyd worker: the conductor's channel closed: %s",
-                     why.c_str());
+            log_line(LogLevel::warning, "xpyd worker: the conductor's channel closed: %s", why.c_str());
             lost_ = true;
             changed_.notify_all();
           }};
@@ -218,11 +205,9 @@ ChannelEvents Worker::on_conductor(ChannelPtr channel) {
 
 ChannelEvents Worker::on_peer(InstanceId id, ChannelPtr channel) {
   return {[this, id, channel](uint16_t type, std::string_view payload) {
-            Result<Envelope> got =
-                decode(type, payload, clock_.now(), {kBetweenInstances, limits(options_.cluster)});
+            Result<Envelope> got = decode(type, payload, clock_.now(), {kBetweenInstances, limits(options_.cluster)});
             if (got) return on_message(id, std::move(got.value().message));
-            log_refusal("instance " + std::to_string(id) + " is refused: it said " +
-                        got.error().message);
+            log_refusal("instance " + std::to_string(id) + " is refused: it said " + got.error().message);
             channel->close("refused: it said " + got.error().message);
           },
           [this, id, channel](const std::string&) {
@@ -284,12 +269,10 @@ ChannelEvents Worker::attach(InstanceId id, ChannelPtr channel) {
       return turned_away(channel, "too many instances that the conductor has not told of");
   }
   Peer& peer = peers_[id];
-  if (peer.channel && peer.channel->is_open())
-    return turned_away(channel, "that instance has a channel here");
+  if (peer.channel && peer.channel->is_open()) return turned_away(channel, "that instance has a channel here");
   peer.channel = channel;
   for (const std::string& frame : peer.waiting)
-    channel->send(uint16_t(uint8_t(frame[0]) | uint8_t(frame[1]) << 8),
-                  std::string_view(frame).substr(2));
+    channel->send(uint16_t(uint8_t(frame[0]) | uint8_t(frame[1]) << 8), std::string_view(frame).substr(2));
   peer.waiting.clear();
   if (std::exchange(peer.broken, false) && instance_ && peer.info.id >= 0)
     instance_->send(kConductor, PeerJoined{peer.info});
@@ -306,8 +289,7 @@ void Worker::dial_missing(ControlLoop& loop) {
     std::lock_guard lock(mutex_);
     self = welcome_->id;
     for (auto& [id, peer] : peers_)
-      if (!peer.channel && !peer.dialling && id < self && !peer.info.control.empty() &&
-          clock_.now() >= peer.again_s) {
+      if (!peer.channel && !peer.dialling && id < self && !peer.info.control.empty() && clock_.now() >= peer.again_s) {
         peer.dialling = true;
         missing.push_back({id, peer.info.control});
       }

@@ -92,8 +92,7 @@ std::vector<Values> points(const Setting&) {
     for (const char* allocator : {"token", "paged"})
       for (int cap : {1, 2})
         for (int draw = 0; draw < kDraws; ++draw)
-          all.push_back(
-              {{"rule", rule.name}, {"allocator", allocator}, {"cap", cap}, {"sample", draw}});
+          all.push_back({{"rule", rule.name}, {"allocator", allocator}, {"cap", cap}, {"sample", draw}});
   return all;
 }
 
@@ -135,8 +134,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       request->max_tokens = int(point["cap"]) * requests[i].output;
       request->arrival_s = due;
       expected += requests[i].output;
-      engine.submit(make_sequence(request, {.stands_for = request->n}, sink,
-                                  std::make_shared<std::atomic<bool>>(false), nullptr));
+      engine.submit(make_sequence(request, {.stands_for = request->n}, sink, std::make_shared<std::atomic<bool>>(false),
+                                  nullptr));
     }
     if (!engine.step()) clock.seconds = due;
   }

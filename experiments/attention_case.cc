@@ -22,8 +22,8 @@ std::vector<int32_t> shuffled(int n, Random& random) {
 }  // namespace
 
 AttentionCase::AttentionCase(const AttentionShape& s, const AttentionMemory& m, uint64_t seed) {
-  const int tokens = m.block == 0 ? s.length : m.block, per_seq = s.length / tokens,
-            n_used = per_seq * s.n_seqs, n_blocks = m.n_blocks > 0 ? m.n_blocks : n_used;
+  const int tokens = m.block == 0 ? s.length : m.block, per_seq = s.length / tokens, n_used = per_seq * s.n_seqs,
+            n_blocks = m.n_blocks > 0 ? m.n_blocks : n_used;
   XPYD_CHECK(per_seq * tokens == s.length);
   layout_ = {{m.n_layers, s.n_kv_heads, s.head_dim, s.dtype},
              m.n_layers > 1 ? KvOrder::token_major : KvOrder::layer_major,
@@ -90,8 +90,7 @@ AttentionCase::AttentionCase(const AttentionShape& s, const AttentionMemory& m, 
 }
 
 std::string AttentionCase::check() const {
-  const size_t width = size_t(args_.n_heads) * size_t(layout_.shape.head_dim),
-               at = q_.size() - width;
+  const size_t width = size_t(args_.n_heads) * size_t(layout_.shape.head_dim), at = q_.size() - width;
   std::vector<float> want(width);
   const int32_t one[] = {0, 1};
   AttentionArgs last = args_;
@@ -102,8 +101,7 @@ std::string AttentionCase::check() const {
   last.views = {&views_.back(), 1};
   attention_reference(last);
   for (size_t i = 0; i < width; ++i)
-    if (!(std::abs(out_[at + i] - want[i]) < 1e-3))
-      return "element " + std::to_string(i) + " is off";
+    if (!(std::abs(out_[at + i] - want[i]) < 1e-3)) return "element " + std::to_string(i) + " is off";
   return "";
 }
 
@@ -117,8 +115,8 @@ uint64_t AttentionCase::hash() const {
   return hash;
 }
 
-std::vector<Timed> time_attention(const std::vector<AttentionCase*>& cases, double seconds,
-                                  ThreadTeam& team, std::string& wrong) {
+std::vector<Timed> time_attention(const std::vector<AttentionCase*>& cases, double seconds, ThreadTeam& team,
+                                  std::string& wrong) {
   const AttentionVariant& variant = default_attention();
   for (const AttentionCase* c : cases) {
     variant.run(c->args(), team);
@@ -136,8 +134,7 @@ std::vector<Timed> time_attention(const std::vector<AttentionCase*>& cases, doub
         calls[i].push_back(clock.now() - start);
       }
     } while (clock.now() < end);
-    for (size_t i = 0; i < cases.size(); ++i)
-      timed[i].means.push_back(summarize(std::move(calls[i])).mean);
+    for (size_t i = 0; i < cases.size(); ++i) timed[i].means.push_back(summarize(std::move(calls[i])).mean);
   }
   return timed;
 }

@@ -63,7 +63,7 @@ struct Timed {
 };
 // Runs each once, then checks it; then all in turn, again and again for `seconds`, so that no drift
 // favours one. `wrong`: what the check said, and nothing is timed.
-std::vector<Timed> time_attention(const std::vector<AttentionCase*>& cases, double seconds,
-                                  ThreadTeam& team, std::string& wrong);
+std::vector<Timed> time_attention(const std::vector<AttentionCase*>& cases, double seconds, ThreadTeam& team,
+                                  std::string& wrong);
 
 }  // namespace xpyd::experiments

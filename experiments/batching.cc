@@ -34,22 +34,19 @@ std::vector<Values> points(const Setting& setting) {
 std::vector<BenchRequest> requests(int n, uint64_t seed) {
   std::vector<BenchRequest> all = random_load(n, 272, 64, 0.88, seed).requests;
   const std::vector<BenchRequest> outputs = random_load(n, 1, 64, 0.98, seed + 1).requests;
-  for (size_t i = 0; i < all.size(); ++i)
-    all[i].output_tokens = std::min(128, outputs[i].output_tokens);
+  for (size_t i = 0; i < all.size(); ++i) all[i].output_tokens = std::min(128, outputs[i].output_tokens);
   return all;
 }
 
 Measure open(const Setting& setting) {
   const std::string model = setting.tiny ? "llama-tiny" : "llama-mini";
   auto bed = std::make_shared<Bed>(
-      setting,
-      std::vector<std::string>{"experiments/models/" + model, "--kv-bytes", "256MiB",
-                               "--max-model-len", setting.tiny ? "256" : "1024", "--max-batch",
-                               "16", "--chunk-tokens", std::to_string(kChunk), "--topology", "1C"});
+      setting, std::vector<std::string>{"experiments/models/" + model, "--kv-bytes", "256MiB", "--max-model-len",
+                                        setting.tiny ? "256" : "1024", "--max-batch", "16", "--chunk-tokens",
+                                        std::to_string(kChunk), "--topology", "1C"});
   return [=](const Values& point) -> Result<Finding> {
-    const std::vector<BenchRequest> load = setting.tiny
-                                               ? random_load(4, 40, 6, 0.5, setting.seed).requests
-                                               : requests(64, setting.seed);
+    const std::vector<BenchRequest> load = setting.tiny ? random_load(4, 40, 6, 0.5, setting.seed).requests
+                                                        : requests(64, setting.seed);
     Result<double> capacity = bed->capacity(load);
     if (!capacity) return capacity.error();
     Result<std::string> wrong = bed->open(

@@ -80,10 +80,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   std::unique_ptr<KvMemory> memory = find_kv_scheme("paged")->make(pool.value(), kv);
   VirtualClock clock;
   TimedModel model({.config = opt_13b()}, kRates, clock);
-  Engine engine(
-      model, *memory,
-      {.policy = find_batch_policy("prefill_first"), .max_batch = 256, .step_tokens = 2048}, clock,
-      nullptr);
+  Engine engine(model, *memory, {.policy = find_batch_policy("prefill_first"), .max_batch = 256, .step_tokens = 2048},
+                clock, nullptr);
   auto sink = std::make_shared<Latencies>();
   sink->end_s.resize(size_t(n));
   Random random(seed_of(setting, point["sample"]));
@@ -102,16 +100,14 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       request->arrival_s = due;
       arrivals.push_back(due);
       expected += wanted.output;
-      engine.submit(
-          make_sequence(request, {}, sink, std::make_shared<std::atomic<bool>>(false), nullptr));
+      engine.submit(make_sequence(request, {}, sink, std::make_shared<std::atomic<bool>>(false), nullptr));
     }
     if (engine.step()) continue;
     if (i == size_t(n)) return Finding{{}, "the engine stands still"};
     clock.seconds = due;
   }
   memory->check_invariants();
-  if (sink->tokens != expected || sink->ended != n)
-    return Finding{{}, "not every request got its tokens"};
+  if (sink->tokens != expected || sink->ended != n) return Finding{{}, "not every request got its tokens"};
   double normalised = 0;
   for (size_t i = 0; i < size_t(n); ++i)
     normalised += (sink->end_s[i] - arrivals[i]) / lengths.value().requests[i].output / n;

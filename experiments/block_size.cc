@@ -47,12 +47,10 @@ Measure open(const Setting& setting) {
     const Sizes sizes = sizes_of(setting.tiny);
     const int block = point["block"];
     const size_t block_bytes =
-        size_t(block) *
-        KvShape{1, sizes.shape.n_kv_heads, sizes.shape.head_dim, sizes.shape.dtype}.token_bytes();
-    const std::vector<AttentionMemory> memories = {
-        {"blocks", block, sizes.n_blocks},
-        {"bytes", block, int(sizes.bytes / block_bytes)},
-        {"cached", block, int(sizes.cached / block_bytes)}};
+        size_t(block) * KvShape{1, sizes.shape.n_kv_heads, sizes.shape.head_dim, sizes.shape.dtype}.token_bytes();
+    const std::vector<AttentionMemory> memories = {{"blocks", block, sizes.n_blocks},
+                                                   {"bytes", block, int(sizes.bytes / block_bytes)},
+                                                   {"cached", block, int(sizes.cached / block_bytes)}};
     std::vector<std::unique_ptr<AttentionCase>> cases;
     std::vector<AttentionCase*> pointers;
     for (const AttentionMemory& m : memories) {
@@ -60,8 +58,7 @@ Measure open(const Setting& setting) {
       pointers.push_back(cases.back().get());
     }
     Finding found;
-    const std::vector<Timed> timed =
-        time_attention(pointers, setting.tiny ? 0 : 1.5, *team, found.wrong);
+    const std::vector<Timed> timed = time_attention(pointers, setting.tiny ? 0 : 1.5, *team, found.wrong);
     for (size_t i = 0; i < timed.size(); ++i)
       for (size_t part = 0; part < timed[i].means.size(); ++part) {
         const double s = timed[i].means[part];

@@ -75,8 +75,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
           std::memcpy(&padded[s * widest], lists[s].data(), lists[s].size() * sizeof(int32_t));
       } else if (way == 1) {
         for (size_t s = 0; s < lists.size(); ++s)
-          for (; known[s] < lists[s].size(); ++known[s])
-            kept[s * longest + known[s]] = lists[s][known[s]];
+          for (; known[s] < lists[s].size(); ++known[s]) kept[s * longest + known[s]] = lists[s][known[s]];
       } else if (way == 2) {
         for (size_t s = 0; s < lists.size(); ++s) views[s] = {&pool, &layout, lists[s].data(), 0};
       } else {
@@ -97,10 +96,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   for (int way = 0; way < 4; ++way) {
     std::sort(us[way].begin(), us[way].end());
     const double median = percentile_seen(us[way], 50);
-    found.rows.push_back({{"way", ways[way]},
-                          {"us", median},
-                          {"step_us", step_us},
-                          {"share", median / (median + step_us)}});
+    found.rows.push_back(
+        {{"way", ways[way]}, {"us", median}, {"step_us", step_us}, {"share", median / (median + step_us)}});
   }
   return found;
 }

@@ -21,8 +21,7 @@ struct Machine {
 };
 // Dense bf16 on paper, as Mooncake uses it; and the share of it at which a replay of its trace
 // comes near its TTFTs.
-constexpr Machine kMachines[] = {
-    {"8xA800", 8 * 312e12}, {"8xH800", 8 * 989e12}, {"8xA800 at 44 %", 0.44 * 8 * 312e12}};
+constexpr Machine kMachines[] = {{"8xA800", 8 * 312e12}, {"8xH800", 8 * 989e12}, {"8xA800 at 44 %", 0.44 * 8 * 312e12}};
 
 CostModel llama_70b() {
   CostModel cost;
@@ -40,8 +39,7 @@ CostModel llama_70b() {
 std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
   for (const Machine& m : kMachines)
-    for (int prefix = 256; prefix <= 1 << 20; prefix *= 2)
-      all.push_back({{"machine", m.name}, {"prefix", prefix}});
+    for (int prefix = 256; prefix <= 1 << 20; prefix *= 2) all.push_back({{"machine", m.name}, {"prefix", prefix}});
   return all;
 }
 
@@ -53,14 +51,13 @@ Result<Finding> run(const Values& point) {
   const CostModel real = llama_70b();
   const double bytes = prefix * real.kv_token_bytes();
   const double recompute = real.prefill(prefix, 0, false).flops / flops_per_s;
-  return Finding{
-      {{{"kv_gb", 1e-9 * bytes},
-        {"paper_recompute_s", kMooncakeLlama70b.flops(prefix) / flops_per_s},
-        {"paper_gbps", 1e-9 * kMooncakeLlama70b.break_even_bytes_per_s(prefix, flops_per_s)},
-        {"recompute_s", recompute},
-        {"gbps", 1e-9 * real.break_even_bytes_per_s(prefix, flops_per_s)},
-        {"fetch_at_100gbit_s", bytes / 12.5e9}}},
-      ""};
+  return Finding{{{{"kv_gb", 1e-9 * bytes},
+                   {"paper_recompute_s", kMooncakeLlama70b.flops(prefix) / flops_per_s},
+                   {"paper_gbps", 1e-9 * kMooncakeLlama70b.break_even_bytes_per_s(prefix, flops_per_s)},
+                   {"recompute_s", recompute},
+                   {"gbps", 1e-9 * real.break_even_bytes_per_s(prefix, flops_per_s)},
+                   {"fetch_at_100gbit_s", bytes / 12.5e9}}},
+                 ""};
 }
 
 Measure open(const Setting&) { return run; }

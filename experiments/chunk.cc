@@ -25,24 +25,19 @@ struct Sizes {
 
 Sizes sizes_of(const Setting& setting) {
   if (setting.tiny)
-    return {3,
-            40,
-            4,
-            {16, 64},
-            {"experiments/models/llama-tiny", "--kv-bytes", "4MiB", "--max-batch", "4"}};
+    return {3, 40, 4, {16, 64}, {"experiments/models/llama-tiny", "--kv-bytes", "4MiB", "--max-batch", "4"}};
   if (setting.device == "cuda")
     return {48,
             4096,
             128,
             {128, 256, 512, 1024, 2048, 4096},
-            {"experiments/models/llama-8b", "--dtype", "bf16", "--kv-dtype", "bf16", "--kv-bytes",
-             "32GiB", "--max-model-len", "8192", "--max-batch", "64"}};
+            {"experiments/models/llama-8b", "--dtype", "bf16", "--kv-dtype", "bf16", "--kv-bytes", "32GiB",
+             "--max-model-len", "8192", "--max-batch", "64"}};
   return {20,
           768,
           112,  // 2,200 gaps: 22 beyond the P99
           {32, 64, 128, 256, 512, 1024},
-          {"experiments/models/llama-mini", "--kv-bytes", "256MiB", "--max-model-len", "2048",
-           "--max-batch", "16"}};
+          {"experiments/models/llama-mini", "--kv-bytes", "256MiB", "--max-model-len", "2048", "--max-batch", "16"}};
 }
 
 std::vector<Values> points(const Setting& setting) {
@@ -59,14 +54,12 @@ Measure open(const Setting& setting) {
         random_load(sizes.n_requests, sizes.prompt, sizes.output, 0.25, setting.seed).requests;
     Result<double> capacity = bed->capacity(load);
     if (!capacity) return capacity.error();
-    Result<std::string> wrong =
-        bed->open({"--topology", "1C", "--batching", "chunked", "--prefix-cache", "off",
-                   "--chunk-tokens", point["chunk"].dump()});
+    Result<std::string> wrong = bed->open({"--topology", "1C", "--batching", "chunked", "--prefix-cache", "off",
+                                           "--chunk-tokens", point["chunk"].dump()});
     if (!wrong) return wrong.error();
     if (!wrong.value().empty()) return Finding{{}, wrong.value()};
     const double rate = 0.6 * capacity.value();
-    Run run =
-        run_load(bed->stack(), load, arrival_times(sizes.n_requests, rate, false, 1, setting.seed));
+    Run run = run_load(bed->stack(), load, arrival_times(sizes.n_requests, rate, false, 1, setting.seed));
     if (!run.wrong.empty()) return Finding{{}, run.wrong};
     Values values = {{"rate", rate}};
     values.update(run_values(run));

@@ -16,8 +16,7 @@ class Contestant::Sink final : public EventSink {
   void on_event(TokenEvent event) override {
     if (event.finish == FinishReason::none) return;
     if (event.finish != FinishReason::length)
-      wrong =
-          std::string("a request ended by ") + finish_reason_name(event.finish) + " " + event.error;
+      wrong = std::string("a request ended by ") + finish_reason_name(event.finish) + " " + event.error;
     ++ended;
     hash += event.logits_hash;
   }
@@ -30,8 +29,7 @@ int Contestant::ended() const { return sink_->ended; }
 uint64_t Contestant::logits_hash() const { return sink_->hash; }
 std::string Contestant::wrong() const { return sink_->wrong; }
 
-Result<std::unique_ptr<Contestant>> Contestant::create(const std::string& scheme, Model& model,
-                                                       const KvOptions& kv,
+Result<std::unique_ptr<Contestant>> Contestant::create(const std::string& scheme, Model& model, const KvOptions& kv,
                                                        const EngineOptions& options) {
   std::unique_ptr<Contestant> made(new Contestant);
   if (Result<KvLayout> layout = plan_pool(scheme, kv); !layout) return layout.error();
@@ -60,8 +58,7 @@ SequencePtr Contestant::make(std::vector<int32_t> prompt, int max_tokens) {
   request->max_tokens = max_tokens;
   request->ignore_eos = true;
   request->arrival_s = clock_.now();
-  return make_sequence(request, {.stands_for = request->n}, sink_,
-                       std::make_shared<std::atomic<bool>>(false), nullptr);
+  return make_sequence(request, {.stands_for = request->n}, sink_, std::make_shared<std::atomic<bool>>(false), nullptr);
 }
 
 void Contestant::submit(std::vector<int32_t> prompt, int max_tokens) {

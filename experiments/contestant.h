@@ -17,8 +17,7 @@ namespace xpyd::experiments {
 class Contestant {
  public:
   // `kv.pool_bytes` and the rest are for this one alone.
-  static Result<std::unique_ptr<Contestant>> create(const std::string& scheme, Model& model,
-                                                    const KvOptions& kv,
+  static Result<std::unique_ptr<Contestant>> create(const std::string& scheme, Model& model, const KvOptions& kv,
                                                     const EngineOptions& engine);
 
   // Greedy, with exactly max_tokens of output.

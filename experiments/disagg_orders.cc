@@ -40,14 +40,13 @@ struct Way {
 };
 
 const std::vector<Way>& ways() {
-  static const std::vector<Way> all = {
-      {"push", "2P2D", "prefill_first", {}},
-      {"pull", "2P2D", "prefill_first", {.pull = true}},
-      {"decode_first", "2P2D", "decode_first", {}},
-      {"threshold_0.1", "2P2D", "conditional_threshold", {}},
-      {"threshold_1.x", "2P2D", "conditional_threshold", {.first_generation = false}},
-      {"cost", "2P2D", "conditional_cost", {}},
-      {"colocated", "4C", "prefill_first", {}}};
+  static const std::vector<Way> all = {{"push", "2P2D", "prefill_first", {}},
+                                       {"pull", "2P2D", "prefill_first", {.pull = true}},
+                                       {"decode_first", "2P2D", "decode_first", {}},
+                                       {"threshold_0.1", "2P2D", "conditional_threshold", {}},
+                                       {"threshold_1.x", "2P2D", "conditional_threshold", {.first_generation = false}},
+                                       {"cost", "2P2D", "conditional_cost", {}},
+                                       {"colocated", "4C", "prefill_first", {}}};
   return all;
 }
 
@@ -55,8 +54,7 @@ std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
   for (const Way& way : ways())
     for (double load : {0.3, 0.6, 0.9})
-      for (int draw = 0; draw < kDraws; ++draw)
-        all.push_back({{"way", way.name}, {"load", load}, {"sample", draw}});
+      for (int draw = 0; draw < kDraws; ++draw) all.push_back({{"way", way.name}, {"load", load}, {"sample", draw}});
   return all;
 }
 
@@ -78,8 +76,7 @@ std::vector<TimedRequest> trace(int n, double load, int draw, const Setting& set
 }
 
 Result<Finding> run(const Values& point, const Setting& setting) {
-  const Way& way = *std::find_if(ways().begin(), ways().end(),
-                                 [&](const Way& w) { return point["way"] == w.name; });
+  const Way& way = *std::find_if(ways().begin(), ways().end(), [&](const Way& w) { return point["way"] == w.name; });
   TimedOptions options;
   options.topology = way.topology;
   options.disagg = way.disagg;
@@ -97,8 +94,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     ttft_p.push_back(1e3 * (r.prompt_done_s - requests[i].arrival_s));
     ttft.push_back(1e3 * (r.token_s[0] - requests[i].arrival_s));
     first_gap.push_back(1e3 * (r.token_s[1] - r.token_s[0]));
-    for (size_t t = 2; t < r.token_s.size(); ++t)
-      gaps.push_back(1e3 * (r.token_s[t] - r.token_s[t - 1]));
+    for (size_t t = 2; t < r.token_s.size(); ++t) gaps.push_back(1e3 * (r.token_s[t] - r.token_s[t - 1]));
   }
   Values row = {{"local_share", double(local) / n}, {"duration_s", run.end_s}};
   for (const auto& [name, values] :

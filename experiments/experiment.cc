@@ -17,9 +17,7 @@ bool register_experiment(Experiment experiment) {
 const std::vector<Experiment>& experiments() { return registry(); }
 
 #ifndef XPYD_CUDA  // else experiments/cuda/card.cu has them
-Result<std::string> cuda_card() {
-  return Error{ErrorCode::unavailable, "no CUDA device (this build has no CUDA)"};
-}
+Result<std::string> cuda_card() { return Error{ErrorCode::unavailable, "no CUDA device (this build has no CUDA)"}; }
 Values cuda_peaks() { return {}; }
 #endif
 

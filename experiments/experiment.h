@@ -45,9 +45,9 @@ const std::vector<Experiment>& experiments();
 #define XPYD_EXPERIMENT_CONCAT2(a, b) a##b
 #define XPYD_EXPERIMENT_CONCAT(a, b) XPYD_EXPERIMENT_CONCAT2(a, b)
 // REGISTER_EXPERIMENT("waste", "cpu", points, open) at namespace scope.
-#define REGISTER_EXPERIMENT(...)                                                                \
-  [[maybe_unused]] static const bool XPYD_EXPERIMENT_CONCAT(registered_experiment_, __LINE__) = \
-      ::xpyd::experiments::register_experiment({__VA_ARGS__})
+#define REGISTER_EXPERIMENT(...)                             \
+  [[maybe_unused]] static const bool XPYD_EXPERIMENT_CONCAT( \
+      registered_experiment_, __LINE__) = ::xpyd::experiments::register_experiment({__VA_ARGS__})
 
 // What the card in use is; the error says what is missing. Builds without CUDA have none.
 Result<std::string> cuda_card();

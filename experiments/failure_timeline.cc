@@ -137,8 +137,7 @@ class Clients final : public EventSink {
   }
   int open() {
     std::lock_guard lock(mutex_);
-    return int(
-        std::count_if(all_.begin(), all_.end(), [](const auto& e) { return !e.second.ended; }));
+    return int(std::count_if(all_.begin(), all_.end(), [](const auto& e) { return !e.second.ended; }));
   }
   const std::map<uint64_t, One>& all() const { return all_; }  // when nothing is in flight
 
@@ -186,8 +185,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   ProcessCluster& cluster = *made.value();
   auto worker = [&](Role role) {
     std::vector<std::string> arguments = common;
-    arguments.insert(arguments.end(), {"--role", role == Role::prefill ? "prefill" : "decode",
-                                       "--join", cluster.address(), "--give-up", "5"});
+    arguments.insert(arguments.end(), {"--role", role == Role::prefill ? "prefill" : "decode", "--join",
+                                       cluster.address(), "--give-up", "5"});
     return Child(std::move(arguments));
   };
   std::vector<Child> children;
@@ -238,8 +237,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       int old = 0;
       for (const InstanceInfo& info : members) old += first_members.contains(info.id);
       if (noticed_s < 0 && old < int(roles.size())) noticed_s = now - hit_s;
-      if (replaced_s < 0 && cluster.conductor().totals().replaced_choices > 0)
-        replaced_s = now - hit_s;
+      if (replaced_s < 0 && cluster.conductor().totals().replaced_choices > 0) replaced_s = now - hit_s;
       if (joined_s < 0 && int(members.size()) > old) joined_s = now - hit_s;
       if (started_s < 0 && now >= looked_s + 0.1) {
         looked_s = now;
@@ -261,8 +259,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   if (!all_ended) found.wrong = "requests hang";
   std::map<int, std::vector<int32_t>> known;  // what each prompt gave undisturbed
   for (const auto& [id, one] : clients->all())
-    if (one.ended && !one.at_s.empty() && one.at_s.back() < hit_s)
-      known.try_emplace(one.prompt, one.tokens);
+    if (one.ended && !one.at_s.empty() && one.at_s.back() < hit_s) known.try_emplace(one.prompt, one.tokens);
   int wrong = 0, lost = 0;
   double worst_gap = 0, silence = 0;
   std::vector<double> times;
@@ -270,8 +267,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     lost += !one.ended || !one.wrong.empty();
     const auto expected = known.find(one.prompt);
     wrong += expected == known.end() || one.tokens != expected->second;
-    for (size_t t = 1; t < one.at_s.size(); ++t)
-      worst_gap = std::max(worst_gap, one.at_s[t] - one.at_s[t - 1]);
+    for (size_t t = 1; t < one.at_s.size(); ++t) worst_gap = std::max(worst_gap, one.at_s[t] - one.at_s[t - 1]);
     times.insert(times.end(), one.at_s.begin(), one.at_s.end());
   }
   std::sort(times.begin(), times.end());

@@ -35,11 +35,10 @@ void count_instructions(bool on) {
 #ifdef __x86_64__
   uint64_t request[6] = {on ? 0x43540004u : 0x43540005u};  // callgrind: start, stop instrumentation
   uint64_t result = 0;
-  asm volatile(
-      "rolq $3, %%rdi; rolq $13, %%rdi; rolq $61, %%rdi; rolq $51, %%rdi; xchgq %%rbx, %%rbx"
-      : "=d"(result)
-      : "a"(&request[0]), "0"(result)
-      : "cc", "memory");
+  asm volatile("rolq $3, %%rdi; rolq $13, %%rdi; rolq $61, %%rdi; rolq $51, %%rdi; xchgq %%rbx, %%rbx"
+               : "=d"(result)
+               : "a"(&request[0]), "0"(result)
+               : "cc", "memory");
 #else
   (void)on;
 #endif
@@ -48,8 +47,7 @@ void count_instructions(bool on) {
 std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
   for (const char* phase : {"decode", "prefill"})
-    for (const char* memory :
-         {"contiguous", "blocks of 1", "blocks of 16", "blocks of 256", "page groups"})
+    for (const char* memory : {"contiguous", "blocks of 1", "blocks of 16", "blocks of 256", "page groups"})
       all.push_back({{"what", "attention"}, {"phase", phase}, {"memory", memory}});
   for (const char* tier : {"no tier", "host tier"})
     all.push_back({{"what", "tier"}, {"phase", "prefill"}, {"memory", tier}});
@@ -62,9 +60,9 @@ Result<Finding> attend(const Values& point, const Setting& setting) {
   AttentionMemory memory{name};
   if (name.starts_with("blocks of ")) memory.block = std::stoi(name.substr(10));
   if (name == "page groups") memory.group = 65536;
-  AttentionCase problem(decode ? AttentionShape{1, 1, setting.tiny ? 256 : 1024}
-                               : AttentionShape{1, setting.tiny ? 64 : 256, 256},
-                        memory, setting.seed);
+  AttentionCase problem(
+      decode ? AttentionShape{1, 1, setting.tiny ? 256 : 1024} : AttentionShape{1, setting.tiny ? 64 : 256, 256},
+      memory, setting.seed);
   ThreadTeam team(1);
   default_attention().run(problem.args(), team);
   count_instructions(true);
@@ -91,8 +89,7 @@ Result<Finding> write_out(const Values& point, const Setting& setting) {
   }
   const std::vector<int32_t> tokens(size_t(n) + 1, 1);
   Result<KvReservation> reserved = memory->reserve(tokens, 0);
-  if (!reserved || !memory->append(reserved.value().handle, n))
-    return Finding{{}, "no room in the pool"};
+  if (!reserved || !memory->append(reserved.value().handle, n)) return Finding{{}, "no room in the pool"};
   count_instructions(true);
   memory->written(reserved.value().handle, std::span(tokens).first(size_t(n)));
   while (memory->poll()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -100,9 +97,7 @@ Result<Finding> write_out(const Values& point, const Setting& setting) {
   const int64_t out = memory->stats().tiers.bytes_out;
   memory->free(reserved.value().handle);
   return Finding{{{{"variant", tier ? "out" : "none"}}},
-                 out == (tier ? int64_t(size_t(n) * shape.token_bytes()) : 0)
-                     ? ""
-                     : "not all of the KV went out"};
+                 out == (tier ? int64_t(size_t(n) * shape.token_bytes()) : 0) ? "" : "not all of the KV went out"};
 }
 
 Measure open(const Setting& setting) {

@@ -42,8 +42,7 @@ constexpr Rates kRates = {312e12 * 0.5, 2.04e12 * 0.8};
 constexpr double kMemory = 0.9 * 80e9;
 
 Dtype dtype_named(const std::string& name) {
-  return *std::find_if(std::begin(kDtypes), std::end(kDtypes),
-                       [&](Dtype dtype) { return name == dtype_name(dtype); });
+  return *std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](Dtype dtype) { return name == dtype_name(dtype); });
 }
 
 ModelConfig shape_named(const std::string& model) {
@@ -82,8 +81,7 @@ Result<Finding> serve(const Values& point, const Setting& setting) {
   Result<LengthSet> lengths = request_lengths("sharegpt", n, setting, point["sample"]);
   if (!lengths) return lengths.error();
   const double weights = double(cost.config.parameters()) * 2;
-  const int pool_tokens =
-      int((kMemory - weights) / cost.kv_token_bytes() / (setting.tiny ? 16 : 1));
+  const int pool_tokens = int((kMemory - weights) / cost.kv_token_bytes() / (setting.tiny ? 16 : 1));
   KvOptions kv{.shape = kv_shape(shape_of_nothing(), Dtype::bf16),
                .block_tokens = 16,
                .max_sequence_tokens = 2048,
@@ -94,10 +92,8 @@ Result<Finding> serve(const Values& point, const Setting& setting) {
   std::unique_ptr<KvMemory> memory = find_kv_scheme("paged")->make(pool.value(), kv);
   VirtualClock clock;
   TimedModel model(cost, kRates, clock);
-  Engine engine(
-      model, *memory,
-      {.policy = find_batch_policy("prefill_first"), .max_batch = 256, .step_tokens = 2048}, clock,
-      nullptr);
+  Engine engine(model, *memory, {.policy = find_batch_policy("prefill_first"), .max_batch = 256, .step_tokens = 2048},
+                clock, nullptr);
   auto sink = std::make_shared<Counter>();
   int64_t expected = 0;
   for (const Lengths& r : lengths.value().requests) {
@@ -108,8 +104,8 @@ Result<Finding> serve(const Values& point, const Setting& setting) {
     request->max_tokens = r.output;
     request->ignore_eos = true;
     expected += r.output;
-    engine.submit(make_sequence(request, {.stands_for = request->n}, sink,
-                                std::make_shared<std::atomic<bool>>(false), nullptr));
+    engine.submit(
+        make_sequence(request, {.stands_for = request->n}, sink, std::make_shared<std::atomic<bool>>(false), nullptr));
   }
   while (!engine.idle())
     if (!engine.step()) return Finding{{}, "the engine stands still"};
@@ -152,15 +148,10 @@ std::string facts_and_answers(Random& random, int n_facts, int n_questions) {
     const char *attribute, *thing;
     std::vector<const char*> values;
   };
-  const Kind kinds[] = {
-      {"key",
-       "box",
-       {"amber", "jade", "ruby", "pearl", "opal", "coral", "ivory", "onyx", "quartz"}},
-      {"owner", "house", {"Alice", "Bruno", "Carla", "David", "Elena", "Felix", "Grace", "Hugo"}},
-      {"city",
-       "train",
-       {"Paris", "London", "Rome", "Berlin", "Madrid", "Vienna", "Prague", "Oslo"}},
-      {"drink", "table", {"tea", "coffee", "milk", "water", "juice", "cocoa", "cider", "ale"}}};
+  const Kind kinds[] = {{"key", "box", {"amber", "jade", "ruby", "pearl", "opal", "coral", "ivory", "onyx", "quartz"}},
+                        {"owner", "house", {"Alice", "Bruno", "Carla", "David", "Elena", "Felix", "Grace", "Hugo"}},
+                        {"city", "train", {"Paris", "London", "Rome", "Berlin", "Madrid", "Vienna", "Prague", "Oslo"}},
+                        {"drink", "table", {"tea", "coffee", "milk", "water", "juice", "cocoa", "cider", "ale"}}};
   std::vector<std::pair<std::string, std::string>> facts;
   std::set<std::string> known;
   std::string text;
@@ -188,8 +179,7 @@ std::vector<float> logits_over(Demo& demo, Dtype dtype) {
   std::vector<int32_t> rows;
   for (int i = 0; i < n; ++i) rows.push_back(i);
   std::vector<float> logits(size_t(n) * size_t(demo.config.vocab));
-  make_llama(demo.weights, demo.team, n, n)
-      ->forward({demo.text, offsets, lengths, {&view, 1}, rows}, logits.data());
+  make_llama(demo.weights, demo.team, n, n)->forward({demo.text, offsets, lengths, {&view, 1}, rows}, logits.data());
   return logits;
 }
 
@@ -218,8 +208,7 @@ Measure open_logits(const Setting& setting) {
     if (const int draw = point["sample"]; demo->draw != draw) {
       demo->draw = draw;
       Random random(seed_of(setting, draw) + 1);
-      demo->text = demo->tokenizer->encode(
-          facts_and_answers(random, setting.tiny ? 6 : 60, setting.tiny ? 3 : 20));
+      demo->text = demo->tokenizer->encode(facts_and_answers(random, setting.tiny ? 6 : 60, setting.tiny ? 3 : 20));
       demo->plain = logits_over(*demo, Dtype::f32);
     }
     const std::vector<float> got = logits_over(*demo, dtype_named(point["dtype"]));
@@ -239,8 +228,7 @@ Measure open_logits(const Setting& setting) {
       }
       for (size_t v = 0; v < vocab; ++v) {
         size += (double(p[v]) - mean) * (double(p[v]) - mean);
-        divergence += std::exp(double(p[v])) / sum_p *
-                      (double(p[v]) - double(q[v]) + std::log(sum_q / sum_p));
+        divergence += std::exp(double(p[v])) / sum_p * (double(p[v]) - double(q[v]) + std::log(sum_q / sum_p));
       }
     }
     return Finding{{{{"positions", n},

@@ -33,15 +33,14 @@ std::vector<Values> points(const Setting& setting) {
 Measure open(const Setting& setting) {
   return [setting](const Values& point) -> Result<Finding> {
     if (!std::filesystem::exists(kPython))
-      return Error{ErrorCode::not_found,
-                   std::string(kPython) + " is not there: `make test-clients` makes it"};
+      return Error{ErrorCode::not_found, std::string(kPython) + " is not there: `make test-clients` makes it"};
     // The server beside this program.
     std::error_code none;
     const auto bin = std::filesystem::read_symlink("/proc/self/exe", none).parent_path() / "xpyd";
-    const std::string command = std::string(kPython) + " experiments/kv_points.py --bin '" +
-                                bin.string() + "' --kv-dtype " + std::string(point["dtype"]) +
-                                " --seed " + std::to_string(setting.seed) +
-                                (setting.tiny ? " --questions 2 --facts 4" : "") + " 2>/dev/null";
+    const std::string command = std::string(kPython) + " experiments/kv_points.py --bin '" + bin.string() +
+                                "' --kv-dtype " + std::string(point["dtype"]) + " --seed " +
+                                std::to_string(setting.seed) + (setting.tiny ? " --questions 2 --facts 4" : "") +
+                                " 2>/dev/null";
     FILE* pipe = popen(command.c_str(), "r");
     if (!pipe) return Error{ErrorCode::io, command + ": it did not start"};
     std::string out;

@@ -35,8 +35,7 @@ LengthSet alpaca(int n, uint64_t seed) {
   while (int(set.requests.size()) < n) {
     int prompt = int(std::lround(lognormal(random, 17, 0.5)));
     int output = int(std::lround(lognormal(random, 40, 0.87)));
-    if (prompt >= 4 && output >= 4 && prompt + output <= 2048)
-      set.requests.push_back({prompt, output});
+    if (prompt >= 4 && output >= 4 && prompt + output <= 2048) set.requests.push_back({prompt, output});
   }
   return set;
 }
@@ -49,8 +48,7 @@ LengthSet mooncake_like(int n, uint64_t seed) {
   while (int(set.requests.size()) < n) {
     int prompt = int(std::lround(lognormal(random, 6909, 1.05)));
     int output = int(std::lround(lognormal(random, 310, 0.5)));
-    if (prompt >= 4 && prompt <= 126195 && output >= 4 && output <= 2000)
-      set.requests.push_back({prompt, output});
+    if (prompt >= 4 && prompt <= 126195 && output >= 4 && output <= 2000) set.requests.push_back({prompt, output});
   }
   return set;
 }
@@ -63,16 +61,14 @@ LengthSet arxiv(int n, uint64_t seed) {
   while (int(set.requests.size()) < n) {
     int prompt = int(std::lround(63900 + 23800 * random.exponential()));
     int output = int(std::lround(lognormal(random, 250, 1.05)));
-    if (prompt <= 192800 && output >= 17 && output <= 5153)
-      set.requests.push_back({prompt, output});
+    if (prompt <= 192800 && output >= 17 && output <= 5153) set.requests.push_back({prompt, output});
   }
   return set;
 }
 
 }  // namespace
 
-Result<LengthSet> request_lengths(const std::string& dataset, int n, const Setting& setting,
-                                  int draw) {
+Result<LengthSet> request_lengths(const std::string& dataset, int n, const Setting& setting, int draw) {
   const uint64_t seed = seed_of(setting, draw);
   if (dataset == "sharegpt") return sharegpt(n, seed);
   if (dataset == "alpaca") return alpaca(n, seed);
@@ -83,8 +79,7 @@ Result<LengthSet> request_lengths(const std::string& dataset, int n, const Setti
   if (!load) return load.error();
   const std::vector<BenchRequest>& all = load.value().requests;
   if (all.size() < size_t(n) * size_t(draw + 1))
-    return invalid(path + ": it has no " + std::to_string(draw + 1) + " times " +
-                   std::to_string(n) + " requests");
+    return invalid(path + ": it has no " + std::to_string(draw + 1) + " times " + std::to_string(n) + " requests");
   LengthSet set{{}, "trace"};
   for (const BenchRequest& r : std::span(all).last(size_t(n)))
     set.requests.push_back({r.input_tokens, r.output_tokens});

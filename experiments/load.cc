@@ -26,8 +26,7 @@ class Recorder final : public EventSink {
     if (event.finish == FinishReason::none) return;
     record_.end_s = event.time_s;
     if (event.finish != FinishReason::length)
-      record_.error =
-          std::string("ended by ") + finish_reason_name(event.finish) + " " + event.error;
+      record_.error = std::string("ended by ") + finish_reason_name(event.finish) + " " + event.error;
   }
   int cached_tokens = 0;
 
@@ -42,8 +41,7 @@ void sleep_until(Clock& clock, double time_s) {
 
 }  // namespace
 
-Run run_load(Stack& stack, const std::vector<BenchRequest>& requests,
-             const std::vector<double>& due) {
+Run run_load(Stack& stack, const std::vector<BenchRequest>& requests, const std::vector<double>& due) {
   static std::atomic<uint64_t> next_id{1};  // unique in this process, as Request asks
   Cluster& cluster = *stack.cluster;
   const size_t n = requests.size();
@@ -85,8 +83,8 @@ Run run_load(Stack& stack, const std::vector<BenchRequest>& requests,
   for (size_t i = 0; i < n; ++i) {
     const RequestRecord& record = records[i];
     if (!record.ok() || record.output_tokens != requests[i].output_tokens) {
-      run.wrong = "request " + std::to_string(i) + " got " + std::to_string(record.output_tokens) +
-                  " of " + std::to_string(requests[i].output_tokens) + " tokens " + record.error;
+      run.wrong = "request " + std::to_string(i) + " got " + std::to_string(record.output_tokens) + " of " +
+                  std::to_string(requests[i].output_tokens) + " tokens " + record.error;
       return run;
     }
     cached += sinks[i]->cached_tokens;
@@ -106,8 +104,7 @@ Run run_load(Stack& stack, const std::vector<BenchRequest>& requests,
   return run;
 }
 
-Bed::Bed(const Setting& setting, std::vector<std::string> common)
-    : setting_(setting), common_(std::move(common)) {}
+Bed::Bed(const Setting& setting, std::vector<std::string> common) : setting_(setting), common_(std::move(common)) {}
 
 Result<std::unique_ptr<Stack>> Bed::build(const std::vector<std::string>& options) const {
   std::vector<std::string> words = common_;
@@ -127,9 +124,8 @@ Result<std::string> Bed::open(const std::vector<std::string>& options) {
   const std::vector<double> together(questions.size(), 0.0);
   if (!has_plain_) {
     stack_.reset();
-    auto plain =
-        build({"--topology", "1C", "--allocator", "contiguous", "--max-model-len", "256",
-               "--batching", "prefill_first", "--prefix-cache", "off", "--max-batch", "4"});
+    auto plain = build({"--topology", "1C", "--allocator", "contiguous", "--max-model-len", "256", "--batching",
+                        "prefill_first", "--prefix-cache", "off", "--max-batch", "4"});
     if (!plain) return plain.error();
     Run run = run_load(*plain.value(), questions, {});
     if (!run.wrong.empty()) return "the plainest cluster: " + run.wrong;
@@ -149,8 +145,7 @@ Result<std::string> Bed::open(const std::vector<std::string>& options) {
   if (run.logits_hash == plain_hash_) return std::string();
   char text[80];
   std::snprintf(text, sizeof text, "logits hash %016llx, the plainest cluster has %016llx",
-                static_cast<unsigned long long>(run.logits_hash),
-                static_cast<unsigned long long>(plain_hash_));
+                static_cast<unsigned long long>(run.logits_hash), static_cast<unsigned long long>(plain_hash_));
   return std::string(text);
 }
 
@@ -176,8 +171,7 @@ Values run_values(const Run& run) {
                    {"output_throughput", r.output_throughput},
                    {"requests", run.ttft_ms.size()},
                    {"gaps", run.gaps_ms.size()}};
-  for (auto [name, sample] :
-       {std::pair{"ttft_ms", run.ttft_ms}, {"tpot_ms", run.tpot_ms}, {"itl_ms", run.gaps_ms}}) {
+  for (auto [name, sample] : {std::pair{"ttft_ms", run.ttft_ms}, {"tpot_ms", run.tpot_ms}, {"itl_ms", run.gaps_ms}}) {
     std::sort(sample.begin(), sample.end());
     values[std::string("mean_") + name] = summarize(sample).mean;
     values[std::string("median_") + name] = percentile_seen(sample, 50);

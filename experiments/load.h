@@ -26,8 +26,7 @@ struct Run {
 
 // One request at a time, each sent when the one before has ended, when `due` is empty; else
 // requests[i] at due[i] seconds.
-Run run_load(Stack& stack, const std::vector<BenchRequest>& requests,
-             const std::vector<double>& due);
+Run run_load(Stack& stack, const std::vector<BenchRequest>& requests, const std::vector<double>& due);
 
 // Clusters over one model and device, of which one is open at a time. Each is compared with the
 // plainest one before anything is timed: 1C, whole prompts, contiguous memory, no prefix cache.

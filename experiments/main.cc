@@ -58,13 +58,11 @@ int answer(const std::vector<Values>& points, const Measure& measure) {
     // Only the experiment's own: whatever runs was planned.
     const bool known = std::find(points.begin(), points.end(), point) != points.end();
     Result<Finding> found = known ? measure(point) : invalid(line + " is none of the points");
-    const std::string error = !found ? found.error().message
-                              : found.value().wrong.empty()
-                                  ? ""
-                                  : "wrong result, not timed: " + found.value().wrong;
+    const std::string error = !found                        ? found.error().message
+                              : found.value().wrong.empty() ? ""
+                                                            : "wrong result, not timed: " + found.value().wrong;
     if (!error.empty()) code = 1;
-    print(error.empty() ? "{\"rows\":" + dump(found.value().rows) + "}"
-                        : Values{{"error", error}}.dump());
+    print(error.empty() ? "{\"rows\":" + dump(found.value().rows) + "}" : Values{{"error", error}}.dump());
     std::fflush(stdout);
   }
   return code;
@@ -86,8 +84,7 @@ int run(const std::vector<std::string>& words) {
         if (value != "cpu" && value != "cuda") return fail(2, "--device: expected cpu or cuda");
         setting.device = value;
       } else {
-        auto [end, error] =
-            std::from_chars(value.data(), value.data() + value.size(), setting.seed);
+        auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), setting.seed);
         if (error != std::errc() || end != value.data() + value.size())
           return fail(2, "--seed: expected a whole number");
       }
@@ -101,22 +98,18 @@ int run(const std::vector<std::string>& words) {
   const size_t n = plain.size();
   if (command == "list" && n == 1) {
     std::vector<Values> out;
-    for (const Experiment& e : experiments())
-      out.push_back({{"name", e.name}, {"device", e.device}});
+    for (const Experiment& e : experiments()) out.push_back({{"name", e.name}, {"device", e.device}});
     print(dump(out));
     return 0;
   }
   if (command == "machine" && n == 1) return print(machine_values().dump()), 0;
   if (setting.device == "cuda")
     if (Result<std::string> card = cuda_card(); !card) return fail(1, card.error().message);
-  if (command == "peak" && n == 1)
-    return print(setting.device == "cuda" ? cuda_peaks().dump() : cpu_peaks()), 0;
+  if (command == "peak" && n == 1) return print(setting.device == "cuda" ? cuda_peaks().dump() : cpu_peaks()), 0;
   if (!((command == "points" || command == "run") && n == 2))
     return fail(2, "expected list, machine, peak, points NAME or run NAME");
   const Experiment* experiment = find(plain[1], setting.device);
-  if (!experiment)
-    return fail(2,
-                "no experiment '" + plain[1] + "' for device " + setting.device + "; see `list`");
+  if (!experiment) return fail(2, "no experiment '" + plain[1] + "' for device " + setting.device + "; see `list`");
   const std::vector<Values> points = experiment->points(setting);
   if (command == "points") return print(dump(points)), 0;
   return answer(points, experiment->open(setting));

@@ -123,8 +123,7 @@ Result<Finding> decode(const Values& point, const Setting& setting) {
   kv.max_sequences = 2 * batch;
   kv.pool_bytes = size_t(3 * batch) * 2 * size_t(config.n_layers) * kv.page_group_bytes;
   auto made = Contestant::create(
-      "vattention", model, kv,
-      {.policy = find_batch_policy("prefill_first"), .max_batch = batch, .step_tokens = 4096});
+      "vattention", model, kv, {.policy = find_batch_policy("prefill_first"), .max_batch = batch, .step_tokens = 4096});
   if (!made) return made.error();
   Contestant& c = *made.value();
   Random random(setting.seed);
@@ -138,8 +137,7 @@ Result<Finding> decode(const Values& point, const Setting& setting) {
     const KvStats before = c.memory().stats();
     const double ms = 1e3 * c.step();
     if (c.engine().stats().prompt_tokens == prompt_tokens && model.ideal_us > 0)
-      found.rows.push_back(
-          row_of(int(found.rows.size()), ms, 1e-3 * model.ideal_us, before, c.memory().stats()));
+      found.rows.push_back(row_of(int(found.rows.size()), ms, 1e-3 * model.ideal_us, before, c.memory().stats()));
     model.ideal_us = 0;
   }
   c.memory().check_invariants();
@@ -157,12 +155,10 @@ Result<Finding> prefill(const Values& point, const Setting& setting) {
   kv.max_sequence_tokens = 4096;
   kv.max_sequences = 4;
   const int row_tokens = int(kv.page_group_bytes) / kTokenBytes;
-  kv.pool_bytes =
-      size_t(3 * (n_tokens / row_tokens + 2)) * 2 * size_t(config.n_layers) * kv.page_group_bytes;
-  auto made = Contestant::create("vattention", model, kv,
-                                 {.policy = find_batch_policy("chunked"),
-                                  .max_batch = 1,
-                                  .step_tokens = point["mode"] == "runs" ? n_tokens : 64});
+  kv.pool_bytes = size_t(3 * (n_tokens / row_tokens + 2)) * 2 * size_t(config.n_layers) * kv.page_group_bytes;
+  auto made = Contestant::create(
+      "vattention", model, kv,
+      {.policy = find_batch_policy("chunked"), .max_batch = 1, .step_tokens = point["mode"] == "runs" ? n_tokens : 64});
   if (!made) return made.error();
   Contestant& c = *made.value();
   Random random(setting.seed);
@@ -173,8 +169,7 @@ Result<Finding> prefill(const Values& point, const Setting& setting) {
     const KvStats before = c.memory().stats();
     double seconds = 0;
     while (c.engine().stats().generated_tokens == 2 * i) seconds += c.step();
-    found.rows.push_back(
-        row_of(i, 1e3 * seconds, 1e-3 * token_us * n_tokens, before, c.memory().stats()));
+    found.rows.push_back(row_of(i, 1e3 * seconds, 1e-3 * token_us * n_tokens, before, c.memory().stats()));
     while (!c.engine().idle()) c.step();
   }
   c.memory().check_invariants();

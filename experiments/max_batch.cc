@@ -31,7 +31,7 @@
 namespace xpyd::experiments::max_batch_experiment {
 namespace {
 
-constexpr int kPlaneTokenBytes = 1024;  // 4 KV heads of 128 in bf16, of each of the three workers
+constexpr int kPlaneTokenBytes = 1024;            // 4 KV heads of 128 in bf16, of each of the three workers
 constexpr int kShortest = 2048, kLongest = 5120;  // [ )
 constexpr double kMemory = 0.8 * 80 * (1 << 30);
 
@@ -48,8 +48,7 @@ std::vector<Values> points(const Setting& setting) {
   for (const Worker& worker : kWorkers)
     for (int draw = 0; draw < kDraws; ++draw) {
       auto add = [&](const char* memory, int kib) {
-        all.push_back(
-            {{"model", worker.model}, {"memory", memory}, {"group_kib", kib}, {"sample", draw}});
+        all.push_back({{"model", worker.model}, {"memory", memory}, {"group_kib", kib}, {"sample", draw}});
       };
       add("paged", 0);
       for (int kib : {64, 128, 256, 2048})
@@ -77,8 +76,7 @@ Rows rows_of(const Worker& worker, const std::string& memory, int64_t group) {
   return rows;
 }
 
-KvOptions scaled(const Worker& worker, const std::string& memory, int64_t group, const Rows& rows,
-                 int most) {
+KvOptions scaled(const Worker& worker, const std::string& memory, int64_t group, const Rows& rows, int most) {
   KvOptions kv{.prefix_cache = false};
   const bool sliced = memory == "token_major";
   const int scale = sliced ? 256 : 16;
@@ -106,8 +104,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   if (setting.tiny) rows.n /= 16;
   Random random(seed_of(setting, point["sample"]));
   std::vector<int> lengths(size_t(rows.n * rows.tokens / kShortest + 1));
-  for (int& length : lengths)
-    length = kShortest + int(random.below(uint64_t(kLongest - kShortest)));
+  for (int& length : lengths) length = kShortest + int(random.below(uint64_t(kLongest - kShortest)));
 
   int arithmetic = 0;
   int64_t left = rows.n, tokens = 0;
@@ -124,8 +121,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   if (Result<KvLayout> layout = plan_pool(scheme, kv); !layout) return layout.error();
   Result<std::shared_ptr<BlockPool>> pool = make_block_pool(scheme, kv);
   if (!pool) return pool.error();
-  if (pool.value()->layout().n_blocks != rows.n ||
-      pool.value()->layout().block_tokens != rows.tokens)
+  if (pool.value()->layout().n_blocks != rows.n || pool.value()->layout().block_tokens != rows.tokens)
     return Finding{{}, "the scaled pool has other rows"};
   std::unique_ptr<KvMemory> real = find_kv_scheme(scheme)->make(pool.value(), kv);
   const std::vector<int32_t> prompt(size_t{kLongest});
@@ -141,11 +137,9 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   }
   real->check_invariants();
   if (batch != arithmetic)
-    return Finding{{},
-                   "the memory admits " + std::to_string(batch) + " sequences, the arithmetic " +
-                       std::to_string(arithmetic)};
-  const double wasted =
-      double(held * rows.bytes) - double(tokens) * 2 * worker->n_layers * double{kPlaneTokenBytes};
+    return Finding{
+        {}, "the memory admits " + std::to_string(batch) + " sequences, the arithmetic " + std::to_string(arithmetic)};
+  const double wasted = double(held * rows.bytes) - double(tokens) * 2 * worker->n_layers * double{kPlaneTokenBytes};
   return Finding{{{{"row_tokens", rows.tokens},
                    {"rows", rows.n},
                    {"arithmetic", arithmetic},

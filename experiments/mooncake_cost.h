@@ -8,9 +8,7 @@ namespace xpyd {
 struct MooncakeCost {
   double layers, d, a, b, gqa, bytes_per_element;
   double kv_token_bytes() const { return layers * 2 * d / gqa * bytes_per_element; }
-  double flops(double tokens) const {
-    return layers * (a * tokens * tokens * d + b * tokens * d * d);
-  }
+  double flops(double tokens) const { return layers * (a * tokens * tokens * d + b * tokens * d * d); }
   double break_even_bytes_per_s(double prefix, double flops_per_s) const {
     return prefix * kv_token_bytes() * flops_per_s / flops(prefix);
   }

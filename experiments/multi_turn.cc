@@ -39,14 +39,13 @@ Sizes sizes_of(const Setting& setting) {
             6,
             8,
             {40},
-            {"experiments/models/llama-tiny", "--kv-bytes", "1MiB", "--max-model-len", "256",
-             "--max-batch", "4"}};
+            {"experiments/models/llama-tiny", "--kv-bytes", "1MiB", "--max-model-len", "256", "--max-batch", "4"}};
   return {3,
           8,
           32,
           {128, 256, 512, 1024},
-          {"experiments/models/llama-mini", "--kv-bytes", "64MiB", "--max-model-len", "2048",
-           "--max-batch", "4", "--chunk-tokens", "512"}};
+          {"experiments/models/llama-mini", "--kv-bytes", "64MiB", "--max-model-len", "2048", "--max-batch", "4",
+           "--chunk-tokens", "512"}};
 }
 
 // One answer, waited for.
@@ -85,13 +84,11 @@ std::vector<Values> points(const Setting& setting) {
   for (int history : sizes.histories)
     for (const char* allocator : {"slots", "paged", "contiguous"})
       for (int conversations : {sizes.few, sizes.many})
-        all.push_back(
-            {{"allocator", allocator}, {"conversations", conversations}, {"history", history}});
+        all.push_back({{"allocator", allocator}, {"conversations", conversations}, {"history", history}});
   return all;
 }
 
-Result<Finding> converse(Bed& bed, const Sizes& sizes, const Values& point,
-                         const Setting& setting) {
+Result<Finding> converse(Bed& bed, const Sizes& sizes, const Values& point, const Setting& setting) {
   static std::atomic<uint64_t> next_id{1u << 30};  // apart from run_load()'s
   Result<std::string> wrong = bed.open({"--topology", "1C", "--allocator", point["allocator"]});
   if (!wrong) return wrong.error();

@@ -40,8 +40,6 @@ class NullModel final : public Model {
   ModelConfig config_;
 };
 
-inline std::unique_ptr<Model> make_null_model(const ModelConfig& config) {
-  return std::make_unique<NullModel>(config);
-}
+inline std::unique_ptr<Model> make_null_model(const ModelConfig& config) { return std::make_unique<NullModel>(config); }
 
 }  // namespace xpyd

@@ -12,8 +12,8 @@
 namespace xpyd::experiments {
 
 // Prompt `number` of a seed, and what differs in `tail`: equal numbers begin with equal tokens.
-inline BenchRequest document(uint64_t seed, int number, int tokens, int output_tokens,
-                             int tail_tokens = 0, int tail = 0) {
+inline BenchRequest document(uint64_t seed, int number, int tokens, int output_tokens, int tail_tokens = 0,
+                             int tail = 0) {
   const uint64_t first = 1 + 1000003 * (seed + 1) + 1000 * uint64_t(number);
   BenchRequest request;
   request.spans = {{first, tokens}};
@@ -41,8 +41,7 @@ inline Result<std::string> slow_link(Bed& bed, const Setting& setting, double ti
   Result<double> rate = bed.capacity(prompts);
   if (!rate) return rate.error();
   char text[32];
-  std::snprintf(text, sizeof text, "%.6f",
-                1e-9 * times * rate.value() * tokens * double(token_kv_bytes(setting)));
+  std::snprintf(text, sizeof text, "%.6f", 1e-9 * times * rate.value() * tokens * double(token_kv_bytes(setting)));
   return std::string(text);
 }
 
@@ -52,8 +51,6 @@ inline std::string hash_text(uint64_t hash) {
   return text;
 }
 
-inline KvTierStats tier_stats(Bed& bed) {
-  return bed.stack().cluster->instances()[0]->memory().stats().tiers;
-}
+inline KvTierStats tier_stats(Bed& bed) { return bed.stack().cluster->instances()[0]->memory().stats().tiers; }
 
 }  // namespace xpyd::experiments

@@ -52,9 +52,8 @@ struct Swap {
 class Swapper {
  public:
   // `scattered`: free blocks are in random order, as in a pool that has served a while.
-  static Result<std::unique_ptr<Swapper>> create(const KvShape& shape, KvOrder order,
-                                                 int block_tokens, int n_tokens, bool scattered,
-                                                 double gbps, uint64_t seed) {
+  static Result<std::unique_ptr<Swapper>> create(const KvShape& shape, KvOrder order, int block_tokens, int n_tokens,
+                                                 bool scattered, double gbps, uint64_t seed) {
     std::unique_ptr<Swapper> s(new Swapper);
     s->n_tokens_ = n_tokens;
     s->random_ = Random(seed);
@@ -64,9 +63,8 @@ class Swapper {
                       .max_sequence_tokens = n_tokens + 1,
                       .prefix_cache = false};  // the pool itself finds nothing
     options.pool_bytes = size_t(2 * n_tokens) * shape.token_bytes();
-    options.tiers = {.host_bytes = size_t(n_tokens) * shape.token_bytes(),
-                     .block_tokens = block_tokens,
-                     .copy_gbps = gbps};
+    options.tiers = {
+        .host_bytes = size_t(n_tokens) * shape.token_bytes(), .block_tokens = block_tokens, .copy_gbps = gbps};
     Result<std::shared_ptr<BlockPool>> pool = make_block_pool("paged", options);
     if (!pool) return pool.error();
     std::unique_ptr<KvMemory> memory = find_kv_scheme("paged")->make(pool.value(), options);
@@ -95,14 +93,12 @@ class Swapper {
     const int piece = std::max(1, n_tokens_ / 8);
     for (int at = 0; at < n_tokens_; at += piece) {
       const double start = clock_.now();
-      memory_->written(
-          source, std::span(tokens).subspan(size_t(at), size_t(std::min(piece, n_tokens_ - at))));
+      memory_->written(source, std::span(tokens).subspan(size_t(at), size_t(std::min(piece, n_tokens_ - at))));
       swap.engine_out_s += clock_.now() - start;
       wait();
       swap.out_s += clock_.now() - start;
     }
-    each_row(source,
-             [&](uint64_t* row, size_t words, uint64_t) { std::memset(row, 0, 8 * words); });
+    each_row(source, [&](uint64_t* row, size_t words, uint64_t) { std::memset(row, 0, 8 * words); });
     memory_->free(source);
 
     const double start = clock_.now();
@@ -112,8 +108,8 @@ class Swapper {
     while (!memory_->ready(second.value().handle)) pause();
     swap.in_s = clock_.now() - start;
     if (memory_->written_tokens(second.value().handle) != n_tokens_)
-      return std::to_string(memory_->written_tokens(second.value().handle)) + " of " +
-             std::to_string(n_tokens_) + " tokens came back";
+      return std::to_string(memory_->written_tokens(second.value().handle)) + " of " + std::to_string(n_tokens_) +
+             " tokens came back";
     bool same = true;
     each_row(second.value().handle, [&](const uint64_t* row, size_t words, uint64_t at) {
       for (size_t i = 0; i < words; ++i) same &= row[i] == word(salt, at + i);
@@ -129,15 +125,12 @@ class Swapper {
  private:
   Swapper() = default;
 
-  static uint64_t word(uint64_t salt, uint64_t at) {
-    return (salt << 40) ^ (at * 0x9e3779b97f4a7c15u);
-  }
+  static uint64_t word(uint64_t salt, uint64_t at) { return (salt << 40) ^ (at * 0x9e3779b97f4a7c15u); }
 
   static void scatter(KvMemory& memory, Random& random) {
     std::vector<KvHandle> all;
     const int32_t token = 0;
-    for (Result<KvReservation> r = memory.reserve({&token, 1}, 0); r;
-         r = memory.reserve({&token, 1}, 0)) {
+    for (Result<KvReservation> r = memory.reserve({&token, 1}, 0); r; r = memory.reserve({&token, 1}, 0)) {
       all.push_back(r.value().handle);
       if (!memory.append(all.back(), 1)) break;
     }
@@ -156,8 +149,7 @@ class Swapper {
       for (int layer = 0; layer < shape.n_layers; ++layer)
         for (int kv = 0; kv < 2; ++kv)
           for (int head = 0; head < shape.n_kv_heads; ++head, at += shape.row_bytes() / 8)
-            visit(reinterpret_cast<uint64_t*>(view.row(layer, kv, token, head)),
-                  shape.row_bytes() / 8, at);
+            visit(reinterpret_cast<uint64_t*>(view.row(layer, kv, token, head)), shape.row_bytes() / 8, at);
   }
 
   static void pause() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
@@ -218,8 +210,7 @@ std::vector<Values> copy_points(const Setting& setting) {
   std::vector<Values> all;
   auto add = [&](const char* order, const char* blocks, const std::vector<int>& sizes) {
     for (int block : sizes)
-      if (!setting.tiny || block <= 16)
-        all.push_back({{"order", order}, {"blocks", blocks}, {"block", block}});
+      if (!setting.tiny || block <= 16) all.push_back({{"order", order}, {"blocks", blocks}, {"block", block}});
   };
   add("token_major", "scattered", {1, 2, 4, 8, 16, 64, 512});
   add("token_major", "in order", {1, 16, 512});
@@ -231,17 +222,14 @@ Measure copy_open(const Setting& setting) {
   return [=](const Values& point) -> Result<Finding> {
     const KvShape shape{.n_layers = 4, .n_kv_heads = 2, .head_dim = 64, .dtype = Dtype::f32};
     const int n_tokens = setting.tiny ? 256 : 16384, block = point["block"];
-    const KvOrder order =
-        point["order"] == "token_major" ? KvOrder::token_major : KvOrder::layer_major;
-    auto swapper = Swapper::create(shape, order, block, n_tokens, point["blocks"] == "scattered", 0,
-                                   setting.seed);
+    const KvOrder order = point["order"] == "token_major" ? KvOrder::token_major : KvOrder::layer_major;
+    auto swapper = Swapper::create(shape, order, block, n_tokens, point["blocks"] == "scattered", 0, setting.seed);
     if (!swapper) return swapper.error();
     std::string wrong;
     const Swap s = swap_time(*swapper.value(), setting.tiny ? 1 : 3, wrong);
     if (!wrong.empty()) return Finding{{}, wrong};
     const size_t bytes = size_t(s.bytes);
-    const double piece_out = double(bytes) / double(s.copies_out),
-                 n_blocks = double(n_tokens / block),
+    const double piece_out = double(bytes) / double(s.copies_out), n_blocks = double(n_tokens / block),
                  law_us = std::max(kCallUs, piece_out / (1e3 * kLinkGbps));
     return Finding{{{{"block_bytes", size_t(block) * shape.token_bytes()},
                      {"bytes", bytes},
@@ -284,9 +272,9 @@ Measure cost_open(const Setting& setting) {
     const double times = point["link_times"];
     Result<std::string> gbps = slow_link(*bed, setting, times);
     if (!gbps) return gbps.error();
-    Result<std::string> wrong = bed->open(
-        {"--topology", "1C", "--chunk-tokens", "512", "--prefix-cache", "off", "--host-kv-bytes",
-         setting.tiny ? "4MiB" : "128MiB", "--kv-copy-gbps", gbps.value()});
+    Result<std::string> wrong = bed->open({"--topology", "1C", "--chunk-tokens", "512", "--prefix-cache", "off",
+                                           "--host-kv-bytes", setting.tiny ? "4MiB" : "128MiB", "--kv-copy-gbps",
+                                           gbps.value()});
     if (!wrong) return wrong.error();
     if (!wrong.value().empty()) return Finding{{}, wrong.value()};
     std::vector<double> prefill, reuse;
@@ -300,13 +288,12 @@ Measure cost_open(const Setting& setting) {
         if (!run->wrong.empty()) return Finding{{}, run->wrong};
       if (fetched.logits_hash != computed.logits_hash)
         return Finding{{}, "a prompt whose KV came back has other logits"};
-      if (fetched.hit_share * (n + 1) < n - 0.5)
-        return Finding{{}, "not all of a prompt's KV came back"};
+      if (fetched.hit_share * (n + 1) < n - 0.5) return Finding{{}, "not all of a prompt's KV came back"};
       prefill.push_back(computed.ttft_ms[0]);
       reuse.push_back(fetched.ttft_ms[0]);
     }
-    auto swapper = Swapper::create(kv_shape(bed->stack().config, Dtype::f32), KvOrder::layer_major,
-                                   kBlock, n, true, std::stod(gbps.value()), setting.seed);
+    auto swapper = Swapper::create(kv_shape(bed->stack().config, Dtype::f32), KvOrder::layer_major, kBlock, n, true,
+                                   std::stod(gbps.value()), setting.seed);
     if (!swapper) return swapper.error();
     std::string unequal;
     const Swap swap = swap_time(*swapper.value(), setting.tiny ? 1 : 5, unequal);

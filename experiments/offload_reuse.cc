@@ -46,21 +46,13 @@ namespace {
 
 std::vector<std::string> cache_options(const Values& point) {
   const std::string cache = point["cache"];
-  return {"--topology", "1C", "--prefix-cache",
-          cache == "device" || cache == "both" ? "on" : "off"};
+  return {"--topology", "1C", "--prefix-cache", cache == "device" || cache == "both" ? "on" : "off"};
 }
-bool has_host(const Values& point) {
-  return point["cache"] != "none" && point["cache"] != "device";
-}
+bool has_host(const Values& point) { return point["cache"] != "none" && point["cache"] != "device"; }
 
 std::vector<std::string> common_options(const Setting& setting, int max_model_len, int max_batch) {
-  return {offload_model(setting),
-          "--chunk-tokens",
-          "512",
-          "--max-model-len",
-          std::to_string(max_model_len),
-          "--max-batch",
-          std::to_string(max_batch)};
+  return {offload_model(setting), "--chunk-tokens",         "512", "--max-model-len", std::to_string(max_model_len),
+          "--max-batch",          std::to_string(max_batch)};
 }
 
 Values row_of(const Run& run, const KvTierStats& before, const KvTierStats& after) {
@@ -91,15 +83,14 @@ Measure hits_open(const Setting& setting) {
   const int max_len = setting.tiny ? 128 : 1024;
   auto bed = std::make_shared<Bed>(setting, common_options(setting, max_len, 4));
   return [=](const Values& point) -> Result<Finding> {
-    const int n = setting.tiny ? 3 : 8, tokens = setting.tiny ? 64 : 512,
-              output = setting.tiny ? 2 : 8;
+    const int n = setting.tiny ? 3 : 8, tokens = setting.tiny ? 64 : 512, output = setting.tiny ? 2 : 8;
     Result<std::string> gbps = slow_link(*bed, setting, point["link_times"]);
     if (!gbps) return gbps.error();
     std::vector<std::string> options = cache_options(point);
     options.insert(options.end(), {"--kv-bytes", setting.tiny ? "4MiB" : "256MiB"});
     if (has_host(point))
-      options.insert(options.end(), {"--host-kv-bytes", setting.tiny ? "4MiB" : "256MiB",
-                                     "--kv-copy-gbps", gbps.value()});
+      options.insert(options.end(),
+                     {"--host-kv-bytes", setting.tiny ? "4MiB" : "256MiB", "--kv-copy-gbps", gbps.value()});
     Result<std::string> wrong = bed->open(options);
     if (!wrong) return wrong.error();
     if (!wrong.value().empty()) return Finding{{}, wrong.value()};
@@ -150,8 +141,7 @@ Scene scene_of(const std::string& scene, bool tiny) {
 std::vector<Values> rounds_points(const Setting& setting) {
   std::vector<Values> all;
   auto add = [&](const char* scene, int documents, const char* cache, const char* eviction) {
-    all.push_back(
-        {{"scene", scene}, {"documents", documents}, {"cache", cache}, {"eviction", eviction}});
+    all.push_back({{"scene", scene}, {"documents", documents}, {"cache", cache}, {"eviction", eviction}});
   };
   for (const char* cache : {"none", "device", "both", "host"}) add("fits", 4, cache, "lru");
   for (const char* cache : {"device", "both"}) add("over", 4, cache, "lru");
@@ -159,8 +149,7 @@ std::vector<Values> rounds_points(const Setting& setting) {
   for (int documents : setting.tiny ? std::vector{4} : std::vector{2, 4, 8, 16}) {
     for (const char* cache : {"none", "device", "both"}) add("overrun", documents, cache, "lru");
     if (documents < 16 && !setting.tiny) continue;
-    for (const char* eviction : {"lfu", "length_aware"})
-      add("overrun", documents, "both", eviction);
+    for (const char* eviction : {"lfu", "length_aware"}) add("overrun", documents, "both", eviction);
   }
   return all;
 }
@@ -174,25 +163,21 @@ Measure rounds_open(const Setting& setting) {
     if (!gbps) return gbps.error();
     // In whole blocks of 16 tokens: a document and its output, one more for the room to decode.
     const size_t block = 16 * token_kv_bytes(setting);
-    auto bytes = [&](double held) {
-      return std::to_string(size_t(held * (scene.tokens / 16 + 1)) * block);
-    };
+    auto bytes = [&](double held) { return std::to_string(size_t(held * (scene.tokens / 16 + 1)) * block); };
     std::vector<std::string> options = cache_options(point);
     options.insert(options.end(), {"--kv-bytes", bytes(scene.pool)});
     if (has_host(point))
-      options.insert(options.end(), {"--host-kv-bytes", bytes(scene.host), "--kv-copy-gbps",
-                                     gbps.value(), "--host-eviction", point["eviction"]});
+      options.insert(options.end(), {"--host-kv-bytes", bytes(scene.host), "--kv-copy-gbps", gbps.value(),
+                                     "--host-eviction", point["eviction"]});
     if (scene.disk > 0) {  // where a build is, below it; a bundle is unpacked where it may write
       const std::string folder = std::filesystem::is_directory("build") ? "build" : ".";
-      options.insert(options.end(),
-                     {"--disk-kv-dir", folder, "--disk-kv-bytes", bytes(scene.disk)});
+      options.insert(options.end(), {"--disk-kv-dir", folder, "--disk-kv-bytes", bytes(scene.disk)});
     }
     Result<std::string> wrong = bed->open(options);
     if (!wrong) return wrong.error();
     if (!wrong.value().empty()) return Finding{{}, wrong.value()};
     std::vector<BenchRequest> prompts;
-    for (int i = 0; i < documents; ++i)
-      prompts.push_back(document(setting.seed, i, scene.tokens + 1, scene.output));
+    for (int i = 0; i < documents; ++i) prompts.push_back(document(setting.seed, i, scene.tokens + 1, scene.output));
     const std::vector<double> together(prompts.size(), 0.0);
     Finding found;
     // Without a cache one round is like the other: of two only the last.
@@ -201,8 +186,7 @@ Measure rounds_open(const Setting& setting) {
       const KvTierStats before = tier_stats(*bed);
       Run run = run_load(bed->stack(), prompts, together);
       if (!run.wrong.empty()) return Finding{{}, run.wrong};
-      Values row = {
-          {"round", round}, {"tokens", scene.tokens}, {"copy_gbps", std::stod(gbps.value())}};
+      Values row = {{"round", round}, {"tokens", scene.tokens}, {"copy_gbps", std::stod(gbps.value())}};
       row.update(row_of(run, before, tier_stats(*bed)));
       found.rows.push_back(row);
     }

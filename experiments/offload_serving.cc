@@ -73,31 +73,23 @@ struct OverheadSizes {
   const char* host;
 };
 OverheadSizes overhead_sizes(const Setting& setting) {
-  if (setting.tiny)
-    return {64, 2, 1, Dtype::f32, {offload_model(setting), "--kv-bytes", "4MiB"}, "4MiB"};
+  if (setting.tiny) return {64, 2, 1, Dtype::f32, {offload_model(setting), "--kv-bytes", "4MiB"}, "4MiB"};
   if (setting.device == "cuda")
     return {4096,
             3,
             5,
             Dtype::bf16,
-            {"experiments/models/llama-8b", "--dtype", "bf16", "--kv-dtype", "bf16", "--kv-bytes",
-             "4GiB", "--max-model-len", "8192"},
+            {"experiments/models/llama-8b", "--dtype", "bf16", "--kv-dtype", "bf16", "--kv-bytes", "4GiB",
+             "--max-model-len", "8192"},
             "8GiB"};
-  return {512,
-          3,
-          9,
-          Dtype::f32,
-          {offload_model(setting), "--kv-bytes", "64MiB", "--max-model-len", "1024"},
-          "256MiB"};
+  return {512, 3, 9, Dtype::f32, {offload_model(setting), "--kv-bytes", "64MiB", "--max-model-len", "1024"}, "256MiB"};
 }
 
 std::vector<Values> overhead_points(const Setting& setting) {
   std::vector<Values> all;
   auto add = [&](int chunk, int times, bool waits, bool ahead = false) {
-    all.push_back({{"chunk", chunk},
-                   {"link_times", times},
-                   {"waits", waits ? "on" : "off"},
-                   {"ahead", ahead ? "on" : "off"}});
+    all.push_back(
+        {{"chunk", chunk}, {"link_times", times}, {"waits", waits ? "on" : "off"}, {"ahead", ahead ? "on" : "off"}});
   };
   if (setting.device == "cuda") {
     for (int chunk : setting.tiny ? std::vector{32} : std::vector{1024, 128, 32})
@@ -122,13 +114,12 @@ Measure overhead_open(const Setting& setting) {
     const int n_tokens = sizes.prompt, n_prompts = sizes.prompts, turns = sizes.turns;
     Result<std::string> gbps = slow_link(pair->with, setting, point["link_times"]);
     if (!gbps) return gbps.error();
-    std::vector<std::string> options = {"--topology",         "1C",
-                                        "--chunk-tokens",     point["chunk"].dump(),
+    std::vector<std::string> options = {"--topology",         "1C",          "--chunk-tokens", point["chunk"].dump(),
                                         "--async-scheduling", point["ahead"]};
     Result<std::string> wrong = pair->without.open(options);
     if (wrong && wrong.value().empty()) {
-      options.insert(options.end(), {"--host-kv-bytes", sizes.host, "--kv-copy-gbps", gbps.value(),
-                                     "--kv-copy-wait", point["waits"]});
+      options.insert(options.end(),
+                     {"--host-kv-bytes", sizes.host, "--kv-copy-gbps", gbps.value(), "--kv-copy-wait", point["waits"]});
       wrong = pair->with.open(options);
     }
     if (!wrong) return wrong.error();
@@ -138,8 +129,7 @@ Measure overhead_open(const Setting& setting) {
     Finding found;
     for (int turn = 0; turn < turns; ++turn) {
       std::vector<BenchRequest> prompts;
-      for (int i = 0; i < n_prompts; ++i)
-        prompts.push_back(document(setting.seed, (*asked)++, n_tokens, 1));
+      for (int i = 0; i < n_prompts; ++i) prompts.push_back(document(setting.seed, (*asked)++, n_tokens, 1));
       double now[2] = {}, cpu[2] = {};
       for (int i = 0; i < 2; ++i) {
         const int tiers = (turn + i) % 2;
@@ -177,8 +167,7 @@ REGISTER_EXPERIMENT("offload_overhead", "any", overhead_points, overhead_open);
 
 std::vector<Values> preempt_points(const Setting& setting) {
   std::vector<Values> all;
-  for (int block : setting.tiny ? std::vector{4} : std::vector{1, 16})
-    all.push_back({{"block", block}});
+  for (int block : setting.tiny ? std::vector{4} : std::vector{1, 16}) all.push_back({{"block", block}});
   return all;
 }
 
@@ -196,15 +185,12 @@ Measure preempt_open(const Setting& setting) {
                                      setting.tiny ? "256KiB" : "17825792"};
   auto pair = std::make_shared<Pair>(setting, common);
   return [=](const Values& point) -> Result<Finding> {
-    const int n = setting.tiny ? 4 : 8, prompt = setting.tiny ? 32 : 512,
-              output = setting.tiny ? 48 : 64;
+    const int n = setting.tiny ? 4 : 8, prompt = setting.tiny ? 32 : 512, output = setting.tiny ? 48 : 64;
     const std::string block = point["block"].dump();
-    std::vector<std::string> options = {"--topology",     "1C", "--block-tokens", block,
-                                        "--chunk-tokens", "512"};
+    std::vector<std::string> options = {"--topology", "1C", "--block-tokens", block, "--chunk-tokens", "512"};
     Result<std::string> wrong = pair->without.open(options);
     if (wrong && wrong.value().empty()) {
-      options.insert(options.end(), {"--tier-block-tokens", block, "--host-kv-bytes",
-                                     setting.tiny ? "2MiB" : "64MiB"});
+      options.insert(options.end(), {"--tier-block-tokens", block, "--host-kv-bytes", setting.tiny ? "2MiB" : "64MiB"});
       wrong = pair->with.open(options);
     }
     if (!wrong) return wrong.error();
@@ -226,16 +212,15 @@ Measure preempt_open(const Setting& setting) {
     if (runs[0].logits_hash != runs[1].logits_hash)
       return Finding{{}, "other logits when KV is swapped in than when it is computed again"};
     const KvTierStats tiers_after = tier_stats(pair->with);
-    return Finding{
-        {{{"requests_per_s_recompute", runs[0].result.request_throughput},
-          {"requests_per_s_swap", runs[1].result.request_throughput},
-          {"ratio", runs[1].result.request_throughput / runs[0].result.request_throughput},
-          {"preemptions_recompute", preemptions[0]},
-          {"preemptions_swap", preemptions[1]},
-          {"tokens_swapped_in", tiers_after.host_hit_tokens - tiers_before.host_hit_tokens},
-          {"loads_ms", 1e3 * (tiers_after.load_wait_seconds - tiers_before.load_wait_seconds)},
-          {"logits_hash", hash_text(runs[1].logits_hash)}}},
-        ""};
+    return Finding{{{{"requests_per_s_recompute", runs[0].result.request_throughput},
+                     {"requests_per_s_swap", runs[1].result.request_throughput},
+                     {"ratio", runs[1].result.request_throughput / runs[0].result.request_throughput},
+                     {"preemptions_recompute", preemptions[0]},
+                     {"preemptions_swap", preemptions[1]},
+                     {"tokens_swapped_in", tiers_after.host_hit_tokens - tiers_before.host_hit_tokens},
+                     {"loads_ms", 1e3 * (tiers_after.load_wait_seconds - tiers_before.load_wait_seconds)},
+                     {"logits_hash", hash_text(runs[1].logits_hash)}}},
+                   ""};
   };
 }
 

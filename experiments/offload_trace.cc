@@ -67,11 +67,7 @@ class Trace {
 class TracedQueue final : public DeviceQueue {
  public:
   TracedQueue(double gbps, std::string name, size_t token_bytes, Trace& trace)
-      : queue_(gbps),
-        name_(std::move(name)),
-        token_bytes_(token_bytes),
-        trace_(trace),
-        watcher_([this] { watch(); }) {}
+      : queue_(gbps), name_(std::move(name)), token_bytes_(token_bytes), trace_(trace), watcher_([this] { watch(); }) {}
   ~TracedQueue() override {
     {
       std::lock_guard lock(mutex_);
@@ -135,15 +131,10 @@ class TracedDevice final : public Device {
  public:
   TracedDevice(size_t token_bytes, Trace& trace) : token_bytes_(token_bytes), trace_(trace) {}
   const char* name() const override { return cpu_device().name(); }
-  Result<std::shared_ptr<std::byte>> allocate(size_t bytes) override {
-    return cpu_device().allocate(bytes);
-  }
-  std::unique_ptr<DeviceQueue> make_queue(Phase phase) override {
-    return cpu_device().make_queue(phase);
-  }
+  Result<std::shared_ptr<std::byte>> allocate(size_t bytes) override { return cpu_device().allocate(bytes); }
+  std::unique_ptr<DeviceQueue> make_queue(Phase phase) override { return cpu_device().make_queue(phase); }
   std::unique_ptr<DeviceQueue> make_copy_queue(double gbps) override {
-    return std::make_unique<TracedQueue>(gbps, n_queues_++ % 2 ? "in" : "out", token_bytes_,
-                                         trace_);
+    return std::make_unique<TracedQueue>(gbps, n_queues_++ % 2 ? "in" : "out", token_bytes_, trace_);
   }
 
  private:
@@ -216,18 +207,15 @@ class Scene {
 
   Result<std::unique_ptr<Contestant>> contestant(double copy_gbps) {
     const int longest = 2 * step_tokens_ + 32;
-    KvOptions kv{.shape = kv_shape(model_->config(), Dtype::f32),
-                 .max_sequence_tokens = longest,
-                 .prefix_cache = false};
+    KvOptions kv{
+        .shape = kv_shape(model_->config(), Dtype::f32), .max_sequence_tokens = longest, .prefix_cache = false};
     kv.pool_bytes = size_t(4 * longest) * kv.shape.token_bytes();
     if (copy_gbps > 0) {
-      kv.tiers = {.host_bytes = size_t(8 * longest) * kv.shape.token_bytes(),
-                  .copy_gbps = copy_gbps};
+      kv.tiers = {.host_bytes = size_t(8 * longest) * kv.shape.token_bytes(), .copy_gbps = copy_gbps};
       kv.device = device_.get();
     }
-    return Contestant::create(
-        "paged", *model_, kv,
-        {.policy = find_batch_policy("chunked"), .max_batch = 4, .step_tokens = step_tokens_});
+    return Contestant::create("paged", *model_, kv,
+                              {.policy = find_batch_policy("chunked"), .max_batch = 4, .step_tokens = step_tokens_});
   }
 
   Status open() {

@@ -69,9 +69,7 @@ class TimedCopies final : public DeviceQueue {
     ends_.push_back(free_at_);
     return int64_t(ends_.size());
   }
-  bool reached(int64_t mark) override {
-    return mark == 0 || ends_[size_t(mark - 1)] <= clock_.seconds;
-  }
+  bool reached(int64_t mark) override { return mark == 0 || ends_[size_t(mark - 1)] <= clock_.seconds; }
   void wait() override { clock_.seconds = std::max(clock_.seconds, free_at_); }
 
  private:
@@ -86,12 +84,8 @@ class TimedDevice final : public Device {
   TimedDevice(VirtualClock& clock, double block_s, size_t block_bytes)
       : clock_(clock), block_s_(block_s), block_bytes_(block_bytes) {}
   const char* name() const override { return "cpu"; }
-  Result<std::shared_ptr<std::byte>> allocate(size_t bytes) override {
-    return cpu_device().allocate(bytes);
-  }
-  std::unique_ptr<DeviceQueue> make_queue(Phase phase) override {
-    return cpu_device().make_queue(phase);
-  }
+  Result<std::shared_ptr<std::byte>> allocate(size_t bytes) override { return cpu_device().allocate(bytes); }
+  std::unique_ptr<DeviceQueue> make_queue(Phase phase) override { return cpu_device().make_queue(phase); }
   std::unique_ptr<DeviceQueue> make_copy_queue(double) override {
     return std::make_unique<TimedCopies>(clock_, block_s_, block_bytes_);
   }
@@ -114,8 +108,8 @@ class Counter final : public EventSink {
 // One engine over one memory, on its own clock.
 class Bench {
  public:
-  static Result<std::unique_ptr<Bench>> create(bool large, const std::string& cache, int max_batch,
-                                               int tokens, int documents) {
+  static Result<std::unique_ptr<Bench>> create(bool large, const std::string& cache, int max_batch, int tokens,
+                                               int documents) {
     std::unique_ptr<Bench> b(new Bench(large));
     KvOptions kv{.shape = kv_shape(shape_of_nothing(), Dtype::bf16),
                  .block_tokens = kBlock,
@@ -123,15 +117,13 @@ class Bench {
                  .prefix_cache = cache == "device" || cache == "both"};
     kv.pool_bytes = size_t(documents + 2) * size_t(tokens + 4 * kBlock) * kv.shape.token_bytes();
     if (max_batch > 2)
-      kv.pool_bytes =
-          std::max(kv.pool_bytes, size_t(max_batch) * 2 * size_t(tokens) * kv.shape.token_bytes());
+      kv.pool_bytes = std::max(kv.pool_bytes, size_t(max_batch) * 2 * size_t(tokens) * kv.shape.token_bytes());
     kv.clock = &b->clock_;
     const CostModel cost{.config = qwen(large)};
     const size_t block_bytes = kBlock * kv.shape.token_bytes();
-    const double copies = 2. * cost.config.n_layers,
-                 copy_bytes = kBlock * cost.kv_token_bytes() / copies;
-    b->device_ = std::make_unique<TimedDevice>(
-        b->clock_, copies * std::max(kCallS, copy_bytes / kLinkBytesPerS), block_bytes);
+    const double copies = 2. * cost.config.n_layers, copy_bytes = kBlock * cost.kv_token_bytes() / copies;
+    b->device_ = std::make_unique<TimedDevice>(b->clock_, copies * std::max(kCallS, copy_bytes / kLinkBytesPerS),
+                                               block_bytes);
     Result<std::shared_ptr<BlockPool>> pool = make_block_pool("paged", kv);
     if (!pool) return pool.error();
     b->memory_ = find_kv_scheme("paged")->make(pool.value(), kv);
@@ -144,9 +136,8 @@ class Bench {
     }
     b->engine_ = std::make_unique<Engine>(
         b->model_, *b->memory_,
-        EngineOptions{
-            .policy = find_batch_policy("chunked"), .max_batch = max_batch, .step_tokens = 1024},
-        b->clock_, nullptr);
+        EngineOptions{.policy = find_batch_policy("chunked"), .max_batch = max_batch, .step_tokens = 1024}, b->clock_,
+        nullptr);
     return b;
   }
   ~Bench() {
@@ -177,8 +168,7 @@ class Bench {
       if (clock_.seconds - start > 1e5) return invalid("the engine stands still");
     }
     Round round{clock_.seconds - start, double(sink->cached) / double(asked)};
-    if (sink->tokens != int64_t(prompts.size()) * output)
-      return invalid("not every request got its tokens");
+    if (sink->tokens != int64_t(prompts.size()) * output) return invalid("not every request got its tokens");
     while (memory_->poll()) clock_.seconds += 20e-6;  // what is on its way out
     return round;
   }
@@ -205,8 +195,7 @@ std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
   for (const char* cache : {"none", "device", "host"})
     for (double hits : {0., 0.2, 0.4, 0.6, 0.8, 1.})
-      if (hits == 0 || *cache != 'n')
-        all.push_back({{"scene", "hits"}, {"cache", cache}, {"hits", hits}});
+      if (hits == 0 || *cache != 'n') all.push_back({{"scene", "hits"}, {"cache", cache}, {"hits", hits}});
   for (const char* cache : {"none", "device", "both", "host"})
     all.push_back({{"scene", "rounds"}, {"cache", cache}, {"hits", 1.}});
   return all;
@@ -228,8 +217,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   for (int i = 0; i < n; ++i) {
     prompts.push_back(words(setting.seed * 100000 + uint64_t(i), known));
     beginnings.push_back(prompts.back());
-    const std::vector<int32_t> rest =
-        words(setting.seed * 100000 + 50000 + uint64_t(i), tokens + 1 - known);
+    const std::vector<int32_t> rest = words(setting.seed * 100000 + 50000 + uint64_t(i), tokens + 1 - known);
     prompts.back().insert(prompts.back().end(), rest.begin(), rest.end());
     if (known > 0) beginnings.back().push_back(0);
   }
@@ -237,9 +225,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   auto ask = [&](int round) -> Status {
     Result<Bench::Round> r = bench.value()->ask(prompts, output);
     if (!r) return r.error();
-    found.rows.push_back({{"round", round},
-                          {"requests_per_s", n / r.value().seconds},
-                          {"hit_share", r.value().hit_share}});
+    found.rows.push_back(
+        {{"round", round}, {"requests_per_s", n / r.value().seconds}, {"hit_share", r.value().hit_share}});
     return ok();
   };
   if (!rounds && known > 0)

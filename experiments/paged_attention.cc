@@ -35,10 +35,8 @@ namespace {
 std::vector<AttentionMemory> memories_of(const AttentionShape& shape) {
   std::vector<AttentionMemory> all = {{"contiguous"}};
   for (int block : {1, 4, 16, 64, 256}) all.push_back({"paged", block});
-  const KvLayout layout{{1, shape.n_kv_heads, shape.head_dim, shape.dtype},
-                        KvOrder::layer_major,
-                        shape.length,
-                        shape.n_seqs};
+  const KvLayout layout{
+      {1, shape.n_kv_heads, shape.head_dim, shape.dtype}, KvOrder::layer_major, shape.length, shape.n_seqs};
   all.push_back({.name = "whole", .group = 4096, .in_order = true});
   for (size_t group : {size_t{4096}, size_t{65536}, size_t{2} << 20})
     if (layout.pool_bytes() % group == 0) all.push_back({.name = "vattention", .group = group});
@@ -46,18 +44,15 @@ std::vector<AttentionMemory> memories_of(const AttentionShape& shape) {
   return all;
 }
 
-std::vector<Values> points(const Setting&) {
-  return {{{"phase", "prefill"}}, {{"phase", "decode"}}};
-}
+std::vector<Values> points(const Setting&) { return {{{"phase", "prefill"}}, {{"phase", "decode"}}}; }
 
 Measure open(const Setting& setting) {
   auto team = std::make_shared<ThreadTeam>(std::max(1, int(std::thread::hardware_concurrency())));
   return [=](const Values& point) -> Result<Finding> {
     const bool decode = point["phase"] == "decode";
-    const AttentionShape shape =
-        decode         ? setting.tiny ? AttentionShape{2, 1, 256} : AttentionShape{4, 1, 4096}
-                : setting.tiny ? AttentionShape{1, 64, 256}
-                       : AttentionShape{1, 1024, 1024};
+    const AttentionShape shape = decode         ? setting.tiny ? AttentionShape{2, 1, 256} : AttentionShape{4, 1, 4096}
+                                         : setting.tiny ? AttentionShape{1, 64, 256}
+                                                : AttentionShape{1, 1024, 1024};
     const std::vector<AttentionMemory> memories = memories_of(shape);
     std::vector<std::unique_ptr<AttentionCase>> cases;
     std::vector<AttentionCase*> pointers;
@@ -66,25 +61,22 @@ Measure open(const Setting& setting) {
       pointers.push_back(cases.back().get());
     }
     Finding found;
-    const std::vector<Timed> timed =
-        time_attention(pointers, setting.tiny ? 0 : 8, *team, found.wrong);
+    const std::vector<Timed> timed = time_attention(pointers, setting.tiny ? 0 : 8, *team, found.wrong);
     for (const auto& c : cases)
-      if (c->hash() != cases[0]->hash() && found.wrong.empty())
-        found.wrong = "two memories have outputs of other bits";
+      if (c->hash() != cases[0]->hash() && found.wrong.empty()) found.wrong = "two memories have outputs of other bits";
     if (!found.wrong.empty()) return found;
     for (size_t i = 0; i < timed.size(); ++i) {
       const Work w = work(cases[i]->args());
       for (size_t part = 0; part < timed[i].means.size(); ++part) {
         const double s = timed[i].means[part];
-        found.rows.push_back(
-            {{"memory", memories[i].name},
-             {"block", memories[i].block},
-             {"group_kib", memories[i].in_order ? 0 : double(memories[i].group) / 1024},
-             {"variant", default_attention().name},
-             {"sample", part},
-             {"ms", 1e3 * s},
-             {"gbps", 1e-9 * w.bytes / s},
-             {"gflops", 1e-9 * w.flops / s}});
+        found.rows.push_back({{"memory", memories[i].name},
+                              {"block", memories[i].block},
+                              {"group_kib", memories[i].in_order ? 0 : double(memories[i].group) / 1024},
+                              {"variant", default_attention().name},
+                              {"sample", part},
+                              {"ms", 1e3 * s},
+                              {"gbps", 1e-9 * w.bytes / s},
+                              {"gflops", 1e-9 * w.flops / s}});
       }
     }
     return found;

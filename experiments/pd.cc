@@ -26,17 +26,15 @@ struct Sizes {
 };
 
 Sizes sizes_of(const Setting& setting) {
-  if (setting.tiny)
-    return {3, {0.5}, {"experiments/models/llama-tiny", "--kv-bytes", "4MiB", "--max-batch", "4"}};
+  if (setting.tiny) return {3, {0.5}, {"experiments/models/llama-tiny", "--kv-bytes", "4MiB", "--max-batch", "4"}};
   if (setting.device == "cuda")
     return {64,
             {0.3, 0.6, 0.9},
-            {"experiments/models/llama-8b", "--dtype", "bf16", "--kv-dtype", "bf16", "--kv-bytes",
-             "24GiB", "--max-model-len", "8192", "--max-batch", "64", "--chunk-tokens", "2048"}};
+            {"experiments/models/llama-8b", "--dtype", "bf16", "--kv-dtype", "bf16", "--kv-bytes", "24GiB",
+             "--max-model-len", "8192", "--max-batch", "64", "--chunk-tokens", "2048"}};
   return {20,
           {0.2, 0.4, 0.6},
-          {"experiments/models/llama-mini", "--kv-bytes", "256MiB", "--max-model-len", "1024",
-           "--max-batch", "16"}};
+          {"experiments/models/llama-mini", "--kv-bytes", "256MiB", "--max-model-len", "1024", "--max-batch", "16"}};
 }
 
 struct Shape {
@@ -81,8 +79,7 @@ Measure open(const Setting& setting) {
               output = setting.tiny               ? 4
                        : setting.device == "cuda" ? 128
                                                   : 112;  // 2,180 gaps: 21 beyond the P99
-    const std::vector<BenchRequest> load =
-        random_load(sizes.n_requests, prompt, output, 0.8, setting.seed).requests;
+    const std::vector<BenchRequest> load = random_load(sizes.n_requests, prompt, output, 0.8, setting.seed).requests;
     Result<double> capacity = bed->capacity(load);
     if (!capacity) return capacity.error();
     std::vector<std::string> options = {"--topology",       point["topology"],    "--transport",
@@ -93,8 +90,7 @@ Measure open(const Setting& setting) {
     if (!wrong) return wrong.error();
     if (!wrong.value().empty()) return Finding{{}, wrong.value()};
     const double rate = double(point["load"]) * capacity.value();
-    Run run =
-        run_load(bed->stack(), load, arrival_times(sizes.n_requests, rate, false, 1, setting.seed));
+    Run run = run_load(bed->stack(), load, arrival_times(sizes.n_requests, rate, false, 1, setting.seed));
     if (!run.wrong.empty()) return Finding{{}, run.wrong};
     Values values = {{"rate", rate}, {"capacity", capacity.value()}};
     values.update(run_values(run));

@@ -30,7 +30,7 @@ namespace {
 
 constexpr double kTtft = 1, kTbt = 0.030;  // seconds
 constexpr int kDraws = 3;                  // traces
-constexpr int kSteps = 6;  // of a bisection between 0.4 and 1.6 of what is carried: 2 % of it
+constexpr int kSteps = 6;                  // of a bisection between 0.4 and 1.6 of what is carried: 2 % of it
 
 std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
@@ -50,16 +50,14 @@ double carried(bool prompts, const std::string& topology) {
 }
 
 // One rate: its row, or what is wrong.
-Result<Values> at_rate(const Values& point, double rate, const Setting& setting,
-                       std::string& wrong) {
+Result<Values> at_rate(const Values& point, double rate, const Setting& setting, std::string& wrong) {
   const bool prompts = point["work"] == "prompts";
   const int prompt = prompts ? 4000 : 500, output = prompts ? 200 : 300;
   const double seconds = setting.tiny ? 0.3 : 8;
   Random random(setting.seed + 11 + 1000 * uint64_t(int(point["sample"])));
   std::vector<TimedRequest> requests;
   auto around = [&random](int n) { return int(n * (0.5 + random.uniform())); };
-  for (double now = random.exponential() / rate; now < seconds || requests.empty();
-       now += random.exponential() / rate)
+  for (double now = random.exponential() / rate; now < seconds || requests.empty(); now += random.exponential() / rate)
     requests.push_back({now, around(prompt), setting.tiny ? 8 : around(output)});
   TimedOptions options;
   options.topology = point["topology"];

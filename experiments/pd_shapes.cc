@@ -22,8 +22,7 @@ constexpr int kBlock = 16, kLayers = 32;
 std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
   for (int heads : {8, 2, 1})
-    for (const char* replicas : {"spread", "stripe"})
-      all.push_back({{"kv_heads", heads}, {"replicas", replicas}});
+    for (const char* replicas : {"spread", "stripe"}) all.push_back({{"kv_heads", heads}, {"replicas", replicas}});
   return all;
 }
 

@@ -30,8 +30,7 @@ std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
   for (const char* topology : {"1C", "1P1D", "2P1D"})
     for (double load : {0.2, 0.4, 0.6})
-      for (int draw = 0; draw < 9; ++draw)
-        all.push_back({{"topology", topology}, {"load", load}, {"sample", draw}});
+      for (int draw = 0; draw < 9; ++draw) all.push_back({{"topology", topology}, {"load", load}, {"sample", draw}});
   return all;
 }
 

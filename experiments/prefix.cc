@@ -29,20 +29,17 @@ std::vector<Values> points(const Setting& setting) {
 
 Measure open(const Setting& setting) {
   auto bed = std::make_shared<Bed>(
-      setting,
-      setting.tiny
-          ? std::vector<std::string>{"experiments/models/llama-tiny", "--kv-bytes", "4MiB"}
-          : std::vector<std::string>{"experiments/models/llama-mini", "--kv-bytes", "256MiB",
-                                     "--max-model-len", "2048", "--max-batch", "16"});
+      setting, setting.tiny ? std::vector<std::string>{"experiments/models/llama-tiny", "--kv-bytes", "4MiB"}
+                            : std::vector<std::string>{"experiments/models/llama-mini", "--kv-bytes", "256MiB",
+                                                       "--max-model-len", "2048", "--max-batch", "16"});
   return [=](const Values& point) -> Result<Finding> {
-    Result<std::string> wrong =
-        bed->open({"--topology", "1C", "--chunk-tokens", "512", "--prefix-cache", point["cache"]});
+    Result<std::string> wrong = bed->open(
+        {"--topology", "1C", "--chunk-tokens", "512", "--prefix-cache", point["cache"]});
     if (!wrong) return wrong.error();
     if (!wrong.value().empty()) return Finding{{}, wrong.value()};
     const int prompt = setting.tiny ? 128 : 1024, n = setting.tiny ? 4 : 24;
     const int shared = int(double(point["share"]) * prompt);
-    const std::vector<BenchRequest> load =
-        shared_prefix_load(n, 2, shared, prompt - shared, 2, setting.seed).requests;
+    const std::vector<BenchRequest> load = shared_prefix_load(n, 2, shared, prompt - shared, 2, setting.seed).requests;
     Run run = run_load(bed->stack(), load, {});
     if (!run.wrong.empty()) return Finding{{}, run.wrong};
     char hash[20];

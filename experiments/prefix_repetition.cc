@@ -29,8 +29,7 @@ Measure open(const Setting& setting) {
   return [=](const Values& point) -> Result<Finding> {
     const std::string trace = point["trace"];
     if (!inputs->count(trace)) {
-      Result<PrefixInput> input =
-          read_prefix_input(setting.traces + "/mooncake_" + trace + ".jsonl");
+      Result<PrefixInput> input = read_prefix_input(setting.traces + "/mooncake_" + trace + ".jsonl");
       if (!input) return input.error();
       (*inputs)[trace] = std::move(input).value();
     }

@@ -21,8 +21,7 @@ struct ShardTraffic {
   int64_t most_sent_bytes = 0;  // by one source rank, of one full block
 };
 // Both sides have this order and this block size.
-inline ShardTraffic shard_traffic(const ShardMap& map, const KvShape& whole, KvOrder order,
-                                  int block_tokens) {
+inline ShardTraffic shard_traffic(const ShardMap& map, const KvShape& whole, KvOrder order, int block_tokens) {
   ShardTraffic t;
   std::set<std::pair<int, int>> edges;
   std::vector<int64_t> sent(size_t(map.source.n_ranks()), 0);
@@ -31,8 +30,7 @@ inline ShardTraffic shard_traffic(const ShardMap& map, const KvShape& whole, KvO
     if (tokens == 0) continue;
     const int n_layers = move.rect.layers.size(), n_heads = move.rect.heads.size();
     const int64_t bytes = int64_t(tokens) * n_layers * n_heads * 2 * int64_t(whole.row_bytes());
-    const KvRect from = map.source.rect(move.source_rank),
-                 to = map.destination.rect(move.destination_rank);
+    const KvRect from = map.source.rect(move.source_rank), to = map.destination.rect(move.destination_rank);
     const bool all_heads = from.heads == move.rect.heads && to.heads == move.rect.heads;
     const bool all_layers = from.layers == move.rect.layers && to.layers == move.rect.layers;
     const int planes = 2 * n_layers;

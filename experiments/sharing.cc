@@ -59,16 +59,14 @@ int differences(const KvView& a, const KvView& b, int tokens) {
   int n = 0;
   for (int t = 0; t < tokens; ++t)
     for (int layer : {0, shape.n_layers - 1})
-      for (int kv : {0, 1})
-        n += std::memcmp(a.row(layer, kv, t, 0), b.row(layer, kv, t, 0), shape.row_bytes()) != 0;
+      for (int kv : {0, 1}) n += std::memcmp(a.row(layer, kv, t, 0), b.row(layer, kv, t, 0), shape.row_bytes()) != 0;
   return n;
 }
 
 Result<Finding> attach(const std::string& way, int prefix, const Setting& setting) {
   const std::string scheme = way == "blocks" ? "paged" : "vattention";
   KvOptions o;
-  o.shape = {
-      .n_layers = setting.tiny ? 2 : 16, .n_kv_heads = 8, .head_dim = 64, .dtype = Dtype::bf16};
+  o.shape = {.n_layers = setting.tiny ? 2 : 16, .n_kv_heads = 8, .head_dim = 64, .dtype = Dtype::bf16};
   o.max_sequence_tokens = prefix + 2 * kOwn;
   o.max_sequences = 2 * (kSharers + 1);
   o.map_ahead = false;
@@ -101,10 +99,8 @@ Result<Finding> attach(const std::string& way, int prefix, const Setting& settin
       for (int layer = 0; layer < o.shape.n_layers; ++layer)
         for (int head : {0, 7})
           for (int side : {0, 1})
-            std::memset(view.row(layer, side, t, head), prompt[size_t(t)] + layer,
-                        o.shape.row_bytes());
-    kv->written(r.value().handle,
-                std::span<const int32_t>(prompt).subspan(size_t(r.value().cached_tokens)));
+            std::memset(view.row(layer, side, t, head), prompt[size_t(t)] + layer, o.shape.row_bytes());
+    kv->written(r.value().handle, std::span<const int32_t>(prompt).subspan(size_t(r.value().cached_tokens)));
     donors.push_back(r.value().handle);
   }
   if (way == "takeover")
@@ -116,12 +112,10 @@ Result<Finding> attach(const std::string& way, int prefix, const Setting& settin
     const auto prompt = prompt_of(prefix, i);
     const auto start = std::chrono::steady_clock::now();
     Result<KvReservation> r = kv->reserve(prompt, 0);
-    us.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
-                     .count());
+    us.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
     if (!r || r.value().cached_tokens != prefix) return Finding{{}, "the prefix was not found"};
     if (!kv->append(r.value().handle, kOwn)) return Finding{{}, "no room"};
-    if (way != "takeover")
-      wrong += differences(kv->view(donors[0]), kv->view(r.value().handle), prefix);
+    if (way != "takeover") wrong += differences(kv->view(donors[0]), kv->view(r.value().handle), prefix);
     kv->written(r.value().handle, std::span<const int32_t>(prompt).last(kOwn));
     sharers.push_back(r.value().handle);
   }
@@ -171,17 +165,14 @@ Result<Finding> serve(Bed& bed, const std::string& way, int prefix, const Settin
 
 Measure open(const Setting& setting) {
   auto bed = std::make_shared<Bed>(
-      setting,
-      setting.tiny
-          ? std::vector<std::string>{"experiments/models/llama-tiny", "--kv-bytes", "4MiB",
-                                     "--page-group-bytes", "4KiB"}
-          : std::vector<std::string>{"experiments/models/llama-mini", "--kv-bytes", "256MiB",
-                                     "--max-model-len", "2048", "--max-batch", "16"});
+      setting, setting.tiny ? std::vector<std::string>{"experiments/models/llama-tiny", "--kv-bytes", "4MiB",
+                                                       "--page-group-bytes", "4KiB"}
+                            : std::vector<std::string>{"experiments/models/llama-mini", "--kv-bytes", "256MiB",
+                                                       "--max-model-len", "2048", "--max-batch", "16"});
   return [=](const Values& point) -> Result<Finding> {
     const std::string way = point["way"];
     const int prefix = point["prefix"];
-    return point["phase"] == "attach" ? attach(way, prefix, setting)
-                                      : serve(*bed, way, prefix, setting);
+    return point["phase"] == "attach" ? attach(way, prefix, setting) : serve(*bed, way, prefix, setting);
   };
 }
 

@@ -135,8 +135,7 @@ class Turntaker {
 class TimedModel final : public Model {
  public:
   TimedModel(double share, std::function<void(double)> sleep)
-      : rates_{share * kTimedRates.flops_per_s, share * kTimedRates.bytes_per_s},
-        sleep_(std::move(sleep)) {}
+      : rates_{share * kTimedRates.flops_per_s, share * kTimedRates.bytes_per_s}, sleep_(std::move(sleep)) {}
   const ModelConfig& config() const override { return config_; }
 
   void forward(const StepInput& step, float* logits) override {
@@ -218,8 +217,7 @@ struct Links {
 // then.
 class PacedWire final : public ForwardingTransport {
  public:
-  PacedWire(const TransportOptions& options, Links& links, Timeline& timeline,
-            std::function<void(PeerId)> wake)
+  PacedWire(const TransportOptions& options, Links& links, Timeline& timeline, std::function<void(PeerId)> wake)
       : ForwardingTransport(find_transport("local")->make(options).value()),
         self_(options.self),
         links_(links),
@@ -324,8 +322,7 @@ TimedCluster::TimedCluster(const TimedOptions& options) : options_(options) {
   const double block_gb = 16 * timed_model_cost().kv_token_bytes() * 1e-9;
   timeline_.passes = [this, block_gb](double seconds) {
     for (const Node& node : nodes_)
-      (node.role == Role::prefill ? run_.prefill_gb_s : run_.decode_gb_s) +=
-          double(node.held()) * block_gb * seconds;
+      (node.role == Role::prefill ? run_.prefill_gb_s : run_.decode_gb_s) += double(node.held()) * block_gb * seconds;
   };
   const std::vector<Role> roles = parse_topology(options.topology).value();
   nodes_.resize(roles.size());
@@ -357,8 +354,7 @@ void TimedCluster::add(Role role, int index, size_t n, std::shared_ptr<BlockPool
   kv.n_memories = int(n);
   kv.keep_idle = !shared;
   kv.queue = node.queue.get();
-  auto memory =
-      find_kv_scheme("paged")->make(shared ? shared : make_block_pool("paged", kv).value(), kv);
+  auto memory = find_kv_scheme("paged")->make(shared ? shared : make_block_pool("paged", kv).value(), kv);
   TransportOptions wire{.regions = {{memory->base(), memory->layout().pool_bytes()}},
                         .queue = node.queue.get(),
                         .clock = &timeline_.clock,
@@ -369,19 +365,13 @@ void TimedCluster::add(Role role, int index, size_t n, std::shared_ptr<BlockPool
     transport = find_transport("handoff")->make(wire).value();
   else
     transport = std::make_unique<PacedWire>(wire, links_, timeline_, wake);
-  InstanceOptions instance{.id = id,
-                           .name = instance_name(role, index),
-                           .role = role,
-                           .stream_kv = options_.stream_kv,
-                           .checksum = !shared};
-  instance.engine = {.policy = find_batch_policy("chunked"),
-                     .max_batch = options_.max_batch,
-                     .step_tokens = options_.step_tokens};
-  auto model =
-      std::make_unique<TimedModel>(options_.share, [&node](double s) { node.thread->sleep(s); });
-  node.instance =
-      std::make_unique<Instance>(std::move(instance), std::move(model), std::move(memory),
-                                 std::move(transport), timeline_.clock, *this);
+  InstanceOptions instance{
+      .id = id, .name = instance_name(role, index), .role = role, .stream_kv = options_.stream_kv, .checksum = !shared};
+  instance.engine = {
+      .policy = find_batch_policy("chunked"), .max_batch = options_.max_batch, .step_tokens = options_.step_tokens};
+  auto model = std::make_unique<TimedModel>(options_.share, [&node](double s) { node.thread->sleep(s); });
+  node.instance = std::make_unique<Instance>(std::move(instance), std::move(model), std::move(memory),
+                                             std::move(transport), timeline_.clock, *this);
   node.thread = std::make_unique<Turntaker>(timeline_, [&node](Turntaker& self) {
     while (!self.over())
       if (!node.instance->turn()) self.park();
@@ -415,10 +405,8 @@ void TimedCluster::on_event(const TokenEvent& event) {
     record.token_s.push_back(timeline_.clock.seconds);
   }
   if (event.finish == FinishReason::none) return;
-  if (event.finish != FinishReason::length || expected.ended ||
-      int(record.token_s.size()) != expected.output)
-    run_.wrong =
-        "a request ended by " + std::string(finish_reason_name(event.finish)) + " " + event.error;
+  if (event.finish != FinishReason::length || expected.ended || int(record.token_s.size()) != expected.output)
+    run_.wrong = "a request ended by " + std::string(finish_reason_name(event.finish)) + " " + event.error;
   expected.ended = true;
   run_.end_s = timeline_.clock.seconds;
 }
@@ -436,15 +424,12 @@ TimedRun TimedCluster::run(const std::vector<TimedRequest>& requests) {
       request->max_tokens = expected_[i].output = asked.output;
       request->ignore_eos = true;
       request->arrival_s = asked.arrival_s;
-      for (int32_t token : request->prompt)
-        expected_[i].chain = mix(expected_[i].chain, uint64_t(token));
-      if (Status taken = conductor_->submit(request, client); !taken)
-        run_.wrong = taken.error().message;
+      for (int32_t token : request->prompt) expected_[i].chain = mix(expected_[i].chain, uint64_t(token));
+      if (Status taken = conductor_->submit(request, client); !taken) run_.wrong = taken.error().message;
     });
   timeline_.run();
   for (size_t i = 0; i < requests.size(); ++i)
-    if (!expected_[i].ended && run_.wrong.empty())
-      run_.wrong = "request " + std::to_string(i) + " never ended";
+    if (!expected_[i].ended && run_.wrong.empty()) run_.wrong = "request " + std::to_string(i) + " never ended";
   for (const Node& node : nodes_) {
     const InstanceStats stats = node.instance->stats();
     run_.preemptions += stats.preemptions;

@@ -41,8 +41,7 @@ struct TimedRequest {
 
 struct TimedRecord {
   DisaggOrder order = DisaggOrder::local;
-  double prompt_done_s =
-      0;  // its prompt's last step has ended (decode_first: without the last token)
+  double prompt_done_s = 0;     // its prompt's last step has ended (decode_first: without the last token)
   std::vector<double> token_s;  // when the client gets each
 };
 

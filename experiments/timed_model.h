@@ -25,8 +25,7 @@ inline ModelConfig shape_of_nothing() {
 
 class TimedModel : public Model {
  public:
-  TimedModel(CostModel cost, Rates rates, VirtualClock& clock)
-      : cost_(std::move(cost)), rates_(rates), clock_(clock) {}
+  TimedModel(CostModel cost, Rates rates, VirtualClock& clock) : cost_(std::move(cost)), rates_(rates), clock_(clock) {}
 
   const ModelConfig& config() const override { return null_->config(); }
   void forward(const StepInput& step, float* logits) override {

@@ -26,9 +26,8 @@ constexpr int kPrompt = 4096;
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
-  const std::vector<double> rates = setting.tiny
-                                        ? std::vector<double>{100}
-                                        : std::vector<double>{1, 5, 10, 25, 50, 100, 200, 400};
+  const std::vector<double> rates = setting.tiny ? std::vector<double>{100}
+                                                 : std::vector<double>{1, 5, 10, 25, 50, 100, 200, 400};
   for (int step : {1024, 4096})
     for (const char* grain : {"layer", "chunk", "request", "pull"})
       for (const char* behind : {"no", "yes"})
@@ -42,9 +41,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const std::string grain = point["grain"];
   const int divide = setting.tiny ? 4 : 1, prompt = kPrompt / divide;
   TimedOptions options;
-  options.stream_kv = grain == "layer"   ? StreamKv::layer
-                      : grain == "chunk" ? StreamKv::chunk
-                                         : StreamKv::request;
+  options.stream_kv = grain == "layer" ? StreamKv::layer : grain == "chunk" ? StreamKv::chunk : StreamKv::request;
   options.disagg_options.pull = grain == "pull";
   options.step_tokens = int(point["step"]) / divide;
   options.pool_tokens = 16000;
@@ -63,8 +60,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   requests.resize(1);
   const double without = gap_s(options, found.wrong);
   const int last = std::min(options.step_tokens, prompt);
-  const double layer_s =
-      timed_model_cost().kv_token_bytes() / 32 * last / (double(point["gbps"]) * 1e9 / 8);
+  const double layer_s = timed_model_cost().kv_token_bytes() / 32 * last / (double(point["gbps"]) * 1e9 / 8);
   found.rows.push_back({{"first_gap_ms", 1e3 * gap},
                         {"handoff_gap_ms", 1e3 * without},
                         {"exposed_ms", 1e3 * (gap - without)},

@@ -60,8 +60,7 @@ void Values::update(const Values& more) {
 
 std::string Values::dump() const {
   std::string out;
-  for (const auto& [name, value] : fields_)
-    out += (out.empty() ? "{" : ",") + Value(name).dump() + ":" + value.dump();
+  for (const auto& [name, value] : fields_) out += (out.empty() ? "{" : ",") + Value(name).dump() + ":" + value.dump();
   return out.empty() ? "{}" : out + "}";
 }
 

@@ -145,8 +145,7 @@ class Hall {
       const size_t held = size_t(batch) * size_t(longest / 32 + 3) + 2;
       kv.pool_bytes = (held + held / 10 + 1) * 32 * kv.shape.token_bytes();
       auto made = Contestant::create(
-          scheme, *model_, kv,
-          {.policy = find_batch_policy("chunked"), .max_batch = batch, .step_tokens = kChunk});
+          scheme, *model_, kv, {.policy = find_batch_policy("chunked"), .max_batch = batch, .step_tokens = kChunk});
       if (!made) return made.error();
       made.value()->name = name;
       if (scheme == std::string("paged")) made.value()->scramble(setting_.seed);
@@ -192,23 +191,21 @@ class Hall {
     for (size_t i = 0; i < all.size(); ++i) {
       all[i]->memory().check_invariants();
       char hash[20];
-      std::snprintf(hash, sizeof hash, "%016llx",
-                    static_cast<unsigned long long>(all[i]->logits_hash()));
+      std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(all[i]->logits_hash()));
       Taken& t = taken[i];
       std::sort(t.steps.begin(), t.steps.end());
       const Value step_s = percentile_seen(t.steps, 50);
-      found.rows.push_back(
-          {{"allocator", all[i]->name},
-           {"seconds", t.seconds},
-           {"step_ms", step_s.is_number() ? Value(1e3 * double(step_s)) : step_s},
-           {"attention_share", t.attention / t.seconds},
-           {"tokens_per_s", tokens / t.seconds},
-           {"requests_per_min", 60 * requests / t.seconds},
-           {"written_mbps", 1e-6 * tokens * double(layout_.shape.token_bytes()) / t.seconds},
-           {"grown_mbps", 1e-6 * double(t.grown) / t.seconds},
-           {"map_calls", t.map_calls},
-           {"map_wait_share", t.map_wait / t.seconds},
-           {"logits_hash", hash}});
+      found.rows.push_back({{"allocator", all[i]->name},
+                            {"seconds", t.seconds},
+                            {"step_ms", step_s.is_number() ? Value(1e3 * double(step_s)) : step_s},
+                            {"attention_share", t.attention / t.seconds},
+                            {"tokens_per_s", tokens / t.seconds},
+                            {"requests_per_min", 60 * requests / t.seconds},
+                            {"written_mbps", 1e-6 * tokens * double(layout_.shape.token_bytes()) / t.seconds},
+                            {"grown_mbps", 1e-6 * double(t.grown) / t.seconds},
+                            {"map_calls", t.map_calls},
+                            {"map_wait_share", t.map_wait / t.seconds},
+                            {"logits_hash", hash}});
     }
     return found;
   }
@@ -239,8 +236,7 @@ class Hall {
         // They cross into their next rows at different times.
         std::vector<int32_t> prompt(known_.begin(), known_.end() - (i * 7) % 32);
         prompt.back() = int32_t(i) % model_->config().vocab;
-        if (!c->adopt(std::move(prompt), sizes_.decoded + 2, source))
-          return Finding{{}, c->name + " has no room"};
+        if (!c->adopt(std::move(prompt), sizes_.decoded + 2, source)) return Finding{{}, c->name + " has no room"};
       }
     std::vector<Taken> taken(all.size()), untimed(all.size());
     turn(all, untimed);  // admits them
@@ -266,8 +262,7 @@ class Hall {
     Contestants all = std::move(made).value();
     if (std::string wrong = warm_up(all); !wrong.empty()) return Finding{{}, wrong};
     for (auto& c : all)
-      for (int i = 0; i < n; ++i)
-        c->submit(tokens(lengths[size_t(i)].prompt, uint64_t(i)), lengths[size_t(i)].output);
+      for (int i = 0; i < n; ++i) c->submit(tokens(lengths[size_t(i)].prompt, uint64_t(i)), lengths[size_t(i)].output);
     std::vector<Taken> taken(all.size());
     while (turn(all, taken)) {
     }

@@ -107,21 +107,19 @@ class Calls {
   void row(const char* call, std::vector<double> us) {
     std::sort(us.begin(), us.end());
     const Value median = percentile_seen(us, 50);  // "": of few calls
-    found_.rows.push_back(
-        {{"call", call},
-         {"n", us.size()},
-         {"us", median},
-         {"us_mean", summarize(us).mean},
-         {"us_p90", percentile_seen(us, 90)},
-         {"gbps", median.is_number() ? Value(1e-3 * double(group_) / double(median)) : median}});
+    found_.rows.push_back({{"call", call},
+                           {"n", us.size()},
+                           {"us", median},
+                           {"us_mean", summarize(us).mean},
+                           {"us_p90", percentile_seen(us, 90)},
+                           {"gbps", median.is_number() ? Value(1e-3 * double(group_) / double(median)) : median}});
   }
 
   // Each group is where it was mapped, in two ranges at once.
   std::string misplaced(VirtualRange& one, VirtualRange& other) {
     const int n = int(order_.size());
     bool good = bool(other.map(0, 0, n));
-    for (int i = 0; i < n && good; ++i)
-      good = bool(one.map(size_t(i) * group_, order_[size_t(i)], 1));
+    for (int i = 0; i < n && good; ++i) good = bool(one.map(size_t(i) * group_, order_[size_t(i)], 1));
     if (!good) return "mapping failed";
     for (int i = 0; i < n; ++i) std::memcpy(one.data() + size_t(i) * group_, &i, sizeof i);
     std::string wrong;
@@ -143,8 +141,8 @@ class Calls {
     each(
         n,
         [&](int i) {
-          return ::mmap(base + size_t(i) * group_, group_, PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_FIXED, fd, file_at(i)) != MAP_FAILED;
+          return ::mmap(base + size_t(i) * group_, group_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
+                        file_at(i)) != MAP_FAILED;
         },
         "map");
     each(
@@ -158,8 +156,7 @@ class Calls {
     each(
         n,
         [&](int i) {
-          return ::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, file_at(i),
-                             off_t(group_)) == 0;
+          return ::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, file_at(i), off_t(group_)) == 0;
         },
         "release");
     if (fd >= 0) ::close(fd);

@@ -77,8 +77,7 @@ class Watcher final : public Model {
       const int32_t first = view.contiguous() ? view.slot : view.block_table[0];
       const int32_t* ids = step.token_ids.data() + step.q_offsets[s];
       if (step.q_offsets[s + 1] - step.q_offsets[s] > 1)
-        final_tokens_[first] =
-            tokens_of(requests_[size_t(ids[0] + kVocab * (ids[1] + kVocab * ids[2]))]);
+        final_tokens_[first] = tokens_of(requests_[size_t(ids[0] + kVocab * (ids[1] + kVocab * ids[2]))]);
       const int now = step.kv_lengths[s], end = final_tokens_.at(first);
       const int held = (now + kv.block_tokens - 1) / kv.block_tokens * kv.block_tokens;
       useful += now;
@@ -126,18 +125,15 @@ class Counter final : public EventSink {
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
   for (const char* dataset : {"sharegpt", "mooncake"}) {
-    std::vector<std::pair<const char*, int>> pools = {{"contiguous", 0},
-                                                      {"slots", scene_of(dataset).max_len}};
+    std::vector<std::pair<const char*, int>> pools = {{"contiguous", 0}, {"slots", scene_of(dataset).max_len}};
     for (int row : dataset == std::string("sharegpt") ? std::vector{6, 204} : std::vector{32, 1024})
       pools.push_back({"vattention", row});
     pools.push_back({"token", 1});
-    for (int block :
-         setting.tiny ? std::vector{1, 16} : std::vector{1, 2, 4, 8, 16, 32, 64, 128, 256})
+    for (int block : setting.tiny ? std::vector{1, 16} : std::vector{1, 2, 4, 8, 16, 32, 64, 128, 256})
       pools.push_back({"paged", block});
     for (int draw = 0; draw < kDraws; ++draw)
       for (auto [allocator, block] : pools)
-        all.push_back(
-            {{"dataset", dataset}, {"allocator", allocator}, {"block", block}, {"sample", draw}});
+        all.push_back({{"dataset", dataset}, {"allocator", allocator}, {"block", block}, {"sample", draw}});
   }
   return all;
 }
@@ -165,8 +161,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   std::unique_ptr<KvMemory> memory = find_kv_scheme(allocator)->make(pool.value(), kv);
   Watcher model(config, *memory, requests);
   VirtualClock clock;
-  Engine engine(model, *memory,
-                {.policy = find_batch_policy("chunked"), .max_batch = 4096, .step_tokens = 1 << 24},
+  Engine engine(model, *memory, {.policy = find_batch_policy("chunked"), .max_batch = 4096, .step_tokens = 1 << 24},
                 clock, nullptr);
   model.engine = &engine;
   auto sink = std::make_shared<Counter>();
@@ -183,8 +178,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     request->max_tokens = requests[i].output;
     request->ignore_eos = true;
     expected += requests[i].output;
-    engine.submit(make_sequence(request, {.stands_for = request->n}, sink,
-                                std::make_shared<std::atomic<bool>>(false), nullptr));
+    engine.submit(
+        make_sequence(request, {.stands_for = request->n}, sink, std::make_shared<std::atomic<bool>>(false), nullptr));
   }
   while (!engine.idle())
     if (!engine.step()) return Finding{{}, "the engine stands still"};
@@ -196,22 +191,20 @@ Result<Finding> run(const Values& point, const Setting& setting) {
 
   const double pool_tokens = model.steps * scene.pool_tokens;
   auto share = [&](double tokens) { return tokens / pool_tokens; };
-  const double free =
-      pool_tokens - model.useful_tokens - model.reserved_tokens - model.internal_tokens;
+  const double free = pool_tokens - model.useful_tokens - model.reserved_tokens - model.internal_tokens;
   const double wasted = pool_tokens - model.useful_tokens;
-  return Finding{
-      {{{"useful_share", share(model.useful_tokens)},
-        {"reserved_share", share(model.reserved_tokens)},
-        {"internal_share", share(model.internal_tokens)},
-        {"free_share", share(free)},
-        {"wasted_gib", share(wasted) * scene.pool_tokens * scene.token_bytes / (1 << 30)},
-        {"batch_mean", model.batch / model.steps},
-        {"batch_peak", model.batch_peak},
-        {"preemptions", engine.stats().preemptions},
-        {"requests", requests.size()},
-        {"lengths", lengths.value().source},
-        {"scene", scene.model}}},
-      ""};
+  return Finding{{{{"useful_share", share(model.useful_tokens)},
+                   {"reserved_share", share(model.reserved_tokens)},
+                   {"internal_share", share(model.internal_tokens)},
+                   {"free_share", share(free)},
+                   {"wasted_gib", share(wasted) * scene.pool_tokens * scene.token_bytes / (1 << 30)},
+                   {"batch_mean", model.batch / model.steps},
+                   {"batch_peak", model.batch_peak},
+                   {"preemptions", engine.stats().preemptions},
+                   {"requests", requests.size()},
+                   {"lengths", lengths.value().source},
+                   {"scene", scene.model}}},
+                 ""};
 }
 
 Measure open(const Setting& setting) {

@@ -6,8 +6,7 @@
 namespace xpyd {
 namespace {
 
-const CudaAttentionVariant* find_variant(const std::string& name,
-                                         CudaAttentionVariant::Phase phase) {
+const CudaAttentionVariant* find_variant(const std::string& name, CudaAttentionVariant::Phase phase) {
   for (const CudaAttentionVariant& variant : cuda_attention_variants())
     if (variant.phase == phase && variant.name == name) return &variant;
   return nullptr;
@@ -15,8 +14,8 @@ const CudaAttentionVariant* find_variant(const std::string& name,
 
 }  // namespace
 
-CudaAttentionArgs attention_args(const ModelConfig& config, Dtype activations,
-                                 const KvLayout& layout, bool contiguous) {
+CudaAttentionArgs attention_args(const ModelConfig& config, Dtype activations, const KvLayout& layout,
+                                 bool contiguous) {
   CudaAttentionArgs args;
   args.dtype = activations;
   args.layout = layout;
@@ -27,10 +26,8 @@ CudaAttentionArgs attention_args(const ModelConfig& config, Dtype activations,
   return args;
 }
 
-Result<const CudaAttentionVariant*> attention_row(CudaAttentionVariant::Phase phase,
-                                                  const std::string& name,
-                                                  const CudaAttentionArgs& args,
-                                                  const cuda::Card& card) {
+Result<const CudaAttentionVariant*> attention_row(CudaAttentionVariant::Phase phase, const std::string& name,
+                                                  const CudaAttentionArgs& args, const cuda::Card& card) {
   if (name == "auto") return &default_cuda_attention(phase, args, card);
   const bool decode = phase == CudaAttentionVariant::decode;
   const CudaAttentionVariant* found = find_variant(name, phase);
@@ -46,12 +43,10 @@ Result<const CudaAttentionVariant*> attention_row(CudaAttentionVariant::Phase ph
   return found;
 }
 
-Status check_cuda_attention(const CudaModelOptions& options, const ModelConfig& config,
-                            Dtype activations, const KvLayout& layout, bool contiguous,
-                            const cuda::Card& card) {
+Status check_cuda_attention(const CudaModelOptions& options, const ModelConfig& config, Dtype activations,
+                            const KvLayout& layout, bool contiguous, const cuda::Card& card) {
   const CudaAttentionArgs args = attention_args(config, activations, layout, contiguous);
-  auto prefill =
-      attention_row(CudaAttentionVariant::prefill, options.prefill_attention, args, card);
+  auto prefill = attention_row(CudaAttentionVariant::prefill, options.prefill_attention, args, card);
   if (!prefill) return prefill.error();
   auto decode = attention_row(CudaAttentionVariant::decode, options.decode_attention, args, card);
   if (!decode) return decode.error();

@@ -9,13 +9,10 @@
 namespace xpyd {
 
 // What is the same for all of a model's calls, and all that refuses() looks at.
-CudaAttentionArgs attention_args(const ModelConfig& config, Dtype activations,
-                                 const KvLayout& layout, bool contiguous);
+CudaAttentionArgs attention_args(const ModelConfig& config, Dtype activations, const KvLayout& layout, bool contiguous);
 
 // The row of that name, or the default for "auto". A prefill row may also decode.
-Result<const CudaAttentionVariant*> attention_row(CudaAttentionVariant::Phase phase,
-                                                  const std::string& name,
-                                                  const CudaAttentionArgs& args,
-                                                  const cuda::Card& card);
+Result<const CudaAttentionVariant*> attention_row(CudaAttentionVariant::Phase phase, const std::string& name,
+                                                  const CudaAttentionArgs& args, const cuda::Card& card);
 
 }  // namespace xpyd

@@ -15,9 +15,7 @@ constexpr size_t kMaxConfigBytes = size_t{16} << 20;
 constexpr const char* kPlain =
     "{% for message in messages %}{{ '\n' if not loop.first }}{{ message.content }}{% endfor %}";
 
-Value text(std::string_view words, bool from_client) {
-  return jinja::text_value({words, from_client});
-}
+Value text(std::string_view words, bool from_client) { return jinja::text_value({words, from_client}); }
 
 // A file's text; "" where there is none.
 Result<std::string> read_optional(const std::string& path) {
@@ -33,15 +31,13 @@ const std::string* token_text(const nlohmann::json& value) {
 }
 
 // As Hugging Face's special_tokens_map has them, which the template sees as variables.
-void add_special_tokens(const nlohmann::json& config,
-                        std::vector<std::pair<std::string, Value>>& out) {
+void add_special_tokens(const nlohmann::json& config, std::vector<std::pair<std::string, Value>>& out) {
   auto add = [&](const std::string& name, Value value) {
     for (const auto& [known, unused] : out)
       if (known == name) return;
     out.emplace_back(name, std::move(value));
   };
-  for (const char* name :
-       {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"})
+  for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"})
     if (auto* value = find_field(config, name))
       if (auto* token = token_text(*value)) add(name, text(*token, false));
   for (const char* name : {"additional_special_tokens", "extra_special_tokens"}) {
@@ -58,8 +54,8 @@ void add_special_tokens(const nlohmann::json& config,
 }
 
 Value parts_of(Value words) {
-  return jinja::list_value({jinja::dict_value(
-      {{text("type", false), text("text", false)}, {text("text", false), std::move(words)}})});
+  return jinja::list_value(
+      {jinja::dict_value({{text("type", false), text("text", false)}, {text("text", false), std::move(words)}})});
 }
 
 }  // namespace
@@ -67,17 +63,15 @@ Value parts_of(Value words) {
 Status ChatTemplate::set(const std::string& source, const std::string& where, bool tool_use) {
   auto made = jinja::Template::parse(source);
   if (!made.ok())
-    return invalid(where + ": chat template, " + made.error().message +
-                   " (--chat-template names another)");
-  (tool_use ? tool_use_ : default_) =
-      std::make_unique<const jinja::Template>(std::move(made).value());
+    return invalid(where + ": chat template, " + made.error().message + " (--chat-template names another)");
+  (tool_use ? tool_use_ : default_) = std::make_unique<const jinja::Template>(std::move(made).value());
   return ok();
 }
 
 Status ChatTemplate::read_folder(const std::string& dir, bool with_template) {
   nlohmann::json config = nlohmann::json::object(), map = config;
-  for (auto [name, json] : {std::pair("/tokenizer_config.json", &config),
-                            std::pair("/special_tokens_map.json", &map)}) {
+  for (auto [name, json] :
+       {std::pair("/tokenizer_config.json", &config), std::pair("/special_tokens_map.json", &map)}) {
     auto file = read_optional(dir + name);
     if (!file.ok()) return file.error();
     if (file.value().empty()) continue;
@@ -101,21 +95,18 @@ Status ChatTemplate::read_folder(const std::string& dir, bool with_template) {
   const nlohmann::json* value = find_field(config, "chat_template");
   if (value == nullptr) return ok();
   if (value->is_string()) return set(value->get<std::string>(), path, false);
-  if (!value->is_array())
-    return invalid(path + ": field \"chat_template\": expected a string or an array");
+  if (!value->is_array()) return invalid(path + ": field \"chat_template\": expected a string or an array");
   for (const nlohmann::json& named : *value) {  // [{"name": "default", "template": ...}, ...]
     JsonFields fields(named, path + ": chat_template");
     const std::string name = fields.string("name"), source = fields.string("template");
     if (!fields.status().ok()) return fields.status().error();
-    if (name == "default" || name == "tool_use")
-      RETURN_IF_ERROR(set(source, path, name == "tool_use"));
+    if (name == "default" || name == "tool_use") RETURN_IF_ERROR(set(source, path, name == "tool_use"));
   }
   if (default_) return ok();
   return invalid(path + ": field \"chat_template\": none of the templates is named \"default\"");
 }
 
-Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string& wanted,
-                                                               const std::string& dir,
+Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string& wanted, const std::string& dir,
                                                                WallClock clock) {
   std::unique_ptr<ChatTemplate> chat(new ChatTemplate());
   chat->clock_ = std::move(clock);
@@ -126,9 +117,7 @@ Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string
     done = chat->set(kPlain, "plain", false);
   } else if (wanted != "auto") {
     auto file = read_small_file(wanted, jinja::Template::kMaxBytes);
-    if (!file.ok())
-      return invalid("--chat-template: expected auto, plain, none or a file; " +
-                     file.error().message);
+    if (!file.ok()) return invalid("--chat-template: expected auto, plain, none or a file; " + file.error().message);
     done = chat->set(file.value(), wanted, false);
   }
   if (!done.ok()) return done.error();
@@ -137,8 +126,7 @@ Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string
   return std::unique_ptr<const ChatTemplate>(std::move(chat));
 }
 
-Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::parse(std::string_view jinja,
-                                                                WallClock clock) {
+Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::parse(std::string_view jinja, WallClock clock) {
   std::unique_ptr<ChatTemplate> chat(new ChatTemplate());
   chat->clock_ = std::move(clock);
   if (Status done = chat->set(std::string(jinja), "text", false); !done.ok()) return done.error();
@@ -154,9 +142,8 @@ void ChatTemplate::look_at_contents() {
     reads_parts_ = parts;
     auto out = run(
         {{"user", words,
-          parts ? jinja::dict_value(
-                      {{Value(jinja::text_value({"role"})), jinja::text_value({"user"})},
-                       {Value(jinja::text_value({"content"})), parts_of(xpyd::text(words, true))}})
+          parts ? jinja::dict_value({{Value(jinja::text_value({"role"})), jinja::text_value({"user"})},
+                                     {Value(jinja::text_value({"content"})), parts_of(xpyd::text(words, true))}})
                 : Value()}},
         {});
     return out.ok() ? out.value().bytes : "";
@@ -166,15 +153,13 @@ void ChatTemplate::look_at_contents() {
   reads_parts_ = of_text == of_parts || !reads_text_;
 }
 
-Result<jinja::Text> ChatTemplate::run(const std::vector<ChatMessage>& messages,
-                                      const Request& request) const try {
+Result<jinja::Text> ChatTemplate::run(const std::vector<ChatMessage>& messages, const Request& request) const try {
   const bool has_tools = request.tools.list() != nullptr;
   const jinja::Template& chosen = has_tools && tool_use_ ? *tool_use_ : *default_;
   const bool knows_developer = chosen.mentions("developer");
   std::vector<Value> list;
   for (const ChatMessage& message : messages) {
-    const std::string& role =
-        message.role == "developer" && !knows_developer ? "system" : message.role;
+    const std::string& role = message.role == "developer" && !knows_developer ? "system" : message.role;
     Value content = text(message.content, true);
     if (!reads_text_) content = parts_of(std::move(content));
     std::vector<std::pair<Value, Value>> items;
@@ -218,8 +203,7 @@ Result<std::vector<PromptPiece>> ChatTemplate::render(const std::vector<ChatMess
   return pieces;
 }
 
-std::vector<int32_t> ChatTemplate::encode(const Tokenizer& tokenizer,
-                                          const std::vector<PromptPiece>& pieces) const {
+std::vector<int32_t> ChatTemplate::encode(const Tokenizer& tokenizer, const std::vector<PromptPiece>& pieces) const {
   std::vector<Tokenizer::Part> parts;
   for (const PromptPiece& piece : pieces) parts.push_back({piece.text, piece.from_template});
   return tokenizer.encode(parts, plain_);

@@ -50,23 +50,20 @@ class ChatTemplate {
   // "plain" (the messages' text, one per line, for models without any) or a file. Null: "auto", and
   // the folder has none. Errors name the file and, of a template, the line and what is not
   // understood.
-  static Result<std::unique_ptr<const ChatTemplate>> load(const std::string& wanted,
-                                                          const std::string& dir, WallClock clock);
+  static Result<std::unique_ptr<const ChatTemplate>> load(const std::string& wanted, const std::string& dir,
+                                                          WallClock clock);
   static Result<std::unique_ptr<const ChatTemplate>> parse(std::string_view jinja, WallClock clock);
 
   // Messages that the template refuses (raise_exception) are an Error with its words.
-  Result<std::vector<PromptPiece>> render(const std::vector<ChatMessage>& messages,
-                                          const Request& request) const;
-  Result<std::vector<PromptPiece>> render(const std::vector<ChatMessage>& messages,
-                                          bool add_generation_prompt) const {
+  Result<std::vector<PromptPiece>> render(const std::vector<ChatMessage>& messages, const Request& request) const;
+  Result<std::vector<PromptPiece>> render(const std::vector<ChatMessage>& messages, bool add_generation_prompt) const {
     return render(messages, Request{add_generation_prompt, jinja::None(), {}});
   }
   bool takes_tools() const { return tool_use_ || default_->mentions("tools"); }
 
   // Ids equal to those of the whole text at once (so that merges reach across pieces). BOS is where
   // the template has it; "plain" gets what the tokenizer adds to text.
-  std::vector<int32_t> encode(const Tokenizer& tokenizer,
-                              const std::vector<PromptPiece>& pieces) const;
+  std::vector<int32_t> encode(const Tokenizer& tokenizer, const std::vector<PromptPiece>& pieces) const;
 
  private:
   ChatTemplate() = default;

@@ -73,25 +73,21 @@ Status read_rope(const json& root, const std::string& file, ModelConfig& config)
     rope.factor = fields.number("factor", 1, 1e6);
     rope.low_freq_factor = fields.number("low_freq_factor", 1e-6, 1e6);
     rope.high_freq_factor = fields.number("high_freq_factor", 1e-6, 1e6);
-    rope.original_max_position =
-        int(fields.integer("original_max_position_embeddings", 1, int64_t{1} << 30));
+    rope.original_max_position = int(fields.integer("original_max_position_embeddings", 1, int64_t{1} << 30));
     if (fields.status().ok() && rope.high_freq_factor <= rope.low_freq_factor)
       return wrong(file, key + ".high_freq_factor", "expected more than low_freq_factor");
   } else {
-    return wrong(file, key + ".rope_type",
-                 shown(kind) + " is not supported (expected default, linear or llama3)");
+    return wrong(file, key + ".rope_type", shown(kind) + " is not supported (expected default, linear or llama3)");
   }
   return fields.status();
 }
 
-Status read_window(const json& root, const Family& family, const std::string& file,
-                   ModelConfig& config) {
+Status read_window(const json& root, const Family& family, const std::string& file, ModelConfig& config) {
   JsonFields fields(root, file);
   if (family.window_default == 0) return ok();
   auto given = root.find("sliding_window");
   int window = family.window_default;
-  if (given != root.end())
-    window = given->is_null() ? 0 : int(fields.integer("sliding_window", 1, int64_t{1} << 30));
+  if (given != root.end()) window = given->is_null() ? 0 : int(fields.integer("sliding_window", 1, int64_t{1} << 30));
   int from_layer = 0;
   if (family.window_switch) {
     if (!fields.boolean_or("use_sliding_window", false)) window = 0;
@@ -102,8 +98,7 @@ Status read_window(const json& root, const Family& family, const std::string& fi
   // Transformers 5 also lists the kind of each layer. Only "full, then sliding" has a meaning here.
   if (const json* types = find_field(root, "layer_types")) {
     if (!types->is_array() || types->size() != size_t(config.n_layers))
-      return wrong(file, "layer_types",
-                   "expected an array of " + std::to_string(config.n_layers) + " names");
+      return wrong(file, "layer_types", "expected an array of " + std::to_string(config.n_layers) + " names");
     int first_sliding = config.n_layers;
     for (int i = 0; i < config.n_layers; ++i) {
       const json& type = (*types)[size_t(i)];
@@ -112,8 +107,7 @@ Status read_window(const json& root, const Family& family, const std::string& fi
         return wrong(file, "layer_types", "expected full_attention or sliding_attention");
       if (sliding) first_sliding = std::min(first_sliding, i);
       if (!sliding && i > first_sliding)
-        return wrong(file, "layer_types",
-                     "a full_attention layer after a sliding_attention one is not supported");
+        return wrong(file, "layer_types", "a full_attention layer after a sliding_attention one is not supported");
     }
     if (window == 0 && first_sliding < config.n_layers)
       return wrong(file, "layer_types", "names sliding_attention, but no sliding_window is on");
@@ -136,8 +130,7 @@ Status read_token(const json& value, const std::string& where, int vocab, int& t
 // bos_token_id and eos_token_id of config.json or generation_config.json.
 Status read_special_tokens(const json& root, const std::string& file, ModelConfig& config) {
   if (const json* bos = find_field(root, "bos_token_id"))
-    if (Status status = read_token(*bos, file + ": bos_token_id", config.vocab, config.bos_token);
-        !status)
+    if (Status status = read_token(*bos, file + ": bos_token_id", config.vocab, config.bos_token); !status)
       return status;
   const json* eos = find_field(root, "eos_token_id");
   if (!eos) return ok();
@@ -148,8 +141,7 @@ Status read_special_tokens(const json& root, const std::string& file, ModelConfi
   for (const json& value : list) {
     int token = -1;
     if (Status status = read_token(value, where, config.vocab, token); !status) return status;
-    if (std::find(config.eos_tokens.begin(), config.eos_tokens.end(), token) ==
-        config.eos_tokens.end())
+    if (std::find(config.eos_tokens.begin(), config.eos_tokens.end(), token) == config.eos_tokens.end())
       config.eos_tokens.push_back(token);
   }
   return ok();
@@ -162,22 +154,17 @@ Result<const Family*> find_family(const json& root, const std::string& file) {
   for (const Family& f : kFamilies)
     if (type.value() == f.model_type) family = &f;
   if (!family)
-    return wrong(
-        file, "model_type",
-        shown(type.value()) + " is not supported (expected llama, mistral, qwen2 or qwen3)");
+    return wrong(file, "model_type",
+                 shown(type.value()) + " is not supported (expected llama, mistral, qwen2 or qwen3)");
   if (const json* architectures = find_field(root, "architectures")) {
-    if (!architectures->is_array() || architectures->size() != 1 ||
-        (*architectures)[0] != family->architecture)
+    if (!architectures->is_array() || architectures->size() != 1 || (*architectures)[0] != family->architecture)
       return wrong(file, "architectures",
-                   "expected [\"" + std::string(family->architecture) + "\"], as model_type is " +
-                       family->model_type);
+                   "expected [\"" + std::string(family->architecture) + "\"], as model_type is " + family->model_type);
   }
   for (const char* key : {"num_local_experts", "num_experts", "moe_intermediate_size"})
-    if (find_field(root, key))
-      return wrong(file, key, "mixture-of-experts models are not supported");
+    if (find_field(root, key)) return wrong(file, key, "mixture-of-experts models are not supported");
   if (find_field(root, "quantization_config"))
-    return wrong(file, "quantization_config",
-                 "quantized weights are not supported (expected F32, F16 or BF16)");
+    return wrong(file, "quantization_config", "quantized weights are not supported (expected F32, F16 or BF16)");
   return family;
 }
 
@@ -209,9 +196,8 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
   config.hidden = int(fields.integer("hidden_size", 1, 1 << 20));
   config.intermediate = int(fields.integer("intermediate_size", 1, 1 << 24));
   config.n_heads = int(fields.integer("num_attention_heads", 1, 1 << 16));
-  config.n_kv_heads = int(family.kv_heads_default
-                              ? fields.integer_or("num_key_value_heads", 1, 1 << 16, config.n_heads)
-                              : fields.integer("num_key_value_heads", 1, 1 << 16));
+  config.n_kv_heads = int(family.kv_heads_default ? fields.integer_or("num_key_value_heads", 1, 1 << 16, config.n_heads)
+                                                  : fields.integer("num_key_value_heads", 1, 1 << 16));
   config.vocab = int(fields.integer("vocab_size", 1, 1 << 24));
   config.max_position = int(fields.integer("max_position_embeddings", 1, 1 << 30));
   config.rms_eps = fields.number_or("rms_norm_eps", 1e-30, 1, 1e-6);
@@ -229,18 +215,17 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
     if (!fields.status()) return fields.status().error();
   } else {
     if (config.hidden % config.n_heads != 0)
-      return wrong(file, "head_dim",
-                   "missing, and hidden_size is not a multiple of num_attention_heads");
+      return wrong(file, "head_dim", "missing, and hidden_size is not a multiple of num_attention_heads");
     config.head_dim = config.hidden / config.n_heads;
   }
   if (config.head_dim % 2 != 0 || config.head_dim > 1 << 14)
-    return wrong(file, "head_dim",
-                 std::to_string(config.head_dim) +
-                     ": expected an even number up to 16384 (rotary embedding turns pairs)");
+    return wrong(
+        file, "head_dim",
+        std::to_string(config.head_dim) + ": expected an even number up to 16384 (rotary embedding turns pairs)");
   if (config.n_heads % config.n_kv_heads != 0)
-    return wrong(file, "num_key_value_heads",
-                 std::to_string(config.n_kv_heads) + " does not divide num_attention_heads " +
-                     std::to_string(config.n_heads));
+    return wrong(
+        file, "num_key_value_heads",
+        std::to_string(config.n_kv_heads) + " does not divide num_attention_heads " + std::to_string(config.n_heads));
   if (activation != "silu" && activation != "swish")
     return wrong(file, "hidden_act", shown(activation) + " is not supported (expected silu)");
 
@@ -253,14 +238,12 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
   } products[] = {{config.vocab, config.hidden, "vocab_size * hidden_size"},
                   {config.intermediate, config.hidden, "intermediate_size * hidden_size"},
                   {q, 3 * int64_t(config.hidden), "num_attention_heads * head_dim * hidden_size"},
-                  {int64_t(config.n_layers) * 2 * config.n_kv_heads, config.head_dim,
-                   "KV elements of one token"}};
+                  {int64_t(config.n_layers) * 2 * config.n_kv_heads, config.head_dim, "KV elements of one token"}};
   for (const auto& p : products)
     if (p.a > kMaxProduct / p.b) return wrong(file, p.what, "beyond 2^40");
   if (q > int64_t{1} << 24) return wrong(file, "num_attention_heads * head_dim", "beyond 2^24");
   int64_t layer = int64_t(config.hidden) * (3 * q + 3 * int64_t(config.intermediate));
-  if (layer > kMaxProduct / config.n_layers)
-    return wrong(file, "num_hidden_layers", "parameters beyond 2^40");
+  if (layer > kMaxProduct / config.n_layers) return wrong(file, "num_hidden_layers", "parameters beyond 2^40");
 
   if (Status status = read_rope(root, file, config); !status) return status.error();
   if (Status status = read_window(root, family, file, config); !status) return status.error();
@@ -291,8 +274,7 @@ Result<ModelConfig> load_model_config(const std::string& dir) {
   Result<json> parsed = parse_json(generation_text.value(), generation);
   if (!parsed) return parsed.error();
   if (!parsed.value().is_object()) return invalid(generation + ": expected an object");
-  if (Status status = read_special_tokens(parsed.value(), generation, config.value()); !status)
-    return status.error();
+  if (Status status = read_special_tokens(parsed.value(), generation, config.value()); !status) return status.error();
   return config;
 }
 

@@ -62,9 +62,7 @@ Work CostModel::prefill(int64_t tokens, int64_t cached, bool logits) const {
   return step(1, tokens, cached, logits ? 1 : 0);
 }
 
-Work CostModel::decode(int64_t batch, int64_t context) const {
-  return step(batch, 1, context - 1, batch);
-}
+Work CostModel::decode(int64_t batch, int64_t context) const { return step(batch, 1, context - 1, batch); }
 
 double CostModel::break_even_bytes_per_s(int64_t prefix, double flops_per_s) const {
   return double(prefix) * kv_token_bytes() * flops_per_s / prefill(prefix, 0, false).flops;

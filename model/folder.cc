@@ -71,15 +71,13 @@ std::optional<std::string_view> embedded_file(std::string_view path) {
 
 Status check_model_folder(const std::string& dir, bool with_weights) {
   if (is_embedded(dir)) return ok();
-  const std::string
-      what = "MODEL_DIR " + dir,
-      expected = "expected a Hugging Face folder: config.json, *.safetensors, tokenizer.json";
+  const std::string what = "MODEL_DIR " + dir,
+                    expected = "expected a Hugging Face folder: config.json, *.safetensors, tokenizer.json";
   std::error_code error;
   const fs::path path(dir);
   if (!fs::exists(path, error)) {
-    const bool hub_id = std::count(dir.begin(), dir.end(), '/') == 1 && dir.front() != '/' &&
-                        dir.front() != '.' && dir.back() != '/' &&
-                        !fs::exists(path.parent_path(), error);
+    const bool hub_id = std::count(dir.begin(), dir.end(), '/') == 1 && dir.front() != '/' && dir.front() != '.' &&
+                        dir.back() != '/' && !fs::exists(path.parent_path(), error);
     if (hub_id)
       return invalid(what + " is not here; a model's id is not downloaded: `hf download " + dir +
                      " --local-dir DIR`, then DIR");
@@ -87,17 +85,13 @@ Status check_model_folder(const std::string& dir, bool with_weights) {
   }
   const auto form = [](const fs::path& file) -> std::string {
     const std::string kind = file.extension().string();
-    return kind == ".gguf"                                     ? "a GGUF file"
-           : kind == ".bin" || kind == ".pt" || kind == ".pth" ? "a pickle"
-                                                               : "";
+    return kind == ".gguf" ? "a GGUF file" : kind == ".bin" || kind == ".pt" || kind == ".pth" ? "a pickle" : "";
   };
   if (!fs::is_directory(path, error)) {
-    if (path.extension() == ".safetensors")
-      return invalid(what + " is a file: expected its folder");
+    if (path.extension() == ".safetensors") return invalid(what + " is a file: expected its folder");
     const std::string kind = form(path);
-    return invalid(what +
-                   (kind.empty() ? " is not a folder" : " is " + kind + ", which is not read") +
-                   ": " + expected);
+    return invalid(what + (kind.empty() ? " is not a folder" : " is " + kind + ", which is not read") + ": " +
+                   expected);
   }
   const auto has = [&](const char* name) { return fs::exists(path / name, error); };
   if (has("adapter_config.json") && !has("config.json"))
@@ -139,8 +133,7 @@ Status write_new(const std::string& path, const EmbeddedFile& file) {
 // A folder that nobody but this user can change.
 Status check_own_folder(const std::string& path) {
   struct stat found {};
-  if (::lstat(path.c_str(), &found) != 0)
-    return Error{ErrorCode::io, path + ": " + std::strerror(errno)};
+  if (::lstat(path.c_str(), &found) != 0) return Error{ErrorCode::io, path + ": " + std::strerror(errno)};
   if (!S_ISDIR(found.st_mode) || found.st_uid != ::geteuid() || (found.st_mode & 022) != 0)
     return invalid(path + ": expected a folder that only this user can write to");
   return ok();
@@ -179,8 +172,7 @@ Result<std::string> cached_demo() {
   ::mkdir(base.c_str(), 0700);
   if (Status status = check_own_folder(base); !status) return status.error();
   uint64_t hash = 0;  // a folder for each demo model that there was
-  for (const EmbeddedFile& file : kFiles)
-    hash = siphash({hash, 1}, {file.begin, size_t(file.end - file.begin)});
+  for (const EmbeddedFile& file : kFiles) hash = siphash({hash, 1}, {file.begin, size_t(file.end - file.begin)});
   char name[40];
   std::snprintf(name, sizeof name, "/xpyd-demo-%016llx", static_cast<unsigned long long>(hash));
   const std::string path = base + name;

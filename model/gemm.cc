@@ -70,8 +70,7 @@ Blocking choose_blocking(int m, Dtype dtype) {
 // K cut into groups (the contract), and groups into equal pieces of at most block_k. Of some groups
 // only, where a slice is computed: k then counts from the first of them.
 struct KBlocks {
-  KBlocks(const PackedMatrix& w_, Range groups_, int block_k)
-      : w(w_), groups(groups_), first(w.k_range(groups).begin) {
+  KBlocks(const PackedMatrix& w_, Range groups_, int block_k) : w(w_), groups(groups_), first(w.k_range(groups).begin) {
     int longest = (w.k + w.k_groups - 1) / w.k_groups;
     per_group = (longest - 1) / block_k + 1;
   }
@@ -96,16 +95,14 @@ void pack_rows(const float* x, size_t stride, Range ks, float* out) {
 }
 
 void pack_tile(const float* x, size_t stride, int rows, Range ks, float* out) {
-  static constexpr void (*kPack[])(const float*, size_t, Range, float*) = {
-      pack_rows<1>, pack_rows<2>, pack_rows<3>, pack_rows<4>, pack_rows<5>, pack_rows<6>};
+  static constexpr void (*kPack[])(const float*, size_t, Range, float*) = {pack_rows<1>, pack_rows<2>, pack_rows<3>,
+                                                                           pack_rows<4>, pack_rows<5>, pack_rows<6>};
   kPack[rows - 1](x, stride, ks, out);
 }
 
 size_t sums_floats() { return size_t(kMaxSumRows) * kPanel; }
 size_t thread_floats() { return sums_floats() * size_t(tree_depth(kMaxGroups)); }
-size_t packed_floats(int max_m, int max_k) {
-  return (size_t(max_m) * size_t(max_k) + 1023) / 1024 * 1024;
-}
+size_t packed_floats(int max_m, int max_k) { return (size_t(max_m) * size_t(max_k) + 1023) / 1024 * 1024; }
 
 class Gemm {
  public:
@@ -131,8 +128,8 @@ class Gemm {
     for (int u = units.begin; u < units.end; ++u) {
       int tile = u % tiles_.n_tiles, row = tiles_.first_row(tile);
       Range ks = blocks_[u / tiles_.n_tiles];
-      pack_tile(a_.x + size_t(row) * size_t(a_.x_stride), size_t(a_.x_stride), tiles_.rows(tile),
-                ks, packed + packed_offset(ks, row));
+      pack_tile(a_.x + size_t(row) * size_t(a_.x_stride), size_t(a_.x_stride), tiles_.rows(tile), ks,
+                packed + packed_offset(ks, row));
     }
   }
 
@@ -165,8 +162,7 @@ class Gemm {
       int left = n_panels_ - begin;
       if (left <= 0) return {0, 0};
       int n = std::min(left, std::max(unit, size == 1 ? left : left / (3 * size) / unit * unit));
-      if (next_panel_.compare_exchange_weak(begin, begin + n, std::memory_order_relaxed))
-        return {begin, begin + n};
+      if (next_panel_.compare_exchange_weak(begin, begin + n, std::memory_order_relaxed)) return {begin, begin + n};
     }
   }
 
@@ -215,8 +211,7 @@ class Gemm {
                       .resume = i % blocks_.per_group != 0,
                       .prefetch = next + size_t(t - tiles.begin) * size_t(k / 4 * step),
                       .prefetch_step = step};
-        for (size_t until = block_bytes * size_t(t - tiles.begin + 1) / size_t(n_tiles);
-             asked < until; asked += 64)
+        for (size_t until = block_bytes * size_t(t - tiles.begin + 1) / size_t(n_tiles); asked < until; asked += 64)
           __builtin_prefetch(next + asked, 0, 2);
         table[tiles_.rows(t)][n_panels](tile);
       }
@@ -260,20 +255,16 @@ class Gemm {
   std::atomic<int> next_panel_{0};
 };
 
-void run_gemm(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team,
-              const GemmKernels& kernels) {
+void run_gemm(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team, const GemmKernels& kernels) {
   XPYD_CHECK(args.w && args.x && args.y);
   const PackedMatrix& w = *args.w;
   if (args.m == 0) return;
-  XPYD_CHECK(0 <= args.columns.begin && args.columns.end <= w.n && args.n() > 0 &&
-             0 <= args.groups.begin && args.groups.begin <= args.groups.end &&
-             args.groups.end <= w.k_groups);
+  XPYD_CHECK(0 <= args.columns.begin && args.columns.end <= w.n && args.n() > 0 && 0 <= args.groups.begin &&
+             args.groups.begin <= args.groups.end && args.groups.end <= w.k_groups);
   const int k = args.k_range().end - args.k_range().begin;
-  XPYD_CHECK(args.m > 0 && args.m <= scratch.max_m && k <= scratch.max_k &&
-                 team.size() <= scratch.n_threads,
-             "m = " + std::to_string(args.m) + " of " + std::to_string(scratch.max_m) +
-                 ", k = " + std::to_string(k) + " of " + std::to_string(scratch.max_k) +
-                 ", threads = " + std::to_string(team.size()) + " of " +
+  XPYD_CHECK(args.m > 0 && args.m <= scratch.max_m && k <= scratch.max_k && team.size() <= scratch.n_threads,
+             "m = " + std::to_string(args.m) + " of " + std::to_string(scratch.max_m) + ", k = " + std::to_string(k) +
+                 " of " + std::to_string(scratch.max_k) + ", threads = " + std::to_string(team.size()) + " of " +
                  std::to_string(scratch.n_threads));
   XPYD_CHECK(args.m == 1 || (args.x_stride >= k && args.y_stride >= args.n()));
   Gemm gemm(args, scratch, kernels);
@@ -305,8 +296,7 @@ const GemmVariant kVariants[] = {
 #if defined(__x86_64__)
     {"avx2", run_avx2, has_avx2, "6 x 16 register tiles over packed panels, f32 FMA"},
 #endif
-    {"portable", run_portable, [] { return true; },
-     "the same blocking, multiply and add in plain C++"},
+    {"portable", run_portable, [] { return true; }, "the same blocking, multiply and add in plain C++"},
 };
 
 // Inside the 32 bytes of one k a bf16 panel interleaves columns c and c + 8 (gemm.md).
@@ -332,8 +322,7 @@ void fill_panel(const float* rows, int k, Dtype dtype, std::byte* panel) {
 
 }  // namespace
 
-PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReader& read_row,
-                         ThreadTeam& team) {
+PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReader& read_row, ThreadTeam& team) {
   XPYD_CHECK(n > 0 && k > 0, "n = " + std::to_string(n) + ", k = " + std::to_string(k));
   XPYD_CHECK(k_groups >= 1 && k_groups <= kMaxGroups, "k_groups = " + std::to_string(k_groups));
   XPYD_CHECK(dtype == Dtype::f32 || dtype == Dtype::bf16, dtype_name(dtype));
@@ -345,8 +334,7 @@ PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReade
     Range panels = share(n_panels, rank, team.size());
     for (int p = panels.begin; p < panels.end; ++p) {
       int filled = std::min(kPanel, n - p * kPanel);
-      for (int r = 0; r < filled; ++r)
-        read_row(p * kPanel + r, rows.data() + size_t(r) * size_t(k));
+      for (int r = 0; r < filled; ++r) read_row(p * kPanel + r, rows.data() + size_t(r) * size_t(k));
       std::fill(rows.begin() + long(filled) * k, rows.end(), 0.0f);
       fill_panel(rows.data(), k, dtype, w.panels.data() + size_t(p) * panel_bytes);
     }
@@ -361,15 +349,13 @@ void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size
   constexpr int kBlock = 512;  // of K: its part of a panel stays in L1 for all 16 rows
   auto unpack = [&]<class T>(T) {
     for (int row0 = begin; row0 < end; row0 = (row0 / kPanel + 1) * kPanel) {
-      auto* panel =
-          reinterpret_cast<const T*>(w.panels.data() + size_t(row0 / kPanel) * panel_bytes);
+      auto* panel = reinterpret_cast<const T*>(w.panels.data() + size_t(row0 / kPanel) * panel_bytes);
       const int row1 = std::min(end, (row0 / kPanel + 1) * kPanel);
       for (int k0 = 0; k0 < w.k; k0 += kBlock)
         for (int row = row0; row < row1; ++row) {
           const T* from = panel + place_in_panel(row % kPanel, w.dtype);
           T* to = reinterpret_cast<T*>(out + size_t(row - begin) * row_bytes);
-          for (int i = k0, k1 = std::min(k0 + kBlock, w.k); i < k1; ++i)
-            to[i] = from[size_t(i) * kPanel];
+          for (int i = k0, k1 = std::min(k0 + kBlock, w.k); i < k1; ++i) to[i] = from[size_t(i) * kPanel];
         }
     }
   };
@@ -378,13 +364,11 @@ void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size
 
 Work work(const GemmArgs& args) {
   const double m = args.m, n = args.n(), k = args.k_range().end - args.k_range().begin;
-  return {n * k * double(dtype_bytes(args.w->dtype)) + 4 * (m * k + m * n + (args.bias ? n : 0)),
-          2 * m * n * k};
+  return {n * k * double(dtype_bytes(args.w->dtype)) + 4 * (m * k + m * n + (args.bias ? n : 0)), 2 * m * n * k};
 }
 
 GemmScratch::GemmScratch(int max_m_, int max_k_, int n_threads_)
-    : buffer((packed_floats(max_m_, max_k_) + size_t(n_threads_) * thread_floats()) *
-             sizeof(float)),
+    : buffer((packed_floats(max_m_, max_k_) + size_t(n_threads_) * thread_floats()) * sizeof(float)),
       max_m(max_m_),
       max_k(max_k_),
       n_threads(n_threads_) {}

@@ -36,8 +36,7 @@ struct PackedMatrix {
 
 // Reads row `n` of W into out[k] as f32. Called once per row, from any thread of the team.
 using RowReader = std::function<void(int n, float* out)>;
-PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReader& read_row,
-                         ThreadTeam& team);
+PackedMatrix pack_matrix(int n, int k, int k_groups, Dtype dtype, const RowReader& read_row, ThreadTeam& team);
 // The other way: rows [begin, end) of W as they were packed, in w.dtype, row_bytes apart.
 void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size_t row_bytes);
 

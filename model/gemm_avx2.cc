@@ -25,8 +25,7 @@ struct Bf16 {
   static inline __attribute__((always_inline)) Pair load(const std::byte* w) {
     __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i*>(w));
     const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(int(0xffff0000u)));
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16)),
-            _mm256_and_ps(_mm256_castsi256_ps(both), mask)};
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16)), _mm256_and_ps(_mm256_castsi256_ps(both), mask)};
   }
 };
 
@@ -37,8 +36,7 @@ inline __attribute__((always_inline)) void fma_into(__m256& sum, __m256 x, __m25
 }
 
 template <int kRows, int kPanels, class Weight>
-inline __attribute__((always_inline)) void step(const float* x, const std::byte* w,
-                                                size_t panel_bytes,
+inline __attribute__((always_inline)) void step(const float* x, const std::byte* w, size_t panel_bytes,
                                                 __m256 (&sums)[kPanels][kRows][2]) {
   const __m256 first = _mm256_broadcast_ss(x);
 #pragma GCC unroll 6
@@ -64,8 +62,7 @@ void tile(const GemmTile& t) {
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h)
-        sums[p][r][h] =
-            t.resume ? _mm256_load_ps(t.sums + ((p * kRows + r) * 2 + h) * 8) : _mm256_setzero_ps();
+        sums[p][r][h] = t.resume ? _mm256_load_ps(t.sums + ((p * kRows + r) * 2 + h) * 8) : _mm256_setzero_ps();
   const float* x = t.x;
   const std::byte* w = t.w;
   const std::byte* prefetch = t.prefetch;
@@ -84,8 +81,7 @@ void tile(const GemmTile& t) {
     }
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i)
-      step<kRows, kPanels, Weight>(x + i * kRows, w + size_t(i) * Weight::kRowBytes, panel_bytes,
-                                   sums);
+      step<kRows, kPanels, Weight>(x + i * kRows, w + size_t(i) * Weight::kRowBytes, panel_bytes, sums);
     x += 4 * kRows;
     w += 4 * Weight::kRowBytes;
   }
@@ -99,8 +95,7 @@ void tile(const GemmTile& t) {
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
-      for (int h = 0; h < 2; ++h)
-        _mm256_store_ps(t.sums + ((p * kRows + r) * 2 + h) * 8, sums[p][r][h]);
+      for (int h = 0; h < 2; ++h) _mm256_store_ps(t.sums + ((p * kRows + r) * 2 + h) * 8, sums[p][r][h]);
 }
 
 void add(float* into, const float* from, int n) {

@@ -54,8 +54,7 @@ cudaDataType_t cuda_type(Dtype dtype) { return dtype == Dtype::f32 ? CUDA_R_32F 
 
 // Uniform in [-1, 1).
 __global__ void random_kernel(void* out, Dtype dtype, size_t n) {
-  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n;
-       i += size_t(gridDim.x) * blockDim.x) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) {
     const float x = float(int32_t(uint32_t(mix64(i + 1)))) * 0x1p-31f;
     if (dtype == Dtype::f32)
       static_cast<float*>(out)[i] = x;
@@ -65,8 +64,7 @@ __global__ void random_kernel(void* out, Dtype dtype, size_t n) {
 }
 
 // One block per row. A sum of mixed (place, bits): any order of additions gives the same.
-__global__ void hash_kernel(const void* y, Dtype dtype, int n, int stride,
-                            unsigned long long* hashes) {
+__global__ void hash_kernel(const void* y, Dtype dtype, int n, int stride, unsigned long long* hashes) {
   const size_t first = blockIdx.x * size_t(stride);
   unsigned long long sum = 0;
   for (int i = int(threadIdx.x); i < n; i += int(blockDim.x)) {
@@ -79,12 +77,10 @@ __global__ void hash_kernel(const void* y, Dtype dtype, int n, int stride,
 }
 
 template <class T>
-std::optional<T> config_value(const cublasLtMatmulAlgo_t& algo,
-                              cublasLtMatmulAlgoConfigAttributes_t what) {
+std::optional<T> config_value(const cublasLtMatmulAlgo_t& algo, cublasLtMatmulAlgoConfigAttributes_t what) {
   T value{};
   size_t written = 0;
-  if (cublasLtMatmulAlgoConfigGetAttribute(&algo, what, &value, sizeof value, &written) !=
-      CUBLAS_STATUS_SUCCESS)
+  if (cublasLtMatmulAlgoConfigGetAttribute(&algo, what, &value, sizeof value, &written) != CUBLAS_STATUS_SUCCESS)
     return std::nullopt;
   return value;
 }
@@ -92,8 +88,7 @@ std::optional<T> config_value(const cublasLtMatmulAlgo_t& algo,
 bool splits_k(const cublasLtMatmulAlgo_t& algo) {
   const auto parts = config_value<int32_t>(algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
   const auto reduction = config_value<uint32_t>(algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
-  return !parts || (*parts != 0 && *parts != 1) || !reduction ||
-         *reduction != CUBLASLT_REDUCTION_SCHEME_NONE;
+  return !parts || (*parts != 0 && *parts != 1) || !reduction || *reduction != CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
 struct Algo {
@@ -125,9 +120,8 @@ struct Product {
   bool went_elsewhere = false;  // it has been said that none of them started
 
   bool is_like(const CudaGemmArgs& a) const {
-    return a.w.n == like.w.n && a.w.k == like.w.k && a.w.stride == like.w.stride &&
-           a.x_stride == like.x_stride && a.y_stride == like.y_stride &&
-           a.x_dtype == like.x_dtype && a.y_dtype == like.y_dtype;
+    return a.w.n == like.w.n && a.w.k == like.w.k && a.w.stride == like.w.stride && a.x_stride == like.x_stride &&
+           a.y_stride == like.y_stride && a.x_dtype == like.x_dtype && a.y_dtype == like.y_dtype;
   }
 };
 
@@ -150,7 +144,7 @@ struct Order {
   Hashes bits;
   Algo found;                          // the algorithm that it was seen in
   std::vector<std::vector<Algo>> fit;  // [bucket]: at most kTimed of the card's and of the part's
-  int covered = 0, places = 0;  // buckets; the heuristics' places in those of the first kSeeds
+  int covered = 0, places = 0;         // buckets; the heuristics' places in those of the first kSeeds
 
   bool before(const Order& other) const {
     return covered != other.covered ? covered > other.covered : places < other.places;
@@ -161,12 +155,9 @@ struct Layouts {
   // Row-major is column-major transposed: y^T [n, m] = W [n, k] x^T [k, m], W read as the transpose
   // of [k, n].
   Layouts(const CudaGemmArgs& a, int m) {
-    XPYD_CUBLAS(cublasLtMatrixLayoutInit(&w, cuda_type(a.x_dtype), uint64_t(a.w.k), uint64_t(a.w.n),
-                                         a.w.stride));
-    XPYD_CUBLAS(cublasLtMatrixLayoutInit(&x, cuda_type(a.x_dtype), uint64_t(a.w.k), uint64_t(m),
-                                         a.x_stride));
-    XPYD_CUBLAS(cublasLtMatrixLayoutInit(&y, cuda_type(a.y_dtype), uint64_t(a.w.n), uint64_t(m),
-                                         a.y_stride));
+    XPYD_CUBLAS(cublasLtMatrixLayoutInit(&w, cuda_type(a.x_dtype), uint64_t(a.w.k), uint64_t(a.w.n), a.w.stride));
+    XPYD_CUBLAS(cublasLtMatrixLayoutInit(&x, cuda_type(a.x_dtype), uint64_t(a.w.k), uint64_t(m), a.x_stride));
+    XPYD_CUBLAS(cublasLtMatrixLayoutInit(&y, cuda_type(a.y_dtype), uint64_t(a.w.n), uint64_t(m), a.y_stride));
   }
   cublasLtMatrixLayoutOpaque_t w, x, y;
 };
@@ -179,8 +170,7 @@ class Choices {
   std::optional<Product> find(const CudaGemmArgs& like, int n_sms, int max_m) {
     std::lock_guard lock(mutex_);
     for (const Product& made : made_)
-      if (made.is_like(like) && made.n_sms == n_sms && bucket_of(max_m) < int(made.chosen.size()))
-        return made;
+      if (made.is_like(like) && made.n_sms == n_sms && bucket_of(max_m) < int(made.chosen.size())) return made;
     return std::nullopt;
   }
   void add(const Product& product) {
@@ -213,8 +203,7 @@ class Trial {
     rows_ = std::min(max_m, most_);
     exact_rows_ = args_.y_dtype == Dtype::f32 ? 0 : std::min(rows_, kExactRows);
     // Slices of y begin at 16 bytes, as every y does.
-    const size_t y_bytes =
-        std::max(size_t(rows_) * y_row_, size_t(exact_rows_) * exact_row_bytes());
+    const size_t y_bytes = std::max(size_t(rows_) * y_row_, size_t(exact_rows_) * exact_row_bytes());
     for (auto [memory, bytes] : {std::pair(&x_, size_t(rows_) * x_row_),
                                  {&y_, y_bytes + kKnownRows * size_t(16)},
                                  {&hashes_, size_t(rows_) * 8}}) {
@@ -223,8 +212,8 @@ class Trial {
       *memory = std::move(made).value();
     }
     host_ = cuda::Memory::pinned(size_t(rows_) * 8);
-    cuda::launch(random_kernel, "random", cuda::Shape{dim3(1024), dim3(256)}, stream_, x_.data(),
-                 args_.x_dtype, size_t(rows_) * size_t(args_.x_stride));
+    cuda::launch(random_kernel, "random", cuda::Shape{dim3(1024), dim3(256)}, stream_, x_.data(), args_.x_dtype,
+                 size_t(rows_) * size_t(args_.x_stride));
     args_.x = x_.data();
     args_.y = y_.data();
     return ok();
@@ -261,16 +250,15 @@ class Trial {
   std::vector<uint64_t> run_slices(const Algo& algo, int m, int n, Dtype y_dtype) {
     CudaGemmArgs slice = args_;
     slice.m = m, slice.y_dtype = y_dtype;
-    const size_t y_bytes =
-        (size_t(m) * size_t(args_.y_stride) * dtype_bytes(y_dtype) + 15) / 16 * 16;
+    const size_t y_bytes = (size_t(m) * size_t(args_.y_stride) * dtype_bytes(y_dtype) + 15) / 16 * 16;
     cuda::fill(y_.data(), 0xff, size_t(n / m) * y_bytes, stream_);
     cuda::fill(hashes_.data(), 0, size_t(n) * 8, stream_);
     for (int first = 0; first < n; first += m) {
       slice.x = x_.data() + size_t(first) * x_row_;
       slice.y = y_.data() + size_t(first / m) * y_bytes;
       if (multiply_(algo, slice) != CUBLAS_STATUS_SUCCESS) return {};
-      cuda::launch(hash_kernel, "hash", cuda::Shape{dim3(unsigned(m)), dim3(256)}, stream_, slice.y,
-                   y_dtype, slice.w.n, slice.y_stride, hashes_.as<unsigned long long>() + first);
+      cuda::launch(hash_kernel, "hash", cuda::Shape{dim3(unsigned(m)), dim3(256)}, stream_, slice.y, y_dtype, slice.w.n,
+                   slice.y_stride, hashes_.as<unsigned long long>() + first);
     }
     cuda::copy(host_.data(), hashes_.data(), size_t(n) * 8, stream_);
     stream_.wait();
@@ -289,8 +277,7 @@ class Trial {
 }  // namespace
 
 struct CudaGemm::Impl {
-  Impl(cuda::Stream& s, bool one, bool start_early)
-      : stream(s), one_order(one), early(start_early) {}
+  Impl(cuda::Stream& s, bool one, bool start_early) : stream(s), one_order(one), early(start_early) {}
   ~Impl() {
     if (handle) cublasLtDestroy(handle);
   }
@@ -304,9 +291,8 @@ struct CudaGemm::Impl {
     }
     Layouts layouts(a, a.m);
     const float one = 1, zero = 0;
-    return cublasLtMatmul(handle, &p.operation, &one, a.w.data, &layouts.w, a.x, &layouts.x, &zero,
-                          a.y, &layouts.y, a.y, &layouts.y, &algo.value, workspace.data(),
-                          workspace.size(), stream.handle());
+    return cublasLtMatmul(handle, &p.operation, &one, a.w.data, &layouts.w, a.x, &layouts.x, &zero, a.y, &layouts.y,
+                          a.y, &layouts.y, &algo.value, workspace.data(), workspace.size(), stream.handle());
   }
 
   // Eligible algorithms for M, best first by cuBLASLt's estimate for that many SMs (0: the card).
@@ -324,9 +310,8 @@ struct CudaGemm::Impl {
   static cublasLtMatmulDescOpaque_t operation(Dtype x_dtype, int sms) {
     cublasLtMatmulDescOpaque_t made;
     // Pedantic: f32 stays f32, no TF32 and no emulation.
-    XPYD_CUBLAS(cublasLtMatmulDescInit(
-        &made, x_dtype == Dtype::f32 ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F,
-        CUDA_R_32F));
+    XPYD_CUBLAS(cublasLtMatmulDescInit(&made, x_dtype == Dtype::f32 ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F,
+                                       CUDA_R_32F));
     auto set = [&](cublasLtMatmulDescAttributes_t what, auto value) {
       XPYD_CUBLAS(cublasLtMatmulDescSetAttribute(&made, what, &value, sizeof value));
     };
@@ -343,17 +328,14 @@ struct CudaGemm::Impl {
       XPYD_CUBLAS(cublasLtMatmulPreferenceSetAttribute(&preference, what, &value, sizeof value));
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(workspace.size()));
-    if (unsplit)
-      prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE));
-    for (auto what :
-         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+    if (unsplit) prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE));
+    for (auto what : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
       prefer(what, uint32_t(16));
     cublasLtMatmulHeuristicResult_t results[kCandidates];
     int found = 0;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle, &what_for, &layouts.w, &layouts.x, &layouts.y,
-                                       &layouts.y, &preference, kCandidates, results, &found);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, &what_for, &layouts.w, &layouts.x, &layouts.y,
+                                                                 &layouts.y, &preference, kCandidates, results, &found);
     std::vector<Algo> eligible;
     if (status == CUBLAS_STATUS_SUCCESS)
       for (int i = 0; i < found; ++i)
@@ -399,24 +381,22 @@ Status CudaGemm::Impl::choose(Product& p, int max_m) {
   const int largest = one_order ? std::max(max_m, seeded) : max_m;
   const int n_buckets = bucket_of(largest) + 1;
   auto most_of = [&](int bucket) { return std::min(1 << bucket, largest); };
-  Trial trial(like, stream,
-              [&](const Algo& algo, const CudaGemmArgs& a) { return multiply(p, algo, a); });
+  Trial trial(like, stream, [&](const Algo& algo, const CudaGemmArgs& a) { return multiply(p, algo, a); });
   if (Status status = trial.allocate(largest); !status) return status;
 
   std::vector<std::vector<Algo>> fit(static_cast<size_t>(n_buckets));
   const std::string shape = std::to_string(like.w.n) + " x " + std::to_string(like.w.k) + " " +
                             dtype_name(like.x_dtype) + " -> " + dtype_name(like.y_dtype);
   if (!one_order) {
-    for (int bucket = 0; bucket < n_buckets; ++bucket)
-      fit[size_t(bucket)] = candidates(p, most_of(bucket), p.n_sms);
+    for (int bucket = 0; bucket < n_buckets; ++bucket) fit[size_t(bucket)] = candidates(p, most_of(bucket), p.n_sms);
   } else {
     std::vector<Order> orders;
     for (int m : kSeeds)
       for (const Algo& algo : candidates(p, m, 0)) {
         if (int(orders.size()) == kOrders) break;
         Hashes bits = trial.run(algo, seeded);
-        if (bits.rows.empty() || std::any_of(orders.begin(), orders.end(),
-                                             [&](const Order& o) { return o.bits == bits; }))
+        if (bits.rows.empty() ||
+            std::any_of(orders.begin(), orders.end(), [&](const Order& o) { return o.bits == bits; }))
           continue;
         orders.push_back({std::move(bits), algo, decltype(fit)(size_t(n_buckets))});
       }
@@ -438,25 +418,21 @@ Status CudaGemm::Impl::choose(Product& p, int max_m) {
         }
       for (int i = 0; i < int(tried.size()); ++i) {
         auto full = [&](const Order& o) {  // or missing a smaller size, and so out of the race
-          return int(o.fit[size_t(bucket)].size()) >= (i < n_of_card ? 1 : 2) * kTimed ||
-                 o.covered < bucket;
+          return int(o.fit[size_t(bucket)].size()) >= (i < n_of_card ? 1 : 2) * kTimed || o.covered < bucket;
         };
         if (std::all_of(orders.begin(), orders.end(), full)) continue;
         auto fits = [&](const Hashes& some) {
-          return [&](const Order& o) {
-            return !full(o) && some.rows.size() <= o.bits.rows.size() && o.bits.agrees(some);
-          };
+          return
+              [&](const Order& o) { return !full(o) && some.rows.size() <= o.bits.rows.size() && o.bits.agrees(some); };
         };
         // Most wrong ones show in the first rows. Ours is nobody's relative: where f32 bits cannot
         // be compared, it takes a multitude of sums to tell.
         const Algo& algo = tried[size_t(i)];
         const bool few_sums = size_t(kKnownRows) * size_t(like.w.n) < kTellingSums;
         if (algo.own && like.y_dtype != Dtype::f32 && few_sums &&
-            std::any_of(orders.begin(), orders.end(),
-                        [](const Order& o) { return o.bits.exact.empty(); }))
+            std::any_of(orders.begin(), orders.end(), [](const Order& o) { return o.bits.exact.empty(); }))
           continue;
-        if (std::none_of(orders.begin(), orders.end(), fits(trial.run(algo, most, false))))
-          continue;
+        if (std::none_of(orders.begin(), orders.end(), fits(trial.run(algo, most, false)))) continue;
         const Hashes whole = trial.run(algo, most), part = trial.run(algo, least);
         for (Order& o : orders) {
           if (!fits(whole)(o) || !fits(part)(o)) continue;
@@ -472,11 +448,10 @@ Status CudaGemm::Impl::choose(Product& p, int max_m) {
     for (const Order& o : orders)
       if (!best || o.before(*best)) best = &o;
     if (!best || best->covered < n_buckets)
-      return Error{ErrorCode::unavailable,
-                   "cuBLASLt has no algorithms for " + shape +
-                       " whose rows keep their bits for M = 1 to " + std::to_string(largest) +
-                       " (best: " + std::to_string(best ? best->covered : 0) + " of " +
-                       std::to_string(n_buckets) + " sizes)"};
+      return Error{ErrorCode::unavailable, "cuBLASLt has no algorithms for " + shape +
+                                               " whose rows keep their bits for M = 1 to " + std::to_string(largest) +
+                                               " (best: " + std::to_string(best ? best->covered : 0) + " of " +
+                                               std::to_string(n_buckets) + " sizes)"};
     fit = best->fit;
     p.notes = shape + ", one of " + std::to_string(orders.size()) + " orders:";
   }
@@ -488,10 +463,8 @@ Status CudaGemm::Impl::choose(Product& p, int max_m) {
     for (const Algo& algo : fit[size_t(bucket)])
       if (const double seconds = trial.seconds(algo, most_of(bucket), workspace); seconds < 1e9)
         timed.emplace_back(seconds, &algo);
-    if (timed.empty())
-      return Error{ErrorCode::unavailable, "cuBLASLt has no algorithm for " + shape};
-    std::stable_sort(timed.begin(), timed.end(),
-                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    if (timed.empty()) return Error{ErrorCode::unavailable, "cuBLASLt has no algorithm for " + shape};
+    std::stable_sort(timed.begin(), timed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
     std::vector<Algo>& chosen = p.chosen.emplace_back();
     for (const auto& [seconds, algo] : timed) chosen.push_back(*algo);
     const std::string name = name_of(chosen[0]);
@@ -506,8 +479,7 @@ Status CudaGemm::Impl::choose(Product& p, int max_m) {
 // offers, then our kernel for a few rows at a time. False: nothing does.
 bool CudaGemm::Impl::go_elsewhere(Product& p, const CudaGemmArgs& a) {
   std::vector<Algo> others;
-  for (const std::vector<Algo>& of_size : p.chosen)
-    others.insert(others.end(), of_size.begin(), of_size.end());
+  for (const std::vector<Algo>& of_size : p.chosen) others.insert(others.end(), of_size.begin(), of_size.end());
   const size_t n_of_order = others.size();
   for (int sms : {p.n_sms, 0})
     for (const Algo& algo : candidates(p, a.m, sms)) others.push_back(algo);
@@ -518,18 +490,14 @@ bool CudaGemm::Impl::go_elsewhere(Product& p, const CudaGemmArgs& a) {
     for (int first = 0; first < a.m && status == CUBLAS_STATUS_SUCCESS; first += rows) {
       CudaGemmArgs part = a;
       part.m = std::min(rows, a.m - first);
-      part.x = static_cast<const std::byte*>(a.x) +
-               size_t(first) * size_t(a.x_stride) * dtype_bytes(a.x_dtype);
-      part.y = static_cast<std::byte*>(a.y) +
-               size_t(first) * size_t(a.y_stride) * dtype_bytes(a.y_dtype);
+      part.x = static_cast<const std::byte*>(a.x) + size_t(first) * size_t(a.x_stride) * dtype_bytes(a.x_dtype);
+      part.y = static_cast<std::byte*>(a.y) + size_t(first) * size_t(a.y_stride) * dtype_bytes(a.y_dtype);
       status = multiply(p, others[i], part);
     }
     if (status != CUBLAS_STATUS_SUCCESS) continue;
     if (!std::exchange(p.went_elsewhere, true))
-      log_line(LogLevel::warning,
-               "xpyd: gemm %d x %d, M = %d: none of the chosen algorithms starts; %s does%s", a.w.n,
-               a.w.k, a.m, name_of(others[i]).c_str(),
-               i < n_of_order ? "" : ", and may add in another order");
+      log_line(LogLevel::warning, "xpyd: gemm %d x %d, M = %d: none of the chosen algorithms starts; %s does%s", a.w.n,
+               a.w.k, a.m, name_of(others[i]).c_str(), i < n_of_order ? "" : ", and may add in another order");
     if (!others[i].own || a.m <= kGemvRows) {  // the next product of this size begins with it
       std::vector<Algo>& algos = p.chosen[size_t(bucket_of(a.m))];
       algos.insert(algos.begin(), others[i]);
@@ -539,8 +507,7 @@ bool CudaGemm::Impl::go_elsewhere(Product& p, const CudaGemmArgs& a) {
   return false;
 }
 
-CudaGemm::CudaGemm(const cuda::On& on, bool one_order)
-    : impl_(new Impl(on.stream, one_order, on.early)) {}
+CudaGemm::CudaGemm(const cuda::On& on, bool one_order) : impl_(new Impl(on.stream, one_order, on.early)) {}
 CudaGemm::~CudaGemm() = default;
 
 Status CudaGemm::prepare(const CudaGemmArgs& like, int max_m) {

@@ -36,8 +36,7 @@ struct GemmKernels {
 // [rows][panels] of an instruction set's tile<rows, panels, Weight>.
 #define XPYD_TILES(Weight)                                                                \
   {                                                                                       \
-    {},                                                                                   \
-        {nullptr,                                                                         \
+    {}, {nullptr,                                                                         \
          tile<1, 1, Weight>,                                                              \
          tile<1, 2, Weight>,                                                              \
          tile<1, 3, Weight>,                                                              \

@@ -18,10 +18,8 @@ void gemm_reference(const GemmArgs& args, const float* w_rows) {
           sums[size_t(g)] += double(args.x[size_t(m) * size_t(args.x_stride) + size_t(k)]) *
                              double(w_rows[size_t(n) * size_t(w.k) + size_t(k)]);
       for (int step = 1; step < groups; step *= 2)
-        for (int left = 0; left + step < groups; left += 2 * step)
-          sums[size_t(left)] += sums[size_t(left + step)];
-      args.y[size_t(m) * size_t(args.y_stride) + size_t(n)] =
-          float(sums[0] + (args.bias ? double(args.bias[n]) : 0.0));
+        for (int left = 0; left + step < groups; left += 2 * step) sums[size_t(left)] += sums[size_t(left + step)];
+      args.y[size_t(m) * size_t(args.y_stride) + size_t(n)] = float(sums[0] + (args.bias ? double(args.bias[n]) : 0.0));
     }
   }
 }

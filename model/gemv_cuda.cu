@@ -15,8 +15,7 @@ constexpr int kStep = 128, kPieces = kStep / 8, kStages = 6;  // of K; of 16 byt
 
 template <int kRows>
 constexpr size_t ring_bytes() {
-  return cuda::shared_bytes<bf16>(kStages * kColumns * kStep) +
-         cuda::shared_bytes<bf16>(kStages * kRows * kStep);
+  return cuda::shared_bytes<bf16>(kStages * kColumns * kStep) + cuda::shared_bytes<bf16>(kStages * kRows * kStep);
 }
 // The eight rows of one ldmatrix access lie in eight different groups of four banks.
 __device__ inline int swizzled(int row, int piece) { return row * kStep + (piece ^ (row & 7)) * 8; }
@@ -25,14 +24,12 @@ __device__ inline int swizzled(int row, int piece) { return row * kStep + (piece
 template <int kRows>
 __global__ void __launch_bounds__(kWarp) gemv_kernel(CudaGemmArgs a) {
   Carver carver;
-  const Shared<bf16> w = carver.take<bf16>(kStages * kColumns * kStep),
-                     x = carver.take<bf16>(kStages * kRows * kStep);
+  const Shared<bf16> w = carver.take<bf16>(kStages * kColumns * kStep), x = carver.take<bf16>(kStages * kRows * kStep);
   const int lane = int(threadIdx.x), first = int(blockIdx.x) * kColumns;
   const int n_steps = (a.w.k + kStep - 1) / kStep;
   const bf16* from_w = static_cast<const bf16*>(a.w.data) + size_t(first) * size_t(a.w.stride);
   // Rows [0, n) of a step, of which `valid` are there.
-  auto load = [&](const Shared<bf16>& to, int n, const bf16* from, int valid, int stride,
-                  int step) {
+  auto load = [&](const Shared<bf16>& to, int n, const bf16* from, int valid, int stride, int step) {
 #pragma unroll
     for (int i = lane; i < n * kPieces; i += kWarp) {
       const int row = i / kPieces, piece = i % kPieces, k = step * kStep + piece * 8;
@@ -42,9 +39,7 @@ __global__ void __launch_bounds__(kWarp) gemv_kernel(CudaGemmArgs a) {
     }
   };
   auto load_w = [&](int step) { load(w, kColumns, from_w, a.w.n - first, a.w.stride, step); };
-  auto load_x = [&](int step) {
-    load(x, kRows, static_cast<const bf16*>(a.x), a.m, a.x_stride, step);
-  };
+  auto load_x = [&](int step) { load(x, kRows, static_cast<const bf16*>(a.x), a.m, a.x_stride, step); };
   cuda::let_next_start();
   // W depends on nobody: its stream begins before x is known.
   for (int step = 0; step < kStages - 1 && step < n_steps; ++step) load_w(step);
@@ -69,11 +64,9 @@ __global__ void __launch_bounds__(kWarp) gemv_kernel(CudaGemmArgs a) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         uint32_t of_w[4];
-        cuda::ldmatrix_x4(of_w, w,
-                          swizzled(at * kColumns + lane % 16, 4 * pair + 2 * i + lane / 16));
+        cuda::ldmatrix_x4(of_w, w, swizzled(at * kColumns + lane % 16, 4 * pair + 2 * i + lane / 16));
 #pragma unroll
-        for (int h = 0; h < kRows / 8; ++h)
-          cuda::mma_m16n8k16(sums[h], of_w, of_x[h][2 * i], of_x[h][2 * i + 1]);
+        for (int h = 0; h < kRows / 8; ++h) cuda::mma_m16n8k16(sums[h], of_w, of_x[h][2 * i], of_x[h][2 * i + 1]);
       }
     }
   }
@@ -94,8 +87,7 @@ __global__ void __launch_bounds__(kWarp) gemv_kernel(CudaGemmArgs a) {
 }  // namespace
 
 bool cuda_gemv_takes(const CudaGemmArgs& a) {
-  return a.x_dtype == Dtype::bf16 && a.m <= kGemvRows && a.w.k % 8 == 0 && a.w.stride % 8 == 0 &&
-         a.x_stride % 8 == 0;
+  return a.x_dtype == Dtype::bf16 && a.m <= kGemvRows && a.w.k % 8 == 0 && a.w.stride % 8 == 0 && a.x_stride % 8 == 0;
 }
 
 void cuda_gemv(const CudaGemmArgs& a, const cuda::On& on) {

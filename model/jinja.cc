@@ -22,16 +22,15 @@ Result<Template> Template::parse(std::string_view source) try {
   std::vector<Token> tokens = lex(source);
   Template made;
   for (const Token& token : tokens)
-    if (token.kind == Token::Kind::name || token.kind == Token::Kind::text)
-      made.words_.push_back(token.text);
+    if (token.kind == Token::Kind::name || token.kind == Token::Kind::text) made.words_.push_back(token.text);
   made.block_ = jinja::parse(std::move(tokens));
   return made;
 } catch (const Fault& fault) {
   return error_of(fault);
 }
 
-Result<Text> Template::render(std::vector<std::pair<std::string, Value>> variables,
-                              int64_t now_unix_s, const Limits& limits) const try {
+Result<Text> Template::render(std::vector<std::pair<std::string, Value>> variables, int64_t now_unix_s,
+                              const Limits& limits) const try {
   Scope given{nullptr, std::move(variables)};
   Evaluator evaluator({limits.work, limits.output_bytes, kMaxRunDepth}, given, now_unix_s);
   return evaluator.render(*block_);

@@ -26,8 +26,7 @@ template <bool last>
 Value end_of(E& e, V v, A) {
   if (last && v.list() && v.list()->form == List::Form::lazy) throw Fault{"last of a generator"};
   std::vector<Value> items = e.iterate(v);
-  if (items.empty())
-    return Undefined{last ? "the last item of nothing" : "the first item of nothing"};
+  if (items.empty()) return Undefined{last ? "the last item of nothing" : "the first item of nothing"};
   return last ? items.back() : items.front();
 }
 
@@ -61,17 +60,14 @@ Value view(E& e, V v, A) {
   std::vector<Value> out;
   e.charge(2 * v.dict()->items.size());
   for (const auto& [key, value] : v.dict()->items)
-    out.push_back(which == 0   ? key
-                  : which == 1 ? value
-                               : list_value({key, value}, List::Form::tuple));
+    out.push_back(which == 0 ? key : which == 1 ? value : list_value({key, value}, List::Form::tuple));
   return list_value(std::move(out), form);
 }
 
 // In order of what `path` (an attribute, an index, or none) leads to, small letters as capitals.
 Value sort(E& e, const std::vector<Value>& items, V path) {
   std::vector<std::pair<Value, Value>> keyed;
-  for (V item : items)
-    keyed.emplace_back(lower_case(e, path.given() ? e.item(item, path) : item), item);
+  for (V item : items) keyed.emplace_back(lower_case(e, path.given() ? e.item(item, path) : item), item);
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
     e.charge(1 + std::min(weight_of(a.first), weight_of(b.first)));
     return less(a.first, b.first);
@@ -153,8 +149,7 @@ Value get(E& e, V v, A a) {
 Value forbidden(E&, V, A) { throw Fault{"a method that changes a list or dict is not allowed"}; }
 
 Value range(E& e, V, A a) {
-  if (a.positional.empty() || a.positional.size() > 3)
-    throw Fault{"range: expected one to three integers"};
+  if (a.positional.empty() || a.positional.size() > 3) throw Fault{"range: expected one to three integers"};
   const int64_t begin = a.positional.size() > 1 ? a[0].integer() : 0;
   const int64_t end = a[a.positional.size() > 1].integer();
   const int64_t step = a.positional.size() > 2 ? a[2].integer() : 1;
@@ -182,8 +177,7 @@ Value strftime_now(E& e, V, A a) {
   tm local{};
   localtime_r(&now, &local);
   char buffer[4096];
-  return text_value(
-      {std::string_view(buffer, strftime(buffer, sizeof buffer, format.c_str(), &local))});
+  return text_value({std::string_view(buffer, strftime(buffer, sizeof buffer, format.c_str(), &local))});
 }
 
 Value is_equal(E&, V v, A a) { return equal(v, a[0]); }
@@ -192,13 +186,11 @@ constexpr Builtin kBuiltins[] = {
     {"filter", "count", "", length},
     {"filter", "d", "default_value boolean", default_},
     {"filter", "default", "default_value boolean", default_},
-    {"filter", "dictsort", "",
-     [](E& e, V v, A a) { return sort(e, view<2>(e, v, a).list()->items, int64_t{0}); }},
+    {"filter", "dictsort", "", [](E& e, V v, A a) { return sort(e, view<2>(e, v, a).list()->items, int64_t{0}); }},
     {"filter", "first", "", end_of<false>},
     {"filter", "int", "", int_},
     {"filter", "items", "", view<2, List::Form::lazy>},
-    {"filter", "join", "d",
-     [](E& e, V v, A a) { return text_value(joined(e, e.iterate(v), e.shown(a[0]))); }},
+    {"filter", "join", "d", [](E& e, V v, A a) { return text_value(joined(e, e.iterate(v), e.shown(a[0]))); }},
     {"filter", "last", "", end_of<true>},
     {"filter", "length", "", length},
     {"filter", "list", "", [](E& e, V v, A) { return list_value(e.iterate(v)); }},
@@ -223,9 +215,7 @@ constexpr Builtin kBuiltins[] = {
     {"test", "in", "seq", [](E& e, V v, A a) { return Value(e.contains(a[0], v)); }},
     {"test", "integer", "", [](E&, V v, A) { return Value(v.is_integer()); }},
     {"test", "iterable", "",
-     [](E&, V v, A) {
-       return Value(v.is_undefined() || v.text() || v.list() || v.dict() || v.get<Loop>());
-     }},
+     [](E&, V v, A) { return Value(v.is_undefined() || v.text() || v.list() || v.dict() || v.get<Loop>()); }},
     {"test", "mapping", "", [](E&, V v, A) { return Value(v.dict() != nullptr); }},
     {"test", "ne", "other", [](E&, V v, A a) { return Value(!equal(v, a[0])); }},
     {"test", "none", "", [](E&, V v, A) { return Value(v.is_none()); }},
@@ -234,16 +224,14 @@ constexpr Builtin kBuiltins[] = {
      [](E&, V v, A) {
        if (v.list() && v.list()->form == List::Form::view)
          throw Fault{"whether a view is a sequence is not supported"};  // a range is, others not
-       return Value(v.is_undefined() || v.text() || v.dict() ||
-                    (v.list() && v.list()->is_sequence()));
+       return Value(v.is_undefined() || v.text() || v.dict() || (v.list() && v.list()->is_sequence()));
      }},
     {"test", "string", "", [](E&, V v, A) { return Value(v.text() != nullptr); }},
     {"test", "true", "", [](E&, V v, A) { return Value(v.is_bool() && v.truth()); }},
     {"test", "undefined", "", [](E&, V v, A) { return Value(v.is_undefined()); }},
 
     {"function", "namespace", "*", make_namespace},
-    {"function", "raise_exception", "message",
-     [](E& e, V, A a) -> Value { throw Fault{e.shown(a[0]).bytes}; }},
+    {"function", "raise_exception", "message", [](E& e, V, A a) -> Value { throw Fault{e.shown(a[0]).bytes}; }},
     {"function", "range", "*", range},
     {"function", "strftime_now", "format", strftime_now},
 
@@ -280,8 +268,7 @@ const Builtin* find_builtin(std::string_view of, std::string_view name) {
 }
 
 bool is_method(std::string_view name) {
-  return find_builtin("a string", name) || find_builtin("a dict", name) ||
-         find_builtin("a list", name);
+  return find_builtin("a string", name) || find_builtin("a dict", name) || find_builtin("a list", name);
 }
 
 const Builtin* find_method(const Value& object, std::string_view name) {
@@ -289,8 +276,7 @@ const Builtin* find_method(const Value& object, std::string_view name) {
   const std::string_view type = object.list() ? "a list" : object.type_name();
   for (const auto& [of, others] : kOthers)
     if (of == type && among(others, name))
-      throw Fault{"the method ." + std::string(name) + "() of " + object.type_name() +
-                  " is not supported"};
+      throw Fault{"the method ." + std::string(name) + "() of " + object.type_name() + " is not supported"};
   return nullptr;
 }
 

@@ -81,12 +81,8 @@ Evaluator::Flow Evaluator::run_block(const Node& block) {
 Evaluator::Flow Evaluator::run(const Node& node) try {
   const Counted counted(*this);
   switch (node.kind) {
-    case Kind::output:
-      print(shown(eval(*node.kids[0])));
-      break;
-    case Kind::set:
-      assign(*node.kids[0], eval(*node.kids[1]));
-      break;
+    case Kind::output: print(shown(eval(*node.kids[0]))); break;
+    case Kind::set: assign(*node.kids[0], eval(*node.kids[1])); break;
     case Kind::set_block:
     case Kind::filter_block: {
       const bool sets = node.kind == Kind::set_block;
@@ -107,8 +103,7 @@ Evaluator::Flow Evaluator::run(const Node& node) try {
       for (size_t i = 0; i + 1 < node.kids.size(); i += 2)
         if (eval(*node.kids[i]).truth()) return run_block(*node.kids[i + 1]);
       return node.kids.size() % 2 == 0 ? Flow::next : run_block(*node.kids.back());
-    case Kind::for_loop:
-      return run_for(node);
+    case Kind::for_loop: return run_for(node);
     case Kind::macro:
       charge(8);
       scope_->set(node.name, std::make_shared<const Function>(Function{&node, nullptr, {}, {}}));
@@ -117,12 +112,9 @@ Evaluator::Flow Evaluator::run(const Node& node) try {
       const Inside inside(*this, scope_);
       return run_block(*node.kids[0]);
     }
-    case Kind::break_loop:
-      return Flow::break_loop;
-    case Kind::continue_loop:
-      return Flow::continue_loop;
-    default:
-      throw Fault{"not a statement"};
+    case Kind::break_loop: return Flow::break_loop;
+    case Kind::continue_loop: return Flow::continue_loop;
+    default: throw Fault{"not a statement"};
   }
   return Flow::next;
 } catch (Fault& fault) {
@@ -144,8 +136,7 @@ Evaluator::Flow Evaluator::run_for(const Node& node) {
   const Value held = loop_value(std::move(items));
   Loop& loop = *std::get<std::shared_ptr<Loop>>(held.as);
   bool ended = false;  // a turn, by neither break nor continue: only then no else, as in Jinja
-  for (Flow flow = Flow::next; loop.index < loop.items.size() && flow != Flow::break_loop;
-       ++loop.index) {
+  for (Flow flow = Flow::next; loop.index < loop.items.size() && flow != Flow::break_loop; ++loop.index) {
     const Inside inside(*this, scope_);
     scope_->set("loop", held);
     assign(target, loop.items[loop.index]);
@@ -167,9 +158,7 @@ void Evaluator::assign(const Node& target, Value value) {
   } else if (target.kind == Kind::attribute) {
     const Value space = eval(*target.kids[0]);
     auto* held = std::get_if<std::shared_ptr<Namespace>>(&space.as);
-    if (!held)
-      throw Fault{"cannot set an attribute of '" + target.kids[0]->name +
-                  "', which is no namespace"};
+    if (!held) throw Fault{"cannot set an attribute of '" + target.kids[0]->name + "', which is no namespace"};
     charge((*held)->attributes.size() / 8);
     for (auto& [known, old] : (*held)->attributes)
       if (known == target.name) return void(old = std::move(value));
@@ -198,8 +187,7 @@ Arguments Evaluator::arguments(const Node& node) {
 }
 
 // Puts named arguments where the parameters are, and undefined values where there are none.
-static void place(const std::vector<std::string>& parameters, const std::string& of,
-                  Arguments& given) {
+static void place(const std::vector<std::string>& parameters, const std::string& of, Arguments& given) {
   const size_t n = given.positional.size();
   if (n > parameters.size()) throw Fault{"too many arguments for " + of};
   given.positional.resize(parameters.size(), Undefined{"", true});
@@ -222,14 +210,12 @@ static std::vector<std::string> words(std::string_view text) {
 
 bool takes(const Builtin& builtin, std::string_view parameter) {
   const std::vector<std::string> known = words(builtin.parameters);
-  return builtin.parameters == std::string_view("*") ||
-         std::find(known.begin(), known.end(), parameter) != known.end();
+  return builtin.parameters == std::string_view("*") || std::find(known.begin(), known.end(), parameter) != known.end();
 }
 
 Value Evaluator::call(const Builtin& builtin, Value self, Arguments given) {
   charge(2 + weight_of(self) / 4);
-  if (builtin.parameters != std::string_view("*"))
-    place(words(builtin.parameters), builtin.name, given);
+  if (builtin.parameters != std::string_view("*")) place(words(builtin.parameters), builtin.name, given);
   if (builtin.of == std::string_view("text filter")) self = text_value(shown(self));
   return builtin.run(*this, self, given);
 }
@@ -250,8 +236,7 @@ Value Evaluator::call_macro(const Node& macro, Arguments given) {
     Value& value = given.positional[i];
     const Undefined* nothing = std::get_if<Undefined>(&value.as);
     if (nothing && nothing->not_given)
-      value =
-          i < first_default ? Undefined{macro.names[i]} : eval(*macro.kids[1 + i - first_default]);
+      value = i < first_default ? Undefined{macro.names[i]} : eval(*macro.kids[1 + i - first_default]);
     scope_->set(macro.names[i], std::move(value));
   }
   return text_value(captured(*macro.kids[0]));

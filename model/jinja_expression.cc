@@ -10,9 +10,7 @@ bool among(std::string_view words, std::string_view word) {
   return words.find(std::string(1, ' ').append(word).append(1, ' ')) != words.npos;
 }
 
-void fail_undefined(const Value& value) {
-  throw Fault{"'" + std::get<Undefined>(value.as).name + "' is undefined"};
-}
+void fail_undefined(const Value& value) { throw Fault{"'" + std::get<Undefined>(value.as).name + "' is undefined"}; }
 
 Value Evaluator::eval(const Node& node) try {
   const Counted counted(*this);
@@ -25,8 +23,7 @@ Value Evaluator::eval(const Node& node) try {
 Value Evaluator::eval_kind(const Node& node) {
   auto kid = [&](size_t i) { return eval(*node.kids[i]); };
   switch (node.kind) {
-    case Kind::constant:
-      return node.value;
+    case Kind::constant: return node.value;
     case Kind::name: {
       for (Scope* s = scope_; s; s = s->parent) {
         charge(s->variables.size() / 8);
@@ -36,28 +33,24 @@ Value Evaluator::eval_kind(const Node& node) {
         return std::make_shared<const Function>(Function{nullptr, found, {}, {}});
       return Undefined{node.name};
     }
-    case Kind::attribute:
-      return attribute(kid(0), node.name);
+    case Kind::attribute: return attribute(kid(0), node.name);
     case Kind::item: {
       const Value object = kid(0);
       return item(object, kid(1));
     }
-    case Kind::slice:
-      return slice(node);
+    case Kind::slice: return slice(node);
     case Kind::list:
     case Kind::tuple: {
       std::vector<Value> items;
       for (const NodePtr& each : node.kids) items.push_back(eval(*each));
       charge(items.size());
-      return list_value(std::move(items),
-                        node.kind == Kind::tuple ? List::Form::tuple : List::Form::list);
+      return list_value(std::move(items), node.kind == Kind::tuple ? List::Form::tuple : List::Form::list);
     }
     case Kind::dict: {
       std::vector<std::pair<Value, Value>> items;
       for (size_t i = 0; i < node.kids.size(); i += 2) {
         Value key = kid(i), value = kid(i + 1);
-        auto same =
-            std::find_if(items.begin(), items.end(), [&](auto& x) { return equal(x.first, key); });
+        auto same = std::find_if(items.begin(), items.end(), [&](auto& x) { return equal(x.first, key); });
         charge((items.size() + 2) * weight_of(key));
         if (same != items.end())
           same->second = std::move(value);
@@ -75,17 +68,13 @@ Value Evaluator::eval_kind(const Node& node) {
       Value self = node.kids[0] ? kid(0) : block_text_;
       return call(*node.builtin, std::move(self), arguments(node));
     }
-    case Kind::not_:
-      return !kid(0).truth();
-    case Kind::negative:
-      return arithmetic("-", int64_t{0}, kid(0));
-    case Kind::binary:
-      return binary(node);
+    case Kind::not_: return !kid(0).truth();
+    case Kind::negative: return arithmetic("-", int64_t{0}, kid(0));
+    case Kind::binary: return binary(node);
     case Kind::conditional:
       if (kid(1).truth()) return kid(0);
       return node.kids[2] ? kid(2) : Value(Undefined{"the inline if without else"});
-    default:
-      throw Fault{"not an expression"};
+    default: throw Fault{"not an expression"};
   }
 }
 
@@ -132,8 +121,7 @@ Value Evaluator::arithmetic(const std::string& op, const Value& a, const Value& 
     charge(1 + sum.bytes.size() / 16);
     return text_value(std::move(sum));
   }
-  if (op == "+" && a.list() && b.list() && a.list()->form == b.list()->form &&
-      a.list()->is_sequence()) {
+  if (op == "+" && a.list() && b.list() && a.list()->form == b.list()->form && a.list()->is_sequence()) {
     std::vector<Value> items = a.list()->items;
     items.insert(items.end(), b.list()->items.begin(), b.list()->items.end());
     charge(2 + 2 * items.size());
@@ -185,13 +173,11 @@ Value Evaluator::slice(const Node& node) {
   if (text && step == 1) {
     const size_t from = code_point_at(text->bytes, size_t(first));
     const size_t length = size_t(std::max<int64_t>(0, last - first));
-    return text_value(text->substr(
-        from, from + code_point_at(std::string_view(text->bytes).substr(from), length)));
+    return text_value(text->substr(from, from + code_point_at(std::string_view(text->bytes).substr(from), length)));
   }
   const std::vector<Value> all = iterate(object);
   std::vector<Value> items;
-  for (int64_t i = first; step > 0 ? i < last : i > last; i += step)
-    items.push_back(all[size_t(i)]);
+  for (int64_t i = first; step > 0 ? i < last : i > last; i += step) items.push_back(all[size_t(i)]);
   if (!text) return list_value(std::move(items), list->form);
   Text out = joined(*this, items, {});
   out.safe = text->safe;
@@ -217,8 +203,7 @@ Value Evaluator::item(const Value& object, const Value& key) {
     if (text) charge(1 + text->bytes.size() / 16);
     if (i >= 0 && i < n) {
       const size_t from = code_point_at(text->bytes, size_t(i));
-      return text_value(
-          text->substr(from, from + code_point_at(std::string_view(text->bytes).substr(from), 1)));
+      return text_value(text->substr(from, from + code_point_at(std::string_view(text->bytes).substr(from), 1)));
     }
   }
   return Undefined{"an item of " + std::string(object.type_name())};

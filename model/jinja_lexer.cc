@@ -10,9 +10,7 @@ namespace xpyd::jinja {
 namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_name(char c) {
-  return is_digit(c) || c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-}
+bool is_name(char c) { return is_digit(c) || c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
 std::string unified_newlines(std::string_view text) {
   std::string out;
@@ -37,13 +35,9 @@ class Lexer {
   }
 
  private:
-  void add(Token::Kind kind, std::string text) {
-    tokens_.push_back({kind, std::move(text), line_});
-  }
+  void add(Token::Kind kind, std::string text) { tokens_.push_back({kind, std::move(text), line_}); }
   [[noreturn]] void fail(const std::string& why) const { throw Fault{why, line_}; }
-  bool here(std::string_view text, size_t at) const {
-    return source_.compare(at, text.size(), text) == 0;
-  }
+  bool here(std::string_view text, size_t at) const { return source_.compare(at, text.size(), text) == 0; }
   void go(size_t to) {
     line_ += int(std::count(source_.begin() + at_, source_.begin() + to, '\n'));
     line_begins_ = to > at_ ? source_[to - 1] == '\n' : line_begins_;
@@ -57,8 +51,7 @@ class Lexer {
       text = text.substr(0, trailing_space(text));
     } else if (sign != '+' && !is_output) {
       const size_t line = text.rfind('\n') + 1;  // 0 where there is none
-      if ((line > 0 || line_begins_) && skip_space(text, line) == text.size())
-        text = text.substr(0, line);
+      if ((line > 0 || line_begins_) && skip_space(text, line) == text.size()) text = text.substr(0, line);
     }
     if (!text.empty()) add(Token::Kind::data, std::string(text));
     go(end);
@@ -151,8 +144,7 @@ class Lexer {
   void number() {
     size_t end = at_;
     while (end < source_.size() && is_digit(source_[end])) ++end;
-    const bool fraction =
-        source_[end] == '.' && end + 1 < source_.size() && is_digit(source_[end + 1]);
+    const bool fraction = source_[end] == '.' && end + 1 < source_.size() && is_digit(source_[end + 1]);
     const bool zeros = source_[at_] == '0' && end > at_ + 1;
     if (fraction || zeros || (end < source_.size() && is_name(source_[end])))
       fail("a number that is no decimal integer is not supported");
@@ -186,8 +178,7 @@ class Lexer {
       const std::string hex = source_.substr(at + 1, digits);
       uint32_t value = 0;
       auto [end, error] = std::from_chars(hex.data(), hex.data() + hex.size(), value, 16);
-      if (digits == 0 || error != std::errc() || end != hex.data() + digits ||
-          (value >= 0xd800 && value < 0xe000))
+      if (digits == 0 || error != std::errc() || end != hex.data() + digits || (value >= 0xd800 && value < 0xe000))
         fail("the escape \\" + std::string(1, c) + " in a string is not supported");
       append_utf8(out, value);
       at += digits;
@@ -202,15 +193,13 @@ class Lexer {
     std::string op = source_.substr(at_, 1);
     for (std::string_view two : kLong)
       if (here(two, at_)) op = two;
-    const size_t bracket = std::string_view("([{").find(op[0]),
-                 closes = std::string_view(")]}").find(op[0]);
+    const size_t bracket = std::string_view("([{").find(op[0]), closes = std::string_view(")]}").find(op[0]);
     if (bracket != std::string_view::npos) {
       open += ")]}"[bracket];
     } else if (closes != std::string_view::npos) {
       if (open.empty() || open.back() != op[0]) fail("unexpected '" + op + "'");
       open.pop_back();
-    } else if (op.size() == 1 &&
-               std::string_view("+-/*%~><=.:|,;").find(op[0]) == std::string_view::npos) {
+    } else if (op.size() == 1 && std::string_view("+-/*%~><=.:|,;").find(op[0]) == std::string_view::npos) {
       fail("unexpected character '" + op + "'");
     }
     add(Token::Kind::op, op);

@@ -5,16 +5,13 @@
 
 namespace xpyd::jinja {
 
-constexpr std::string_view kNoNames =
-    " caller cycler dict joiner kwargs lipsum self super varargs ";
-constexpr std::string_view kLoop =
-    " index index0 revindex revindex0 first last length previtem nextitem ";
+constexpr std::string_view kNoNames = " caller cycler dict joiner kwargs lipsum self super varargs ";
+constexpr std::string_view kLoop = " index index0 revindex revindex0 first last length previtem nextitem ";
 
 const std::pair<std::string_view, ExpressionParser::Power> ExpressionParser::kOperators[] = {
-    {"or", kOr},      {"and", kAnd},    {"==", kCompare}, {"!=", kCompare}, {"<", kCompare},
-    {"<=", kCompare}, {">", kCompare},  {">=", kCompare}, {"in", kCompare}, {"+", kSum},
-    {"-", kSum},      {"~", kConcat},   {"*", kProduct},  {"%", kProduct},  {"/", kRefused},
-    {"//", kRefused}, {"**", kRefused},
+    {"or", kOr},     {"and", kAnd},    {"==", kCompare}, {"!=", kCompare}, {"<", kCompare},  {"<=", kCompare},
+    {">", kCompare}, {">=", kCompare}, {"in", kCompare}, {"+", kSum},      {"-", kSum},      {"~", kConcat},
+    {"*", kProduct}, {"%", kProduct},  {"/", kRefused},  {"//", kRefused}, {"**", kRefused},
 };
 
 NodePtr ExpressionParser::expression() {
@@ -162,8 +159,7 @@ void ExpressionParser::arguments(const NodePtr& node) {
       how = take();
     } else if (now().kind == Token::Kind::name && next().is("=")) {
       how = take();
-      if (node->builtin && !takes(*node->builtin, how))
-        refuse("the argument '" + how + "' of '" + node->name + "'");
+      if (node->builtin && !takes(*node->builtin, how)) refuse("the argument '" + how + "' of '" + node->name + "'");
       take();
     }
     if (how.empty() && !node->names.empty() && !node->names.back().empty())
@@ -181,9 +177,8 @@ NodePtr ExpressionParser::builtin(Kind kind, NodePtr operand) {
   const Token& t = now();
   if (skip("(")) {
     arguments(node);
-  } else if (is_test &&
-             (t.kind == Token::Kind::text || t.kind == Token::Kind::integer || t.is("[") ||
-              (t.kind == Token::Kind::name && !among(" else or and is if ", t.text)))) {
+  } else if (is_test && (t.kind == Token::Kind::text || t.kind == Token::Kind::integer || t.is("[") ||
+                         (t.kind == Token::Kind::name && !among(" else or and is if ", t.text)))) {
     node->names.push_back("");
     add(node, postfix(primary()));
   }

@@ -31,8 +31,7 @@ class Parser : ExpressionParser {
         add(nodes, make(Kind::output, "", expression()));
         expect("}}");
       } else {  // {%
-        if (std::any_of(ends.begin(), ends.end(), [&](auto end) { return now().is(end); }))
-          return nodes;
+        if (std::any_of(ends.begin(), ends.end(), [&](auto end) { return now().is(end); })) return nodes;
         add(nodes, statement());
         expect("%}");
       }

@@ -38,12 +38,9 @@ class ExpressionParser {
   }
   [[noreturn]] void fail(const std::string& why) const { throw Fault{why, now().line}; }
   // Of the token taken last.
-  [[noreturn]] void refuse(const std::string& what) const {
-    throw Fault{what + " is not supported", line_};
-  }
+  [[noreturn]] void refuse(const std::string& what) const { throw Fault{what + " is not supported", line_}; }
   [[noreturn]] void fail_expected(const std::string& what) const {
-    fail("expected " + what + ", found " +
-         (now().kind == Token::Kind::text ? "a string" : "'" + now().text + "'"));
+    fail("expected " + what + ", found " + (now().kind == Token::Kind::text ? "a string" : "'" + now().text + "'"));
   }
   void expect(std::string_view word) {
     if (!skip(word)) fail_expected("'" + std::string(word) + "'");

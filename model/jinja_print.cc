@@ -35,8 +35,8 @@ void append_hex(std::string& out, const char* prefix, uint32_t value, int digits
 
 // A quoted string. `keeps` says what stands as it is, `escape` writes a character that does not.
 template <class Keeps, class Escape>
-void quote(std::string_view text, char mark, std::string_view plain, std::string_view escapes,
-           Keeps keeps, Escape escape, std::string& out) {
+void quote(std::string_view text, char mark, std::string_view plain, std::string_view escapes, Keeps keeps,
+           Escape escape, std::string& out) {
   out += mark;
   while (!text.empty()) {
     const CodePoint c = next_code_point(text);
@@ -60,8 +60,7 @@ void append_repr(std::string_view text, std::string& out) {
   };
   const char mark = text.find('\'') != text.npos && text.find('"') == text.npos ? '"' : '\'';
   quote(
-      text, mark, "\\\n\r\t", "\\nrt", keeps, [&](uint32_t c) { append_hex(out, "\\x", c, 2); },
-      out);
+      text, mark, "\\\n\r\t", "\\nrt", keeps, [&](uint32_t c) { append_hex(out, "\\x", c, 2); }, out);
 }
 
 void append_json(std::string_view text, bool ensure_ascii, std::string& out) {
@@ -79,8 +78,7 @@ struct Brackets {
 
 // The items of a list or dict, which `each` writes, one per line where there is an indent.
 template <class Each>
-void enclose(const Brackets& brackets, size_t n, const Style& style, int64_t level, Each each,
-             std::string& out) {
+void enclose(const Brackets& brackets, size_t n, const Style& style, int64_t level, Each each, std::string& out) {
   auto line = [&](int64_t at) {
     if (style.indent >= 0) (out += '\n').append(size_t(at * style.indent), ' ');
   };
@@ -105,8 +103,7 @@ void append(const Value& value, const Style& style, int64_t level, std::string& 
     const bool tuple = !json && list->form == List::Form::tuple;
     const Brackets round = {"(", list->items.size() == 1 ? ",)" : ")"}, square = {"[", "]"};
     enclose(
-        tuple ? round : square, list->items.size(), style, level,
-        [&](size_t i) { write(list->items[i]); }, out);
+        tuple ? round : square, list->items.size(), style, level, [&](size_t i) { write(list->items[i]); }, out);
   } else if (const Dict* dict = value.dict()) {
     auto item = [&](size_t i) {
       if (json && !dict->items[i].first.text()) throw Fault{"tojson of a dict with integer keys"};
@@ -150,8 +147,7 @@ Value tojson(Evaluator& e, const Value& v, const Arguments& a) {
     e.charge(weight_of(v) * size_t(1 + 4 * style.indent));
   }
   if (a[2].given()) {
-    if (!a[2].list() || a[2].list()->items.size() != 2)
-      throw Fault{"tojson: expected two separators"};
+    if (!a[2].list() || a[2].list()->items.size() != 2) throw Fault{"tojson: expected two separators"};
     style.item_separator = text_of(a[2].list()->items[0]).bytes;
     style.key_separator = text_of(a[2].list()->items[1]).bytes;
     if (style.item_separator.size() + style.key_separator.size() > 16)

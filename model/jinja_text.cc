@@ -48,8 +48,7 @@ uint32_t other_case(uint32_t c, bool upper) {
   const bool special = upper ? c >= 0x1f80 && c <= 0x1ffc : c == 0x130 || c == 0x3a3;
   const wint_t out = !unicode ? c : upper ? towupper_l(c, unicode) : towlower_l(c, unicode);
   if (!unicode || special || (upper && out == c && iswlower_l(c, unicode)))
-    throw Fault{std::string(upper ? "the upper" : "the lower") +
-                " case of a character beyond ASCII"};
+    throw Fault{std::string(upper ? "the upper" : "the lower") + " case of a character beyond ASCII"};
   return out;
 }
 
@@ -85,8 +84,7 @@ Value title(Evaluator& e, const Value& self, const Arguments&) {
   return change_case(e, self, [](uint32_t before) {
     std::string c;
     append_utf8(c, before);
-    return before == 0 || skip_space(c, 0) > 0 ||
-           std::string_view("-({[<").find(c) != std::string_view::npos;
+    return before == 0 || skip_space(c, 0) > 0 || std::string_view("-({[<").find(c) != std::string_view::npos;
   });
 }
 
@@ -108,8 +106,7 @@ Value strip(Evaluator&, const Value& self, const Arguments& a) {
 
 // Calls found(begin, end) for up to `most` places where `part` stands.
 template <class Found>
-void search(Evaluator& e, const std::string& text, const std::string& part, int64_t most,
-            Found found) {
+void search(Evaluator& e, const std::string& text, const std::string& part, int64_t most, Found found) {
   e.charge(1 + text.size() / 16 * (1 + part.size() / 64));
   if (part.empty()) throw Fault{"an empty string to look for"};
   size_t begin = 0;
@@ -125,11 +122,10 @@ Value split(Evaluator& e, const Value& self, const Arguments& a) {
   const Text& text = text_of(self);
   std::vector<Value> parts;
   size_t begin = 0;
-  search(e, text.bytes, text_of(a[0]).bytes, a[1].is_undefined() ? -1 : a[1].integer(),
-         [&](size_t at, size_t end) {
-           parts.push_back(text_value(text.substr(begin, at)));
-           begin = end;
-         });
+  search(e, text.bytes, text_of(a[0]).bytes, a[1].is_undefined() ? -1 : a[1].integer(), [&](size_t at, size_t end) {
+    parts.push_back(text_value(text.substr(begin, at)));
+    begin = end;
+  });
   parts.push_back(text_value(text.substr(begin, text.bytes.size())));
   return list_value(std::move(parts));
 }
@@ -181,8 +177,7 @@ Value fill(Evaluator& e, const Value& self, const Arguments& a, const std::strin
 
 Value indent(Evaluator& e, const Value& self, const Arguments& a) {
   const Text& text = text_of(self);
-  const std::string pad(
-      size_t(std::clamp<int64_t>(a[0].is_undefined() ? 4 : a[0].integer(), 0, 99)), ' ');
+  const std::string pad(size_t(std::clamp<int64_t>(a[0].is_undefined() ? 4 : a[0].integer(), 0, 99)), ' ');
   if (text.safe) throw Fault{"indent of a |safe string is not supported"};
   for (const char* other : {"\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\u0085", "\u2028", "\u2029"})
     if (text.bytes.find(other) != std::string::npos)
@@ -214,8 +209,7 @@ constexpr Builtin kText[] = {
     {"a string", "upper", "", upper},
     {"a string", "lower", "", lower},
     {"a string", "capitalize", "", capitalize},
-    {"a string", "format", "*",
-     [](Evaluator& e, const Value& v, const Arguments& a) { return fill(e, v, a, "{}"); }},
+    {"a string", "format", "*", [](Evaluator& e, const Value& v, const Arguments& a) { return fill(e, v, a, "{}"); }},
     {"text filter", "format", "*",
      [](Evaluator& e, const Value& v, const Arguments& a) { return fill(e, v, a, "%s"); }},
     {"text filter", "trim", "chars", strip<true, true>},
@@ -231,8 +225,6 @@ constexpr Builtin kText[] = {
 
 std::span<const Builtin> text_builtins() { return kText; }
 
-Value lower_case(Evaluator& e, const Value& value) {
-  return value.text() ? lower(e, value, {}) : value;
-}
+Value lower_case(Evaluator& e, const Value& value) { return value.text() ? lower(e, value, {}) : value; }
 
 }  // namespace xpyd::jinja

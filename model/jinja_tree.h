@@ -15,21 +15,19 @@ struct Token {
   Kind kind;
   std::string text;
   int line;
-  bool is(std::string_view op_or_name) const {
-    return (kind == Kind::op || kind == Kind::name) && text == op_or_name;
-  }
+  bool is(std::string_view op_or_name) const { return (kind == Kind::op || kind == Kind::name) && text == op_or_name; }
 };
 std::vector<Token> lex(std::string_view source);  // throws Fault
 
 enum class Kind {
   // Statements.
-  block,      // kids in a row
-  output,     // kids[0]
-  set,        // kids[0] = kids[1]
-  set_block,  // kids[0] = the text of block kids[1]
-  for_loop,   // kids: target, iterable, condition or null, block, else block or null
-  if_else,    // kids: condition, block, condition, block, ..., perhaps the else block
-  macro,      // name, block kids[0], parameters `names`, the last of which have defaults kids[1..]
+  block,         // kids in a row
+  output,        // kids[0]
+  set,           // kids[0] = kids[1]
+  set_block,     // kids[0] = the text of block kids[1]
+  for_loop,      // kids: target, iterable, condition or null, block, else block or null
+  if_else,       // kids: condition, block, condition, block, ..., perhaps the else block
+  macro,         // name, block kids[0], parameters `names`, the last of which have defaults kids[1..]
   filter_block,  // filters kids[0] around a null; block kids[1]
   scope,         // block kids[0]: {% generation %}
   break_loop,

@@ -144,8 +144,7 @@ size_t code_point_at(std::string_view text, size_t index) {
 }
 
 size_t count_code_points(std::string_view text) {
-  return size_t(
-      std::count_if(text.begin(), text.end(), [](char c) { return (uint8_t(c) & 0xc0) != 0x80; }));
+  return size_t(std::count_if(text.begin(), text.end(), [](char c) { return (uint8_t(c) & 0xc0) != 0x80; }));
 }
 
 // ---- values
@@ -184,10 +183,9 @@ bool Value::any_from_client() const {
 const char* Value::type_name() const {
   static constexpr const char* kForms[] = {"a list", "a tuple", "a view", "a generator"};
   if (auto* l = list()) return kForms[static_cast<int>(l->form)];
-  static constexpr const char* kNames[] = {
-      "an undefined value", "none",   "a boolean", "an integer",  "a float",
-      "a string",           "a list", "a dict",    "a namespace", "the loop",
-      "a function"};
+  static constexpr const char* kNames[] = {"an undefined value", "none",   "a boolean", "an integer",  "a float",
+                                           "a string",           "a list", "a dict",    "a namespace", "the loop",
+                                           "a function"};
   return kNames[as.index()];
 }
 
@@ -214,8 +212,7 @@ Value list_value(std::vector<Value> items, List::Form form) {
 Value dict_value(std::vector<std::pair<Value, Value>> items) {
   Extent extent;
   for (const auto& [key, value] : items) {
-    if (!key.text() && !key.is_integer())
-      throw Fault{std::string("a dict's key may not be ") + key.type_name()};
+    if (!key.text() && !key.is_integer()) throw Fault{std::string("a dict's key may not be ") + key.type_name()};
     add(extent, key);
     add(extent, value);
   }
@@ -248,8 +245,7 @@ bool equal(const Value& a, const Value& b) {
     auto as_text = [](const Value& key) { return (key.text() ? "text " : "") + str(key).bytes; };
     std::unordered_map<std::string, const Value*> theirs;
     for (const auto& [key, item] : b.dict()->items) theirs.emplace(as_text(key), &item);
-    return d->items.size() == theirs.size() &&
-           std::all_of(d->items.begin(), d->items.end(), [&](const auto& item) {
+    return d->items.size() == theirs.size() && std::all_of(d->items.begin(), d->items.end(), [&](const auto& item) {
              auto at = theirs.find(as_text(item.first));
              return at != theirs.end() && equal(item.second, *at->second);
            });
@@ -260,8 +256,7 @@ bool equal(const Value& a, const Value& b) {
 }
 
 bool less(const Value& a, const Value& b) {
-  if (a.is_number() && b.is_number())
-    return a.real() || b.real() ? a.number() < b.number() : a.integer() < b.integer();
+  if (a.is_number() && b.is_number()) return a.real() || b.real() ? a.number() < b.number() : a.integer() < b.integer();
   if (a.text() && b.text()) return a.text()->bytes < b.text()->bytes;  // as code points
   throw Fault{std::string("no order between ") + a.type_name() + " and " + b.type_name()};
 }

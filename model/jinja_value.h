@@ -79,9 +79,9 @@ struct Loop {  // the variable `loop`
 struct Function;
 
 struct Value {
-  std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const Text>,
-               std::shared_ptr<const List>, std::shared_ptr<const Dict>, std::shared_ptr<Namespace>,
-               std::shared_ptr<Loop>, std::shared_ptr<const Function>>
+  std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const Text>, std::shared_ptr<const List>,
+               std::shared_ptr<const Dict>, std::shared_ptr<Namespace>, std::shared_ptr<Loop>,
+               std::shared_ptr<const Function>>
       as;
   Value() = default;
   template <class T>

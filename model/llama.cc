@@ -17,8 +17,8 @@ namespace {
 
 class Llama final : public Model {
  public:
-  Llama(std::shared_ptr<const Weights> weights, ThreadTeam& team, int max_step_tokens,
-        int max_logits, const Kernels& kernels)
+  Llama(std::shared_ptr<const Weights> weights, ThreadTeam& team, int max_step_tokens, int max_logits,
+        const Kernels& kernels)
       : weights_(std::move(weights)),
         c_(weights_->config),
         max_step_tokens_(max_step_tokens),
@@ -33,9 +33,7 @@ class Llama final : public Model {
     check_step(step, c_, max_step_tokens_, max_logits_);
     rank_.run(step, 0, nullptr, step.observer != nullptr, logits);
   }
-  Work work(const StepInput& step) const override {
-    return llama_work(step, c_, weights_->dtype, Dtype::f32);
-  }
+  Work work(const StepInput& step) const override { return llama_work(step, c_, weights_->dtype, Dtype::f32); }
   size_t weight_bytes() const override { return weights_->bytes(); }
   size_t scratch_bytes() const override { return rank_.scratch_bytes(); }
 
@@ -63,8 +61,8 @@ constexpr int kPiecesPerStage = 4;
 
 class ShardedLlama final : public Model {
  public:
-  ShardedLlama(std::shared_ptr<const Weights> weights, const ShardOptions& o, int max_step_tokens,
-               int max_logits, const Kernels& kernels)
+  ShardedLlama(std::shared_ptr<const Weights> weights, const ShardOptions& o, int max_step_tokens, int max_logits,
+               const Kernels& kernels)
       : weights_(std::move(weights)),
         c_(weights_->config),
         max_step_tokens_(max_step_tokens),
@@ -78,14 +76,14 @@ class ShardedLlama final : public Model {
     std::vector<int> first_cpus;  // of each rank
     for (int rank = 0; rank < shards_.n_ranks(); ++rank) {
       if (rank % shards_.tp == 0)
-        stages_.push_back(std::make_unique<StageExchange>(
-            *weights_, shards_, shards_.stage_of(rank), max_step_tokens, crowded_));
+        stages_.push_back(
+            std::make_unique<StageExchange>(*weights_, shards_, shards_.stage_of(rank), max_step_tokens, crowded_));
       const auto mine = o.cpus.begin() + (o.cpus.empty() ? 0 : rank * o.threads_per_rank);
       std::vector<int> cpus(mine, o.cpus.empty() ? mine : mine + o.threads_per_rank);
       if (!cpus.empty()) first_cpus.push_back(cpus[0]);
       teams_.push_back(std::make_unique<ThreadTeam>(o.threads_per_rank, std::move(cpus)));
-      ranks_.push_back(std::make_unique<LlamaRank>(weights_, shards_, rank, *stages_.back(),
-                                                   *teams_.back(), max_step_tokens, kernels));
+      ranks_.push_back(std::make_unique<LlamaRank>(weights_, shards_, rank, *stages_.back(), *teams_.back(),
+                                                   max_step_tokens, kernels));
     }
     team_ = std::make_unique<ThreadTeam>(shards_.n_ranks(), std::move(first_cpus));
   }
@@ -145,8 +143,7 @@ void ShardedLlama::cut(const StepInput& step) {
     piece.views.clear();
     size_t first = 0, end = 0;  // its sequences: those that have tokens in it
     for (size_t s = 0; s < n_seqs; ++s) {
-      const int begin = std::max(step.q_offsets[s], tokens.begin),
-                until = std::min(step.q_offsets[s + 1], tokens.end);
+      const int begin = std::max(step.q_offsets[s], tokens.begin), until = std::min(step.q_offsets[s + 1], tokens.end);
       if (begin >= until) continue;
       if (end == 0) first = s;
       // One without tokens among them stands for itself: it has none here either.
@@ -160,14 +157,11 @@ void ShardedLlama::cut(const StepInput& step) {
     }
     for (int rank = 0; rank < n_ranks; ++rank) {
       const auto views = step.views.subspan(size_t(rank) * n_seqs, n_seqs);
-      piece.views.insert(piece.views.end(), views.begin() + ptrdiff_t(first),
-                         views.begin() + ptrdiff_t(end));
+      piece.views.insert(piece.views.end(), views.begin() + ptrdiff_t(first), views.begin() + ptrdiff_t(end));
     }
-    for (; next_logit < step.logit_rows.size() && step.logit_rows[next_logit] < tokens.end;
-         ++next_logit)
+    for (; next_logit < step.logit_rows.size() && step.logit_rows[next_logit] < tokens.end; ++next_logit)
       piece.logit_rows.push_back(step.logit_rows[next_logit] - tokens.begin);
-    piece.step = {.token_ids = step.token_ids.subspan(size_t(tokens.begin),
-                                                      size_t(tokens.end - tokens.begin)),
+    piece.step = {.token_ids = step.token_ids.subspan(size_t(tokens.begin), size_t(tokens.end - tokens.begin)),
                   .q_offsets = piece.q_offsets,
                   .kv_lengths = piece.kv_lengths,
                   .views = {},
@@ -188,8 +182,7 @@ void ShardedLlama::run_rank(int rank, LayerObserver* observer, float* logits) {
     const size_t n_seqs = step.kv_lengths.size();
     step.views = std::span(piece.views).subspan(size_t(rank) * n_seqs, n_seqs);
     const bool observed = observer && p + 1 == n_pieces_;  // then every token's KV is there
-    if (observed && first_of_stage)
-      step.observer = stage == 0 ? observer : &written_[size_t(stage)];
+    if (observed && first_of_stage) step.observer = stage == 0 ? observer : &written_[size_t(stage)];
     ranks_[size_t(rank)]->run(step, piece.first_token, x_in, observed,
                               logits + size_t(piece.first_logit) * size_t(c_.vocab));
     done_[size_t(rank)].add(1);
@@ -198,8 +191,8 @@ void ShardedLlama::run_rank(int rank, LayerObserver* observer, float* logits) {
   for (int s = 1; s < shards_.pp; ++s) {
     const KvRange layers = shards_.layers(s);
     for (int l = layers.begin; l < layers.end; ++l) {
-      written_[size_t(s)].layers.wait(
-          [n = uint32_t(l - layers.begin)](uint32_t written) { return written > n; }, crowded_);
+      written_[size_t(s)].layers.wait([n = uint32_t(l - layers.begin)](uint32_t written) { return written > n; },
+                                      crowded_);
       observer->layer_done(l);
     }
   }
@@ -229,18 +222,16 @@ Work ShardedLlama::work(const StepInput& step) const {
 
 }  // namespace
 
-std::unique_ptr<Model> make_llama(std::shared_ptr<const Weights> weights, ThreadTeam& team,
-                                  int max_step_tokens, int max_logits, const Kernels& kernels) {
+std::unique_ptr<Model> make_llama(std::shared_ptr<const Weights> weights, ThreadTeam& team, int max_step_tokens,
+                                  int max_logits, const Kernels& kernels) {
   return std::make_unique<Llama>(std::move(weights), team, max_step_tokens, max_logits, kernels);
 }
 
-std::unique_ptr<Model> make_sharded_llama(std::shared_ptr<const Weights> weights,
-                                          const ShardOptions& options, int max_step_tokens,
-                                          int max_logits, const Kernels& kernels) {
+std::unique_ptr<Model> make_sharded_llama(std::shared_ptr<const Weights> weights, const ShardOptions& options,
+                                          int max_step_tokens, int max_logits, const Kernels& kernels) {
   const Status status = check_model_shards(weights->config, options.shards);
   XPYD_CHECK(status.ok(), status ? "" : status.error().message);
-  return std::make_unique<ShardedLlama>(std::move(weights), options, max_step_tokens, max_logits,
-                                        kernels);
+  return std::make_unique<ShardedLlama>(std::move(weights), options, max_step_tokens, max_logits, kernels);
 }
 
 Status check_model_shards(const ModelConfig& c, const KvShards& s, const std::string& tp_name,
@@ -248,16 +239,13 @@ Status check_model_shards(const ModelConfig& c, const KvShards& s, const std::st
   const std::string tp = tp_name + " " + std::to_string(s.tp);
   XPYD_CHECK(s.n_layers == c.n_layers && s.n_kv_heads == c.n_kv_heads);
   if (s.tp >= 1 && c.n_heads % s.tp != 0)
-    return invalid(tp + " does not divide the model's " + std::to_string(c.n_heads) +
-                   " attention heads");
+    return invalid(tp + " does not divide the model's " + std::to_string(c.n_heads) + " attention heads");
   if (Status status = check_shards(s, tp_name, pp_name); !status) return status;
   if (s.tp < s.n_kv_heads && s.n_kv_heads % s.tp != 0)
-    return invalid(tp + " does not divide the model's " + std::to_string(s.n_kv_heads) +
-                   " kv heads");
+    return invalid(tp + " does not divide the model's " + std::to_string(s.n_kv_heads) + " kv heads");
   if (s.n_ranks() > kMaxRanks)
-    return invalid(tp + " and " + pp_name + " " + std::to_string(s.pp) + " are " +
-                   std::to_string(s.n_ranks()) + " ranks, a thread each: expected at most " +
-                   std::to_string(kMaxRanks));
+    return invalid(tp + " and " + pp_name + " " + std::to_string(s.pp) + " are " + std::to_string(s.n_ranks()) +
+                   " ranks, a thread each: expected at most " + std::to_string(kMaxRanks));
   return ok();
 }
 

@@ -31,8 +31,8 @@ int rounded(int n, int to) { return (n + to - 1) / to * to; }
 
 class CudaLlama final : public CudaModel {
  public:
-  CudaLlama(std::shared_ptr<const CudaWeights> weights, const cuda::Card& card,
-            cuda::Stream& stream, const CudaModelOptions& options)
+  CudaLlama(std::shared_ptr<const CudaWeights> weights, const cuda::Card& card, cuda::Stream& stream,
+            const CudaModelOptions& options)
       : weights_(std::move(weights)),
         c_(weights_->config),
         dtype_(weights_->dtype),
@@ -74,18 +74,10 @@ class CudaLlama final : public CudaModel {
   void run_graph(const Plan& plan);
   void enqueue(const Plan& plan, LayerObserver* observer);
   void attend(int layer, const Plan& plan, const AttentionParts& parts, const void* q);
-  void gemm(const CudaMatrix& w, const void* x, int x_stride, void* y, int y_stride, int m,
-            Dtype y_dtype);
+  void gemm(const CudaMatrix& w, const void* x, int x_stride, void* y, int y_stride, int m, Dtype y_dtype);
   void add_norm(float* x, const float* bias, const float* norm, int n);
-  CudaGemmArgs product(const CudaMatrix& w, const void* x, int x_stride, void* y, int y_stride,
-                       Dtype y_dtype) const {
-    return {.x = x,
-            .y = y,
-            .w = w,
-            .x_dtype = dtype_,
-            .y_dtype = y_dtype,
-            .x_stride = x_stride,
-            .y_stride = y_stride};
+  CudaGemmArgs product(const CudaMatrix& w, const void* x, int x_stride, void* y, int y_stride, Dtype y_dtype) const {
+    return {.x = x, .y = y, .w = w, .x_dtype = dtype_, .y_dtype = y_dtype, .x_stride = x_stride, .y_stride = y_stride};
   }
 
   std::shared_ptr<const CudaWeights> weights_;
@@ -94,7 +86,7 @@ class CudaLlama final : public CudaModel {
   const cuda::Card card_;
   cuda::Stream& stream_;
   CudaModelOptions options_;
-  const int q_width_, kv_width_;  // elements of one token's q, and of its k or v
+  const int q_width_, kv_width_;                           // elements of one token's q, and of its k or v
   const int hidden_stride_, qkv_stride_, gate_up_stride_;  // elements: rows begin at 16 bytes
   const cuda::On on_;                                      // for all but attention and copies
   CudaGemm gemm_;
@@ -104,7 +96,7 @@ class CudaLlama final : public CudaModel {
   cuda::Memory scratch_;
   // Into scratch_, [max_step_tokens, …]:
   float *x_ = nullptr,
-        *x_wanted_ = nullptr;  // hidden: the residual stream, f32; and the last layer's part of it
+        *x_wanted_ = nullptr;      // hidden: the residual stream, f32; and the last layer's part of it
   std::byte* normed_ = nullptr;    // hidden_stride: also the outputs of o_proj and down_proj
   std::byte* qkv_ = nullptr;       // qkv_stride; after the last append the wanted rows of q
   std::byte* q_ = nullptr;         // q_width: after RoPE
@@ -136,8 +128,7 @@ class CudaLlama final : public CudaModel {
 
 Status CudaLlama::allocate() {
   if (options_.max_logits > 0 && c_.vocab >= 1 << 23)  // cuda_sample() adds so many weights
-    return Error{ErrorCode::invalid_argument,
-                 "vocab_size: expected less than 2^23 with --device cuda"};
+    return Error{ErrorCode::invalid_argument, "vocab_size: expected less than 2^23 with --device cuda"};
   const size_t rows = size_t(options_.max_step_tokens), element = dtype_bytes(dtype_);
   const size_t n_logits = size_t(options_.max_logits);
   size_t total = 0;
@@ -146,27 +137,22 @@ Status CudaLlama::allocate() {
     total += (bytes + 255) / 256 * 256;
     return begin;
   };
-  const size_t x = part(rows * size_t(c_.hidden) * sizeof(float)),
-               x_wanted = part(rows * size_t(c_.hidden) * 4),
+  const size_t x = part(rows * size_t(c_.hidden) * sizeof(float)), x_wanted = part(rows * size_t(c_.hidden) * 4),
                normed = part(std::max(rows, n_logits) * size_t(hidden_stride_) * element),
-               qkv = part(rows * size_t(qkv_stride_) * element),
-               q = part(rows * size_t(q_width_) * element),
+               qkv = part(rows * size_t(qkv_stride_) * element), q = part(rows * size_t(q_width_) * element),
                attended = part(rows * size_t(q_width_) * element),
                gate_up = part(rows * size_t(gate_up_stride_) * element),
                logits = part(n_logits * size_t(c_.vocab) * sizeof(float)),
-               workspace =
-                   part(sizeof(float) * cuda_attention_workspace(StepPlanner::max_splits(options_),
-                                                                 c_.n_heads, c_.head_dim)),
-               chosen = part(n_logits * kChosenBytes),
-               sampling = part(cuda_sample_workspace(options_.max_logits));
+               workspace = part(sizeof(float) *
+                                cuda_attention_workspace(StepPlanner::max_splits(options_), c_.n_heads, c_.head_dim)),
+               chosen = part(n_logits * kChosenBytes), sampling = part(cuda_sample_workspace(options_.max_logits));
   const size_t max_ints = StepPlanner::max_ints(options_);
   const size_t arrays = part(max_ints * sizeof(int32_t));
   Result<cuda::Memory> scratch = cuda::Memory::device(total);
   if (!scratch)
-    return Error{ErrorCode::unavailable,
-                 "model " + c_.name + ": no room on the card for " +
-                     std::to_string(total / 1000000) + " MB of activations (steps of " +
-                     std::to_string(rows) + " tokens): " + scratch.error().message};
+    return Error{ErrorCode::unavailable, "model " + c_.name + ": no room on the card for " +
+                                             std::to_string(total / 1000000) + " MB of activations (steps of " +
+                                             std::to_string(rows) + " tokens): " + scratch.error().message};
   scratch_ = std::move(scratch).value();
   // Rows that pad a batch are computed like others; they must start as numbers.
   cuda::fill(scratch_.data(), 0, scratch_.size(), stream_);
@@ -192,17 +178,14 @@ Status CudaLlama::allocate() {
   }
   const CudaLayerWeights& l = weights_->layers[0];
   for (const auto& [like, m] :
-       {std::pair(product(l.qkv, normed_, hidden_stride_, qkv_, qkv_stride_, dtype_),
-                  options_.max_step_tokens),
-        std::pair(product(l.o, attended_, q_width_, normed_, hidden_stride_, dtype_),
-                  options_.max_step_tokens),
+       {std::pair(product(l.qkv, normed_, hidden_stride_, qkv_, qkv_stride_, dtype_), options_.max_step_tokens),
+        std::pair(product(l.o, attended_, q_width_, normed_, hidden_stride_, dtype_), options_.max_step_tokens),
         std::pair(product(l.gate_up, normed_, hidden_stride_, gate_up_, gate_up_stride_, dtype_),
                   options_.max_step_tokens),
         std::pair(product(l.down, gate_up_, gate_up_stride_, normed_, hidden_stride_, dtype_),
                   options_.max_step_tokens),
-        std::pair(
-            product(weights_->lm_head, normed_, hidden_stride_, logits_, c_.vocab, Dtype::f32),
-            options_.max_logits)})
+        std::pair(product(weights_->lm_head, normed_, hidden_stride_, logits_, c_.vocab, Dtype::f32),
+                  options_.max_logits)})
     if (m > 0)
       if (Status status = gemm_.prepare(like, m); !status) return status;
   stream_.wait();
@@ -214,8 +197,7 @@ void CudaLlama::check(const StepInput& step, int n_previous) const {
   XPYD_CHECK(int(step.views.size()) <= options_.max_seqs, std::to_string(step.views.size()));
   for (size_t s = 0; s < step.views.size(); ++s) {
     const KvView &view = step.views[s], &first = step.views[0];
-    XPYD_CHECK(view.pool == first.pool && *view.layout == *first.layout &&
-                   view.contiguous() == first.contiguous(),
+    XPYD_CHECK(view.pool == first.pool && *view.layout == *first.layout && view.contiguous() == first.contiguous(),
                "one step, one pool");
     XPYD_CHECK(step.kv_lengths[s] <= options_.max_kv_length, std::to_string(step.kv_lengths[s]));
     XPYD_CHECK(table_entries(view, step.kv_lengths[s]) <= options_.max_table_entries,
@@ -225,8 +207,7 @@ void CudaLlama::check(const StepInput& step, int n_previous) const {
 
 void CudaLlama::choose_attention(const StepInput& step) {
   if (prefill_) return;
-  const CudaAttentionArgs args =
-      attention_args(c_, dtype_, *step.views[0].layout, step.views[0].contiguous());
+  const CudaAttentionArgs args = attention_args(c_, dtype_, *step.views[0].layout, step.views[0].contiguous());
   auto chosen = [&](CudaAttentionVariant::Phase phase, const std::string& name) {
     Result<const CudaAttentionVariant*> row = attention_row(phase, name, args, card_);
     XPYD_CHECK(row.ok(), row.ok() ? "" : row.error().message);
@@ -239,17 +220,13 @@ void CudaLlama::choose_attention(const StepInput& step) {
 // The batch size of the graph that takes this step; 0: none does.
 int CudaLlama::graph_batch(const StepInput& step) const {
   const size_t n = step.kv_lengths.size();
-  if (!options_.graphs || step.observer || step.token_ids.size() != n ||
-      step.logit_rows.size() != n)
-    return 0;
+  if (!options_.graphs || step.observer || step.token_ids.size() != n || step.logit_rows.size() != n) return 0;
   for (size_t s = 0; s < n; ++s)
     if (step.q_offsets[s + 1] - step.q_offsets[s] != 1) return 0;
-  return std::min({int(std::bit_ceil(unsigned(n))), options_.max_seqs, options_.max_step_tokens,
-                   options_.max_logits});
+  return std::min({int(std::bit_ceil(unsigned(n))), options_.max_seqs, options_.max_step_tokens, options_.max_logits});
 }
 
-void CudaLlama::gemm(const CudaMatrix& w, const void* x, int x_stride, void* y, int y_stride, int m,
-                     Dtype y_dtype) {
+void CudaLlama::gemm(const CudaMatrix& w, const void* x, int x_stride, void* y, int y_stride, int m, Dtype y_dtype) {
   CudaGemmArgs args = product(w, x, x_stride, y, y_stride, y_dtype);
   args.m = m;
   gemm_.run(args);
@@ -368,16 +345,15 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
 // captured.
 void CudaLlama::run_graph(const Plan& plan) {
   const KvLayout& layout = plan.layout;
-  const auto [entry, fresh] = graphs_.try_emplace(
-      GraphKey{plan.n, plan.all.n_splits, plan.all.max_kv_length, plan.table_entries, plan.pool,
-               plan.all.contiguous, layout.n_blocks, layout.block_tokens, layout.order});
+  const auto [entry, fresh] = graphs_.try_emplace(GraphKey{plan.n, plan.all.n_splits, plan.all.max_kv_length,
+                                                           plan.table_entries, plan.pool, plan.all.contiguous,
+                                                           layout.n_blocks, layout.block_tokens, layout.order});
   cuda::Graph& graph = entry->second;
   if (fresh) return enqueue(plan, nullptr);
   if (!graph) {
     graph = cuda::Graph::capture(stream_, [&] { enqueue(plan, nullptr); });
     if (!graph) {
-      log_line(LogLevel::warning,
-               "xpyd: no device memory for a CUDA graph: steps run without from now");
+      log_line(LogLevel::warning, "xpyd: no device memory for a CUDA graph: steps run without from now");
       options_.graphs = false;
       return enqueue(plan, nullptr);
     }
@@ -451,20 +427,17 @@ void CudaLlama::end(Chosen* chosen) {
 
 std::string CudaLlama::describe() const {
   std::string lines = gemm_.describe();
-  lines += std::string("attention: prefill ") +
-           (prefill_ ? prefill_->name : options_.prefill_attention.c_str()) + ", decode " +
-           (decode_ ? decode_->name : options_.decode_attention.c_str()) + "\n";
-  lines += "graphs: " +
-           (options_.graphs ? std::to_string(counts_.captures) + " captured" : std::string("off")) +
+  lines += std::string("attention: prefill ") + (prefill_ ? prefill_->name : options_.prefill_attention.c_str()) +
+           ", decode " + (decode_ ? decode_->name : options_.decode_attention.c_str()) + "\n";
+  lines += "graphs: " + (options_.graphs ? std::to_string(counts_.captures) + " captured" : std::string("off")) +
            (options_.early_start ? ", kernels start early\n" : "\n");
   return lines;
 }
 
 }  // namespace
 
-Result<std::unique_ptr<CudaModel>> make_cuda_llama(std::shared_ptr<const CudaWeights> weights,
-                                                   const cuda::Card& card, cuda::Stream& stream,
-                                                   const CudaModelOptions& options) {
+Result<std::unique_ptr<CudaModel>> make_cuda_llama(std::shared_ptr<const CudaWeights> weights, const cuda::Card& card,
+                                                   cuda::Stream& stream, const CudaModelOptions& options) {
   auto model = std::make_unique<CudaLlama>(std::move(weights), card, stream, options);
   if (Status status = model->allocate(); !status) return status.error();
   return std::unique_ptr<CudaModel>(std::move(model));

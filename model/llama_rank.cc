@@ -38,8 +38,8 @@ RankSlice rank_slice(const Weights& weights, const KvShards& shards, int rank) {
   return slice;
 }
 
-StageExchange::StageExchange(const Weights& weights, const KvShards& shards, int stage,
-                             int max_step_tokens, bool crowded)
+StageExchange::StageExchange(const Weights& weights, const KvShards& shards, int stage, int max_step_tokens,
+                             bool crowded)
     : tp_(shards.tp),
       hidden_(weights.config.hidden),
       n_groups_(weights.layers[0].o.k_groups),
@@ -67,12 +67,11 @@ StageExchange::StageExchange(const Weights& weights, const KvShards& shards, int
 
 void StageExchange::add_up(const Ops& ops, int set, size_t at, int n, float* out) const {
   for (int begin = 0; begin < n; begin += kColumnChunk)
-    add_up(ops, sums_.as<const float>() + size_t(set) * parts_.size() * part_floats_,
-           {0, n_groups_}, at + size_t(begin), std::min(kColumnChunk, n - begin), out + begin);
+    add_up(ops, sums_.as<const float>() + size_t(set) * parts_.size() * part_floats_, {0, n_groups_},
+           at + size_t(begin), std::min(kColumnChunk, n - begin), out + begin);
 }
 
-void StageExchange::add_up(const Ops& ops, const float* sums, Range groups, size_t at, int n,
-                           float* out) const {
+void StageExchange::add_up(const Ops& ops, const float* sums, Range groups, size_t at, int n, float* out) const {
   const int part = part_of_[size_t(groups.begin)];
   if (part >= 0 && parts_[size_t(part)].groups.end == groups.end) {
     std::copy_n(sums + size_t(part) * part_floats_ + at, n, out);
@@ -85,9 +84,8 @@ void StageExchange::add_up(const Ops& ops, const float* sums, Range groups, size
   ops.add(right, n, out);
 }
 
-LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& shards, int rank,
-                     StageExchange& stage, ThreadTeam& team, int max_step_tokens,
-                     const Kernels& kernels)
+LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& shards, int rank, StageExchange& stage,
+                     ThreadTeam& team, int max_step_tokens, const Kernels& kernels)
     : weights_(std::move(weights)),
       c_(weights_->config),
       slice_(rank_slice(*weights_, shards, rank)),
@@ -99,10 +97,9 @@ LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& sha
       mlp_width_(width(slice_.mlp)),
       gemm_(kernels.gemm ? *kernels.gemm : default_gemm()),
       attention_(kernels.attention ? *kernels.attention : default_attention()),
-      gemm_scratch_(
-          max_step_tokens,
-          std::max({c_.hidden, width(weights_->layers[0].o.k_range(slice_.groups)), mlp_width_}),
-          team.size()),
+      gemm_scratch_(max_step_tokens,
+                    std::max({c_.hidden, width(weights_->layers[0].o.k_range(slice_.groups)), mlp_width_}),
+                    team.size()),
       positions_(size_t(max_step_tokens)) {
   wanted_.reserve(size_t(max_step_tokens));
   size_t floats = 0;
@@ -112,12 +109,10 @@ LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& sha
     floats = (floats + 15) / 16 * 16;  // a cache line
     return begin;
   };
-  const int gathered_width =
-      stage.gathers() ? width(weights_->layers[0].o.k_range(slice_.groups)) : 0;
-  const size_t x = rows(c_.hidden), normed = rows(c_.hidden), qkv = rows(qkv_width()),
-               q = rows(q_width_), attended = rows(q_width_), gathered = rows(gathered_width),
-               gate_up = rows(2 * mlp_width_), cos = rows(c_.head_dim / 2),
-               sin = rows(c_.head_dim / 2);
+  const int gathered_width = stage.gathers() ? width(weights_->layers[0].o.k_range(slice_.groups)) : 0;
+  const size_t x = rows(c_.hidden), normed = rows(c_.hidden), qkv = rows(qkv_width()), q = rows(q_width_),
+               attended = rows(q_width_), gathered = rows(gathered_width), gate_up = rows(2 * mlp_width_),
+               cos = rows(c_.head_dim / 2), sin = rows(c_.head_dim / 2);
   activations_ = Buffer(floats * sizeof(float));
   float* base = activations_.as<float>();
   x_ = base + x;
@@ -155,8 +150,8 @@ void LlamaRank::for_rows(int n_rows, int width, Body body) {
   team_.run([&](int rank) { part(share(n_rows, rank, team_.size())); });
 }
 
-void LlamaRank::gemm(const PackedMatrix& w, const std::vector<float>& bias, const float* x,
-                     int x_stride, float* y, int y_stride, int m, Range columns, Range groups) {
+void LlamaRank::gemm(const PackedMatrix& w, const std::vector<float>& bias, const float* x, int x_stride, float* y,
+                     int y_stride, int m, Range columns, Range groups) {
   GemmArgs args{.x = x,
                 .y = y,
                 .w = &w,
@@ -174,8 +169,7 @@ void LlamaRank::gemm(const PackedMatrix& w, const std::vector<float>& bias, cons
 void LlamaRank::receive(const StepInput& step, const float* x_in, float* x0) {
   for (size_t s = 0; s < step.kv_lengths.size(); ++s) {
     int position = step.kv_lengths[s] - (step.q_offsets[s + 1] - step.q_offsets[s]);
-    for (int i = step.q_offsets[s]; i < step.q_offsets[s + 1]; ++i)
-      positions_[size_t(i)] = position++;
+    for (int i = step.q_offsets[s]; i < step.q_offsets[s + 1]; ++i) positions_[size_t(i)] = position++;
   }
   const int half = c_.head_dim / 2;
   const LayerWeights& first = weights_->layers[size_t(slice_.layers.begin)];
@@ -192,8 +186,7 @@ void LlamaRank::receive(const StepInput& step, const float* x_in, float* x0) {
         for (int j = 0; j < c_.hidden; ++j) x[j] = to_f32(table[j]);
       }
     }
-    ops_.rms_norm(x, first.attention_norm.data(), c_.rms_eps, c_.hidden,
-                  row(normed_, i, c_.hidden));
+    ops_.rms_norm(x, first.attention_norm.data(), c_.rms_eps, c_.hidden, row(normed_, i, c_.hidden));
     // In double: at position 100,000 an f32 angle would be off by 0.004 radians.
     for (int j = 0; j < half; ++j) {
       const double angle = positions_[size_t(i)] * weights_->rope_freqs[size_t(j)];
@@ -205,13 +198,11 @@ void LlamaRank::receive(const StepInput& step, const float* x_in, float* x0) {
 
 // qkv = the columns of this rank's heads.
 void LlamaRank::project(const LayerWeights& layer, int n) {
-  if (stage_.tp() == 1)
-    return gemm(layer.qkv, layer.qkv_bias, normed_, c_.hidden, qkv_, qkv_width(), n);
+  if (stage_.tp() == 1) return gemm(layer.qkv, layer.qkv_bias, normed_, c_.hidden, qkv_, qkv_width(), n);
   float* y = qkv_;
   const int d = c_.head_dim;
-  for (auto [first, heads] : {std::pair(0, slice_.q_heads),
-                              {c_.n_heads, slice_.kv_heads},
-                              {c_.n_heads + c_.n_kv_heads, slice_.kv_heads}}) {
+  for (auto [first, heads] :
+       {std::pair(0, slice_.q_heads), {c_.n_heads, slice_.kv_heads}, {c_.n_heads + c_.n_kv_heads, slice_.kv_heads}}) {
     const Range columns{(first + heads.begin) * d, (first + heads.end) * d};
     gemm(layer.qkv, layer.qkv_bias, normed_, c_.hidden, y, qkv_width(), n, columns);
     y += width(columns);
@@ -227,8 +218,7 @@ void LlamaRank::turn(const LayerWeights& layer, int n) {
     for (int h = 0; h < n_q + n_kv; ++h) {
       const bool is_q = h < n_q;
       float* head = heads + h * d;
-      if (c_.qk_norm)
-        ops_.rms_norm(head, (is_q ? layer.q_norm : layer.k_norm).data(), c_.rms_eps, d, head);
+      if (c_.qk_norm) ops_.rms_norm(head, (is_q ? layer.q_norm : layer.k_norm).data(), c_.rms_eps, d, head);
       ops_.rope(head, cos, sin, d, is_q ? row(q_, i, q_width_) + h * d : head);
     }
   });
@@ -260,22 +250,22 @@ void LlamaRank::attend(int layer, const Rows& rows) {
 }
 
 // This rank's groups of x W^T: into normed_ where it makes all of them, else where all ranks read.
-void LlamaRank::row_parallel(const PackedMatrix& w, const std::vector<float>& bias, const float* x,
-                             int x_stride, int set, int n) {
+void LlamaRank::row_parallel(const PackedMatrix& w, const std::vector<float>& bias, const float* x, int x_stride,
+                             int set, int n) {
   if (stage_.tp() == 1) return gemm(w, bias, x, x_stride, normed_, c_.hidden, n);
   const int k0 = w.k_range(slice_.groups).begin;
   for (size_t i = 0; i < stage_.parts().size(); ++i) {
     const StageExchange::Part& part = stage_.parts()[i];
     if (part.tensor_rank != tensor_rank_) continue;
-    gemm(w, {}, x + (w.k_range(part.groups).begin - k0), x_stride, stage_.sums(set, i), c_.hidden,
-         n, {0, 0}, part.groups);
+    gemm(w, {}, x + (w.k_range(part.groups).begin - k0), x_stride, stage_.sums(set, i), c_.hidden, n, {0, 0},
+         part.groups);
   }
   stage_.barrier();
 }
 
 // x += the product that row_parallel() has made; then normed = norm(x), unless norm is null.
-void LlamaRank::add_and_norm(float* x0, const std::vector<float>& bias, int set,
-                             const std::vector<float>* norm, int n) {
+void LlamaRank::add_and_norm(float* x0, const std::vector<float>& bias, int set, const std::vector<float>* norm,
+                             int n) {
   for_rows(n, 2 * c_.hidden, [&](int i) {
     float *x = row(x0, i, c_.hidden), *delta = row(normed_, i, c_.hidden);
     if (stage_.tp() > 1) {
@@ -299,8 +289,8 @@ void LlamaRank::output(const LayerWeights& layer, int n) {
     const Range theirs = stage_.columns[size_t(r)];
     const int begin = std::max(wanted.begin, theirs.begin), end = std::min(wanted.end, theirs.end);
     for (int i = 0; i < n && begin < end; ++i)
-      std::copy_n(row(stage_.attended[size_t(r)], i, width(theirs)) + (begin - theirs.begin),
-                  end - begin, row(gathered_, i, width(wanted)) + (begin - wanted.begin));
+      std::copy_n(row(stage_.attended[size_t(r)], i, width(theirs)) + (begin - theirs.begin), end - begin,
+                  row(gathered_, i, width(wanted)) + (begin - wanted.begin));
   }
   row_parallel(layer.o, layer.o_bias, gathered_, width(wanted), 0, n);
 }
@@ -313,8 +303,7 @@ void LlamaRank::mlp(const LayerWeights& layer, int n) {
   } else if (mlp_width_ > 0) {
     const Range up{slice_.mlp.begin + c_.intermediate, slice_.mlp.end + c_.intermediate};
     gemm(layer.gate_up, layer.gate_up_bias, normed_, c_.hidden, gate_up_, stride, n, slice_.mlp);
-    gemm(layer.gate_up, layer.gate_up_bias, normed_, c_.hidden, gate_up_ + mlp_width_, stride, n,
-         up);
+    gemm(layer.gate_up, layer.gate_up_bias, normed_, c_.hidden, gate_up_ + mlp_width_, stride, n, up);
   }
   for_elements(n, mlp_width_, [&](int i, int begin, int end) {
     float* gate = row(gate_up_, i, stride);
@@ -323,8 +312,7 @@ void LlamaRank::mlp(const LayerWeights& layer, int n) {
   row_parallel(layer.down, layer.down_bias, gate_up_, stride, 1, n);
 }
 
-void LlamaRank::run(const StepInput& step, int first_token, const float* x_in, bool observed,
-                    float* logits) {
+void LlamaRank::run(const StepInput& step, int first_token, const float* x_in, bool observed, float* logits) {
   Rows rows{int(step.token_ids.size()), step.q_offsets, step.kv_lengths, step.views};
   const auto& layers = weights_->layers;
   float* x = row(x_, first_token, c_.hidden);
@@ -350,18 +338,16 @@ void LlamaRank::run(const StepInput& step, int first_token, const float* x_in, b
     add_and_norm(x, layer.o_bias, 0, &layer.mlp_norm, rows.n);
     mlp(layer, rows.n);
     const bool leaves = i + 1 == slice_.layers.end;
-    add_and_norm(x, layer.down_bias, 1, leaves ? nullptr : &layers[size_t(i) + 1].attention_norm,
-                 rows.n);
+    add_and_norm(x, layer.down_bias, 1, leaves ? nullptr : &layers[size_t(i) + 1].attention_norm, rows.n);
   }
   if (slice_.layers.end < c_.n_layers) return;
   const int n_logits = int(wanted_.logit_rows.size());
   for_rows(n_logits, c_.hidden, [&](int i) {
-    ops_.rms_norm(row(x, wanted_.logit_rows[size_t(i)], c_.hidden), weights_->final_norm.data(),
-                  c_.rms_eps, c_.hidden, row(normed_, i, c_.hidden));
+    ops_.rms_norm(row(x, wanted_.logit_rows[size_t(i)], c_.hidden), weights_->final_norm.data(), c_.rms_eps, c_.hidden,
+                  row(normed_, i, c_.hidden));
   });
   if (width(slice_.vocab) > 0)
-    gemm(weights_->lm_head, {}, normed_, c_.hidden, logits + slice_.vocab.begin, c_.vocab, n_logits,
-         slice_.vocab);
+    gemm(weights_->lm_head, {}, normed_, c_.hidden, logits + slice_.vocab.begin, c_.vocab, n_logits, slice_.vocab);
 }
 
 // Moves the wanted tokens' rows of x and q to the front.

@@ -43,17 +43,14 @@ class StageExchange {
     Range groups;
     int tensor_rank;
   };
-  StageExchange(const Weights& weights, const KvShards& shards, int stage, int max_step_tokens,
-                bool crowded);
+  StageExchange(const Weights& weights, const KvShards& shards, int stage, int max_step_tokens, bool crowded);
 
   int tp() const { return tp_; }
   void barrier() { barrier_.wait(); }
   const std::vector<Part>& parts() const { return parts_; }
   // [max_step_tokens, hidden] of one part. There are two sets, used in turn: who writes to one has
   // passed the barrier behind which everybody has read from it.
-  float* sums(int set, size_t part) {
-    return sums_.as<float>() + (size_t(set) * parts_.size() + part) * part_floats_;
-  }
+  float* sums(int set, size_t part) { return sums_.as<float>() + (size_t(set) * parts_.size() + part) * part_floats_; }
   // out[0, n) = the tree over all parts, of elements [at, at + n) of each.
   void add_up(const Ops& ops, int set, size_t at, int n, float* out) const;
   // True where a rank's groups of o_proj are not its own heads' columns: then ranks read columns of
@@ -76,8 +73,8 @@ class StageExchange {
 
 class LlamaRank {
  public:
-  LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& shards, int rank,
-            StageExchange& stage, ThreadTeam& team, int max_step_tokens, const Kernels& kernels);
+  LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& shards, int rank, StageExchange& stage,
+            ThreadTeam& team, int max_step_tokens, const Kernels& kernels);
 
   // The step, or some tokens of it: `step` has this rank's views alone, and `first_token` is the
   // place of its first token in the residual stream. `x_in`, [max_step_tokens, hidden]: what the
@@ -88,9 +85,7 @@ class LlamaRank {
 
   const float* x() const { return x_; }
   const RankSlice& slice() const { return slice_; }
-  size_t scratch_bytes() const {
-    return activations_.size() + gemm_scratch_.bytes() + positions_.size() * sizeof(int);
-  }
+  size_t scratch_bytes() const { return activations_.size() + gemm_scratch_.bytes() + positions_.size() * sizeof(int); }
 
  private:
   // Tokens of a step, or of a part of it, as attention wants them.
@@ -103,14 +98,12 @@ class LlamaRank {
   void for_elements(int n_rows, int width, Body body);
   template <class Body>
   void for_rows(int n_rows, int width, Body body);
-  void gemm(const PackedMatrix& w, const std::vector<float>& bias, const float* x, int x_stride,
-            float* y, int y_stride, int m, Range columns = {0, 0}, Range groups = {0, 0});
+  void gemm(const PackedMatrix& w, const std::vector<float>& bias, const float* x, int x_stride, float* y, int y_stride,
+            int m, Range columns = {0, 0}, Range groups = {0, 0});
   int qkv_width() const { return q_width_ + 2 * kv_width_; }
   int window(int layer) const { return layer >= c_.window_from_layer ? c_.sliding_window : 0; }
   float* row(float* base, int i, int width) const { return base + size_t(i) * size_t(width); }
-  const float* row(const float* base, int i, int width) const {
-    return base + size_t(i) * size_t(width);
-  }
+  const float* row(const float* base, int i, int width) const { return base + size_t(i) * size_t(width); }
 
   void receive(const StepInput& step, const float* x_in, float* x);
   void project(const LayerWeights& layer, int n);
@@ -120,10 +113,9 @@ class LlamaRank {
   void attend(int layer, const Rows& rows);
   void output(const LayerWeights& layer, int n);
   void mlp(const LayerWeights& layer, int n);
-  void row_parallel(const PackedMatrix& w, const std::vector<float>& bias, const float* x,
-                    int x_stride, int set, int n);
-  void add_and_norm(float* x, const std::vector<float>& bias, int set,
-                    const std::vector<float>* norm, int n);
+  void row_parallel(const PackedMatrix& w, const std::vector<float>& bias, const float* x, int x_stride, int set,
+                    int n);
+  void add_and_norm(float* x, const std::vector<float>& bias, int set, const std::vector<float>* norm, int n);
 
   const std::shared_ptr<const Weights> weights_;
   const ModelConfig& c_;

@@ -8,26 +8,24 @@
 
 namespace xpyd {
 
-void check_step(const StepInput& step, const ModelConfig& c, int max_step_tokens, int max_logits,
-                int n_previous, int n_ranks) {
+void check_step(const StepInput& step, const ModelConfig& c, int max_step_tokens, int max_logits, int n_previous,
+                int n_ranks) {
   const int n = int(step.token_ids.size()), n_seqs = int(step.kv_lengths.size());
   XPYD_CHECK(n > 0 && n <= max_step_tokens,
              std::to_string(n) + " tokens of at most " + std::to_string(max_step_tokens));
   XPYD_CHECK(int(step.logit_rows.size()) <= max_logits,
              std::to_string(step.logit_rows.size()) + " of " + std::to_string(max_logits));
   XPYD_CHECK(int(step.q_offsets.size()) == n_seqs + 1 && int(step.views.size()) == n_seqs * n_ranks,
-             std::to_string(step.views.size()) + " views of " + std::to_string(n_seqs) +
-                 " sequences on " + std::to_string(n_ranks) + " ranks");
+             std::to_string(step.views.size()) + " views of " + std::to_string(n_seqs) + " sequences on " +
+                 std::to_string(n_ranks) + " ranks");
   XPYD_CHECK(step.q_offsets[0] == 0 && step.q_offsets[size_t(n_seqs)] == n);
   for (size_t s = 0; s < size_t(n_seqs); ++s) {
     const int q_tokens = step.q_offsets[s + 1] - step.q_offsets[s];
-    XPYD_CHECK(
-        q_tokens >= 0 && step.kv_lengths[s] >= q_tokens && step.kv_lengths[s] <= c.max_position,
-        "sequence " + std::to_string(s) + ": " + std::to_string(q_tokens) + " tokens, KV length " +
-            std::to_string(step.kv_lengths[s]));
+    XPYD_CHECK(q_tokens >= 0 && step.kv_lengths[s] >= q_tokens && step.kv_lengths[s] <= c.max_position,
+               "sequence " + std::to_string(s) + ": " + std::to_string(q_tokens) + " tokens, KV length " +
+                   std::to_string(step.kv_lengths[s]));
   }
-  for (int32_t id : step.token_ids)
-    XPYD_CHECK(id >= -n_previous && id < c.vocab, std::to_string(id));
+  for (int32_t id : step.token_ids) XPYD_CHECK(id >= -n_previous && id < c.vocab, std::to_string(id));
   int previous = -1;
   for (int32_t r : step.logit_rows) {
     XPYD_CHECK(r > previous && r < n, std::to_string(r));
@@ -102,7 +100,7 @@ Work llama_work(const StepInput& step, const ModelConfig& c, Dtype weights, Dtyp
   attention(wanted.q_offsets, wanted.kv_lengths, wanted.views, last, 1);
   matrix(c.vocab, c.hidden, n_logits, 1);
   total.bytes += double(n) * c.hidden * double(dtype_bytes(weights));  // embedding rows
-  for (size_t s = 0; s < step.views.size(); ++s)  // KV appended; attention counts what it reads
+  for (size_t s = 0; s < step.views.size(); ++s)                       // KV appended; attention counts what it reads
     total.bytes += double(step.q_offsets[s + 1] - step.q_offsets[s]) *
                    double(step.views[s].layout->shape.token_bytes());
   return total;

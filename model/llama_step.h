@@ -11,8 +11,8 @@ namespace xpyd {
 
 // The step is made by the engine: a wrong one is a bug, whatever clients sent. Aborts. Token ids
 // down to -n_previous stand for tokens that the step before chose.
-void check_step(const StepInput& step, const ModelConfig& config, int max_step_tokens,
-                int max_logits, int n_previous = 0, int n_ranks = 1);
+void check_step(const StepInput& step, const ModelConfig& config, int max_step_tokens, int max_logits,
+                int n_previous = 0, int n_ranks = 1);
 
 // After the last layer's KV is written, only tokens whose logits are wanted go on: of each sequence
 // those from the first wanted one to its end, as attention takes a sequence's last tokens. A prompt

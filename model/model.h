@@ -36,9 +36,8 @@ struct StepInput {
   // [n_seqs]; room for kv_lengths[s] tokens is there. Of a model on several ranks: [n_ranks,
   // n_seqs], each rank's own KV memory.
   std::span<const KvView> views;
-  std::span<const int32_t>
-      logit_rows;  // [n_logits]: ascending indices into token_ids whose logits are wanted
-  LayerObserver* observer = nullptr;  // may be null
+  std::span<const int32_t> logit_rows;  // [n_logits]: ascending indices into token_ids whose logits are wanted
+  LayerObserver* observer = nullptr;    // may be null
 };
 
 // What a model chose from one row of logits.
@@ -77,9 +76,8 @@ class Model {
 
   // Weights, KV and activations that this step must touch, and its useful FLOPs.
   virtual Work work(const StepInput& step) const = 0;
-  virtual size_t weight_bytes() const = 0;  // shared with other models over the same weights
-  virtual size_t scratch_bytes()
-      const = 0;  // activations and buffers of this instance, fixed at construction
+  virtual size_t weight_bytes() const = 0;   // shared with other models over the same weights
+  virtual size_t scratch_bytes() const = 0;  // activations and buffers of this instance, fixed at construction
 };
 
 inline KvShape kv_shape(const ModelConfig& c, Dtype kv_dtype) {
@@ -95,8 +93,7 @@ struct LoadOptions {
 };
 
 // Reads and checks everything before it allocates; packs matrices once (the team helps).
-Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir,
-                                                    const ModelConfig& config,
+Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, const ModelConfig& config,
                                                     const LoadOptions& options, ThreadTeam& team);
 
 struct GemmVariant;       // model/gemm.h
@@ -110,8 +107,8 @@ struct Kernels {
 
 // A Llama-family model over shared weights. `max_step_tokens` bounds n_tokens of one forward() and,
 // with max_logits, fixes the scratch. `team` runs the kernels and is used by this model alone.
-std::unique_ptr<Model> make_llama(std::shared_ptr<const Weights> weights, ThreadTeam& team,
-                                  int max_step_tokens, int max_logits, const Kernels& kernels = {});
+std::unique_ptr<Model> make_llama(std::shared_ptr<const Weights> weights, ThreadTeam& team, int max_step_tokens,
+                                  int max_logits, const Kernels& kernels = {});
 
 // The same model on tp x pp ranks, a thread each with a KV memory of its own (StepInput::views),
 // and with the same bits. The first rank is the engine's thread.
@@ -120,14 +117,13 @@ struct ShardOptions {
   KvShards shards;
   int threads_per_rank = 1;
   std::vector<int> cpus = {};  // [n_ranks * threads_per_rank] to pin to, or empty
-  int piece_tokens = 0;  // of a step, that pass from stage to stage together; 0: as many as pay
+  int piece_tokens = 0;        // of a step, that pass from stage to stage together; 0: as many as pay
 };
 // Before: check_model_shards() takes the shape.
-std::unique_ptr<Model> make_sharded_llama(std::shared_ptr<const Weights> weights,
-                                          const ShardOptions& options, int max_step_tokens,
-                                          int max_logits, const Kernels& kernels = {});
+std::unique_ptr<Model> make_sharded_llama(std::shared_ptr<const Weights> weights, const ShardOptions& options,
+                                          int max_step_tokens, int max_logits, const Kernels& kernels = {});
 // check_shards, and what the forward pass asks for besides: whole heads for every rank.
-Status check_model_shards(const ModelConfig& config, const KvShards& shards,
-                          const std::string& tp_name = "tp", const std::string& pp_name = "pp");
+Status check_model_shards(const ModelConfig& config, const KvShards& shards, const std::string& tp_name = "tp",
+                          const std::string& pp_name = "pp");
 
 }  // namespace xpyd

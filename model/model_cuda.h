@@ -36,9 +36,8 @@ struct CudaModelOptions {
 };
 
 // Whether these rows exist and take this model and KV on this card; the error names the option.
-Status check_cuda_attention(const CudaModelOptions& options, const ModelConfig& config,
-                            Dtype activations, const KvLayout& layout, bool contiguous,
-                            const cuda::Card& card);
+Status check_cuda_attention(const CudaModelOptions& options, const ModelConfig& config, Dtype activations,
+                            const KvLayout& layout, bool contiguous, const cuda::Card& card);
 
 class CudaModel : public Model {
  public:
@@ -50,14 +49,12 @@ class CudaModel : public Model {
     long replays = 0;   // steps that ran as a graph
   };
   virtual Counts counts() const = 0;
-  virtual std::string describe()
-      const = 0;  // what was chosen: products, attention, graphs; one per line
+  virtual std::string describe() const = 0;  // what was chosen: products, attention, graphs; one per line
 };
 
 // Allocates all its memory here and chooses GEMM algorithms, so it waits. Error `unavailable`: no
 // room on the card, or no algorithm that keeps a row's bits; says which.
-Result<std::unique_ptr<CudaModel>> make_cuda_llama(std::shared_ptr<const CudaWeights> weights,
-                                                   const cuda::Card& card, cuda::Stream& stream,
-                                                   const CudaModelOptions& options);
+Result<std::unique_ptr<CudaModel>> make_cuda_llama(std::shared_ptr<const CudaWeights> weights, const cuda::Card& card,
+                                                   cuda::Stream& stream, const CudaModelOptions& options);
 
 }  // namespace xpyd

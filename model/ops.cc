@@ -44,8 +44,7 @@ void swiglu(const float* gate, const float* up, int n, float* out) {
 void rms_norm(const float* x, const float* weight, double eps, int n, float* out) {
   float lane[8] = {};  // independent chains; added in a fixed tree
   for (int i = 0; i < n; ++i) lane[i & 7] += x[i] * x[i];
-  float sum =
-      ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+  float sum = ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
   const float scale = float(1.0 / std::sqrt(double(sum) / n + eps));
   for (int i = 0; i < n; ++i) out[i] = x[i] * scale * weight[i];
 }
@@ -87,8 +86,7 @@ std::span<const Ops> ops_variants() {
 #if defined(__x86_64__)
     kAvx2Ops,
 #endif
-    {"portable", rms_norm, add, rope, swiglu, exp_row, peak, sum, always,
-     "plain loops; multiply, then add"},
+    {"portable", rms_norm, add, rope, swiglu, exp_row, peak, sum, always, "plain loops; multiply, then add"},
   };
   return variants;
 }

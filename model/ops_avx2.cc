@@ -54,8 +54,7 @@ inline __m256 exp_vector(__m256 original) {
   p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.6666665459e-1f));
   p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
   p = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), _mm256_set1_ps(1.0f));
-  const __m256i exponent =
-      _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+  const __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
   const __m256 tiny = _mm256_cmp_ps(original, smallest, _CMP_LT_OQ);
   return _mm256_andnot_ps(tiny, _mm256_mul_ps(p, _mm256_castsi256_ps(exponent)));
 }
@@ -75,13 +74,8 @@ void swiglu(const float* gate, const float* up, int n, float* out) {
     return _mm256_mul_ps(_mm256_div_ps(g, below), u);
   };
   for_vectors(
-      n,
-      [&](int i) {
-        _mm256_storeu_ps(out + i, f(_mm256_loadu_ps(gate + i), _mm256_loadu_ps(up + i)));
-      },
-      [&](int i, int rest) {
-        store_part(out + i, rest, f(load_part(gate + i, rest), load_part(up + i, rest)));
-      });
+      n, [&](int i) { _mm256_storeu_ps(out + i, f(_mm256_loadu_ps(gate + i), _mm256_loadu_ps(up + i))); },
+      [&](int i, int rest) { store_part(out + i, rest, f(load_part(gate + i, rest), load_part(up + i, rest))); });
 }
 
 void rms_norm(const float* x, const float* weight, double eps, int n, float* out) {
@@ -96,18 +90,12 @@ void rms_norm(const float* x, const float* weight, double eps, int n, float* out
     const __m256 v = n - i >= kLanes ? _mm256_loadu_ps(x + i) : load_part(x + i, n - i);
     sums[j] = _mm256_fmadd_ps(v, v, sums[j]);
   }
-  const float sum =
-      lane_sum(_mm256_add_ps(_mm256_add_ps(sums[0], sums[2]), _mm256_add_ps(sums[1], sums[3])));
+  const float sum = lane_sum(_mm256_add_ps(_mm256_add_ps(sums[0], sums[2]), _mm256_add_ps(sums[1], sums[3])));
   const __m256 scale = _mm256_set1_ps(float(1.0 / sqrt(double(sum) / n + eps)));
   auto f = [&](__m256 v, __m256 w) { return _mm256_mul_ps(_mm256_mul_ps(v, scale), w); };
   for_vectors(
-      n,
-      [&](int k) {
-        _mm256_storeu_ps(out + k, f(_mm256_loadu_ps(x + k), _mm256_loadu_ps(weight + k)));
-      },
-      [&](int k, int rest) {
-        store_part(out + k, rest, f(load_part(x + k, rest), load_part(weight + k, rest)));
-      });
+      n, [&](int k) { _mm256_storeu_ps(out + k, f(_mm256_loadu_ps(x + k), _mm256_loadu_ps(weight + k))); },
+      [&](int k, int rest) { store_part(out + k, rest, f(load_part(x + k, rest), load_part(weight + k, rest))); });
 }
 
 // add and rope only multiply and add without fusing: a scalar element has the bits of a vector one.
@@ -150,11 +138,9 @@ Largest peak(const float* x, int n) {
   for (; i + kLanes <= n; i += kLanes) take(_mm256_loadu_ps(x + i), 0);
   alignas(32) float values[kLanes];
   alignas(32) int counts[kLanes];
-  _mm256_store_ps(values,
-                  _mm256_max_ps(_mm256_max_ps(best[0], best[1]), _mm256_max_ps(best[2], best[3])));
-  _mm256_store_si256(
-      reinterpret_cast<__m256i*>(counts),
-      _mm256_add_epi32(_mm256_add_epi32(nans[0], nans[1]), _mm256_add_epi32(nans[2], nans[3])));
+  _mm256_store_ps(values, _mm256_max_ps(_mm256_max_ps(best[0], best[1]), _mm256_max_ps(best[2], best[3])));
+  _mm256_store_si256(reinterpret_cast<__m256i*>(counts),
+                     _mm256_add_epi32(_mm256_add_epi32(nans[0], nans[1]), _mm256_add_epi32(nans[2], nans[3])));
   Largest peak{kLowest, 0};
   for (int j = 0; j < kLanes; ++j) {
     peak.value = values[j] > peak.value ? values[j] : peak.value;
@@ -171,10 +157,8 @@ double sum(const float* x, int n) {
   __m256d sums[4] = {};
   int i = 0;
   for (; i + 16 <= n; i += 16)
-    for (int j = 0; j < 4; ++j)
-      sums[j] = _mm256_add_pd(sums[j], _mm256_cvtps_pd(_mm_loadu_ps(x + i + 4 * j)));
-  const __m256d all =
-      _mm256_add_pd(_mm256_add_pd(sums[0], sums[1]), _mm256_add_pd(sums[2], sums[3]));
+    for (int j = 0; j < 4; ++j) sums[j] = _mm256_add_pd(sums[j], _mm256_cvtps_pd(_mm_loadu_ps(x + i + 4 * j)));
+  const __m256d all = _mm256_add_pd(_mm256_add_pd(sums[0], sums[1]), _mm256_add_pd(sums[2], sums[3]));
   const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(all), _mm256_extractf128_pd(all, 1));
   double total = _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
   for (; i < n; ++i) total += double(x[i]);
@@ -187,10 +171,7 @@ bool cpu_has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_sup
 
 extern const Ops kAvx2Ops;
 const Ops kAvx2Ops = {
-    "avx2",       rms_norm,
-    add,          rope,
-    swiglu,       exp_row,
-    peak,         sum,
-    cpu_has_avx2, "8 lanes; fused multiply-adds in exp and in the sum of squares"};
+    "avx2",  rms_norm, add, rope,         swiglu,
+    exp_row, peak,     sum, cpu_has_avx2, "8 lanes; fused multiply-adds in exp and in the sum of squares"};
 
 }  // namespace xpyd

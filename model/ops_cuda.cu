@@ -38,13 +38,10 @@ template <int W, class T>
 __device__ inline Piece<T, W>& piece(T* p, int at) {
   return *reinterpret_cast<Piece<T, W>*>(p + at);
 }
-constexpr int kWide =
-    4;  // where every row and its parts begin at multiples of as many elements; else 1
+constexpr int kWide = 4;  // where every row and its parts begin at multiples of as many elements; else 1
 
 // Threads of one row: from its width alone, about four elements each.
-int row_threads(int width) {
-  return std::clamp((width / 4 + kWarp - 1) / kWarp * kWarp, kWarp, 1024);
-}
+int row_threads(int width) { return std::clamp((width / 4 + kWarp - 1) / kWarp * kWarp, kWarp, 1024); }
 size_t row_shared() { return cuda::shared_bytes<float>(kWarp); }
 
 // Every thread gets the sum over the block: lanes in a butterfly, then warps in ascending order.
@@ -57,14 +54,11 @@ __device__ inline float block_sum(float x, Shared<float> warps) {
   return sum;
 }
 
-__device__ inline float norm_scale(float squares, int n, float eps) {
-  return 1.0f / sqrtf(squares / float(n) + eps);
-}
+__device__ inline float norm_scale(float squares, int n, float eps) { return 1.0f / sqrtf(squares / float(n) + eps); }
 
 // out = x * scale * weight; each thread reads the elements of x that it wrote.
 template <int W, class T>
-__device__ inline void write_normed(const float* x, const float* weight, float scale, int width,
-                                    T* out) {
+__device__ inline void write_normed(const float* x, const float* weight, float scale, int width, T* out) {
   for (int j = int(threadIdx.x) * W; j < width; j += int(blockDim.x) * W) {
     const auto from = piece<W>(x, j), by = piece<W>(weight, j);
     Piece<T, W> to;
@@ -114,8 +108,7 @@ __global__ void add_norm_kernel(CudaAddNormArgs a) {
     if (a.delta) {
       const auto add = piece<W>(delta, j);
 #pragma unroll
-      for (int i = 0; i < W; ++i)
-        value.x[i] += load(add.x, size_t(i)) + (a.bias ? a.bias[j + i] : 0);
+      for (int i = 0; i < W; ++i) value.x[i] += load(add.x, size_t(i)) + (a.bias ? a.bias[j + i] : 0);
       piece<W>(x, j) = value;
     }
 #pragma unroll
@@ -128,9 +121,8 @@ __global__ void add_norm_kernel(CudaAddNormArgs a) {
 
 // A row of int8 or int4 (attention/kv_row.h) of the elements j and j + half that the warp's lanes
 // hold; for int4 half is even. The bytes are those of write_kv_row().
-__device__ inline void write_codes(Dtype dtype, const float (&low)[kMaxPairs],
-                                   const float (&high)[kMaxPairs], int half, int lane,
-                                   std::byte* row) {
+__device__ inline void write_codes(Dtype dtype, const float (&low)[kMaxPairs], const float (&high)[kMaxPairs], int half,
+                                   int lane, std::byte* row) {
   float min = std::numeric_limits<float>::infinity(), max = -min, poison = 0;
 #pragma unroll
   for (int i = 0; i < kMaxPairs; ++i) {
@@ -139,8 +131,7 @@ __device__ inline void write_codes(Dtype dtype, const float (&low)[kMaxPairs],
     max = fmaxf(max, fmaxf(low[i], high[i]));
     poison += 0.0f * low[i] + 0.0f * high[i];
   }
-  const KvQuantiser q =
-      kv_quantiser(dtype, -cuda::warp_max(-min), cuda::warp_max(max), cuda::warp_sum(poison));
+  const KvQuantiser q = kv_quantiser(dtype, -cuda::warp_max(-min), cuda::warp_max(max), cuda::warp_sum(poison));
 #pragma unroll
   for (int i = 0; i < kMaxPairs; ++i) {
     const int j = lane + i * kWarp;
@@ -200,8 +191,7 @@ __global__ void turn_kernel(const __grid_constant__ CudaTurnArgs a) {
   T* q = static_cast<T*>(a.q) + (size_t(token) * size_t(a.n_heads) + size_t(head)) * size_t(d);
   std::byte* row = nullptr;
   if (!is_q) {
-    const KvView view =
-        cuda::attention::view_of(a.step, a.pool, a.layout, a.step.token_seqs[token]);
+    const KvView view = cuda::attention::view_of(a.step, a.pool, a.layout, a.step.token_seqs[token]);
     row = view.row(a.layer, is_v, position, head - a.n_heads - (is_v ? n_kv : 0));
   }
   const Dtype dtype = a.layout.shape.dtype;
@@ -259,9 +249,7 @@ __global__ void gather_kernel(const void* from, const int32_t* rows, size_t word
   for (size_t j = threadIdx.x; j < words; j += blockDim.x) destination[j] = source[j];
 }
 
-void check_dtype(Dtype dtype) {
-  XPYD_CHECK(dtype == Dtype::f32 || dtype == Dtype::bf16, dtype_name(dtype));
-}
+void check_dtype(Dtype dtype) { XPYD_CHECK(dtype == Dtype::f32 || dtype == Dtype::bf16, dtype_name(dtype)); }
 
 }  // namespace
 
@@ -269,9 +257,8 @@ void cuda_embed(const CudaEmbedArgs& a, const cuda::On& on) {
   check_dtype(a.dtype);
   const Shape shape{dim3(unsigned(a.n)), dim3(unsigned(row_threads(a.table.k))), row_shared()};
   const bool wide = a.table.k % kWide == 0 && a.table.stride % kWide == 0 && a.stride % kWide == 0;
-  auto* kernel = a.dtype == Dtype::f32
-                     ? (wide ? embed_kernel<float, kWide> : embed_kernel<float, 1>)
-                     : (wide ? embed_kernel<bf16, kWide> : embed_kernel<bf16, 1>);
+  auto* kernel = a.dtype == Dtype::f32 ? (wide ? embed_kernel<float, kWide> : embed_kernel<float, 1>)
+                                       : (wide ? embed_kernel<bf16, kWide> : embed_kernel<bf16, 1>);
   cuda::launch(kernel, "embed", shape, on, a);
 }
 
@@ -281,9 +268,8 @@ void cuda_add_norm(const CudaAddNormArgs& a, const cuda::On& on) {
   if (a.n == 0) return;
   const Shape shape{dim3(unsigned(a.n)), dim3(unsigned(row_threads(a.width))), row_shared()};
   const bool wide = a.width % kWide == 0 && a.stride % kWide == 0;
-  auto* kernel = a.dtype == Dtype::f32
-                     ? (wide ? add_norm_kernel<float, kWide> : add_norm_kernel<float, 1>)
-                     : (wide ? add_norm_kernel<bf16, kWide> : add_norm_kernel<bf16, 1>);
+  auto* kernel = a.dtype == Dtype::f32 ? (wide ? add_norm_kernel<float, kWide> : add_norm_kernel<float, 1>)
+                                       : (wide ? add_norm_kernel<bf16, kWide> : add_norm_kernel<bf16, 1>);
   cuda::launch(kernel, "add_norm", shape, on, a);
 }
 
@@ -292,14 +278,11 @@ void cuda_turn_append(const CudaTurnArgs& a, const cuda::On& on) {
   const KvShape& kv = a.layout.shape;
   if (!kv.quantised()) check_dtype(kv.dtype);
   XPYD_CHECK(kv.dtype != Dtype::int4 || kv.head_dim % 4 == 0, std::to_string(kv.head_dim));
-  XPYD_CHECK(kv.head_dim % 2 == 0 && kv.head_dim <= 2 * kMaxPairs * kWarp,
-             std::to_string(kv.head_dim));
+  XPYD_CHECK(kv.head_dim % 2 == 0 && kv.head_dim <= 2 * kMaxPairs * kWarp, std::to_string(kv.head_dim));
   const int heads = a.n_heads + 2 * kv.n_kv_heads;
-  const Shape shape{
-      dim3(unsigned(a.step.n_tokens), unsigned((heads + kHeadWarps - 1) / kHeadWarps)),
-      dim3(kHeadWarps * kWarp)};
-  cuda::launch(a.dtype == Dtype::f32 ? turn_kernel<float> : turn_kernel<bf16>, "turn_append", shape,
-               on, a);
+  const Shape shape{dim3(unsigned(a.step.n_tokens), unsigned((heads + kHeadWarps - 1) / kHeadWarps)),
+                    dim3(kHeadWarps * kWarp)};
+  cuda::launch(a.dtype == Dtype::f32 ? turn_kernel<float> : turn_kernel<bf16>, "turn_append", shape, on, a);
 }
 
 void cuda_swiglu(const CudaSwigluArgs& a, const cuda::On& on) {
@@ -307,24 +290,19 @@ void cuda_swiglu(const CudaSwigluArgs& a, const cuda::On& on) {
   if (a.n == 0) return;
   const bool wide = a.width % kWide == 0 && a.stride % kWide == 0;
   const int threads = (a.width + (wide ? kWide : 1) - 1) / (wide ? kWide : 1);
-  const Shape shape{dim3(unsigned(a.n), unsigned((threads + kSwigluBlock - 1) / kSwigluBlock)),
-                    dim3(kSwigluBlock)};
-  auto* kernel = a.dtype == Dtype::f32
-                     ? (wide ? swiglu_kernel<float, kWide> : swiglu_kernel<float, 1>)
-                     : (wide ? swiglu_kernel<bf16, kWide> : swiglu_kernel<bf16, 1>);
+  const Shape shape{dim3(unsigned(a.n), unsigned((threads + kSwigluBlock - 1) / kSwigluBlock)), dim3(kSwigluBlock)};
+  auto* kernel = a.dtype == Dtype::f32 ? (wide ? swiglu_kernel<float, kWide> : swiglu_kernel<float, 1>)
+                                       : (wide ? swiglu_kernel<bf16, kWide> : swiglu_kernel<bf16, 1>);
   cuda::launch(kernel, "swiglu", shape, on, a);
 }
 
-void cuda_gather_rows(const void* from, const int32_t* rows, int n, size_t bytes, void* to,
-                      const cuda::On& on) {
+void cuda_gather_rows(const void* from, const int32_t* rows, int n, size_t bytes, void* to, const cuda::On& on) {
   XPYD_CHECK(bytes % 2 == 0, std::to_string(bytes));
   if (n == 0) return;
   const bool wide = bytes % 16 == 0;
   const size_t words = bytes / (wide ? 16 : 2);
-  const Shape shape{dim3(unsigned(n)),
-                    dim3(unsigned(row_threads(int(4 * std::min<size_t>(words, 256)))))};
-  cuda::launch(wide ? gather_kernel<uint4> : gather_kernel<uint16_t>, "gather_rows", shape, on,
-               from, rows, words, to);
+  const Shape shape{dim3(unsigned(n)), dim3(unsigned(row_threads(int(4 * std::min<size_t>(words, 256)))))};
+  cuda::launch(wide ? gather_kernel<uint4> : gather_kernel<uint16_t>, "gather_rows", shape, on, from, rows, words, to);
 }
 
 }  // namespace xpyd

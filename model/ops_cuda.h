@@ -31,13 +31,12 @@ struct CudaEmbedArgs {
 void cuda_embed(const CudaEmbedArgs& args, const cuda::On& on);
 
 struct CudaAddNormArgs {
-  float* x = nullptr;           // [n, width]
-  const void* delta = nullptr;  // [n, stride], `dtype`; null: nothing is added
-  const float* bias = nullptr;  // [width] or null; belongs to delta
-  const float* norm = nullptr;  // [width]; null: x alone
-  const int32_t* rows =
-      nullptr;             // [n] or null: the row of x that becomes row i of normed; no delta then
-  void* normed = nullptr;  // [n, stride], `dtype`; may be delta
+  float* x = nullptr;             // [n, width]
+  const void* delta = nullptr;    // [n, stride], `dtype`; null: nothing is added
+  const float* bias = nullptr;    // [width] or null; belongs to delta
+  const float* norm = nullptr;    // [width]; null: x alone
+  const int32_t* rows = nullptr;  // [n] or null: the row of x that becomes row i of normed; no delta then
+  void* normed = nullptr;         // [n, stride], `dtype`; may be delta
   Dtype dtype = Dtype::f32;
   float eps = 0;
   int n = 0, width = 0, stride = 0;
@@ -75,7 +74,6 @@ void cuda_swiglu(const CudaSwigluArgs& args, const cuda::On& on);
 
 // to[i] = from[rows[i]], rows of `bytes` bytes (a multiple of 2), packed. from and to do not
 // overlap.
-void cuda_gather_rows(const void* from, const int32_t* rows, int n, size_t bytes, void* to,
-                      const cuda::On& on);
+void cuda_gather_rows(const void* from, const int32_t* rows, int n, size_t bytes, void* to, const cuda::On& on);
 
 }  // namespace xpyd

@@ -11,8 +11,7 @@ namespace xpyd {
 namespace {
 
 __global__ void fill_random_kernel(bf16* out, size_t n, uint64_t array, float scale) {
-  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n;
-       i += size_t(gridDim.x) * blockDim.x)
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x)
     out[i] = to_bf16(scale * to_f32(random_element(array, i)));
 }
 
@@ -38,23 +37,21 @@ __global__ void empty_kernel() {}
 
 void fill_random(void* bf16s, size_t n, uint64_t array, float scale, cuda::Stream& stream) {
   const size_t blocks = std::clamp<size_t>(n / 4096, 1, 4096);
-  cuda::launch(fill_random_kernel, "fill_random", cuda::Shape{dim3(unsigned(blocks)), dim3(256)},
-               stream, static_cast<bf16*>(bf16s), n, array, scale);
+  cuda::launch(fill_random_kernel, "fill_random", cuda::Shape{dim3(unsigned(blocks)), dim3(256)}, stream,
+               static_cast<bf16*>(bf16s), n, array, scale);
 }
 
 CudaPeakProbe::CudaPeakProbe(cuda::Stream& stream, const CudaPeakSizes& sizes)
     : stream_(stream), sizes_(sizes), any_order_(stream, false), one_order_(stream) {}
 
-Result<std::unique_ptr<CudaPeakProbe>> CudaPeakProbe::make(cuda::Stream& stream,
-                                                           const CudaPeakSizes& sizes) {
+Result<std::unique_ptr<CudaPeakProbe>> CudaPeakProbe::make(cuda::Stream& stream, const CudaPeakSizes& sizes) {
   std::unique_ptr<CudaPeakProbe> probe(new CudaPeakProbe(stream, sizes));
   const size_t n = size_t(sizes.gemm_n), matrix = n * n * sizeof(bf16);
-  for (auto [memory, bytes] :
-       {std::pair(&probe->from_, std::max(sizes.copy_bytes, sizes.link_bytes)),
-        {&probe->to_, sizes.copy_bytes},
-        {&probe->a_, matrix},
-        {&probe->b_, matrix},
-        {&probe->c_, matrix}}) {
+  for (auto [memory, bytes] : {std::pair(&probe->from_, std::max(sizes.copy_bytes, sizes.link_bytes)),
+                               {&probe->to_, sizes.copy_bytes},
+                               {&probe->a_, matrix},
+                               {&probe->b_, matrix},
+                               {&probe->c_, matrix}}) {
     Result<cuda::Memory> made = cuda::Memory::device(bytes);
     if (!made) return made.error();
     *memory = std::move(made).value();
@@ -74,8 +71,7 @@ Result<std::unique_ptr<CudaPeakProbe>> CudaPeakProbe::make(cuda::Stream& stream,
                      .x_stride = int(n),
                      .y_stride = int(n)};
   for (CudaGemm* gemm : {&probe->any_order_, &probe->one_order_})
-    if (Status prepared = gemm->prepare(probe->product_, int(n)); !prepared)
-      return prepared.error();
+    if (Status prepared = gemm->prepare(probe->product_, int(n)); !prepared) return prepared.error();
   return Result<std::unique_ptr<CudaPeakProbe>>(std::move(probe));
 }
 
@@ -89,15 +85,13 @@ double CudaPeakProbe::seconds(const std::function<void()>& run, int repetitions)
 
 double CudaPeakProbe::copy_gbps() {
   const double bytes = 2 * double(sizes_.copy_bytes);
-  return 1e-9 * bytes /
-         seconds([&] { cuda::copy(to_.data(), from_.data(), sizes_.copy_bytes, stream_); }, 4);
+  return 1e-9 * bytes / seconds([&] { cuda::copy(to_.data(), from_.data(), sizes_.copy_bytes, stream_); }, 4);
 }
 
 double CudaPeakProbe::read_gbps() {
   const size_t n = sizes_.copy_bytes / sizeof(uint4), blocks = n / (256 * kReads);
   auto read = [&] {
-    cuda::launch(read_kernel, "read",
-                 cuda::Shape{dim3(unsigned(std::clamp<size_t>(blocks, 1, 4096))), dim3(256)},
+    cuda::launch(read_kernel, "read", cuda::Shape{dim3(unsigned(std::clamp<size_t>(blocks, 1, 4096))), dim3(256)},
                  stream_, from_.as<const uint4>(), n, to_.as<uint32_t>());
   };
   return 1e-9 * double(sizes_.copy_bytes) / seconds(read, 4);
@@ -111,8 +105,7 @@ double CudaPeakProbe::gemm_tflops() { return tflops(any_order_); }
 double CudaPeakProbe::one_order_tflops() { return tflops(one_order_); }
 
 double CudaPeakProbe::link_gbps(void* to, const void* from) {
-  return 1e-9 * double(sizes_.link_bytes) /
-         seconds([&] { cuda::copy(to, from, sizes_.link_bytes, stream_); }, 4);
+  return 1e-9 * double(sizes_.link_bytes) / seconds([&] { cuda::copy(to, from, sizes_.link_bytes, stream_); }, 4);
 }
 double CudaPeakProbe::to_card_gbps() { return link_gbps(from_.data(), host_.data()); }
 double CudaPeakProbe::from_card_gbps() { return link_gbps(host_.data(), from_.data()); }
@@ -130,15 +123,13 @@ double CudaPeakProbe::graph_launch_us() {
 }
 
 CudaPeak measure_cuda_peak(CudaPeakProbe& probe, const std::string& card, int rounds) {
-  constexpr double (CudaPeakProbe::*kMeasure[])() = {
-      &CudaPeakProbe::copy_gbps,    &CudaPeakProbe::read_gbps,
-      &CudaPeakProbe::gemm_tflops,  &CudaPeakProbe::one_order_tflops,
-      &CudaPeakProbe::to_card_gbps, &CudaPeakProbe::from_card_gbps,
-      &CudaPeakProbe::launch_us,    &CudaPeakProbe::graph_launch_us};
+  constexpr double (CudaPeakProbe::*kMeasure[])() = {&CudaPeakProbe::copy_gbps,    &CudaPeakProbe::read_gbps,
+                                                     &CudaPeakProbe::gemm_tflops,  &CudaPeakProbe::one_order_tflops,
+                                                     &CudaPeakProbe::to_card_gbps, &CudaPeakProbe::from_card_gbps,
+                                                     &CudaPeakProbe::launch_us,    &CudaPeakProbe::graph_launch_us};
   CudaPeak peak{.card = card};
-  double* const results[] = {&peak.copy_gbps,        &peak.read_gbps,      &peak.gemm_tflops,
-                             &peak.one_order_tflops, &peak.to_card_gbps,   &peak.from_card_gbps,
-                             &peak.launch_us,        &peak.graph_launch_us};
+  double* const results[] = {&peak.copy_gbps,    &peak.read_gbps,      &peak.gemm_tflops, &peak.one_order_tflops,
+                             &peak.to_card_gbps, &peak.from_card_gbps, &peak.launch_us,   &peak.graph_launch_us};
   std::vector<double> values[std::size(kMeasure)];
   for (int round = 0; round < rounds; ++round)
     for (size_t i = 0; i < std::size(kMeasure); ++i) {

@@ -23,8 +23,7 @@ struct CudaPeakSizes {
 class CudaPeakProbe {
  public:
   // Waits for the choice of algorithms. Error `unavailable`: no room on the card.
-  static Result<std::unique_ptr<CudaPeakProbe>> make(cuda::Stream& stream,
-                                                     const CudaPeakSizes& sizes = {});
+  static Result<std::unique_ptr<CudaPeakProbe>> make(cuda::Stream& stream, const CudaPeakSizes& sizes = {});
   // Seconds on the card of one repetition of what run() enqueues on the stream.
   double seconds(const std::function<void()>& run, int repetitions);
 

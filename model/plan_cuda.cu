@@ -43,8 +43,7 @@ void OrderedStep::take(const StepInput& step, bool sort) {
         logit_rows.push_back(step.logit_rows[next] + moved);
       }
       if (!mine) continue;
-      token_ids.insert(token_ids.end(), step.token_ids.begin() + begin,
-                       step.token_ids.begin() + end);
+      token_ids.insert(token_ids.end(), step.token_ids.begin() + begin, step.token_ids.begin() + end);
       q_offsets.push_back(int32_t(token_ids.size()));
       kv_lengths.push_back(step.kv_lengths[size_t(s)]);
       views.push_back(step.views[size_t(s)]);
@@ -67,8 +66,7 @@ size_t StepPlanner::max_ints(const CudaModelOptions& o) {
          size_t(o.max_logits) * (1 + kSamplingInts);
 }
 
-void StepPlanner::allocate(const CudaModelOptions& o, int window, int32_t* device,
-                           size_t max_ints) {
+void StepPlanner::allocate(const CudaModelOptions& o, int window, int32_t* device, size_t max_ints) {
   max_kv_length_ = o.max_kv_length;
   max_table_entries_ = o.max_table_entries;
   max_splits_ = max_splits(o);
@@ -80,14 +78,12 @@ void StepPlanner::allocate(const CudaModelOptions& o, int window, int32_t* devic
 std::optional<Plan> StepPlanner::plan_padded(const StepInput& step, int batch) {
   const int n = int(step.kv_lengths.size());
   int longest = 0, n_splits = 0;  // of all tokens, whatever the window
-  for (int length : step.kv_lengths)
-    longest = std::max(longest, length), n_splits += cuda_splits(length, 0).end;
+  for (int length : step.kv_lengths) longest = std::max(longest, length), n_splits += cuda_splits(length, 0).end;
   if (n_splits > max_splits_) return std::nullopt;
   n_splits = std::min(int(std::bit_ceil(unsigned(std::max(n_splits, batch)))), max_splits_);
-  const int entries = step.views[0].contiguous()
-                          ? batch
-                          : std::min(n_splits * table_entries(step.views[0], kCudaSplitTokens),
-                                     batch * max_table_entries_);
+  const int entries = step.views[0].contiguous() ? batch
+                                                 : std::min(n_splits * table_entries(step.views[0], kCudaSplitTokens),
+                                                            batch * max_table_entries_);
   // A window's tokens lie in this many splits, wherever it begins.
   if (window_ > 0) n_splits = std::min(n_splits, batch * (window_ / kCudaSplitTokens + 2));
   Plan plan = plan_of(step);
@@ -96,8 +92,7 @@ std::optional<Plan> StepPlanner::plan_padded(const StepInput& step, int batch) {
   std::fill(ids.host + n, ids.host + batch, 0);
   plan.token_ids = ids.device;
   plan.n = plan.n_wanted = plan.n_logits = batch;
-  plan.all = upload_.add(step.q_offsets, step.kv_lengths, step.views, 0, n,
-                         {batch, batch, entries, n_splits}, window_);
+  plan.all = upload_.add(step.q_offsets, step.kv_lengths, step.views, 0, n, {batch, batch, entries, n_splits}, window_);
   plan.table_entries = entries;
   plan.all.max_kv_length = longest > kCudaSplitTokens ? max_kv_length_ : kCudaSplitTokens;
   plan.parts.decode = plan.wanted_parts.decode = {plan.all};
@@ -107,18 +102,16 @@ std::optional<Plan> StepPlanner::plan_padded(const StepInput& step, int batch) {
 CudaStep StepPlanner::add_all(const StepInput& step, int n_tokens) {
   const int n_seqs = int(step.kv_lengths.size());
   int entries = 0;
-  for (size_t s = 0; s < step.views.size(); ++s)
-    entries += table_entries(step.views[s], step.kv_lengths[s]);
-  return upload_.add(step.q_offsets, step.kv_lengths, step.views, 0, n_seqs,
-                     {n_seqs, n_tokens, entries});
+  for (size_t s = 0; s < step.views.size(); ++s) entries += table_entries(step.views[s], step.kv_lengths[s]);
+  return upload_.add(step.q_offsets, step.kv_lengths, step.views, 0, n_seqs, {n_seqs, n_tokens, entries});
 }
 
 // The parts of `all`, whose block tables serve them too.
 AttentionParts StepPlanner::split(const CudaStep& all, const StepInput& step, int n_decode) {
   AttentionParts parts;
   auto add = [&](int first, int n, int n_tokens, int n_splits) {
-    return upload_.add(step.q_offsets, step.kv_lengths, step.views, first, n,
-                       {n, n_tokens, 0, n_splits}, window_, &all);
+    return upload_.add(step.q_offsets, step.kv_lengths, step.views, first, n, {n, n_tokens, 0, n_splits}, window_,
+                       &all);
   };
   for (int first = 0, end = 0; first < n_decode; first = end) {
     int n_splits = 0;
@@ -162,13 +155,11 @@ Plan StepPlanner::plan(const StepInput& original, bool split_phases) {
     const CudaStep all = add_all(few, plan.n_wanted);
     // Wanted tokens of one-token sequences stand first, one each.
     int n_decode = 0;
-    while (n_decode < plan.n_wanted && wanted_.tokens[size_t(n_decode)] < ordered_.n_decode)
-      ++n_decode;
+    while (n_decode < plan.n_wanted && wanted_.tokens[size_t(n_decode)] < ordered_.n_decode) ++n_decode;
     plan.wanted_parts = split(all, few, n_decode);
   }
   const StepUpload::Place rows = upload_.take(size_t(plan.n_logits));
-  for (size_t i = 0; i < size_t(plan.n_logits); ++i)
-    rows.host[i] = wanted_.logit_rows[size_t(ordered_.logit_order[i])];
+  for (size_t i = 0; i < size_t(plan.n_logits); ++i) rows.host[i] = wanted_.logit_rows[size_t(ordered_.logit_order[i])];
   plan.logit_rows = rows.device;
   return plan;
 }

@@ -76,8 +76,7 @@ class Scanner {
     if ((first.kind == Class::space || first.kind == Class::other) && second.kind == Class::letter)
       return run(begin + first.bytes, Class::letter);
     // \p{N}{1,3}, for qwen2 \p{N}
-    if (first.kind == Class::number)
-      return run(begin, Class::number, pattern_ == SplitPattern::llama3 ? 3 : 1);
+    if (first.kind == Class::number) return run(begin, Class::number, pattern_ == SplitPattern::llama3 ? 3 : 1);
     //  ?[^\s\p{L}\p{N}]+[\r\n]*
     size_t i = first.code_point == ' ' ? begin + 1 : begin;
     if (at(i).kind == Class::other) return run(run(i, Class::other), Class::newline);
@@ -108,8 +107,7 @@ struct Known {
   const char* regex;
 };
 const Known kKnown[] = {
-    {SplitPattern::gpt2,
-     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
+    {SplitPattern::gpt2, R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
     {SplitPattern::llama3,
      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"},
     {SplitPattern::qwen2,
@@ -151,8 +149,7 @@ void split_text(SplitPattern pattern, std::string_view text, std::vector<std::st
   }
 }
 
-void pre_tokenize(const std::vector<PreTokenizerStep>& steps, std::string_view text, bool at_start,
-                  Words& out) {
+void pre_tokenize(const std::vector<PreTokenizerStep>& steps, std::string_view text, bool at_start, Words& out) {
   out.views.assign(1, text);
   out.owned.clear();
   std::vector<std::string_view> before;
@@ -161,9 +158,7 @@ void pre_tokenize(const std::vector<PreTokenizerStep>& steps, std::string_view t
     out.views.clear();
     for (std::string_view word : before) {
       switch (step.kind) {
-        case PreTokenizerStep::Kind::split:
-          split_text(step.pattern, word, out.views);
-          break;
+        case PreTokenizerStep::Kind::split: split_text(step.pattern, word, out.views); break;
         case PreTokenizerStep::Kind::add_space:
           if (!word.starts_with(' ')) word = out.owned.emplace_back(" " + std::string(word));
           out.views.push_back(word);
@@ -189,20 +184,15 @@ void replace_all(std::string& text, std::string_view pattern, std::string_view c
   text = std::move(out);
 }
 
-std::string normalize(const std::vector<NormalizerStep>& steps, std::string_view text,
-                      bool begins) {
+std::string normalize(const std::vector<NormalizerStep>& steps, std::string_view text, bool begins) {
   std::string out(text);
   for (const NormalizerStep& step : steps) {
     switch (step.kind) {
       case NormalizerStep::Kind::prepend:
         if (begins && !out.empty()) out.insert(0, step.content);
         break;
-      case NormalizerStep::Kind::replace:
-        replace_all(out, step.pattern, step.content);
-        break;
-      case NormalizerStep::Kind::nfc:
-        out = unicode::nfc(out);
-        break;
+      case NormalizerStep::Kind::replace: replace_all(out, step.pattern, step.content); break;
+      case NormalizerStep::Kind::nfc: out = unicode::nfc(out); break;
     }
   }
   return out;

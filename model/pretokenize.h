@@ -18,8 +18,7 @@ struct NormalizerStep {
 };
 // Valid UTF-8 in and out. `begins`: the text is not the rest of a longer one, so it may be
 // prepended to.
-std::string normalize(const std::vector<NormalizerStep>& steps, std::string_view text,
-                      bool begins = true);
+std::string normalize(const std::vector<NormalizerStep>& steps, std::string_view text, bool begins = true);
 
 // The regexes that real models split by, recognised by their exact text. A hand-written scanner
 // stands in for each: it is linear, and std::regex knows neither \p nor bounded recursion.
@@ -45,8 +44,7 @@ struct Words {
   std::deque<std::string> owned;
 };
 // at_start: no text and no token comes before this one.
-void pre_tokenize(const std::vector<PreTokenizerStep>& steps, std::string_view text, bool at_start,
-                  Words& out);
+void pre_tokenize(const std::vector<PreTokenizerStep>& steps, std::string_view text, bool at_start, Words& out);
 
 void replace_all(std::string& text, std::string_view pattern, std::string_view content);
 

@@ -34,9 +34,8 @@ void hash_rows(const float* logits, int n_rows, int vocab, uint64_t* out, cuda::
   cuda::fill(out, 0, size_t(n_rows) * sizeof(uint64_t), stream);
   const size_t of_block = size_t(kThreads * kTerms);
   const size_t blocks = (n_row_hash_terms(size_t(vocab)) + of_block - 1) / of_block;
-  cuda::launch(hash_rows_kernel, "hash_rows",
-               cuda::Shape{dim3(unsigned(blocks), unsigned(n_rows)), dim3(kThreads)}, stream,
-               logits, vocab, reinterpret_cast<Word*>(out));
+  cuda::launch(hash_rows_kernel, "hash_rows", cuda::Shape{dim3(unsigned(blocks), unsigned(n_rows)), dim3(kThreads)},
+               stream, logits, vocab, reinterpret_cast<Word*>(out));
 }
 
 }  // namespace xpyd

@@ -25,10 +25,9 @@ uint64_t element_bytes(const std::string& dtype) {
   static const struct {
     const char* name;
     uint64_t bytes;
-  } kDtypes[] = {{"BOOL", 1},    {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1},
-                 {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2}, {"F16", 2},     {"BF16", 2},
-                 {"I32", 4},     {"U32", 4}, {"F32", 4}, {"F64", 8},     {"I64", 8},
-                 {"U64", 8},     {"C64", 8}};
+  } kDtypes[] = {{"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"F8_E8M0", 1},
+                 {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
+                 {"F32", 4},  {"F64", 8}, {"I64", 8}, {"U64", 8},     {"C64", 8}};
   for (const auto& d : kDtypes)
     if (dtype == d.name) return d.bytes;
   return 0;
@@ -52,24 +51,20 @@ Error bad(const std::string& file, const std::string& what) {
 }
 
 Error io_error(const std::string& file, const std::string& what, int error) {
-  return {error == ENOENT ? ErrorCode::not_found : ErrorCode::io,
-          file + ": " + what + ": " + strerror(error)};
+  return {error == ENOENT ? ErrorCode::not_found : ErrorCode::io, file + ": " + what + ": " + strerror(error)};
 }
 
 Result<TensorEntry> parse_entry(const json& value, const std::string& name, const std::string& file,
                                 const SafetensorsLimits& limits) {
-  auto wrong = [&](const std::string& what) {
-    return bad(file, "tensor " + name_in_quotes(name) + ": " + what);
-  };
-  if (!value.is_object() || value.size() != 3)
-    return wrong("expected an object of dtype, shape and data_offsets");
+  auto wrong = [&](const std::string& what) { return bad(file, "tensor " + name_in_quotes(name) + ": " + what); };
+  if (!value.is_object() || value.size() != 3) return wrong("expected an object of dtype, shape and data_offsets");
   const json* dtype = find_field(value, "dtype");
   const json* shape = find_field(value, "shape");
   const json* offsets = find_field(value, "data_offsets");
   if (!dtype || !dtype->is_string()) return wrong("dtype: expected a string");
   if (!shape || !shape->is_array()) return wrong("shape: expected an array of whole numbers");
-  if (!offsets || !offsets->is_array() || offsets->size() != 2 ||
-      !(*offsets)[0].is_number_unsigned() || !(*offsets)[1].is_number_unsigned())
+  if (!offsets || !offsets->is_array() || offsets->size() != 2 || !(*offsets)[0].is_number_unsigned() ||
+      !(*offsets)[1].is_number_unsigned())
     return wrong("data_offsets: expected two whole numbers");
   TensorEntry entry;
   entry.dtype = dtype->get<std::string>();
@@ -88,18 +83,16 @@ Result<TensorEntry> parse_entry(const json& value, const std::string& name, cons
   }
   if (entry.end < entry.begin) return wrong("data_offsets: the end lies before the begin");
   if (entry.end - entry.begin != bytes)
-    return wrong("data_offsets span " + std::to_string(entry.end - entry.begin) + " bytes, but " +
-                 entry.dtype + " " + shape_text(entry.shape) + " has " + std::to_string(bytes));
+    return wrong("data_offsets span " + std::to_string(entry.end - entry.begin) + " bytes, but " + entry.dtype + " " +
+                 shape_text(entry.shape) + " has " + std::to_string(bytes));
   return entry;
 }
 
 }  // namespace
 
 Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t data_bytes,
-                                           const std::string& file_name,
-                                           const SafetensorsLimits& limits) {
-  if (json_text.empty() || json_text[0] != '{')
-    return bad(file_name, "the header does not begin with {");
+                                           const std::string& file_name, const SafetensorsLimits& limits) {
+  if (json_text.empty() || json_text[0] != '{') return bad(file_name, "the header does not begin with {");
   JsonLimits json_limits;
   json_limits.max_depth = 4;
   json_limits.max_bytes = limits.max_header_bytes;
@@ -118,8 +111,7 @@ Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t 
     if (name == "__metadata__") {
       if (!value.is_object()) return bad(file_name, "__metadata__: expected an object of strings");
       for (const auto& [key, text] : value.items())
-        if (!text.is_string())
-          return bad(file_name, "__metadata__: " + name_in_quotes(key) + " is not a string");
+        if (!text.is_string()) return bad(file_name, "__metadata__: " + name_in_quotes(key) + " is not a string");
       continue;
     }
     if (name.size() > limits.max_name_bytes)
@@ -137,21 +129,19 @@ Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t 
   uint64_t end = 0;
   for (const auto& [entry, name] : by_offset) {
     if (entry->begin != end)
-      return bad(file_name,
-                 "tensor " + name_in_quotes(*name) + ": begins at byte " +
-                     std::to_string(entry->begin) + " of the data, but the one before it ends at " +
-                     std::to_string(end) + (entry->begin < end ? " (overlap)" : " (hole)"));
+      return bad(file_name, "tensor " + name_in_quotes(*name) + ": begins at byte " + std::to_string(entry->begin) +
+                                " of the data, but the one before it ends at " + std::to_string(end) +
+                                (entry->begin < end ? " (overlap)" : " (hole)"));
     end = entry->end;
   }
   if (end != data_bytes)
-    return bad(file_name, "the tensors end at byte " + std::to_string(end) +
-                              " of the data, but the file has " + std::to_string(data_bytes) +
-                              " (truncated, or bytes that belong to no tensor)");
+    return bad(file_name, "the tensors end at byte " + std::to_string(end) + " of the data, but the file has " +
+                              std::to_string(data_bytes) + " (truncated, or bytes that belong to no tensor)");
   return tensors;
 }
 
-Result<std::map<std::string, std::string, std::less<>>> parse_safetensors_index(
-    std::string_view json_text, const std::string& file_name) {
+Result<std::map<std::string, std::string, std::less<>>> parse_safetensors_index(std::string_view json_text,
+                                                                                const std::string& file_name) {
   JsonLimits limits;
   limits.max_depth = 4;
   limits.max_bytes = kMaxIndexBytes;
@@ -161,8 +151,7 @@ Result<std::map<std::string, std::string, std::less<>>> parse_safetensors_index(
   if (!weight_map) return weight_map.error();
   std::map<std::string, std::string, std::less<>> shards;
   for (const auto& [tensor, shard] : weight_map.value()->items()) {
-    if (!shard.is_string())
-      return bad(file_name, "weight_map: " + name_in_quotes(tensor) + ": expected a file name");
+    if (!shard.is_string()) return bad(file_name, "weight_map: " + name_in_quotes(tensor) + ": expected a file name");
     const std::string& name = shard.get_ref<const std::string&>();
     // The name comes from outside: it may only choose among the files of this folder.
     if (name.empty() || name[0] == '.' || name.size() > 255 ||
@@ -211,13 +200,11 @@ Result<std::unique_ptr<SafetensorsFile>> SafetensorsFile::open(const std::string
     return bad(path, "header length " + std::to_string(header_bytes) + " is above the limit of " +
                          std::to_string(limits.max_header_bytes));
   if (header_bytes > file->file_bytes_ - 8)
-    return bad(path,
-               "header length " + std::to_string(header_bytes) + " is beyond the end of the file");
+    return bad(path, "header length " + std::to_string(header_bytes) + " is beyond the end of the file");
   std::string header(header_bytes, '\0');
   if (Status status = read_exactly(header.data(), header_bytes, 8); !status) return status.error();
   file->data_start_ = 8 + header_bytes;
-  Result<TensorMap> tensors =
-      parse_safetensors_header(header, file->file_bytes_ - file->data_start_, path, limits);
+  Result<TensorMap> tensors = parse_safetensors_header(header, file->file_bytes_ - file->data_start_, path, limits);
   if (!tensors) return tensors.error();
   file->tensors_ = std::move(tensors).value();
   return file;
@@ -234,8 +221,7 @@ ssize_t SafetensorsFile::read_at(void* out, size_t n, uint64_t at) const {
   return ssize_t(n);
 }
 
-Status SafetensorsFile::read(std::string_view name, const TensorEntry& tensor, int64_t first, int n,
-                             float* out) const {
+Status SafetensorsFile::read(std::string_view name, const TensorEntry& tensor, int64_t first, int n, float* out) const {
   const uint64_t size = element_bytes(tensor.dtype);
   XPYD_CHECK(first >= 0 && n >= 0 && uint64_t(first + n) * size <= tensor.end - tensor.begin);
   // Data may begin at any byte offset: elements are copied out of the buffer, never cast in place.
@@ -248,11 +234,9 @@ Status SafetensorsFile::read(std::string_view name, const TensorEntry& tensor, i
       uint64_t at = data_start_ + tensor.begin + uint64_t(first + done) * size + have;
       ssize_t got = read_at(buffer + have, want - have, at);
       if (got < 0 && errno == EINTR) continue;
-      if (got < 0)
-        return io_error(path_, "tensor " + name_in_quotes(name) + ": cannot read", errno);
+      if (got < 0) return io_error(path_, "tensor " + name_in_quotes(name) + ": cannot read", errno);
       if (got == 0)
-        return Error{ErrorCode::io,
-                     path_ + ": tensor " + name_in_quotes(name) + ": truncated while it was read"};
+        return Error{ErrorCode::io, path_ + ": tensor " + name_in_quotes(name) + ": truncated while it was read"};
       have += size_t(got);
     }
     float* to = out + done;
@@ -291,13 +275,11 @@ Result<std::string> resolve(const std::string& dir, const std::string& name) {
     return Error{ErrorCode::not_found, path + ": no such file"};
   }
   char real_dir[PATH_MAX], real_file[PATH_MAX];
-  if (!realpath(dir.c_str(), real_dir))
-    return io_error(dir, "cannot open the model's folder", errno);
+  if (!realpath(dir.c_str(), real_dir)) return io_error(dir, "cannot open the model's folder", errno);
   if (!realpath(path.c_str(), real_file)) return io_error(path, "cannot open", errno);
   std::string_view folder = real_dir, file = real_file;
   auto inside = [&](std::string_view root) {
-    return file.size() > root.size() && file.substr(0, root.size()) == root &&
-           file[root.size()] == '/';
+    return file.size() > root.size() && file.substr(0, root.size()) == root && file[root.size()] == '/';
   };
   if (inside(folder)) return std::string(file);
   size_t revision = folder.rfind('/');
@@ -307,10 +289,9 @@ Result<std::string> resolve(const std::string& dir, const std::string& name) {
         inside(std::string(parent.substr(0, parent.size() - tail.size())) + "/blobs"))
       return std::string(file);
   }
-  return bad(
-      path,
-      "is a link out of the model's folder (only links inside it, or into the blobs folder of a "
-      "Hugging Face cache, are followed)");
+  return bad(path,
+             "is a link out of the model's folder (only links inside it, or into the blobs folder of a "
+             "Hugging Face cache, are followed)");
 }
 
 }  // namespace
@@ -333,8 +314,7 @@ Result<Checkpoint> Checkpoint::open(const std::string& dir) {
     checkpoint.source_ = dir + "/" + single_name;
     Result<const SafetensorsFile*> file = add(single_name);
     if (!file) return file.error();
-    for (const auto& [name, entry] : file.value()->tensors())
-      checkpoint.where_[name] = file.value();
+    for (const auto& [name, entry] : file.value()->tensors()) checkpoint.where_[name] = file.value();
     return checkpoint;
   }
 
@@ -353,15 +333,14 @@ Result<Checkpoint> Checkpoint::open(const std::string& dir) {
       file = added.value();
     }
     if (file->tensors().find(tensor) == file->tensors().end())
-      return bad(file->path(), "tensor " + name_in_quotes(tensor) + ": missing, although " +
-                                   index_name + " places it here");
+      return bad(file->path(),
+                 "tensor " + name_in_quotes(tensor) + ": missing, although " + index_name + " places it here");
     checkpoint.where_[tensor] = file;
   }
   return checkpoint;
 }
 
-Result<TensorHandle> Checkpoint::find(std::string_view name,
-                                      const std::vector<int64_t>& shape) const {
+Result<TensorHandle> Checkpoint::find(std::string_view name, const std::vector<int64_t>& shape) const {
   auto found = where_.find(name);
   if (found == where_.end()) return bad(source_, "tensor " + name_in_quotes(name) + ": missing");
   auto tensor = found->second->tensors().find(name);
@@ -370,9 +349,8 @@ Result<TensorHandle> Checkpoint::find(std::string_view name,
     return bad(found->second->path(), "tensor " + name_in_quotes(name) + ": dtype " + entry.dtype +
                                           " is not supported (expected F32, F16 or BF16)");
   if (entry.shape != shape)
-    return bad(found->second->path(), "tensor " + name_in_quotes(name) + ": shape " +
-                                          shape_text(entry.shape) + " where config.json implies " +
-                                          shape_text(shape));
+    return bad(found->second->path(), "tensor " + name_in_quotes(name) + ": shape " + shape_text(entry.shape) +
+                                          " where config.json implies " + shape_text(shape));
   return TensorHandle{found->second, tensor->first, &entry};
 }
 
@@ -384,8 +362,7 @@ std::vector<std::string_view> Checkpoint::names() const {
 
 Error Checkpoint::unexpected(std::string_view name, const std::string& family) const {
   return bad(where_.find(name)->second->path(),
-             "tensor " + name_in_quotes(name) + ": a " + family +
-                 " model of this config.json has no such tensor");
+             "tensor " + name_in_quotes(name) + ": a " + family + " model of this config.json has no such tensor");
 }
 
 Status Checkpoint::check_unchanged() const {

@@ -42,17 +42,15 @@ using TensorMap = std::map<std::string, TensorEntry, std::less<>>;
 // The JSON part of a file whose data part holds exactly `data_bytes`. The tensors must tile the
 // data part without holes, overlap or rest.
 Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t data_bytes,
-                                           const std::string& file_name,
-                                           const SafetensorsLimits& limits = {});
+                                           const std::string& file_name, const SafetensorsLimits& limits = {});
 
 // The weight_map of an index file: tensor name -> shard name. A shard name is a bare file name.
-Result<std::map<std::string, std::string, std::less<>>> parse_safetensors_index(
-    std::string_view json_text, const std::string& file_name);
+Result<std::map<std::string, std::string, std::less<>>> parse_safetensors_index(std::string_view json_text,
+                                                                                const std::string& file_name);
 
 class SafetensorsFile {
  public:
-  static Result<std::unique_ptr<SafetensorsFile>> open(const std::string& path,
-                                                       const SafetensorsLimits& limits = {});
+  static Result<std::unique_ptr<SafetensorsFile>> open(const std::string& path, const SafetensorsLimits& limits = {});
   ~SafetensorsFile();
   SafetensorsFile(const SafetensorsFile&) = delete;
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
@@ -61,8 +59,7 @@ class SafetensorsFile {
   const TensorMap& tensors() const { return tensors_; }
 
   // Elements [first, first + n) of a tensor of F32, F16 or BF16, exactly, as f32.
-  Status read(std::string_view name, const TensorEntry& tensor, int64_t first, int n,
-              float* out) const;
+  Status read(std::string_view name, const TensorEntry& tensor, int64_t first, int n, float* out) const;
   // The file still has the size it had when it was opened.
   Status check_unchanged() const;
 
@@ -82,9 +79,7 @@ struct TensorHandle {
   const SafetensorsFile* file = nullptr;
   std::string_view name;
   const TensorEntry* entry = nullptr;
-  Status read(int64_t first, int n, float* out) const {
-    return file->read(name, *entry, first, n, out);
-  }
+  Status read(int64_t first, int n, float* out) const { return file->read(name, *entry, first, n, out); }
 };
 
 // All tensors of a model folder.

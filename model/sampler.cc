@@ -95,8 +95,7 @@ Cut find_cut(int n, Key key, Weight weight, double target) {
       ++ties;
       each = weight(i);
     }
-  if (above + tie_weight > target && each > 0)
-    ties = std::clamp(int(std::ceil((target - above) / each)), 1, ties);
+  if (above + tie_weight > target && each > 0) ties = std::clamp(int(std::ceil((target - above) / each)), 1, ties);
   return {prefix, ties};
 }
 
@@ -128,19 +127,16 @@ void penalise(const SamplingParams& params, const SamplerState& state, float* x,
   if (params.repetition_penalty != 1) {
     for (int32_t id : state.prompt_tokens) repeat(id);
     for (const auto& [id, count] : state.output_counts)
-      if (!std::binary_search(state.prompt_tokens.begin(), state.prompt_tokens.end(), id))
-        repeat(id);
+      if (!std::binary_search(state.prompt_tokens.begin(), state.prompt_tokens.end(), id)) repeat(id);
   }
   if (params.presence_penalty != 0 || params.frequency_penalty != 0)
     for (const auto& [id, count] : state.output_counts)
       if (id >= 0 && id < n)
-        x[id] =
-            made_finite(x[id] - params.presence_penalty - params.frequency_penalty * float(count));
+        x[id] = made_finite(x[id] - params.presence_penalty - params.frequency_penalty * float(count));
 }
 
 bool has_penalties(const SamplingParams& params) {
-  return params.repetition_penalty != 1 || params.presence_penalty != 0 ||
-         params.frequency_penalty != 0;
+  return params.repetition_penalty != 1 || params.presence_penalty != 0 || params.frequency_penalty != 0;
 }
 
 // Tokens that may still be drawn: ids ascending, weights relative to the most likely token's 1.
@@ -167,8 +163,7 @@ struct Candidates {
 };
 
 // Draws from softmax(x / temperature) after the filters. x may be scratch.logits.
-int32_t draw(const float* x, int n, float peak, const SamplingParams& params, Random& random,
-             SamplerScratch& scratch) {
+int32_t draw(const float* x, int n, float peak, const SamplingParams& params, Random& random, SamplerScratch& scratch) {
   const Ops& ops = default_ops();
   scratch.logits.resize(size_t(n));
   scratch.order.resize(size_t(n));
@@ -230,8 +225,7 @@ int32_t draw(const float* x, int n, float peak, const SamplingParams& params, Ra
 }
 
 // Log-softmax of the raw logits for the chosen token and the most likely ones.
-void add_logprobs(std::span<const float> logits, const Top& top, int n_top, Sampled& sampled,
-                  SamplerScratch& scratch) {
+void add_logprobs(std::span<const float> logits, const Top& top, int n_top, Sampled& sampled, SamplerScratch& scratch) {
   const Ops& ops = default_ops();
   const int n = int(logits.size());
   scratch.logits.assign(logits.begin(), logits.end());
@@ -257,17 +251,14 @@ void add_logprobs(std::span<const float> logits, const Top& top, int n_top, Samp
     ops.exp(x, peak, 1, n, x);
     log_sum = std::log(ops.sum(x, n));
   }
-  auto logprob = [&](float logit) {
-    return logit > kLowest ? float(double(logit) - double(peak) - log_sum) : kLowest;
-  };
+  auto logprob = [&](float logit) { return logit > kLowest ? float(double(logit) - double(peak) - log_sum) : kLowest; };
   sampled.chosen.logprob = logprob(chosen);
   for (TokenLogprob& t : sampled.top) t.logprob = logprob(t.logprob);
 }
 
 }  // namespace
 
-SamplerState::SamplerState(const SamplingParams& params, int choice,
-                           std::span<const int32_t> prompt)
+SamplerState::SamplerState(const SamplingParams& params, int choice, std::span<const int32_t> prompt)
     : random(Random(params.seed).next() ^ (uint64_t(choice) * 0xd1342543de82ef95u)) {
   if (params.repetition_penalty == 1) return;
   prompt_tokens.assign(prompt.begin(), prompt.end());
@@ -275,15 +266,12 @@ SamplerState::SamplerState(const SamplingParams& params, int choice,
   prompt_tokens.erase(std::unique(prompt_tokens.begin(), prompt_tokens.end()), prompt_tokens.end());
 }
 
-bool more_than_a_draw(const SamplingParams& params) {
-  return has_penalties(params) || params.top_logprobs >= 0;
-}
+bool more_than_a_draw(const SamplingParams& params) { return has_penalties(params) || params.top_logprobs >= 0; }
 
 Draw next_draw(const SamplingParams& params, SamplerState& state) {
   Draw draw{params.temperature, params.top_k, params.top_p, params.min_p, 0};
   constexpr double kBelowOne = 0x1.fffffep-1;  // rounding to float must not give 1
-  if (params.temperature > 0 && params.top_k != 1)
-    draw.uniform = float(std::min(state.random.uniform(), kBelowOne));
+  if (params.temperature > 0 && params.top_k != 1) draw.uniform = float(std::min(state.random.uniform(), kBelowOne));
   return draw;
 }
 
@@ -327,8 +315,7 @@ Sampled judge(std::span<const float> logits, int32_t token, int n_top, SamplerSc
   sampled.chosen.token = token;
   add_logprobs(logits, top, n_top, sampled, scratch);
   const float own = made_finite(logits[size_t(token)]);
-  sampled.rank = 1 + int(std::count_if(logits.begin(), logits.end(),
-                                       [own](float x) { return made_finite(x) > own; }));
+  sampled.rank = 1 + int(std::count_if(logits.begin(), logits.end(), [own](float x) { return made_finite(x) > own; }));
   return sampled;
 }
 

@@ -28,8 +28,7 @@ struct Draw {
   float temperature = 0;  // 0 = greedy: the lowest id among the highest logits
   int top_k = 0;          // 0 = off
   float top_p = 1, min_p = 0;
-  float uniform =
-      0;  // in [0, 1): where in the mass of the kept tokens, by ascending id, the draw falls
+  float uniform = 0;  // in [0, 1): where in the mass of the kept tokens, by ascending id, the draw falls
 };
 
 struct TokenLogprob {
@@ -40,8 +39,8 @@ struct TokenLogprob {
 struct Sampled {
   TokenLogprob chosen;
   std::vector<TokenLogprob> top;  // most likely first; params.top_logprobs entries, or empty
-  int nan_logits = 0;  // NaN among the logits, read as -infinity: a broken model or corrupt KV
-  int rank = 0;        // of a prompt's token: 1 + the number of logits above its own; else 0
+  int nan_logits = 0;             // NaN among the logits, read as -infinity: a broken model or corrupt KV
+  int rank = 0;                   // of a prompt's token: 1 + the number of logits above its own; else 0
 };
 
 // One sequence's sampling state: its generator and the counts that penalties need. A plain value:

@@ -216,8 +216,7 @@ __global__ void digit_round(CudaSampleArgs a, RowState* states, bool by_mass, in
   RowState& state = states[blockIdx.y];
   const Draw how = a.rows[blockIdx.y];
   const Row row = row_of(a, state, how);
-  if (!draws(how, row.peak) || (by_mass ? how.top_p >= 1 : how.top_k <= 0 || how.top_k >= row.n))
-    return;
+  if (!draws(how, row.peak) || (by_mass ? how.top_p >= 1 : how.top_k <= 0 || how.top_k >= row.n)) return;
   const bool first = shift == 24;
   const uint32_t mask = first ? 0 : kAll << (shift + 8), prefix = state.prefix & mask;
   const Mass above = first ? 0 : state.above, known_target = state.target;
@@ -313,8 +312,7 @@ __global__ void draw_round(CudaSampleArgs a, RowState* states) {
   };
   Mass all = 0, before = 0;
   for (int i = 0; i < int(gridDim.x); ++i) all += kept_in(i), left -= here;
-  const Mass place = Mass(double(how.uniform) * double(all)),
-             target = place < all ? place : all - 1;
+  const Mass place = Mass(double(how.uniform) * double(all)), target = place < all ? place : all - 1;
   int at = 0;
   left = row.cut.ties;
   for (Mass sums; before + (sums = kept_in(at)) <= target; ++at) before += sums, left -= here;
@@ -333,24 +331,19 @@ size_t cuda_sample_workspace(int max_n) { return size_t(max_n) * sizeof(RowState
 void cuda_sample(const CudaSampleArgs& a, const cuda::On& on) {
   XPYD_CHECK(a.vocab < 1 << 23);
   if (a.n == 0) return;
-  const int n_slices =
-      a.n_slices > 0
-          ? std::min(a.n_slices, kMaxSlices)
-          : std::clamp(std::min((a.vocab + kSliceTokens - 1) / kSliceTokens, kBlocks / a.n), 1,
-                       kMaxSlices);
+  const int n_slices = a.n_slices > 0 ? std::min(a.n_slices, kMaxSlices)
+                                      : std::clamp(std::min((a.vocab + kSliceTokens - 1) / kSliceTokens, kBlocks / a.n),
+                                                   1, kMaxSlices);
   const int of_slice = (a.vocab + n_slices - 1) / n_slices;
   // Two warps at least: walk() halves.
-  const int threads =
-      std::clamp((of_slice / 4 + kWarp - 1) / kWarp * kWarp, 2 * kWarp, kMaxWarps * kWarp);
-  const cuda::Shape shape{dim3(unsigned(n_slices), unsigned(a.n)), dim3(unsigned(threads)),
-                          scratch_bytes()};
+  const int threads = std::clamp((of_slice / 4 + kWarp - 1) / kWarp * kWarp, 2 * kWarp, kMaxWarps * kWarp);
+  const cuda::Shape shape{dim3(unsigned(n_slices), unsigned(a.n)), dim3(unsigned(threads)), scratch_bytes()};
   auto* states = static_cast<RowState*>(a.workspace);
   cuda::launch(top_round, "sample_top", shape, on, a, states);
   if (!a.rows) return;
   for (bool by_mass : {false, true})
     for (int shift = 24; (by_mass ? a.any_top_p : a.any_top_k) && shift >= 0; shift -= 8)
-      cuda::launch(digit_round, by_mass ? "sample_top_p" : "sample_top_k", shape, on, a, states,
-                   by_mass, shift);
+      cuda::launch(digit_round, by_mass ? "sample_top_p" : "sample_top_k", shape, on, a, states, by_mass, shift);
   cuda::launch(draw_round, "sample_draw", shape, on, a, states);
 }
 

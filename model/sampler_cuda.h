@@ -12,10 +12,10 @@ struct CudaSampleArgs {
   const float* logits = nullptr;            // [n, vocab], device
   const Draw* rows = nullptr;               // [n], device; null: all greedy
   bool any_top_k = true, any_top_p = true;  // false: no row asks for it, and its rounds are spared
-  int n_slices = 0;  // blocks of a row, at most 16; 0: by what fills a card. No bit changes.
-  void* workspace = nullptr;  // cuda_sample_workspace(n) bytes, device; 0 at first, left as found
-  int32_t* tokens = nullptr;  // [n], device
-  int32_t* nans = nullptr;    // [n], device: NaN among the logits, each read as -infinity
+  int n_slices = 0;                         // blocks of a row, at most 16; 0: by what fills a card. No bit changes.
+  void* workspace = nullptr;                // cuda_sample_workspace(n) bytes, device; 0 at first, left as found
+  int32_t* tokens = nullptr;                // [n], device
+  int32_t* nans = nullptr;                  // [n], device: NaN among the logits, each read as -infinity
   int n = 0, vocab = 0;
 };
 

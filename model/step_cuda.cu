@@ -24,19 +24,17 @@ void StepUpload::begin() {
 }
 
 StepUpload::Place StepUpload::take(size_t n) {
-  XPYD_CHECK(used_ + n <= capacity_,
-             std::to_string(used_ + n) + " of " + std::to_string(capacity_));
+  XPYD_CHECK(used_ + n <= capacity_, std::to_string(used_ + n) + " of " + std::to_string(capacity_));
   Place place{pinned_[size_t(piece_)].as<int32_t>() + used_, device_ + used_};
   used_ += n;
   return place;
 }
 
 CudaStep StepUpload::add(std::span<const int32_t> q_offsets, std::span<const int32_t> kv_lengths,
-                         std::span<const KvView> views, int first, int n, const Sizes& sizes,
-                         int window, const CudaStep* tables) {
+                         std::span<const KvView> views, int first, int n, const Sizes& sizes, int window,
+                         const CudaStep* tables) {
   const size_t n_seqs = size_t(sizes.n_seqs), n_tokens = size_t(sizes.n_tokens);
-  const Place offsets = take(n_seqs + 1), lengths = take(n_seqs), seqs = take(n_tokens),
-              positions = take(n_tokens);
+  const Place offsets = take(n_seqs + 1), lengths = take(n_seqs), seqs = take(n_tokens), positions = take(n_tokens);
   CudaStep step{.q_offsets = offsets.device,
                 .kv_lengths = lengths.device,
                 .token_seqs = seqs.device,

@@ -37,9 +37,8 @@ class StepUpload {
     int n_splits = 0;   // 0: no list, not for decode rows
   };
   // `tables`: another step of these sequences, whose tables serve this one too.
-  CudaStep add(std::span<const int32_t> q_offsets, std::span<const int32_t> kv_lengths,
-               std::span<const KvView> views, int first, int n, const Sizes& sizes, int window = 0,
-               const CudaStep* tables = nullptr);
+  CudaStep add(std::span<const int32_t> q_offsets, std::span<const int32_t> kv_lengths, std::span<const KvView> views,
+               int first, int n, const Sizes& sizes, int window = 0, const CudaStep* tables = nullptr);
   void copy(cuda::Stream& stream);
   size_t bytes() const { return used_ * sizeof(int32_t); }
 

@@ -18,9 +18,7 @@ constexpr int tree_depth(int n_groups) { return std::bit_width(unsigned(n_groups
 // slot(g). After the last leaf the remaining buffers collapse the same way onto buffer 0.
 struct TreeStack {
   static constexpr int slot(int g) { return std::popcount(unsigned(g)); }
-  static constexpr int merges(int g, bool last) {
-    return last ? slot(g) : std::countr_one(unsigned(g));
-  }
+  static constexpr int merges(int g, bool last) { return last ? slot(g) : std::countr_one(unsigned(g)); }
 };
 
 }  // namespace xpyd

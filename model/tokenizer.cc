@@ -18,8 +18,7 @@ Result<std::unique_ptr<const Tokenizer>> Tokenizer::load(const std::string& dir)
   return parse(text.value(), path);
 }
 
-Result<std::unique_ptr<const Tokenizer>> Tokenizer::parse(std::string_view json_text,
-                                                          const std::string& file_name) {
+Result<std::unique_ptr<const Tokenizer>> Tokenizer::parse(std::string_view json_text, const std::string& file_name) {
   std::unique_ptr<Tokenizer> tokenizer(new Tokenizer());
   Status loaded = load_tokenizer(json_text, file_name, *tokenizer->impl_);
   if (!loaded.ok()) return loaded.error();
@@ -33,8 +32,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, EncodeOptions opti
 
 std::vector<int32_t> Tokenizer::encode(std::span<const Part> parts, bool add_special_tokens) const {
   if (parts.size() == 1 && is_utf8(parts[0].text))
-    return impl_->encode(parts[0].text, {{parts[0].text.size(), parts[0].parse_special_tokens}},
-                         add_special_tokens);
+    return impl_->encode(parts[0].text, {{parts[0].text.size(), parts[0].parse_special_tokens}}, add_special_tokens);
   std::string text;
   std::vector<AddedTokens::Part> borders;
   for (const Part& part : parts) {
@@ -44,8 +42,7 @@ std::vector<int32_t> Tokenizer::encode(std::span<const Part> parts, bool add_spe
   return impl_->encode(text, borders, add_special_tokens);
 }
 
-std::vector<int32_t> Tokenizer::Impl::encode(std::string_view text,
-                                             const std::vector<AddedTokens::Part>& parts,
+std::vector<int32_t> Tokenizer::Impl::encode(std::string_view text, const std::vector<AddedTokens::Part>& parts,
                                              bool add_special_tokens) const {
   std::vector<int32_t> ids;
   Bpe::Workspace space;
@@ -63,15 +60,13 @@ std::vector<int32_t> Tokenizer::Impl::encode(std::string_view text,
     std::vector<AddedTokens::Part> inside;
     for (auto at = part; inside.empty() || inside.back().end < piece.end - piece.begin; ++at)
       inside.push_back({std::min(at->end, piece.end) - piece.begin, at->parse_special});
-    encode_segment(text.substr(piece.begin, piece.end - piece.begin), inside, piece.begin == 0,
-                   space, ids);
+    encode_segment(text.substr(piece.begin, piece.end - piece.begin), inside, piece.begin == 0, space, ids);
   }
   if (add_special_tokens) ids.insert(ids.end(), suffix.begin(), suffix.end());
   return ids;
 }
 
-void Tokenizer::Impl::encode_segment(std::string_view text,
-                                     const std::vector<AddedTokens::Part>& parts, bool at_start,
+void Tokenizer::Impl::encode_segment(std::string_view text, const std::vector<AddedTokens::Part>& parts, bool at_start,
                                      Bpe::Workspace& space, std::vector<int32_t>& out) const {
   const std::string_view original = text;
   std::string normalized;
@@ -123,13 +118,9 @@ const std::string& Tokenizer::piece(int32_t id) const {
   return id >= 0 && id < vocab_size() ? impl_->tokens[id].piece : kNone;
 }
 
-bool Tokenizer::is_special(int32_t id) const {
-  return id >= 0 && id < vocab_size() && impl_->tokens[id].special;
-}
+bool Tokenizer::is_special(int32_t id) const { return id >= 0 && id < vocab_size() && impl_->tokens[id].special; }
 
-bool Tokenizer::strips_leading_space() const {
-  return impl_->decoder.strip_space || impl_->decoder.strip_first_token;
-}
+bool Tokenizer::strips_leading_space() const { return impl_->decoder.strip_space || impl_->decoder.strip_first_token; }
 
 int Tokenizer::vocab_size() const { return static_cast<int>(impl_->tokens.size()); }
 
@@ -148,8 +139,7 @@ std::string Detokenizer::feed(int32_t id) {
   if (impl.decoder.byte_level) {
     pending_ += token.piece;
     size_t waiting = unfinished_utf8_suffix(pending_);
-    std::string ready =
-        replace_invalid_utf8(std::string_view(pending_).substr(0, pending_.size() - waiting));
+    std::string ready = replace_invalid_utf8(std::string_view(pending_).substr(0, pending_.size() - waiting));
     pending_.erase(0, pending_.size() - waiting);
     return ready;
   }

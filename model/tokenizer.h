@@ -17,10 +17,8 @@ namespace xpyd {
 
 class Tokenizer {
  public:
-  static Result<std::unique_ptr<const Tokenizer>> load(
-      const std::string& dir);  // DIR/tokenizer.json
-  static Result<std::unique_ptr<const Tokenizer>> parse(std::string_view json_text,
-                                                        const std::string& file_name);
+  static Result<std::unique_ptr<const Tokenizer>> load(const std::string& dir);  // DIR/tokenizer.json
+  static Result<std::unique_ptr<const Tokenizer>> parse(std::string_view json_text, const std::string& file_name);
   ~Tokenizer();
 
   struct EncodeOptions {

@@ -70,8 +70,7 @@ bool AddedTokens::any_special() const {
   return std::any_of(tokens_.begin(), tokens_.end(), [](auto& token) { return token.special; });
 }
 
-void AddedTokens::split(std::string_view text, const std::vector<Part>& parts,
-                        std::vector<Piece>& out) const {
+void AddedTokens::split(std::string_view text, const std::vector<Part>& parts, std::vector<Piece>& out) const {
   out.clear();
   size_t done = 0;  // text before this is in `out`
   auto part = parts.begin();
@@ -79,8 +78,7 @@ void AddedTokens::split(std::string_view text, const std::vector<Part>& parts,
     while (part->end <= at) ++part;
     size_t bytes = 0;
     int32_t index = -1;
-    if (begins_[static_cast<uint8_t>(text[at])])
-      index = longest(text.substr(0, part->end), at, &bytes);
+    if (begins_[static_cast<uint8_t>(text[at])]) index = longest(text.substr(0, part->end), at, &bytes);
     if (index < 0) {
       ++at;
       continue;

@@ -106,8 +106,7 @@ void Bpe::merge_all(bool allow_special, Workspace& space) const {
   }
 }
 
-void Bpe::encode(std::string_view word, bool allow_special, Workspace& space,
-                 std::vector<int32_t>& out) const {
+void Bpe::encode(std::string_view word, bool allow_special, Workspace& space, std::vector<int32_t>& out) const {
   constexpr size_t kLongest = size_t{1} << 30;  // so that indices fit
   while (word.size() > kLongest) {
     size_t cut = kLongest;

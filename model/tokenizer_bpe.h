@@ -46,8 +46,7 @@ class Bpe {
 
   // Appends the ids of `word`, valid UTF-8, in O(n log n). Without allow_special no merge and no
   // whole word makes a special token. A word of a GiB or more is cut.
-  void encode(std::string_view word, bool allow_special, Workspace& space,
-              std::vector<int32_t>& out) const;
+  void encode(std::string_view word, bool allow_special, Workspace& space, std::vector<int32_t>& out) const;
 
  private:
   struct Merge {

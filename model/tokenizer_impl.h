@@ -55,8 +55,8 @@ struct Tokenizer::Impl {
   std::vector<int32_t> encode(std::string_view text, const std::vector<AddedTokens::Part>& parts,
                               bool add_special_tokens) const;
   // Text between added tokens. `parts` covers it.
-  void encode_segment(std::string_view text, const std::vector<AddedTokens::Part>& parts,
-                      bool at_start, Bpe::Workspace& space, std::vector<int32_t>& out) const;
+  void encode_segment(std::string_view text, const std::vector<AddedTokens::Part>& parts, bool at_start,
+                      Bpe::Workspace& space, std::vector<int32_t>& out) const;
 };
 
 // Fills `out` from a tokenizer.json; messages begin with `file`.

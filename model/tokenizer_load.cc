@@ -56,26 +56,22 @@ int byte_token(std::string_view content) {
   if (digits[0] == '+') digits.remove_prefix(1);
   unsigned value = 0;
   auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
-  return error == std::errc() && end == digits.data() + digits.size() ? static_cast<int>(value)
-                                                                      : -1;
+  return error == std::errc() && end == digits.data() + digits.size() ? static_cast<int>(value) : -1;
 }
 
 class TokenizerLoader {
  public:
-  TokenizerLoader(const std::string& file, Tokenizer::Impl& out)
-      : where_{file}, file_(file), out_(out) {}
+  TokenizerLoader(const std::string& file, Tokenizer::Impl& out) : where_{file}, file_(file), out_(out) {}
 
   Status load(const json& root) {
     if (!root.is_object()) return bad("", "expected an object");
     auto model = get_object(root, "model", file_);
     if (!model.ok()) return model.error();
-    RETURN_IF_ERROR(read_pre_tokenizer(where_, find_field(root, "pre_tokenizer"),
-                                       out_.pre_tokenizer, byte_level_));
+    RETURN_IF_ERROR(read_pre_tokenizer(where_, find_field(root, "pre_tokenizer"), out_.pre_tokenizer, byte_level_));
     RETURN_IF_ERROR(vocabulary(*model.value()));
     RETURN_IF_ERROR(read_normalizer(where_, find_field(root, "normalizer"), out_.normalizer));
     RETURN_IF_ERROR(added_tokens(root));
-    RETURN_IF_ERROR(
-        read_decoder(where_, find_field(root, "decoder"), byte_level_, out_.decoder, replaces_));
+    RETURN_IF_ERROR(read_decoder(where_, find_field(root, "decoder"), byte_level_, out_.decoder, replaces_));
     RETURN_IF_ERROR(index_tokens());
     RETURN_IF_ERROR(bpe_options(*model.value()));
     RETURN_IF_ERROR(merges(*model.value()));
@@ -83,9 +79,7 @@ class TokenizerLoader {
   }
 
  private:
-  Status bad(const std::string& field, const std::string& why) const {
-    return where_.bad(field, why);
-  }
+  Status bad(const std::string& field, const std::string& why) const { return where_.bad(field, why); }
   std::string at(const std::string& field) const { return where_.at(field); }
 
   Status token(int64_t id, const std::string& content, const std::string& field) {
@@ -95,8 +89,8 @@ class TokenizerLoader {
     if (static_cast<size_t>(id) >= out_.tokens.size()) out_.tokens.resize(id + 1);
     Tokenizer::Impl::Token& slot = out_.tokens[id];
     if (slot.known)
-      return bad(field, "id " + std::to_string(id) + " is both " + in_quotes(slot.content) +
-                            " and " + in_quotes(content));
+      return bad(field,
+                 "id " + std::to_string(id) + " is both " + in_quotes(slot.content) + " and " + in_quotes(content));
     slot.known = true;
     slot.content = content;
     return ok();
@@ -106,19 +100,15 @@ class TokenizerLoader {
     JsonFields fields(model, at("model"));
     std::string type = fields.string_or("type", "BPE");
     RETURN_IF_ERROR(fields.status());
-    if (type != "BPE")
-      return bad("model.type", in_quotes(type) + " is not supported, only \"BPE\"");
+    if (type != "BPE") return bad("model.type", in_quotes(type) + " is not supported, only \"BPE\"");
     auto vocab = get_object(model, "vocab", at("model"));
     if (!vocab.ok()) return vocab.error();
     if (vocab.value()->empty()) return bad("model.vocab", "is empty");
     vocab_ids_.reserve(vocab.value()->size());
     for (auto& [content, id] : vocab.value()->items()) {
-      if (!id.is_number_integer() ||
-          (id.is_number_unsigned() && id.get<uint64_t>() > uint64_t{INT64_MAX}))
-        return bad("model.vocab", "id of " + in_quotes(content) +
-                                      ": expected an integer from 0 to " +
-                                      std::to_string(kMaxTokenId) + ", got " +
-                                      id.dump(-1, ' ', true).substr(0, 40));
+      if (!id.is_number_integer() || (id.is_number_unsigned() && id.get<uint64_t>() > uint64_t{INT64_MAX}))
+        return bad("model.vocab", "id of " + in_quotes(content) + ": expected an integer from 0 to " +
+                                      std::to_string(kMaxTokenId) + ", got " + id.dump(-1, ' ', true).substr(0, 40));
       RETURN_IF_ERROR(token(id.get<int64_t>(), content, "model.vocab"));
       vocab_ids_.emplace(content, id.get<int32_t>());
     }
@@ -130,8 +120,8 @@ class TokenizerLoader {
     if (list == nullptr) return ok();
     if (!list->is_array()) return bad("added_tokens", "expected an array");
     if (list->size() > kMaxAddedTokens)
-      return bad("added_tokens", std::to_string(list->size()) + " tokens, at most " +
-                                     std::to_string(kMaxAddedTokens) + " are supported");
+      return bad("added_tokens", std::to_string(list->size()) + " tokens, at most " + std::to_string(kMaxAddedTokens) +
+                                     " are supported");
     std::unordered_map<std::string, int32_t> seen;
     for (size_t i = 0; i < list->size(); ++i) {
       std::string field = "added_tokens[" + std::to_string(i) + "]";
@@ -147,21 +137,18 @@ class TokenizerLoader {
       RETURN_IF_ERROR(fields.status());
       if (added.content.empty()) return bad(field + ".content", "is empty");
       if (added.content.size() > kMaxAddedTokenBytes)
-        return bad(field + ".content",
-                   "longer than " + std::to_string(kMaxAddedTokenBytes) + " bytes");
+        return bad(field + ".content", "longer than " + std::to_string(kMaxAddedTokenBytes) + " bytes");
       if (!seen.emplace(added.content, added.id).second)
         return bad(field + ".content", in_quotes(added.content) + " was added before");
       auto in_vocab = vocab_ids_.find(added.content);
       if (in_vocab == vocab_ids_.end()) {
         RETURN_IF_ERROR(token(added.id, added.content, field));
       } else if (in_vocab->second != added.id) {
-        return bad(field + ".id", in_quotes(added.content) + " is " + std::to_string(added.id) +
-                                      " here and " + std::to_string(in_vocab->second) +
-                                      " in model.vocab");
+        return bad(field + ".id", in_quotes(added.content) + " is " + std::to_string(added.id) + " here and " +
+                                      std::to_string(in_vocab->second) + " in model.vocab");
       }
       out_.tokens[added.id].special = added.special;
-      std::string pattern =
-          added.normalized ? normalize(out_.normalizer, added.content) : added.content;
+      std::string pattern = added.normalized ? normalize(out_.normalizer, added.content) : added.content;
       if (pattern.empty()) return bad(field + ".content", "normalizes to nothing");
       // Hugging Face's tokenizers decodes the token to what was looked for, from version 0.23 on.
       // (With skip_special_tokens it then no longer knows it for a special one; we do.)
@@ -228,8 +215,7 @@ class TokenizerLoader {
     if (!suffix.empty()) return bad("model.end_of_word_suffix", "is not supported");
     if (has_unk) {
       auto id = vocab_ids_.find(unk);
-      if (id == vocab_ids_.end())
-        return bad("model.unk_token", in_quotes(unk) + " is not in model.vocab");
+      if (id == vocab_ids_.end()) return bad("model.unk_token", in_quotes(unk) + " is not in model.vocab");
       bpe.unk = id->second;
     }
     bpe.byte_ids.fill(-1);
@@ -246,8 +232,7 @@ class TokenizerLoader {
         char name[16];
         std::snprintf(name, sizeof name, "<0x%02X>", static_cast<unsigned>(b));
         auto id = vocab_ids_.find(name);
-        if (id == vocab_ids_.end())
-          return bad("model.vocab", missing_byte(b) + " (\"" + name + "\")");
+        if (id == vocab_ids_.end()) return bad("model.vocab", missing_byte(b) + " (\"" + name + "\")");
         bpe.byte_ids[b] = id->second;
       }
     } else if (bpe.unk < 0) {
@@ -273,8 +258,7 @@ class TokenizerLoader {
         size_t space = text.find(' ');
         good = space != text.npos && text.find(' ', space + 1) == text.npos;
         if (good) parts[0] = text.substr(0, space), parts[1] = text.substr(space + 1);
-      } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
-                 merge[1].is_string()) {
+      } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
         good = true;
         for (int i = 0; i < 2; ++i) parts[i] = merge[i].get_ref<const std::string&>();
       }
@@ -285,8 +269,7 @@ class TokenizerLoader {
       std::string_view contents[] = {parts[0], parts[1], merged};
       for (int i = 0; i < 3; ++i) {
         auto id = vocab_ids_.find(std::string(contents[i]));
-        if (id == vocab_ids_.end())
-          return bad(field(), in_quotes(contents[i]) + " is not in model.vocab");
+        if (id == vocab_ids_.end()) return bad(field(), in_quotes(contents[i]) + " is not in model.vocab");
         ids[i] = id->second;
       }
       out_.bpe.add_merge(ids[0], ids[1], rank++, ids[2]);
@@ -306,8 +289,7 @@ class TokenizerLoader {
 }  // namespace
 
 Status load_tokenizer(std::string_view json_text, const std::string& file, Tokenizer::Impl& out) {
-  auto root = parse_json(json_text, file,
-                         {.max_bytes = kMaxTokenizerBytes, .max_values = kMaxTokenizerValues});
+  auto root = parse_json(json_text, file, {.max_bytes = kMaxTokenizerBytes, .max_values = kMaxTokenizerValues});
   if (!root.ok()) return root.error();
   return TokenizerLoader(file, out).load(root.value());
 }

@@ -21,29 +21,25 @@ namespace {
 
 // Steps of a "Sequence" under `list_name`, or the one object itself; each with its field name.
 using Steps = std::vector<std::pair<const json*, std::string>>;
-Status flatten(const TokenizerFile& file, const json& step, const std::string& field,
-               const std::string& list_name, Steps& steps) {
+Status flatten(const TokenizerFile& file, const json& step, const std::string& field, const std::string& list_name,
+               Steps& steps) {
   auto type = get_string(step, "type", file.at(field));
   if (!type.ok()) return type.error();
   if (type.value() != "Sequence") {
     steps.emplace_back(&step, field);
-    if (steps.size() > kMaxSteps)
-      return file.bad(field, "more than " + std::to_string(kMaxSteps) + " steps");
+    if (steps.size() > kMaxSteps) return file.bad(field, "more than " + std::to_string(kMaxSteps) + " steps");
     return ok();
   }
   auto list = get_array(step, list_name, file.at(field));
   if (!list.ok()) return list.error();
   for (size_t i = 0; i < list.value()->size(); ++i)
-    RETURN_IF_ERROR(flatten(file, (*list.value())[i],
-                            field + "." + list_name + "[" + std::to_string(i) + "]", list_name,
-                            steps));
+    RETURN_IF_ERROR(
+        flatten(file, (*list.value())[i], field + "." + list_name + "[" + std::to_string(i) + "]", list_name, steps));
   return ok();
 }
 
-Status unsupported(const TokenizerFile& file, const json& step, const std::string& field,
-                   const char* known) {
-  return file.bad(field + ".type",
-                  in_quotes(step["type"].get<std::string>()) + " is not supported, only " + known);
+Status unsupported(const TokenizerFile& file, const json& step, const std::string& field, const char* known) {
+  return file.bad(field + ".type", in_quotes(step["type"].get<std::string>()) + " is not supported, only " + known);
 }
 
 // {"String": "x"}: a literal, not a regex.
@@ -53,8 +49,7 @@ Result<std::string> literal(const TokenizerFile& file, const json& step, const s
   return get_string(*pattern.value(), "String", file.at(field + ".pattern"));
 }
 
-Status split(const TokenizerFile& file, const json& step, const std::string& name,
-             PreTokenizerStep& out) {
+Status split(const TokenizerFile& file, const json& step, const std::string& name, PreTokenizerStep& out) {
   auto pattern = get_object(step, "pattern", file.at(name));
   if (!pattern.ok()) return pattern.error();
   auto regex = get_string(*pattern.value(), "Regex", file.at(name + ".pattern"));
@@ -63,8 +58,7 @@ Status split(const TokenizerFile& file, const json& step, const std::string& nam
   std::string behavior = fields.string("behavior");
   bool invert = fields.boolean_or("invert", false);
   RETURN_IF_ERROR(fields.status());
-  if (behavior != "Isolated" || invert)
-    return file.bad(name, "only behavior \"Isolated\" without invert is supported");
+  if (behavior != "Isolated" || invert) return file.bad(name, "only behavior \"Isolated\" without invert is supported");
   auto known = find_split_pattern(regex.value());
   if (!known)
     return file.bad(name + ".pattern.Regex", "this regex is not one of those supported (" +
@@ -76,8 +70,7 @@ Status split(const TokenizerFile& file, const json& step, const std::string& nam
 }
 
 // A Metaspace's replacement and whether to prepend it, as pre-tokenizer and decoder write them.
-Status metaspace(const TokenizerFile& file, const json& step, const std::string& name,
-                 PreTokenizerStep& out) {
+Status metaspace(const TokenizerFile& file, const json& step, const std::string& name, PreTokenizerStep& out) {
   JsonFields fields(step, file.at(name));
   out.kind = PreTokenizerStep::Kind::metaspace;
   out.replacement = fields.string("replacement");
@@ -85,8 +78,7 @@ Status metaspace(const TokenizerFile& file, const json& step, const std::string&
   std::string scheme = fields.string_or("prepend_scheme", add_space ? "always" : "never");
   out.split_words = fields.boolean_or("split", true);
   RETURN_IF_ERROR(fields.status());
-  if (out.replacement.empty() ||
-      static_cast<size_t>(next_code_point(out.replacement).bytes) != out.replacement.size())
+  if (out.replacement.empty() || static_cast<size_t>(next_code_point(out.replacement).bytes) != out.replacement.size())
     return file.bad(name + ".replacement", "expected one character");
   using Prepend = PreTokenizerStep::Prepend;
   if (scheme == "always") {
@@ -96,16 +88,14 @@ Status metaspace(const TokenizerFile& file, const json& step, const std::string&
   } else if (scheme == "never") {
     out.prepend = Prepend::never;
   } else {
-    return file.bad(name + ".prepend_scheme",
-                    "expected \"always\", \"first\" or \"never\", got " + in_quotes(scheme));
+    return file.bad(name + ".prepend_scheme", "expected \"always\", \"first\" or \"never\", got " + in_quotes(scheme));
   }
   if (!add_space && out.prepend != Prepend::never)
     return file.bad(name, "add_prefix_space and prepend_scheme contradict each other");
   return ok();
 }
 
-Status template_processing(const TokenizerFile& file, const json& step, const std::string& name,
-                           Tokenizer::Impl& out) {
+Status template_processing(const TokenizerFile& file, const json& step, const std::string& name, Tokenizer::Impl& out) {
   auto single = get_array(step, "single", file.at(name));
   if (!single.ok()) return single.error();
   bool text_seen = false;
@@ -132,8 +122,7 @@ Status template_processing(const TokenizerFile& file, const json& step, const st
     if (ids.value()->size() > kMaxSteps) return file.bad(entry_name + ".ids", "too many");
     for (const json& value : *ids.value()) {
       int64_t n_ids = static_cast<int64_t>(out.tokens.size());
-      if (!value.is_number_integer() || value < 0 || value >= n_ids ||
-          !out.tokens[value.get<size_t>()].known)
+      if (!value.is_number_integer() || value < 0 || value >= n_ids || !out.tokens[value.get<size_t>()].known)
         return file.bad(entry_name + ".ids", "expected ids of tokens");
       (text_seen ? out.suffix : out.prefix).push_back(value.get<int32_t>());
     }
@@ -144,8 +133,7 @@ Status template_processing(const TokenizerFile& file, const json& step, const st
 
 }  // namespace
 
-Status read_normalizer(const TokenizerFile& file, const json* root,
-                       std::vector<NormalizerStep>& out) {
+Status read_normalizer(const TokenizerFile& file, const json* root, std::vector<NormalizerStep>& out) {
   if (root == nullptr) return ok();
   Steps steps;
   RETURN_IF_ERROR(flatten(file, *root, "normalizer", "normalizers", steps));
@@ -169,8 +157,7 @@ Status read_normalizer(const TokenizerFile& file, const json* root,
       if (pattern.value().empty()) return file.bad(name + ".pattern", "is empty");
       next.pattern = pattern.value();
       next.content = content.value();
-      growth *= std::max<size_t>(
-          1, (next.content.size() + next.pattern.size() - 1) / next.pattern.size());
+      growth *= std::max<size_t>(1, (next.content.size() + next.pattern.size() - 1) / next.pattern.size());
     } else {
       return unsupported(file, *step, name, "NFC, Prepend, Replace, Sequence");
     }
@@ -181,8 +168,8 @@ Status read_normalizer(const TokenizerFile& file, const json* root,
   return ok();
 }
 
-Status read_pre_tokenizer(const TokenizerFile& file, const json* root,
-                          std::vector<PreTokenizerStep>& out, bool& byte_level) {
+Status read_pre_tokenizer(const TokenizerFile& file, const json* root, std::vector<PreTokenizerStep>& out,
+                          bool& byte_level) {
   if (root == nullptr) return ok();
   Steps steps;
   RETURN_IF_ERROR(flatten(file, *root, "pre_tokenizer", "pretokenizers", steps));
@@ -215,8 +202,8 @@ Status read_pre_tokenizer(const TokenizerFile& file, const json* root,
   return ok();
 }
 
-Status read_decoder(const TokenizerFile& file, const json* root, bool byte_level,
-                    Tokenizer::Impl::Decoder& out, Replaces& replaces) {
+Status read_decoder(const TokenizerFile& file, const json* root, bool byte_level, Tokenizer::Impl::Decoder& out,
+                    Replaces& replaces) {
   const std::string field = "decoder";
   if (root == nullptr) return file.bad(field, "is missing");
   Steps steps;
@@ -261,12 +248,10 @@ Status read_decoder(const TokenizerFile& file, const json* root, bool byte_level
       if (last != fuse) return file.bad(name, "Strip is supported only after Fuse");
       next = strip;
     } else {
-      return unsupported(file, *step, name,
-                         "ByteFallback, ByteLevel, Fuse, Metaspace, Replace, Sequence, Strip");
+      return unsupported(file, *step, name, "ByteFallback, ByteLevel, Fuse, Metaspace, Replace, Sequence, Strip");
     }
     if (next < last || (next == last && next != replace))
-      return file.bad(name,
-                      "the steps' order is not supported, only Replace, ByteFallback, Fuse, Strip");
+      return file.bad(name, "the steps' order is not supported, only Replace, ByteFallback, Fuse, Strip");
     last = next;
   }
   if (out.byte_level != byte_level)
@@ -282,8 +267,7 @@ Status read_post_processor(const TokenizerFile& file, const json* root, Tokenize
   for (auto& [step, name] : steps) {
     std::string type = (*step)["type"];
     if (type == "ByteLevel") continue;  // changes offsets only, which are not kept
-    if (type != "TemplateProcessing")
-      return unsupported(file, *step, name, "ByteLevel, Sequence, TemplateProcessing");
+    if (type != "TemplateProcessing") return unsupported(file, *step, name, "ByteLevel, Sequence, TemplateProcessing");
     if (seen) return file.bad(name, "a second TemplateProcessing is not supported");
     seen = true;
     RETURN_IF_ERROR(template_processing(file, *step, name, out));

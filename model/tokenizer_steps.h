@@ -31,12 +31,11 @@ std::string in_quotes(std::string_view text);
   } while (0)
 
 // `root` may be nullptr: the field is missing or null.
-Status read_normalizer(const TokenizerFile& file, const nlohmann::json* root,
-                       std::vector<NormalizerStep>& out);
+Status read_normalizer(const TokenizerFile& file, const nlohmann::json* root, std::vector<NormalizerStep>& out);
 
 // byte_level: words are bytes (ByteLevel's characters are not made, see Bpe::byte_level).
-Status read_pre_tokenizer(const TokenizerFile& file, const nlohmann::json* root,
-                          std::vector<PreTokenizerStep>& out, bool& byte_level);
+Status read_pre_tokenizer(const TokenizerFile& file, const nlohmann::json* root, std::vector<PreTokenizerStep>& out,
+                          bool& byte_level);
 
 // What the decoder replaces in every token.
 using Replaces = std::vector<std::pair<std::string, std::string>>;
@@ -44,7 +43,6 @@ Status read_decoder(const TokenizerFile& file, const nlohmann::json* root, bool 
                     Tokenizer::Impl::Decoder& out, Replaces& replaces);
 
 // Fills in out.prefix and out.suffix; out.tokens is complete.
-Status read_post_processor(const TokenizerFile& file, const nlohmann::json* root,
-                           Tokenizer::Impl& out);
+Status read_post_processor(const TokenizerFile& file, const nlohmann::json* root, Tokenizer::Impl& out);
 
 }  // namespace xpyd

@@ -44,9 +44,8 @@ void decompose(uint32_t c, std::vector<Mark>& out) {
     if (s % kTCount != 0) out.push_back({kT + s % kTCount, 0});
     return;
   }
-  auto at = std::lower_bound(
-      decompositions.begin(), decompositions.end(), c,
-      [](const Decomposition& entry, uint32_t value) { return entry.composed < value; });
+  auto at = std::lower_bound(decompositions.begin(), decompositions.end(), c,
+                             [](const Decomposition& entry, uint32_t value) { return entry.composed < value; });
   if (at == decompositions.end() || at->composed != c) {
     out.push_back({c, combining_class(c)});
     return;
@@ -58,9 +57,7 @@ void decompose(uint32_t c, std::vector<Mark>& out) {
 uint32_t compose(uint32_t a, uint32_t b) {  // 0: they do not
   if (a - kL < kLCount && b - kV < kVCount) return kS + ((a - kL) * kVCount + (b - kV)) * kTCount;
   if (a - kS < kSCount && (a - kS) % kTCount == 0 && b - kT - 1 < kTCount - 1) return a + (b - kT);
-  auto key = [](uint16_t i) {
-    return uint64_t{decompositions[i].first} << 32 | decompositions[i].second;
-  };
+  auto key = [](uint16_t i) { return uint64_t{decompositions[i].first} << 32 | decompositions[i].second; };
   uint64_t wanted = uint64_t{a} << 32 | b;
   auto at = std::lower_bound(compositions.begin(), compositions.end(), wanted,
                              [&](uint16_t i, uint64_t value) { return key(i) < value; });
@@ -99,9 +96,7 @@ std::string nfc(std::string_view text) {
     auto starter = [](const Mark& mark) { return mark.combining_class == 0; };
     auto first = std::find_if_not(at, marks.end(), starter);
     at = std::find_if(first, marks.end(), starter);
-    std::stable_sort(first, at, [](const Mark& a, const Mark& b) {
-      return a.combining_class < b.combining_class;
-    });
+    std::stable_sort(first, at, [](const Mark& a, const Mark& b) { return a.combining_class < b.combining_class; });
   }
   // A mark joins the last starter unless a mark of its class or higher stays between them.
   std::vector<Mark> out;

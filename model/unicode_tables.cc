@@ -61,8 +61,7 @@ constexpr auto sorted_pairs(const std::array<Decomposition, n_all>& all) {
   for (size_t i = 0; i < n_all; ++i)
     if (all[i].composes) out[end++] = uint16_t(i);
   std::sort(out.begin(), out.end(), [&](uint16_t a, uint16_t b) {
-    return all[a].first != all[b].first ? all[a].first < all[b].first
-                                        : all[a].second < all[b].second;
+    return all[a].first != all[b].first ? all[a].first < all[b].first : all[a].second < all[b].second;
   });
   return out;
 }

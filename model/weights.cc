@@ -78,8 +78,7 @@ struct ReadErrors {
 
 using Readers = std::map<std::string, RowReader, std::less<>>;
 
-Result<Readers> checkpoint_readers(const Checkpoint& checkpoint, const ModelConfig& config,
-                                   ReadErrors& errors) {
+Result<Readers> checkpoint_readers(const Checkpoint& checkpoint, const ModelConfig& config, ReadErrors& errors) {
   Readers readers;
   for (const TensorSpec& spec : tensor_specs(config)) {
     std::vector<int64_t> shape = {spec.cols};
@@ -145,8 +144,8 @@ class WeightLoader {
       rows += part.rows;
     }
     auto read = [&starts](int row, float* out) {
-      auto part = std::prev(std::upper_bound(starts.begin(), starts.end(), row,
-                                             [](int r, const auto& s) { return r < s.first; }));
+      auto part = std::prev(
+          std::upper_bound(starts.begin(), starts.end(), row, [](int r, const auto& s) { return r < s.first; }));
       (*part->second)(row - part->first, out);
     };
     return pack_matrix(rows, cols, k_groups, dtype_, read, team_);
@@ -168,8 +167,7 @@ class WeightLoader {
       for (int row = mine.begin; row < mine.end; ++row) {
         const size_t first = size_t(row) * size_t(cols);
         read(row, dtype_ == Dtype::f32 ? table.as<float>() + first : values.data());
-        if (dtype_ == Dtype::bf16)
-          std::transform(values.begin(), values.end(), table.as<bf16>() + first, to_bf16);
+        if (dtype_ == Dtype::bf16) std::transform(values.begin(), values.end(), table.as<bf16>() + first, to_bf16);
       }
     });
     return table;
@@ -192,20 +190,17 @@ std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, const WeightLo
   for (int i = 0; i < c.n_layers; ++i) {
     LayerWeights& layer = weights->layers[size_t(i)];
     const std::string attention = layer_prefix(i) + "self_attn.", mlp = layer_prefix(i) + "mlp.";
-    layer.qkv = loader.matrix(
-        {{attention + "q_proj", q}, {attention + "k_proj", kv}, {attention + "v_proj", kv}},
-        c.hidden, 1);
+    layer.qkv = loader.matrix({{attention + "q_proj", q}, {attention + "k_proj", kv}, {attention + "v_proj", kv}},
+                              c.hidden, 1);
     layer.o = loader.matrix({{attention + "o_proj", c.hidden}}, q, kRowParallelGroups);
-    layer.gate_up = loader.matrix(
-        {{mlp + "gate_proj", c.intermediate}, {mlp + "up_proj", c.intermediate}}, c.hidden, 1);
+    layer.gate_up = loader.matrix({{mlp + "gate_proj", c.intermediate}, {mlp + "up_proj", c.intermediate}}, c.hidden,
+                                  1);
     layer.down = loader.matrix({{mlp + "down_proj", c.hidden}}, c.intermediate, kRowParallelGroups);
     layer.attention_norm = loader.vector({{layer_prefix(i) + "input_layernorm.weight", c.hidden}});
-    layer.mlp_norm =
-        loader.vector({{layer_prefix(i) + "post_attention_layernorm.weight", c.hidden}});
+    layer.mlp_norm = loader.vector({{layer_prefix(i) + "post_attention_layernorm.weight", c.hidden}});
     if (c.qkv_bias)
-      layer.qkv_bias = loader.vector({{attention + "q_proj.bias", q},
-                                      {attention + "k_proj.bias", kv},
-                                      {attention + "v_proj.bias", kv}});
+      layer.qkv_bias = loader.vector(
+          {{attention + "q_proj.bias", q}, {attention + "k_proj.bias", kv}, {attention + "v_proj.bias", kv}});
     if (c.o_bias) layer.o_bias = loader.vector({{attention + "o_proj.bias", c.hidden}});
     if (c.qk_norm) {
       layer.q_norm = loader.vector({{attention + "q_norm.weight", c.head_dim}});
@@ -218,21 +213,18 @@ std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, const WeightLo
     }
   }
   weights->final_norm = loader.vector({{"model.norm.weight", c.hidden}});
-  weights->lm_head =
-      loader.matrix({{c.tied_embeddings ? "model.embed_tokens" : "lm_head", c.vocab}}, c.hidden, 1);
+  weights->lm_head = loader.matrix({{c.tied_embeddings ? "model.embed_tokens" : "lm_head", c.vocab}}, c.hidden, 1);
   return weights;
 }
 
 // A configuration that cannot fit is an error of the input, found before memory is asked for.
 Status check_memory(const ModelConfig& c, Dtype dtype) {
-  const double matrices =
-      double(c.parameters()) + (c.tied_embeddings ? double(c.vocab) * c.hidden : 0);
+  const double matrices = double(c.parameters()) + (c.tied_embeddings ? double(c.vocab) * c.hidden : 0);
   const double needed = matrices * double(dtype_bytes(dtype));
   const double machine = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE));
   if (needed < machine) return ok();
-  return invalid("model " + c.name + ": the weights need " + std::to_string(long(needed / 1e6)) +
-                 " MB in " + dtype_name(dtype) + ", but this machine has " +
-                 std::to_string(long(machine / 1e6)) + " MB of memory");
+  return invalid("model " + c.name + ": the weights need " + std::to_string(long(needed / 1e6)) + " MB in " +
+                 dtype_name(dtype) + ", but this machine has " + std::to_string(long(machine / 1e6)) + " MB of memory");
 }
 
 }  // namespace
@@ -248,8 +240,7 @@ std::vector<double> rope_frequencies(const ModelConfig& config) {
       // those below low_freq_factor are slowed by `factor`, and between them both are blended.
       const double turns = scaling.original_max_position * f / (2 * M_PI);
       const double kept = std::clamp(
-          (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor),
-          0.0, 1.0);
+          (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0.0, 1.0);
       f = kept * f + (1 - kept) * f / scaling.factor;
     }
     freqs[i] = f;
@@ -261,17 +252,15 @@ size_t Weights::bytes() const {
   size_t total = embedding.size() + lm_head.bytes(), floats = final_norm.size();
   for (const LayerWeights& l : layers) {
     total += l.qkv.bytes() + l.o.bytes() + l.gate_up.bytes() + l.down.bytes();
-    floats += l.attention_norm.size() + l.mlp_norm.size() + l.q_norm.size() + l.k_norm.size() +
-              l.qkv_bias.size() + l.o_bias.size() + l.gate_up_bias.size() + l.down_bias.size();
+    floats += l.attention_norm.size() + l.mlp_norm.size() + l.q_norm.size() + l.k_norm.size() + l.qkv_bias.size() +
+              l.o_bias.size() + l.gate_up_bias.size() + l.down_bias.size();
   }
   return total + floats * sizeof(float);
 }
 
-Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir,
-                                                    const ModelConfig& config,
+Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, const ModelConfig& config,
                                                     const LoadOptions& options, ThreadTeam& team) {
-  if (options.dtype != Dtype::f32 && options.dtype != Dtype::bf16)
-    return invalid("dtype: expected f32 or bf16");
+  if (options.dtype != Dtype::f32 && options.dtype != Dtype::bf16) return invalid("dtype: expected f32 or bf16");
   if (options.dummy) {
     if (Status status = check_memory(config, options.dtype); !status) return status.error();
     WeightLoader loader(dummy_readers(config, options.seed), options.dtype, team);

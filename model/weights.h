@@ -16,11 +16,11 @@ struct LayerWeights {
   // q, k and v one under another, [(n_heads + 2 n_kv_heads) * head_dim, hidden]: one product reads
   // the normed activations once.
   PackedMatrix qkv;
-  PackedMatrix o;                               // [hidden, n_heads * head_dim], row-parallel groups
-  PackedMatrix gate_up;                         // [2 * intermediate, hidden]: gate, then up
-  PackedMatrix down;                            // [hidden, intermediate], row-parallel groups
-  std::vector<float> attention_norm, mlp_norm;  // [hidden]
-  std::vector<float> q_norm, k_norm;            // [head_dim], or empty
+  PackedMatrix o;                                                // [hidden, n_heads * head_dim], row-parallel groups
+  PackedMatrix gate_up;                                          // [2 * intermediate, hidden]: gate, then up
+  PackedMatrix down;                                             // [hidden, intermediate], row-parallel groups
+  std::vector<float> attention_norm, mlp_norm;                   // [hidden]
+  std::vector<float> q_norm, k_norm;                             // [head_dim], or empty
   std::vector<float> qkv_bias, o_bias, gate_up_bias, down_bias;  // [outputs], or empty
 };
 

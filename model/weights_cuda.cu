@@ -36,8 +36,7 @@ class Uploader {
       cuda::Memory& piece = pieces_[next_];
       copied_[next_].wait();
       fill(begin, end, piece.data());
-      cuda::copy(base_ + at + size_t(begin) * row_bytes, piece.data(),
-                 size_t(end - begin) * row_bytes, stream_);
+      cuda::copy(base_ + at + size_t(begin) * row_bytes, piece.data(), size_t(end - begin) * row_bytes, stream_);
       copied_[next_].record(stream_);
       next_ ^= 1;
     }
@@ -80,12 +79,11 @@ class Uploader {
 void place(const Weights& host, Uploader& to, CudaWeights& w) {
   const ModelConfig& c = host.config;
   w.layers.clear();
-  w.embedding = to.matrix(c.vocab, c.hidden, host.dtype,
-                          [&](int begin, int end, std::byte* out, size_t row_bytes) {
-                            const size_t bytes = size_t(c.hidden) * dtype_bytes(host.dtype);
-                            for (int row = begin; row < end; ++row, out += row_bytes)
-                              std::memcpy(out, host.embedding.data() + size_t(row) * bytes, bytes);
-                          });
+  w.embedding = to.matrix(c.vocab, c.hidden, host.dtype, [&](int begin, int end, std::byte* out, size_t row_bytes) {
+    const size_t bytes = size_t(c.hidden) * dtype_bytes(host.dtype);
+    for (int row = begin; row < end; ++row, out += row_bytes)
+      std::memcpy(out, host.embedding.data() + size_t(row) * bytes, bytes);
+  });
   w.lm_head = c.tied_embeddings ? w.embedding : to.matrix(host.lm_head);
   for (const LayerWeights& layer : host.layers) {
     CudaLayerWeights l;
@@ -118,8 +116,7 @@ void place(const Weights& host, Uploader& to, CudaWeights& w) {
 
 }  // namespace
 
-Result<std::shared_ptr<const CudaWeights>> upload_weights(const Weights& host,
-                                                          cuda::Stream& stream) {
+Result<std::shared_ptr<const CudaWeights>> upload_weights(const Weights& host, cuda::Stream& stream) {
   auto weights = std::make_shared<CudaWeights>();
   weights->config = host.config;
   weights->dtype = host.dtype;
@@ -131,9 +128,8 @@ Result<std::shared_ptr<const CudaWeights>> upload_weights(const Weights& host,
     if (!card) return card.error();
     return Error{ErrorCode::unavailable, "model " + host.config.name + ": the card has " +
                                              std::to_string(card.value().free_bytes / 1000000) +
-                                             " MB free, the weights need " +
-                                             std::to_string(sizes.bytes() / 1000000) + " MB in " +
-                                             dtype_name(host.dtype)};
+                                             " MB free, the weights need " + std::to_string(sizes.bytes() / 1000000) +
+                                             " MB in " + dtype_name(host.dtype)};
   }
   weights->memory = std::move(memory).value();
   Uploader upload(weights->memory.data(), stream);

@@ -22,9 +22,9 @@ struct CudaMatrix {
 };
 
 struct CudaLayerWeights {
-  CudaMatrix qkv, o, gate_up, down;                            // as in LayerWeights
-  const float *attention_norm = nullptr, *mlp_norm = nullptr;  // [hidden]
-  const float *q_norm = nullptr, *k_norm = nullptr;            // [head_dim] or null
+  CudaMatrix qkv, o, gate_up, down;                                             // as in LayerWeights
+  const float *attention_norm = nullptr, *mlp_norm = nullptr;                   // [hidden]
+  const float *q_norm = nullptr, *k_norm = nullptr;                             // [head_dim] or null
   const float *qkv_bias = nullptr, *o_bias = nullptr, *gate_up_bias = nullptr,  // [outputs] or null
                                                           *down_bias = nullptr;
 };
@@ -50,7 +50,6 @@ struct CudaWeights {
 };
 
 // Waits until everything is there. Error `unavailable`: more than the card has free; says both.
-Result<std::shared_ptr<const CudaWeights>> upload_weights(const Weights& host,
-                                                          cuda::Stream& stream);
+Result<std::shared_ptr<const CudaWeights>> upload_weights(const Weights& host, cuda::Stream& stream);
 
 }  // namespace xpyd

@@ -30,8 +30,7 @@ std::string host_name(std::string_view host) {
 bool is_own_name(const std::string& name) {
   char own[256] = "";
   gethostname(own, sizeof own - 1);
-  return name == "localhost" || name.ends_with(".localhost") || name == lower(own) ||
-         !address_group(name).empty();
+  return name == "localhost" || name.ends_with(".localhost") || name == lower(own) || !address_group(name).empty();
 }
 
 bool is_json(std::string_view type) {
@@ -52,17 +51,15 @@ int key_owner(const std::vector<std::string>& keys, const HttpRequest& request) 
   return owner;
 }
 
-std::optional<ApiError> object_to(const HttpRequest& request,
-                                  const std::vector<std::string>& allowed_hosts) {
+std::optional<ApiError> object_to(const HttpRequest& request, const std::vector<std::string>& allowed_hosts) {
   const std::string_view host = request.header("host"), origin = request.header("origin");
   auto listed = [&](const std::string& name) {
     return std::any_of(allowed_hosts.begin(), allowed_hosts.end(),
                        [&](const std::string& one) { return one == "*" || lower(one) == name; });
   };
   if (!host.empty() && !is_own_name(host_name(host)) && !listed(host_name(host)))
-    return ApiError{
-        .status = 403,
-        .message = "this server does not go by the name in the Host header; see --allowed-hosts"};
+    return ApiError{.status = 403,
+                    .message = "this server does not go by the name in the Host header; see --allowed-hosts"};
   // A browser says from which page a request comes: ours has our own name.
   if (!origin.empty()) {
     const size_t at = origin.find("://");
@@ -71,14 +68,11 @@ std::optional<ApiError> object_to(const HttpRequest& request,
         std::any_of(allowed_hosts.begin(), allowed_hosts.end(),
                     [&](const std::string& one) { return lower(one) == lower(from); });
     if (from.empty() || (lower(from) != lower(host) && !named))
-      return ApiError{.status = 403,
-                      .message = "requests from pages of another origin are not served"};
+      return ApiError{.status = 403, .message = "requests from pages of another origin are not served"};
   }
   // A form or a script of another origin may send other types without asking first.
-  const std::string_view type = request.header("content-type"),
-                         length = request.header("content-length");
-  const bool body =
-      !request.header("transfer-encoding").empty() || length.find_first_not_of('0') != length.npos;
+  const std::string_view type = request.header("content-type"), length = request.header("content-length");
+  const bool body = !request.header("transfer-encoding").empty() || length.find_first_not_of('0') != length.npos;
   if (request.method == "POST" && (body || !type.empty()) && !is_json(type))
     return ApiError{.status = 415, .message = "send the body as Content-Type: application/json"};
   return {};

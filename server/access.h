@@ -22,8 +22,7 @@ int key_owner(const std::vector<std::string>& keys, const HttpRequest& request);
 // may have beside addresses, localhost and this machine's name: with any name, a stranger's page
 // could point its own name here and read answers as its own (DNS rebinding).
 // "*": any.
-std::optional<ApiError> object_to(const HttpRequest& request,
-                                  const std::vector<std::string>& allowed_hosts);
+std::optional<ApiError> object_to(const HttpRequest& request, const std::vector<std::string>& allowed_hosts);
 
 bool is_api_key(const std::string& text);  // one that a header can carry
 // One key on a line; empty lines and those that begin with # do not count. A file that others than

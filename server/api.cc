@@ -24,15 +24,12 @@ constexpr size_t kMaxClientIdBytes = 128;
 std::string client_id(const HttpRequest& request) {
   std::string id(request.header("x-request-id"));
   bool good = id.size() <= kMaxClientIdBytes && std::all_of(id.begin(), id.end(), [](char c) {
-                return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' ||
-                       c == '.' || c == ':';
+                return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.' || c == ':';
               });
   return good ? id : "";
 }
 
-HttpResponse json_response(std::string body, int status = 200) {
-  return {.status = status, .body = std::move(body)};
-}
+HttpResponse json_response(std::string body, int status = 200) { return {.status = status, .body = std::move(body)}; }
 
 constexpr const char* kModelPrefix = "/v1/models/";
 
@@ -74,8 +71,8 @@ std::span<const Api::Row> Api::table() {
 
 std::vector<Api::Route> Api::routes() { return {table().begin(), table().end()}; }
 
-Api::Api(const ServerOptions& options, Service& service, const Tokenizer* tokenizer,
-         const ChatTemplate* chat_template, Clock& clock, HttpPost post)
+Api::Api(const ServerOptions& options, Service& service, const Tokenizer* tokenizer, const ChatTemplate* chat_template,
+         Clock& clock, HttpPost post)
     : options_(options),
       service_(service),
       clock_(clock),
@@ -101,9 +98,8 @@ Api::Api(const ServerOptions& options, Service& service, const Tokenizer* tokeni
   // Nobody's conversations make room for another key's.
   const size_t owners = std::max<size_t>(1, options.api_keys.size());
   for (size_t i = 0; i < owners; ++i)
-    sessions_.push_back(
-        std::make_shared<Sessions>(std::max(1, options.max_sessions / static_cast<int>(owners)),
-                                   options.session_bytes / owners));
+    sessions_.push_back(std::make_shared<Sessions>(std::max(1, options.max_sessions / static_cast<int>(owners)),
+                                                   options.session_bytes / owners));
 }
 
 Api::~Api() = default;
@@ -114,12 +110,10 @@ Api::~Api() = default;
 const Api::Row* Api::find_row(const HttpRequest& request) const {
   const Row* row = nullptr;
   for (const Row& candidate : table()) {
-    bool hit = candidate.path == kModelPrefix ? request.path.starts_with(kModelPrefix)
-                                              : request.path == candidate.path;
+    bool hit = candidate.path == kModelPrefix ? request.path.starts_with(kModelPrefix) : request.path == candidate.path;
     if (hit) row = &candidate;
   }
-  if (row != nullptr && row->dev && !(options_.dev_endpoints && request.from_loopback))
-    row = nullptr;
+  if (row != nullptr && row->dev && !(options_.dev_endpoints && request.from_loopback)) row = nullptr;
   return row;
 }
 
@@ -137,8 +131,8 @@ std::optional<HttpResponse> Api::on_header(const HttpRequest& request) {
 
 void Api::handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
   const Row* row = find_row(request);
-  (this->*row->handler)(std::make_shared<Incoming>(
-      Incoming{std::move(request), std::move(exchange), row, clock_.now()}));
+  (this->*row->handler)(
+      std::make_shared<Incoming>(Incoming{std::move(request), std::move(exchange), row, clock_.now()}));
 }
 
 std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row* row) {
@@ -152,14 +146,12 @@ std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row
     response.headers.emplace_back("WWW-Authenticate", "Bearer");
     return response;
   }
-  if (const auto objection = object_to(request, options_.allowed_hosts))
-    return error_response(*objection);
+  if (const auto objection = object_to(request, options_.allowed_hosts)) return error_response(*objection);
   if (row == nullptr) return error_response({.status = 404, .message = "there is no such path"});
   std::string_view methods = row->methods;
   std::string_view method = request.method == "HEAD" ? "GET" : std::string_view(request.method);
   if ((method != "GET" && method != "POST") || methods.find(method) == methods.npos) {
-    HttpResponse response =
-        error_response({.status = 405, .message = std::string("this path takes ") + row->methods});
+    HttpResponse response = error_response({.status = 405, .message = std::string("this path takes ") + row->methods});
     std::string allow = methods == "POST" ? "POST" : "GET, HEAD";
     if (methods == "GET POST") allow += ", POST";
     response.headers.emplace_back("Allow", allow);
@@ -177,8 +169,7 @@ HttpResponse Api::error_response(const ApiError& error) const {
   // Benchmark clients record the reason phrase and nothing else.
   response.reason = std::string(http_reason(error.status)) + ": " + error.message.substr(0, 80);
   if (error.status == 503) response.headers.emplace_back("Retry-After", "1");
-  if (error.status >= 500 && error.status != 503)
-    response.headers.emplace_back("X-Should-Retry", "false");
+  if (error.status >= 500 && error.status != 503) response.headers.emplace_back("X-Should-Retry", "false");
   return response;
 }
 
@@ -192,19 +183,17 @@ void Api::answer(const Incoming& in, HttpResponse response, const std::string& w
   in.exchange->respond(std::move(response));
 }
 
-void Api::finish(const HttpRequest& request, const Row* row, HttpResponse& response,
-                 const std::string& why) {
+void Api::finish(const HttpRequest& request, const Row* row, HttpResponse& response, const std::string& why) {
   const char* path = row == nullptr ? "none" : row->path;
   metrics_.http_request(path, request.method, response.status);
   response.headers.emplace_back("X-Content-Type-Options", "nosniff");
-  if (std::string id = client_id(request); !id.empty())
-    response.headers.emplace_back("X-Request-Id", id);
+  if (std::string id = client_id(request); !id.empty()) response.headers.emplace_back("X-Request-Id", id);
   if (response.status >= 400 || options_.log_level == LogLevel::debug)
     log_line(response.status >= 500   ? LogLevel::error
              : response.status >= 400 ? LogLevel::warning
                                       : LogLevel::debug,
-             std::string(response.status >= 400 ? "refused" : "answered") + " route=" +
-                 std::string(path) + " status=" + std::to_string(response.status) + why);
+             std::string(response.status >= 400 ? "refused" : "answered") + " route=" + std::string(path) +
+                 " status=" + std::to_string(response.status) + why);
 }
 
 void Api::fail(const Incoming& in, const ApiError& error) {
@@ -215,8 +204,7 @@ void Api::fail(const Incoming& in, const ApiError& error) {
   answer(in, error_response(error), why);
 }
 
-void Api::on_body(const std::shared_ptr<Incoming>& in,
-                  std::function<std::function<void()>()> work) {
+void Api::on_body(const std::shared_ptr<Incoming>& in, std::function<std::function<void()>()> work) {
   // A session's history comes on top of a small body; \u may spell its name another way.
   const std::string& body = in->request.body;
   const bool is_short = body.size() <= kInlineBodyBytes && body.find("session_id") == body.npos &&
@@ -237,9 +225,7 @@ void Api::tick() {
 void Api::log_line(LogLevel level, const std::string& line) {
   if (level < options_.log_level) return;
   double now = clock_.now();
-  auto write = [&](const std::string& text) {
-    (options_.log ? options_.log : log_text)(log_stamp(level) + text);
-  };
+  auto write = [&](const std::string& text) { (options_.log ? options_.log : log_text)(log_stamp(level) + text); };
   if (now - log_window_s_ >= 1) {
     if (log_dropped_ > 0) write("log dropped_lines=" + std::to_string(log_dropped_));
     log_window_s_ = now;
@@ -314,8 +300,7 @@ void Api::models(const std::shared_ptr<Incoming>& in) {
 void Api::model_by_id(const std::shared_ptr<Incoming>& in) {
   const std::string name = in->request.path.substr(std::string_view(kModelPrefix).size());
   if (model_.is_called(name))
-    return answer(*in,
-                  json_response(model_card(model_, name, options_.model_root, created_unix_s_)));
+    return answer(*in, json_response(model_card(model_, name, options_.model_root, created_unix_s_)));
   fail(*in, unknown_model(name, model_));
 }
 
@@ -326,8 +311,7 @@ void Api::generate(const std::shared_ptr<Incoming>& in, bool chat) {
   on_body(in, [this, in, chat]() -> std::function<void()> {
     auto call = std::make_shared<GenerationCall>();
     const int owner = std::max(0, key_owner(options_.api_keys, in->request));
-    auto error = parse_generation(in->request.body, chat, model_, *call,
-                                  sessions_[static_cast<size_t>(owner)].get());
+    auto error = parse_generation(in->request.body, chat, model_, *call, sessions_[static_cast<size_t>(owner)].get());
     in->request.body = std::string();
     if (error) return [this, in, error = std::move(*error)] { fail(*in, error); };
     return [this, in, chat, call] {
@@ -336,8 +320,8 @@ void Api::generate(const std::shared_ptr<Incoming>& in, bool chat) {
       std::snprintf(id, sizeof id, "%s-%016llx%08llx", chat ? "chatcmpl" : "cmpl",
                     static_cast<unsigned long long>(id_random_.next()),
                     static_cast<unsigned long long>(id_random_.next() >> 32));
-      auto generation = std::make_shared<Generation>(*this, std::move(*call), in->exchange, id,
-                                                     client_id(in->request), in->arrival_s);
+      auto generation = std::make_shared<Generation>(*this, std::move(*call), in->exchange, id, client_id(in->request),
+                                                     in->arrival_s);
       live_[generation.get()] = generation;
       generation->start();
     };
@@ -367,8 +351,7 @@ void Api::reset_prefix_cache(const std::shared_ptr<Incoming>& in) {
 void Api::retire_instance(const std::shared_ptr<Incoming>& in) {
   on_body(in, [this, in]() -> std::function<void()> {
     auto fails = [&](int status, const std::string& message) {
-      return
-          [this, in, error = ApiError{.status = status, .message = message}] { fail(*in, error); };
+      return [this, in, error = ApiError{.status = status, .message = message}] { fail(*in, error); };
     };
     auto body = parse_json(in->request.body, "request body");
     if (!body) return fails(400, body.error().message);
@@ -383,9 +366,7 @@ void Api::retire_instance(const std::shared_ptr<Incoming>& in) {
         return fails(400, "role: expected prefill, decode or colocated, got " + role);
     }
     const Status retired = options_.retire_instance(name.value(), role);
-    if (!retired)
-      return fails(retired.error().code == ErrorCode::not_found ? 404 : 400,
-                   retired.error().message);
+    if (!retired) return fails(retired.error().code == ErrorCode::not_found ? 404 : 400, retired.error().message);
     return [this, in] { answer(*in, json_response("{}")); };
   });
 }

@@ -24,22 +24,21 @@ namespace xpyd {
 
 struct ServerOptions : HttpListenOptions {
   std::string model_name = "model";
-  std::vector<std::string> more_names;   // of the model, in /v1/models
-  std::vector<std::string> other_names;  // that are answered and not shown: its folder
-  std::string model_root;                // in /v1/models; clients load a tokenizer from there
-  std::string version;                   // in /version
-  int max_model_len = 0;                 // tokens
-  int vocab_size = 0;                    // the model's; ids beyond the tokenizer's are refused too
-  double request_timeout_s = 600;        // of a request as a whole; 0: none
-  std::vector<std::string> api_keys;     // empty: open
+  std::vector<std::string> more_names;     // of the model, in /v1/models
+  std::vector<std::string> other_names;    // that are answered and not shown: its folder
+  std::string model_root;                  // in /v1/models; clients load a tokenizer from there
+  std::string version;                     // in /version
+  int max_model_len = 0;                   // tokens
+  int vocab_size = 0;                      // the model's; ids beyond the tokenizer's are refused too
+  double request_timeout_s = 600;          // of a request as a whole; 0: none
+  std::vector<std::string> api_keys;       // empty: open
   std::vector<std::string> allowed_hosts;  // see access.h
   bool insecure = false;                   // without a key also on addresses that others can reach
   std::string metrics_prefix = "vllm";
   int max_sessions = 1024;  // conversations kept, and their bytes: of all keys
   size_t session_bytes = size_t{64} << 20;
-  uint64_t seed = 0;  // of the seeds of requests that bring none
-  bool dev_endpoints =
-      false;  // POST /reset_prefix_cache, GET /server_info, for clients on this machine
+  uint64_t seed = 0;                         // of the seeds of requests that bring none
+  bool dev_endpoints = false;                // POST /reset_prefix_cache, GET /server_info, for clients on this machine
   std::function<void()> reset_prefix_cache;  // any thread; empty: that route answers 501
   // POST /retire_instance {"name": "P0", "role": "decode"}: that instance leaves when it is empty,
   // and comes back in that role ("": not at all). Any thread.
@@ -53,8 +52,8 @@ class Generation;
 
 class Api final : public HttpHandler {
  public:
-  Api(const ServerOptions& options, Service& service, const Tokenizer* tokenizer,
-      const ChatTemplate* chat_template, Clock& clock, HttpPost post);
+  Api(const ServerOptions& options, Service& service, const Tokenizer* tokenizer, const ChatTemplate* chat_template,
+      Clock& clock, HttpPost post);
   ~Api() override;
 
   std::optional<HttpResponse> on_header(const HttpRequest& request) override;
@@ -84,8 +83,7 @@ class Api final : public HttpHandler {
   HttpResponse error_response(const ApiError& error) const;
   // `why` is appended to the log line of a refusal.
   void answer(const Incoming& in, HttpResponse response, const std::string& why = "");
-  void finish(const HttpRequest& request, const Row* row, HttpResponse& response,
-              const std::string& why);
+  void finish(const HttpRequest& request, const Row* row, HttpResponse& response, const std::string& why);
   void fail(const Incoming& in, const ApiError& error);
   // Runs `work`, which may take long for a large body, off the I/O thread if so; then what it
   // returned, on the I/O thread.
@@ -124,7 +122,7 @@ class Api final : public HttpHandler {
   bool draining_ = false;
   uint64_t last_request_id_ = 0;
   std::unordered_map<Generation*, std::shared_ptr<Generation>> live_;  // not yet answered
-  double log_window_s_ = 0;  // start of the second in which lines are counted
+  double log_window_s_ = 0;                                            // start of the second in which lines are counted
   int log_lines_ = 0, log_dropped_ = 0;
 
   BodyThreads body_threads_;  // last: joined before the rest goes

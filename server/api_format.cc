@@ -10,14 +10,10 @@ namespace {
 
 const char* error_type(int status) {
   switch (status) {
-    case 401:
-      return "authentication_error";
-    case 404:
-      return "not_found_error";
-    case 503:
-      return "overloaded_error";
-    default:
-      return status >= 500 ? "server_error" : "invalid_request_error";
+    case 401: return "authentication_error";
+    case 404: return "not_found_error";
+    case 503: return "overloaded_error";
+    default: return status >= 500 ? "server_error" : "invalid_request_error";
   }
 }
 
@@ -69,8 +65,7 @@ void add_chat_logprobs(JsonText& json, const Tokenizer* tokenizer, const ChoiceP
 bool is_first(const Sampled& s) { return std::isnan(s.chosen.logprob); }
 
 // vLLM's: by token id, the prompt's own token first.
-void add_prompt_logprobs(JsonText& json, const Tokenizer* tokenizer,
-                         const std::vector<Sampled>& prompt) {
+void add_prompt_logprobs(JsonText& json, const Tokenizer* tokenizer, const std::vector<Sampled>& prompt) {
   json.key("prompt_logprobs").open('[');
   for (const Sampled& s : prompt) {
     if (is_first(s)) {
@@ -135,8 +130,7 @@ void add_end(JsonText& json, const ChoicePart& part) {
     json.null();
 }
 
-void add_choice(JsonText& json, const Tokenizer* tokenizer, bool chat, bool chunk,
-                const ChoicePart& part) {
+void add_choice(JsonText& json, const Tokenizer* tokenizer, bool chat, bool chunk, const ChoicePart& part) {
   json.open('{').key("index").integer(part.index);
   if (!chat) {
     json.key("text").text(part.text);
@@ -156,8 +150,7 @@ void add_choice(JsonText& json, const Tokenizer* tokenizer, bool chat, bool chun
   add_end(json, part);
   if (part.token_ids != nullptr) add_ids(json, "token_ids", *part.token_ids);
   if (part.prompt_token_ids != nullptr) add_ids(json, "prompt_token_ids", *part.prompt_token_ids);
-  if (part.prompt_logprobs != nullptr && !chat)
-    add_prompt_logprobs(json, tokenizer, *part.prompt_logprobs);
+  if (part.prompt_logprobs != nullptr && !chat) add_prompt_logprobs(json, tokenizer, *part.prompt_logprobs);
   json.close('}');
 }
 
@@ -180,13 +173,12 @@ std::string error_body(const ApiError& error) {
   return json.close('}').close('}').take();
 }
 
-AnswerFormat::AnswerFormat(const GenerationCall& call, const ServedModel& model,
-                           const std::string& id, int64_t created_unix_s)
+AnswerFormat::AnswerFormat(const GenerationCall& call, const ServedModel& model, const std::string& id,
+                           int64_t created_unix_s)
     : chat_(call.chat), include_usage_(call.include_usage), tokenizer_(model.tokenizer), id_(id) {
-  shared_ = ",\"created\":" + std::to_string(created_unix_s) +
-            ",\"model\":" + json_quote(model.name) + ",\"system_fingerprint\":null,\"choices\":";
-  if (call.turn)
-    shared_ = ",\"session_generation\":" + json_quote(call.turn.generation()) + shared_;
+  shared_ = ",\"created\":" + std::to_string(created_unix_s) + ",\"model\":" + json_quote(model.name) +
+            ",\"system_fingerprint\":null,\"choices\":";
+  if (call.turn) shared_ = ",\"session_generation\":" + json_quote(call.turn.generation()) + shared_;
 }
 
 std::string AnswerFormat::head(const char* object) const {
@@ -228,8 +220,7 @@ std::string AnswerFormat::usage_chunk(const Usage& usage) const {
 std::string sse_event(std::string_view json) { return "data: " + std::string(json) + "\n\n"; }
 
 std::string token_text(const Tokenizer* tokenizer, int32_t id) {
-  if (tokenizer == nullptr || id < 0 || id >= tokenizer->vocab_size())
-    return "token_id:" + std::to_string(id);
+  if (tokenizer == nullptr || id < 0 || id >= tokenizer->vocab_size()) return "token_id:" + std::to_string(id);
   const std::string& piece = tokenizer->piece(id);
   if (is_valid_utf8(piece)) return piece;
   std::string out = "bytes:";
@@ -241,8 +232,7 @@ std::string token_text(const Tokenizer* tokenizer, int32_t id) {
   return out;
 }
 
-std::string model_card(const ServedModel& model, const std::string& name, const std::string& root,
-                       int64_t created) {
+std::string model_card(const ServedModel& model, const std::string& name, const std::string& root, int64_t created) {
   JsonText json;
   json.open('{').key("id").text(name).key("object").text("model");
   json.key("created").integer(created).key("owned_by").text("xpyd");

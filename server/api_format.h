@@ -27,8 +27,8 @@ struct ChoicePart {
   std::string_view text;
   bool first = true;  // chat stream: carries the role
   bool with_logprobs = false;
-  std::span<const Sampled> logprobs;      // one for each token of the part
-  std::span<const int32_t> text_offsets;  // completions: code points before each token's text
+  std::span<const Sampled> logprobs;                       // one for each token of the part
+  std::span<const int32_t> text_offsets;                   // completions: code points before each token's text
   const std::vector<int32_t>* token_ids = nullptr;         // return_token_ids
   const std::vector<int32_t>* prompt_token_ids = nullptr;  // return_token_ids, first part
   const std::vector<Sampled>* prompt_logprobs = nullptr;   // prompt_logprobs
@@ -41,8 +41,7 @@ struct ChoicePart {
 class AnswerFormat {
  public:
   AnswerFormat() = default;
-  AnswerFormat(const GenerationCall& call, const ServedModel& model, const std::string& id,
-               int64_t created_unix_s);
+  AnswerFormat(const GenerationCall& call, const ServedModel& model, const std::string& id, int64_t created_unix_s);
   std::string whole(std::span<const ChoicePart> choices, const Usage& usage) const;
   // `usage`: null where the client did not ask for usage in every event.
   std::string chunk(const ChoicePart& choice, const Usage* usage) const;
@@ -62,8 +61,7 @@ std::string sse_event(std::string_view json);
 std::string token_text(const Tokenizer* tokenizer, int32_t id);
 
 std::string models_body(const ServedModel& model, const std::string& root, int64_t created);
-std::string model_card(const ServedModel& model, const std::string& name, const std::string& root,
-                       int64_t created);
+std::string model_card(const ServedModel& model, const std::string& name, const std::string& root, int64_t created);
 // What the page draws: instances, blocks by state, queues, transfers.
 std::string stats_body(const ServedModel& model, const ServiceStats& stats);
 

@@ -53,14 +53,12 @@ class Fields {
   int64_t integer(const std::string& name, int64_t fallback) {
     if (find(name) == nullptr) return fallback;
     for (const auto& field : kIntegerFields)
-      if (name == field.name)
-        return keep(name, get_int(object_, name, field.min, field.max), fallback);
+      if (name == field.name) return keep(name, get_int(object_, name, field.min, field.max), fallback);
     XPYD_CHECK(false, name + " is not in the table of integer fields");
     return fallback;
   }
   double number(const std::string& name, double min, double max, double fallback) {
-    return find(name) == nullptr ? fallback
-                                 : keep(name, get_double(object_, name, min, max), fallback);
+    return find(name) == nullptr ? fallback : keep(name, get_double(object_, name, min, max), fallback);
   }
   bool boolean(const std::string& name, bool fallback) {
     return find(name) == nullptr ? fallback : keep(name, get_bool(object_, name), fallback);
@@ -69,17 +67,15 @@ class Fields {
     if (find(name) == nullptr) return "";
     std::string value = keep(name, get_string(object_, name), std::string());
     if (!error && (value.size() < min_bytes || value.size() > max_bytes))
-      fail(field_error(name, std::to_string(min_bytes) + " to " + std::to_string(max_bytes) +
-                                 " bytes of text, got " + std::to_string(value.size())));
+      fail(field_error(name, std::to_string(min_bytes) + " to " + std::to_string(max_bytes) + " bytes of text, got " +
+                                 std::to_string(value.size())));
     return value;
   }
   // A feature that is not here: asking for it must not be answered as if it had been heard.
   void unsupported(const std::string& name, bool asked) {
     if (asked) fail(bad(name, "field \"" + name + "\": not supported by this server"));
   }
-  void unsupported_unless_null(const std::string& name) {
-    unsupported(name, find(name) != nullptr);
-  }
+  void unsupported_unless_null(const std::string& name) { unsupported(name, find(name) != nullptr); }
   void known(const std::string& name) { known_.push_back(name); }
 
   std::vector<std::string> unknown() const {
@@ -104,8 +100,7 @@ std::optional<ApiError> parse_body(std::string_view body, json& out) {
   auto parsed = parse_json(body, "request body");
   if (!parsed.ok()) return bad("", parsed.error().message);
   out = std::move(parsed).value();
-  if (!out.is_object())
-    return bad("", std::string("request body: expected a JSON object, got ") + out.type_name());
+  if (!out.is_object()) return bad("", std::string("request body: expected a JSON object, got ") + out.type_name());
   return {};
 }
 
@@ -116,35 +111,28 @@ void check_model(Fields& fields, const ServedModel& model) {
 }
 
 ApiError too_long(const std::string& param, const std::string& what, const ServedModel& model) {
-  return {.message = "This model's maximum context length is " +
-                     std::to_string(model.max_model_len) + " tokens. However, " + what +
-                     ". Please shorten the prompt or ask for fewer tokens.",
+  return {.message = "This model's maximum context length is " + std::to_string(model.max_model_len) +
+                     " tokens. However, " + what + ". Please shorten the prompt or ask for fewer tokens.",
           .param = param,
           .code = "context_length_exceeded",
           .reason = RejectReason::too_long};
 }
 
-std::optional<ApiError> encode_text(const std::string& text, const ServedModel& model,
-                                    bool add_special_tokens, std::vector<int32_t>& ids) {
-  if (model.tokenizer == nullptr)
-    return bad("prompt", "this model has no tokenizer: send the prompt as token ids");
+std::optional<ApiError> encode_text(const std::string& text, const ServedModel& model, bool add_special_tokens,
+                                    std::vector<int32_t>& ids) {
+  if (model.tokenizer == nullptr) return bad("prompt", "this model has no tokenizer: send the prompt as token ids");
   if (text.size() > model.max_prompt_bytes)
-    return too_long("prompt", "your prompt is " + std::to_string(text.size()) + " bytes long",
-                    model);
+    return too_long("prompt", "your prompt is " + std::to_string(text.size()) + " bytes long", model);
   ids = model.tokenizer->encode(text, {.add_special_tokens = add_special_tokens});
   return {};
 }
 
 // All elements must be ids below the vocabulary's size.
-std::optional<ApiError> read_ids(const json& list, const std::string& name, int vocab_size,
-                                 std::vector<int32_t>& ids) {
+std::optional<ApiError> read_ids(const json& list, const std::string& name, int vocab_size, std::vector<int32_t>& ids) {
   ids.reserve(list.size());
   for (const auto& item : list) {
-    int64_t id = item.is_number_unsigned() && item.get<uint64_t>() <= uint64_t{INT32_MAX}
-                     ? item.get<int64_t>()
-                     : -1;
-    if (id < 0 || id >= vocab_size)
-      return field_error(name, "token ids from 0 to " + std::to_string(vocab_size - 1));
+    int64_t id = item.is_number_unsigned() && item.get<uint64_t>() <= uint64_t{INT32_MAX} ? item.get<int64_t>() : -1;
+    if (id < 0 || id >= vocab_size) return field_error(name, "token ids from 0 to " + std::to_string(vocab_size - 1));
     ids.push_back(static_cast<int32_t>(id));
   }
   return {};
@@ -156,8 +144,8 @@ struct Prompt {
 };
 
 // A string, a list of strings, a list of ids, or a list of lists of ids.
-std::optional<ApiError> read_prompts(const json* prompt, const ServedModel& model,
-                                     bool add_special_tokens, std::vector<Prompt>& out) {
+std::optional<ApiError> read_prompts(const json* prompt, const ServedModel& model, bool add_special_tokens,
+                                     std::vector<Prompt>& out) {
   auto wrong = [] {
     return field_error("prompt",
                        "a string, a list of strings, a list of token ids or a list of such "
@@ -198,8 +186,7 @@ std::optional<ApiError> read_content(const json* content, std::string& text) {
     text = content->get<std::string>();
     return {};
   }
-  if (!content->is_array())
-    return field_error("messages", "each content to be a string or a list of text parts");
+  if (!content->is_array()) return field_error("messages", "each content to be a string or a list of text parts");
   for (const auto& part : *content) {
     const json* type = part.is_object() ? find_field(part, "type") : nullptr;
     const json* words = part.is_object() ? find_field(part, "text") : nullptr;
@@ -238,11 +225,10 @@ std::optional<ApiError> read_tool_calls(jinja::Value& calls, size_t& values_left
 }
 
 // `ordered` is the message with its fields in the client's order.
-std::optional<ApiError> read_message(const json& item, const jinja::Value& ordered,
-                                     size_t& values_left, ChatMessage& message) {
+std::optional<ApiError> read_message(const json& item, const jinja::Value& ordered, size_t& values_left,
+                                     ChatMessage& message) {
   auto role = item.is_object() ? get_string(item, "role") : Result<std::string>(invalid(""));
-  if (!role.ok())
-    return field_error("messages", "each message to be an object with a role and a content");
+  if (!role.ok()) return field_error("messages", "each message to be an object with a role and a content");
   static constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool"};
   if (std::find(std::begin(kRoles), std::end(kRoles), role.value()) == std::end(kRoles))
     return field_error("messages", "a role of system, developer, user, assistant or tool");
@@ -281,10 +267,9 @@ void read_chat_request(Fields& fields, const jinja::Dict& ordered, const ServedM
 }
 
 // `list`: the conversation so far; the new messages are put behind it.
-std::optional<ApiError> read_messages(const json* messages, const jinja::Dict& ordered,
-                                      const ServedModel& model,
-                                      const ChatTemplate::Request& request,
-                                      std::vector<ChatMessage>& list, std::vector<int32_t>& ids) {
+std::optional<ApiError> read_messages(const json* messages, const jinja::Dict& ordered, const ServedModel& model,
+                                      const ChatTemplate::Request& request, std::vector<ChatMessage>& list,
+                                      std::vector<int32_t>& ids) {
   if (messages == nullptr || !messages->is_array() || messages->empty() ||
       list.size() + messages->size() > kMaxMessages)
     return field_error("messages", "a list of 1 to " + std::to_string(kMaxMessages) + " messages");
@@ -301,16 +286,13 @@ std::optional<ApiError> read_messages(const json* messages, const jinja::Dict& o
     list.push_back(std::move(message));
   }
   if (bytes > model.max_prompt_bytes)
-    return too_long("messages", "your messages are " + std::to_string(bytes) + " bytes long",
-                    model);
+    return too_long("messages", "your messages are " + std::to_string(bytes) + " bytes long", model);
   auto pieces = model.chat_template->render(list, request);
   if (!pieces.ok()) return bad("messages", pieces.error().message);
   bytes = 0;
   for (const PromptPiece& piece : pieces.value()) bytes += piece.text.size();
   if (bytes > model.max_prompt_bytes)
-    return too_long("messages",
-                    "your messages as a prompt are " + std::to_string(bytes) + " bytes long",
-                    model);
+    return too_long("messages", "your messages as a prompt are " + std::to_string(bytes) + " bytes long", model);
   ids = model.chat_template->encode(*model.tokenizer, pieces.value());
   if (ids.empty()) return field_error("messages", "at least one token of prompt");
   return {};
@@ -318,8 +300,8 @@ std::optional<ApiError> read_messages(const json* messages, const jinja::Dict& o
 
 void read_stops(Fields& fields, const ServedModel& model, Request& request) {
   if (const json* stop = fields.find("stop")) {
-    std::string expected = "a string or a list of at most " + std::to_string(kMaxStops) +
-                           " strings of 1 to " + std::to_string(kMaxStopBytes) + " bytes";
+    std::string expected = "a string or a list of at most " + std::to_string(kMaxStops) + " strings of 1 to " +
+                           std::to_string(kMaxStopBytes) + " bytes";
     auto add = [&](const json& one) {
       bool good = one.is_string() && !one.get_ref<const std::string&>().empty() &&
                   one.get_ref<const std::string&>().size() <= kMaxStopBytes;
@@ -337,10 +319,8 @@ void read_stops(Fields& fields, const ServedModel& model, Request& request) {
   }
   if (const json* ids = fields.find("stop_token_ids")) {
     if (!ids->is_array() || ids->size() > kMaxStopTokens)
-      fields.fail(field_error(
-          "stop_token_ids", "a list of at most " + std::to_string(kMaxStopTokens) + " token ids"));
-    else if (auto error =
-                 read_ids(*ids, "stop_token_ids", model.vocab_size, request.stop_token_ids))
+      fields.fail(field_error("stop_token_ids", "a list of at most " + std::to_string(kMaxStopTokens) + " token ids"));
+    else if (auto error = read_ids(*ids, "stop_token_ids", model.vocab_size, request.stop_token_ids))
       fields.fail(std::move(*error));
   }
   request.include_stop_text = fields.boolean("include_stop_str_in_output", false);
@@ -355,8 +335,7 @@ void read_sampling(Fields& fields, bool chat, Request& request, bool& has_seed) 
   s.top_k = top_k < 0 ? 0 : static_cast<int>(top_k);
   s.min_p = static_cast<float>(fields.number("min_p", 0, 1, 0));
   s.repetition_penalty = static_cast<float>(fields.number("repetition_penalty", 0, 100, 1));
-  if (s.repetition_penalty <= 0)
-    fields.fail(field_error("repetition_penalty", "a number above 0, at most 100"));
+  if (s.repetition_penalty <= 0) fields.fail(field_error("repetition_penalty", "a number above 0, at most 100"));
   s.presence_penalty = static_cast<float>(fields.number("presence_penalty", -2, 2, 0));
   s.frequency_penalty = static_cast<float>(fields.number("frequency_penalty", -2, 2, 0));
   has_seed = fields.find("seed") != nullptr;
@@ -384,16 +363,15 @@ void read_stream(Fields& fields, GenerationCall& call) {
 }
 
 void refuse_unsupported(Fields& fields, bool chat) {
-  for (const char* name : {"prompt_embeds", "guided_json", "guided_regex", "guided_choice",
-                           "guided_grammar", "structured_outputs", "logits_processors"})
+  for (const char* name : {"prompt_embeds", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+                           "structured_outputs", "logits_processors"})
     fields.unsupported_unless_null(name);
   fields.unsupported("use_beam_search", fields.boolean("use_beam_search", false));
   fields.unsupported("detokenize", !fields.boolean("detokenize", true));
   const json* bias = fields.find("logit_bias");
   fields.unsupported("logit_bias", bias != nullptr && !bias->empty());
   const json* format = fields.find("response_format");
-  const json* type =
-      format != nullptr && format->is_object() ? find_field(*format, "type") : nullptr;
+  const json* type = format != nullptr && format->is_object() ? find_field(*format, "type") : nullptr;
   fields.unsupported("response_format", format != nullptr && (type == nullptr || *type != "text"));
   if (!chat) {
     const json* suffix = fields.find("suffix");
@@ -402,56 +380,47 @@ void refuse_unsupported(Fields& fields, bool chat) {
   }
   const json* functions = fields.find("functions");
   fields.unsupported("functions", functions != nullptr && !functions->empty());
-  for (const char* name : {"chat_template", "documents", "audio"})
-    fields.unsupported_unless_null(name);
+  for (const char* name : {"chat_template", "documents", "audio"}) fields.unsupported_unless_null(name);
   const json* choice = fields.find("tool_choice");
   fields.unsupported("tool_choice", choice != nullptr && *choice != "none");
   fields.unsupported("continue_final_message", fields.boolean("continue_final_message", false));
 }
 
 // How many output tokens: asked for, or by default, and never beyond the context.
-void set_max_tokens(Fields& fields, bool chat, bool prompt_only, const ServedModel& model,
-                    Request& request) {
+void set_max_tokens(Fields& fields, bool chat, bool prompt_only, const ServedModel& model, Request& request) {
   const char* prompt = chat ? "messages" : "prompt";
   int64_t prompt_tokens = static_cast<int64_t>(request.prompt.size());
   int64_t room = model.max_model_len - prompt_tokens;
   if (room < 1)
-    return fields.fail(
-        too_long(prompt, "your prompt has " + std::to_string(prompt_tokens) + " tokens", model));
-  const char* name = chat && fields.find("max_completion_tokens") != nullptr
-                         ? "max_completion_tokens"
-                         : "max_tokens";
+    return fields.fail(too_long(prompt, "your prompt has " + std::to_string(prompt_tokens) + " tokens", model));
+  const char* name = chat && fields.find("max_completion_tokens") != nullptr ? "max_completion_tokens" : "max_tokens";
   fields.known("max_tokens");
   int64_t fallback = chat ? room : std::min<int64_t>(room, kDefaultCompletionTokens);
   int64_t wanted = prompt_only ? 1 : fields.integer(name, fallback);
   if (wanted > room)
     fields.fail(too_long(name,
                          "you requested " + std::to_string(prompt_tokens + wanted) + " tokens (" +
-                             std::to_string(prompt_tokens) + " in the " + prompt + ", " +
-                             std::to_string(wanted) + " in the completion)",
+                             std::to_string(prompt_tokens) + " in the " + prompt + ", " + std::to_string(wanted) +
+                             " in the completion)",
                          model));
   request.max_tokens = static_cast<int>(std::min(wanted, room));
   int64_t min_tokens = fields.integer("min_tokens", 0);
   if (min_tokens > request.max_tokens)
-    fields.fail(
-        field_error("min_tokens", "at most max_tokens, " + std::to_string(request.max_tokens)));
+    fields.fail(field_error("min_tokens", "at most max_tokens, " + std::to_string(request.max_tokens)));
   request.min_tokens = static_cast<int>(std::min<int64_t>(min_tokens, request.max_tokens));
 }
 
 // The conversation that the request names.
-std::optional<ApiError> take_session(Request& request, const std::string& salt,
-                                     const std::string& generation, bool chat, Sessions* sessions,
-                                     GenerationCall& out) {
+std::optional<ApiError> take_session(Request& request, const std::string& salt, const std::string& generation,
+                                     bool chat, Sessions* sessions, GenerationCall& out) {
   const std::string& id = request.session_id;
   if (id.empty()) {
     if (out.session_end) return bad("session_end", "session_end needs a session_id");
-    if (!generation.empty())
-      return bad("session_generation", "session_generation needs a session_id");
+    if (!generation.empty()) return bad("session_generation", "session_generation needs a session_id");
     return {};
   }
   if (sessions == nullptr) return bad("session_id", "field \"session_id\": no sessions here");
-  if (request.n > 1)
-    return bad("n", "a session has one reply per turn: n must be 1 with a session_id");
+  if (request.n > 1) return bad("n", "a session has one reply per turn: n must be 1 with a session_id");
   const std::string name = "session `" + id + "`";
   switch (sessions->begin(session_key(id, salt), out.turn, generation)) {
     case Sessions::State::taken:
@@ -484,9 +453,8 @@ std::optional<ApiError> take_session(Request& request, const std::string& salt,
   }
   const Conversation& so_far = out.turn.so_far();
   if (chat ? !so_far.tokens.empty() : !so_far.messages.empty())
-    return bad("session_id", name + " was begun with " +
-                                 (chat ? "/v1/completions" : "/v1/chat/completions") +
-                                 ": go on there");
+    return bad("session_id",
+               name + " was begun with " + (chat ? "/v1/completions" : "/v1/chat/completions") + ": go on there");
   return {};
 }
 
@@ -506,8 +474,7 @@ bool ServedModel::is_called(std::string_view wanted) const {
 
 ApiError unknown_model(const std::string& name, const ServedModel& model) {
   return {.status = 404,
-          .message =
-              "The model `" + name + "` does not exist; this server serves `" + model.name + "`.",
+          .message = "The model `" + name + "` does not exist; this server serves `" + model.name + "`.",
           .param = "model",
           .code = "model_not_found",
           .reason = RejectReason::unknown_model};
@@ -517,8 +484,7 @@ std::span<const IntegerField> integer_fields() { return kIntegerFields; }
 
 size_t longest_prompt_bytes(const Tokenizer& tokenizer, int max_model_len) {
   size_t longest = 1;
-  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id)
-    longest = std::max(longest, tokenizer.piece(id).size());
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) longest = std::max(longest, tokenizer.piece(id).size());
   // Normalizers (NFC in Qwen's) may shorten text before it is cut into tokens, by less than four
   // times.
   return 4 * longest * static_cast<size_t>(std::max(max_model_len, 1));
@@ -539,8 +505,7 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   read_stops(fields, model, request);
   refuse_unsupported(fields, chat);
   request.n = static_cast<int>(fields.integer("n", 1));
-  if (!chat && fields.integer("best_of", request.n) != request.n)
-    fields.unsupported("best_of", true);
+  if (!chat && fields.integer("best_of", request.n) != request.n) fields.unsupported("best_of", true);
   request.ignore_eos = fields.boolean("ignore_eos", false);
   request.skip_special_tokens = fields.boolean("skip_special_tokens", true);
   request.priority = static_cast<int>(fields.integer("priority", 0));
@@ -559,8 +524,7 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
     fields.fail(bad("prompt_logprobs",
                     "prompt_logprobs are not part of a stream; echo with "
                     "logprobs is"));
-  if (out.echo)
-    request.prompt_logprobs = std::max(request.prompt_logprobs, request.sampling.top_logprobs);
+  if (out.echo) request.prompt_logprobs = std::max(request.prompt_logprobs, request.sampling.top_logprobs);
   if (request.prompt_logprobs >= 0 && !request.session_id.empty())
     fields.fail(bad(out.prompt_logprobs ? "prompt_logprobs" : "echo",
                     "logprobs of a prompt and a session_id do not go together: the prompt is more "
@@ -572,12 +536,10 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
     read_chat_request(fields, *ordered.dict(), model, chat_request);
   else
     fields.known("add_generation_prompt");
-  for (const char* name : {"user", "request_id", "spaces_between_special_tokens"})
-    fields.known(name);
+  for (const char* name : {"user", "request_id", "spaces_between_special_tokens"}) fields.known(name);
   // Every cheap check is done: tokenizing may take a while.
   for (const auto& field : kIntegerFields)
-    if ((chat ? field.chat : field.completions) &&
-        !(out.prompt_only && field.name == std::string_view("max_tokens")))
+    if ((chat ? field.chat : field.completions) && !(out.prompt_only && field.name == std::string_view("max_tokens")))
       fields.integer(field.name, 0);
   const json* prompt = fields.find(chat ? "messages" : "prompt");
   if (fields.error) return std::move(fields.error);
@@ -597,19 +559,16 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
     error = read_prompts(prompt, model, add_special_tokens && so_far.tokens.empty(), prompts);
   }
   if (error) return about_session(std::move(*error), out.turn, request.session_id);
-  if (out.turn && prompts.size() > 1)
-    return field_error("prompt", "one prompt: a session is one conversation");
+  if (out.turn && prompts.size() > 1) return field_error("prompt", "one prompt: a session is one conversation");
   if (prompts.size() * static_cast<size_t>(request.n) > kMaxChoicesPerCall)
-    return field_error(
-        "n", "at most " + std::to_string(kMaxChoicesPerCall) + " choices in all, prompts times n");
+    return field_error("n", "at most " + std::to_string(kMaxChoicesPerCall) + " choices in all, prompts times n");
 
   size_t judged = 0;
-  for (const auto& p : prompts)
-    judged += p.ids.size() * static_cast<size_t>(request.prompt_logprobs + 1);
+  for (const auto& p : prompts) judged += p.ids.size() * static_cast<size_t>(request.prompt_logprobs + 1);
   if (judged > kMaxPromptLogprobs)
     return bad("prompt", "logprobs of " + std::to_string(judged) +
-                             " prompt tokens and alternatives: expected at most " +
-                             std::to_string(kMaxPromptLogprobs) + " in a call");
+                             " prompt tokens and alternatives: expected at most " + std::to_string(kMaxPromptLogprobs) +
+                             " in a call");
 
   request.prompt_is_text_prefix = !chat;
   for (auto& p : prompts) {
@@ -627,8 +586,7 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   return {};
 }
 
-std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model,
-                                 std::string& answer) {
+std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model, std::string& answer) {
   json object;
   if (auto error = parse_body(body, object)) return error;
   Fields fields(object);
@@ -645,10 +603,8 @@ std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model
   if (fields.error) return std::move(fields.error);
   std::vector<int32_t> ids;
   std::vector<ChatMessage> list;
-  auto error =
-      messages != nullptr
-          ? read_messages(messages, *ordered.dict(), model, request, list, ids)
-          : encode_text(prompt->get_ref<const std::string&>(), model, add_special_tokens, ids);
+  auto error = messages != nullptr ? read_messages(messages, *ordered.dict(), model, request, list, ids)
+                                   : encode_text(prompt->get_ref<const std::string&>(), model, add_special_tokens, ids);
   if (error) return error;
   JsonText text;
   text.open('{').key("count").integer(static_cast<int64_t>(ids.size()));
@@ -664,15 +620,13 @@ std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model
   return {};
 }
 
-std::optional<ApiError> detokenize(std::string_view body, const ServedModel& model,
-                                   std::string& answer) {
+std::optional<ApiError> detokenize(std::string_view body, const ServedModel& model, std::string& answer) {
   json object;
   if (auto error = parse_body(body, object)) return error;
   Fields fields(object);
   check_model(fields, model);
   const json* tokens = fields.find("tokens");
-  if (tokens == nullptr || !tokens->is_array())
-    fields.fail(field_error("tokens", "a list of token ids"));
+  if (tokens == nullptr || !tokens->is_array()) fields.fail(field_error("tokens", "a list of token ids"));
   if (model.tokenizer == nullptr) fields.fail(bad("tokens", "this model has no tokenizer"));
   if (fields.error) return std::move(fields.error);
   std::vector<int32_t> ids;

@@ -37,7 +37,7 @@ struct ServedModel {
   const ChatTemplate* chat_template = nullptr;  // null: no chat
   int max_model_len = 0;                        // tokens of prompt and output together
   int vocab_size = 0;                           // ids from clients are below it
-  size_t max_prompt_bytes = 0;  // a longer text cannot fit the context, whatever its tokens
+  size_t max_prompt_bytes = 0;                  // a longer text cannot fit the context, whatever its tokens
   SipKey salt_key;
 };
 
@@ -80,9 +80,7 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
                                          GenerationCall& out, Sessions* sessions = nullptr);
 
 // /tokenize and /detokenize: the answer's body.
-std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model,
-                                 std::string& answer);
-std::optional<ApiError> detokenize(std::string_view body, const ServedModel& model,
-                                   std::string& answer);
+std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model, std::string& answer);
+std::optional<ApiError> detokenize(std::string_view body, const ServedModel& model, std::string& answer);
 
 }  // namespace xpyd

@@ -29,8 +29,7 @@ struct Threads {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const BackendOptions& o, std::shared_ptr<const Weights> weights,
-             std::vector<Threads> threads, bool pin)
+  CpuBackend(const BackendOptions& o, std::shared_ptr<const Weights> weights, std::vector<Threads> threads, bool pin)
       : weights_(std::move(weights)),
         max_step_tokens_(o.max_step_tokens),
         max_batch_(o.max_batch),
@@ -46,10 +45,9 @@ class CpuBackend final : public Backend {
   Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue&) override {
     const Threads& t = threads_[size_t(instance)];
     if (t.n_ranks > 1)
-      return make_sharded_llama(
-          weights_,
-          {.shards = shards_[size_t(instance)], .threads_per_rank = t.of_rank, .cpus = cpus(t)},
-          max_step_tokens_, max_batch_, kernels_);
+      return make_sharded_llama(weights_,
+                                {.shards = shards_[size_t(instance)], .threads_per_rank = t.of_rank, .cpus = cpus(t)},
+                                max_step_tokens_, max_batch_, kernels_);
     return make_llama(weights_, *teams_[size_t(instance)], max_step_tokens_, max_batch_, kernels_);
   }
 
@@ -88,13 +86,11 @@ Result<std::unique_ptr<Backend>> open_cpu_backend(const BackendOptions& o) {
   }
   bool pin = o.options.text("pin") == "on";
   if (pin && total > cores)
-    return invalid("--pin on: " + std::to_string(o.n_instances) + " instances need " +
-                   std::to_string(total) + " threads, more than the " + std::to_string(cores) +
-                   " cores here");
+    return invalid("--pin on: " + std::to_string(o.n_instances) + " instances need " + std::to_string(total) +
+                   " threads, more than the " + std::to_string(cores) + " cores here");
   Result<std::shared_ptr<const Weights>> weights = load_host_weights(o);
   if (!weights) return weights.error();
-  return std::unique_ptr<Backend>(
-      std::make_unique<CpuBackend>(o, weights.value(), std::move(of_instances), pin));
+  return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(o, weights.value(), std::move(of_instances), pin));
 }
 
 }  // namespace xpyd

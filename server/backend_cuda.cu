@@ -14,16 +14,14 @@ namespace {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(cuda::Card card, std::shared_ptr<const CudaWeights> weights, CudaModelOptions model,
-              CudaSharing sharing)
+  CudaBackend(cuda::Card card, std::shared_ptr<const CudaWeights> weights, CudaModelOptions model, CudaSharing sharing)
       : card_(std::move(card)),
         weights_(std::move(weights)),
         model_(std::move(model)),
         device_(make_cuda_device(std::move(sharing))) {}
   Device& device() override { return *device_; }
   Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue& queue) override {
-    Result<std::unique_ptr<CudaModel>> made =
-        make_cuda_llama(weights_, card_, stream_of(queue), model_);
+    Result<std::unique_ptr<CudaModel>> made = make_cuda_llama(weights_, card_, stream_of(queue), model_);
     if (!made) return made.error();
     if (instance == 0) {
       first_ = made.value().get();
@@ -47,12 +45,10 @@ Result<CudaSharing> parse_split(const std::string& text, const cuda::Card& card)
   char* end = nullptr;
   const long n_sms = std::strtol(text.c_str(), &end, 10);
   if (text.empty() || *end || n_sms < 1 || n_sms > 100000)
-    return invalid("--gpu-split " + text +
-                   ": expected off, priority, or the number of SMs for prefill");
+    return invalid("--gpu-split " + text + ": expected off, priority, or the number of SMs for prefill");
   auto split = cuda::Split::cut(card, int(n_sms));
   if (!split) return split.error();
-  log_line(LogLevel::info, "xpyd: %d SMs for prefill, %d for decode", split.value()->n_sms(0),
-           split.value()->n_sms(1));
+  log_line(LogLevel::info, "xpyd: %d SMs for prefill, %d for decode", split.value()->n_sms(0), split.value()->n_sms(1));
   return CudaSharing{false, std::shared_ptr<cuda::Split>(std::move(split).value())};
 }
 
@@ -61,14 +57,12 @@ Result<CudaSharing> parse_split(const std::string& text, const cuda::Card& card)
 Result<std::unique_ptr<Backend>> open_cuda_backend(const BackendOptions& o) {
   // A kernel that is loaded at its first launch waits for those that run, and NCCL's wait for a
   // peer.
-  if (o.options.text("transport").find("nccl") != std::string::npos)
-    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  if (o.options.text("transport").find("nccl") != std::string::npos) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   Result<cuda::Card> opened = cuda::open();
   if (!opened) return opened.error();
   const cuda::Card& card = opened.value();
-  log_line(LogLevel::info, "xpyd: %s, compute capability %d.%d, %d SMs, %zu of %zu MiB free",
-           card.name.c_str(), card.major, card.minor, card.n_sms, card.free_bytes >> 20,
-           card.memory_bytes >> 20);
+  log_line(LogLevel::info, "xpyd: %s, compute capability %d.%d, %d SMs, %zu of %zu MiB free", card.name.c_str(),
+           card.major, card.minor, card.n_sms, card.free_bytes >> 20, card.memory_bytes >> 20);
   Result<CudaSharing> sharing = parse_split(o.options.text("gpu-split"), card);
   if (!sharing) return sharing.error();
   const KvScheme& scheme = *find_kv_scheme(o.options.text("allocator"));
@@ -82,20 +76,17 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(const BackendOptions& o) {
                          .decode_attention = o.options.text("cuda-decode-attention"),
                          .graphs = o.options.text("cuda-graphs") != "off",
                          .early_start = o.options.text("cuda-graphs") == "early"};
-  const int block_tokens =
-      contiguous ? o.max_model_len
-                 : scheme.block_tokens({.block_tokens = int(o.options.integer("block-tokens"))});
+  const int block_tokens = contiguous ? o.max_model_len
+                                      : scheme.block_tokens({.block_tokens = int(o.options.integer("block-tokens"))});
   if (!contiguous) model.max_table_entries = (o.max_model_len + block_tokens - 1) / block_tokens;
   const Dtype kv_dtype = find_dtype(o.options.text("kv-dtype"));
   if (kv_dtype == Dtype::int4 && o.config.head_dim % 4 != 0)
     return invalid("--kv-dtype int4 on CUDA: head_dim is " + std::to_string(o.config.head_dim) +
                    ", expected a multiple of 4");
   const Dtype dtype = find_dtype(o.options.text("dtype"));
-  const KvOrder order =
-      o.options.text("kv-layout") == "token_major" ? KvOrder::token_major : KvOrder::layer_major;
+  const KvOrder order = o.options.text("kv-layout") == "token_major" ? KvOrder::token_major : KvOrder::layer_major;
   const KvLayout layout{kv_shape(o.config, kv_dtype), order, block_tokens, 1};
-  if (Status fits = check_cuda_attention(model, o.config, dtype, layout, contiguous, card); !fits)
-    return fits.error();
+  if (Status fits = check_cuda_attention(model, o.config, dtype, layout, contiguous, card); !fits) return fits.error();
   Result<std::shared_ptr<const Weights>> host = load_host_weights(o);
   if (!host) return host.error();
   cuda::Stream stream;

@@ -62,26 +62,22 @@ Result<Load> make_load(const Options& options, HttpClient& client, const ServerC
   int input = int(options.integer("input-len")), output = int(options.integer("output-len"));
   int prefix = int(options.integer("prefix-len"));
   auto seed = uint64_t(options.integer("seed"));
-  if (dataset == "mooncake")
-    return mooncake_load(path, n, options.number("time-scale"), card.max_model_len);
+  if (dataset == "mooncake") return mooncake_load(path, n, options.number("time-scale"), card.max_model_len);
   if (dataset == "sharegpt") {
     auto conversations = read_sharegpt(path);
     if (!conversations) return conversations.error();
     int fixed_output = options.given("output-len") ? output : 0;
-    return sharegpt_load(
-        std::move(conversations).value(), n, fixed_output, card.max_model_len, seed,
-        [&](const std::string& text) { return count_tokens(client, card.model, text); });
+    return sharegpt_load(std::move(conversations).value(), n, fixed_output, card.max_model_len, seed,
+                         [&](const std::string& text) { return count_tokens(client, card.model, text); });
   }
   Load load = dataset == "random"
                   ? random_load(n, input, output, options.number("range-ratio"), seed)
-                  : shared_prefix_load(n, int(options.integer("prefix-groups")), prefix, input,
-                                       output, seed);
+                  : shared_prefix_load(n, int(options.integer("prefix-groups")), prefix, input, output, seed);
   for (const BenchRequest& request : load.requests)
     if (card.max_model_len > 0 && request.input_tokens + request.output_tokens > card.max_model_len)
-      return invalid(
-          "--input-len, --output-len: a request of " + std::to_string(request.input_tokens) +
-          " + " + std::to_string(request.output_tokens) +
-          " tokens is beyond the server's max_model_len of " + std::to_string(card.max_model_len));
+      return invalid("--input-len, --output-len: a request of " + std::to_string(request.input_tokens) + " + " +
+                     std::to_string(request.output_tokens) + " tokens is beyond the server's max_model_len of " +
+                     std::to_string(card.max_model_len));
   return load;
 }
 
@@ -115,13 +111,11 @@ int bench_main(const Options& options) {
   if (!made) return fail(made.error(), made.error().code == ErrorCode::invalid_argument ? 2 : 1);
   const Load& load = made.value();
   int n = int(load.requests.size());
-  for (const std::string& note : load.notes)
-    std::fprintf(stderr, "xpyd: bench: %s\n", printable(note).c_str());
+  for (const std::string& note : load.notes) std::fprintf(stderr, "xpyd: bench: %s\n", printable(note).c_str());
 
   double rate = options.number("rate");
-  std::vector<double> due =
-      arrival_times(n, rate, options.text("arrival") == "fixed", options.number("burstiness"),
-                    uint64_t(options.integer("seed")));
+  std::vector<double> due = arrival_times(n, rate, options.text("arrival") == "fixed", options.number("burstiness"),
+                                          uint64_t(options.integer("seed")));
   if (load.timed) {
     for (int i = 0; i < n; ++i) due[size_t(i)] = load.requests[size_t(i)].arrival_s;
     rate = n / due.back();
@@ -135,8 +129,8 @@ int bench_main(const Options& options) {
                    .seed = uint64_t(options.integer("seed")),
                    .vocab = card.vocab,
                    .max_concurrency = int(options.integer("max-concurrency"))};
-  std::fprintf(stderr, "xpyd: bench: model %s at %s, context %d, %d requests\n",
-               printable(card.model).c_str(), options.text("url").c_str(), card.max_model_len, n);
+  std::fprintf(stderr, "xpyd: bench: model %s at %s, context %d, %d requests\n", printable(card.model).c_str(),
+               options.text("url").c_str(), card.max_model_len, n);
 
   InterruptGuard guard;
   auto no_progress = [](int, int) {};
@@ -146,36 +140,29 @@ int bench_main(const Options& options) {
     warmup.text = "warm up";
     warmup.output_tokens = 2;
   }
-  LoadRun warm = send_load(client, warmups, std::vector<double>(warmups.size()), send, clock,
-                           no_progress, interrupted);
+  LoadRun warm = send_load(client, warmups, std::vector<double>(warmups.size()), send, clock, no_progress, interrupted);
   for (const RequestRecord& record : warm.records)
     if (!record.ok()) return fail({ErrorCode::io, "warm-up failed: " + record.error}, 1);
 
   Progress progress("bench", n, clock, options.text("progress") != "off");
   LoadRun run = send_load(
       client, load.requests, due, send, clock,
-      [&](int done, int in_flight) {
-        progress.update(done, std::to_string(in_flight) + " in flight");
-      },
-      interrupted);
+      [&](int done, int in_flight) { progress.update(done, std::to_string(in_flight) + " in flight"); }, interrupted);
   progress.finish();
 
   BenchResult result = summarize_bench(run.records, run.start_s, run.duration_s, goodput.value());
   BenchSetting setting{rate, send.max_concurrency, goodput.value().given};
   std::printf("%s", bench_table(result, setting).c_str());
   if (run.unanswered > 0)
-    std::printf("Interrupted: %d of %d requests were not answered and are not counted.\n",
-                run.unanswered, n);
-  std::printf(
-      "%s\n%s", kBenchDefinitions,
-      send.max_concurrency > 0
-          ? "loop: closed by --max-concurrency; waiting at the client is not in TTFT or E2EL\n"
-          : "loop: open, each request is sent when it is due\n");
-  std::printf("sent after due: median %.2f ms, P99 %.2f ms, max %.2f ms\n",
-              result.lateness_ms.median, result.lateness_ms.p99, result.lateness_ms.max);
+    std::printf("Interrupted: %d of %d requests were not answered and are not counted.\n", run.unanswered, n);
+  std::printf("%s\n%s", kBenchDefinitions,
+              send.max_concurrency > 0
+                  ? "loop: closed by --max-concurrency; waiting at the client is not in TTFT or E2EL\n"
+                  : "loop: open, each request is sent when it is due\n");
+  std::printf("sent after due: median %.2f ms, P99 %.2f ms, max %.2f ms\n", result.lateness_ms.median,
+              result.lateness_ms.p99, result.lateness_ms.max);
   if (result.without_usage > 0)
-    std::printf("%d answers had no usage: their output tokens are counted as chunks\n",
-                result.without_usage);
+    std::printf("%d answers had no usage: their output tokens are counted as chunks\n", result.without_usage);
   std::fflush(stdout);
   print_errors(run.records);
 

@@ -85,8 +85,7 @@ std::string completion_body(const BenchRequest& request, int i, const SendOption
 
 void AnswerReader::feed(int status, std::string_view bytes, double now_s) {
   if (status != 200) {
-    error_body_.append(
-        bytes.substr(0, kMaxErrorBody - std::min(kMaxErrorBody, error_body_.size())));
+    error_body_.append(bytes.substr(0, kMaxErrorBody - std::min(kMaxErrorBody, error_body_.size())));
     return;
   }
   if (!sse_.feed(bytes, [&](const std::string& data) { event(data, now_s); }))
@@ -142,18 +141,16 @@ void AnswerReader::finish(const HttpOutcome& outcome, double now_s) {
   }
 }
 
-LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests,
-                  const std::vector<double>& due, const SendOptions& options, Clock& clock,
-                  const std::function<void(int done, int in_flight)>& on_progress,
-                  const std::atomic<bool>& stop) {
+LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests, const std::vector<double>& due,
+                  const SendOptions& options, Clock& clock,
+                  const std::function<void(int done, int in_flight)>& on_progress, const std::atomic<bool>& stop) {
   XPYD_CHECK(requests.size() == due.size());
   int n = int(requests.size()), next = 0, done = 0;
   LoadRun run;
   std::vector<RequestRecord> records(requests.size());
   std::vector<bool> answered(requests.size(), false);
   std::vector<std::unique_ptr<AnswerReader>> readers(requests.size());
-  HttpCall call{
-      .method = "POST", .target = options.endpoint, .body = "", .timeout_s = options.timeout_s};
+  HttpCall call{.method = "POST", .target = options.endpoint, .body = "", .timeout_s = options.timeout_s};
   // The next body is made before it is due: a long prompt takes a millisecond.
   if (n > 0) call.body = completion_body(requests[0], 0, options);
   run.start_s = clock.now();
@@ -168,10 +165,7 @@ LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests,
       readers[i] = std::make_unique<AnswerReader>(record, options.keep_text);
       record.sent_s = clock.now();
       client.start(
-          call,
-          [&, i](int status, std::string_view bytes) {
-            readers[i]->feed(status, bytes, clock.now());
-          },
+          call, [&, i](int status, std::string_view bytes) { readers[i]->feed(status, bytes, clock.now()); },
           [&, i](const HttpOutcome& outcome) {
             readers[i]->finish(outcome, clock.now());
             readers[i].reset();

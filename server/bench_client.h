@@ -61,9 +61,8 @@ struct LoadRun {
   double start_s = 0, duration_s = 0;
   int unanswered = 0;  // because of the stop
 };
-LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests,
-                  const std::vector<double>& due, const SendOptions& options, Clock& clock,
-                  const std::function<void(int done, int in_flight)>& on_progress,
-                  const std::atomic<bool>& stop);
+LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests, const std::vector<double>& due,
+                  const SendOptions& options, Clock& clock,
+                  const std::function<void(int done, int in_flight)>& on_progress, const std::atomic<bool>& stop);
 
 }  // namespace xpyd

@@ -32,13 +32,11 @@ Result<Goodput> parse_goodput(const std::string& text) {
                     : key == "tpot" ? &goodput.tpot_ms
                     : key == "e2el" ? &goodput.e2el_ms
                                     : nullptr;
-    const char *begin = word.data() + std::min(colon + 1, word.size()),
-               *end = word.data() + word.size();
+    const char *begin = word.data() + std::min(colon + 1, word.size()), *end = word.data() + word.size();
     double value = 0;
     auto [stop, error] = std::from_chars(begin, end, value);
     if (!limit || error != std::errc() || stop != end || !(value > 0) || std::isinf(value))
-      return invalid("--goodput: '" + word +
-                     "': expected KEY:MS with ttft, tpot or e2el, such as 'ttft:200 tpot:50'");
+      return invalid("--goodput: '" + word + "': expected KEY:MS with ttft, tpot or e2el, such as 'ttft:200 tpot:50'");
     if (!std::isinf(*limit)) return invalid("--goodput: " + key + " is given twice");
     *limit = value;
     goodput.given = true;
@@ -46,8 +44,8 @@ Result<Goodput> parse_goodput(const std::string& text) {
   return goodput;
 }
 
-BenchResult summarize_bench(std::span<const RequestRecord> records, double start_s,
-                            double duration_s, const Goodput& goodput) {
+BenchResult summarize_bench(std::span<const RequestRecord> records, double start_s, double duration_s,
+                            const Goodput& goodput) {
   BenchResult result;
   result.duration_s = duration_s;
   std::vector<double> ttft, tpot, itl, e2el, lateness;
@@ -81,8 +79,7 @@ BenchResult summarize_bench(std::span<const RequestRecord> records, double start
       if (second >= chunks_per_second.size()) chunks_per_second.resize(second + 1, 0);
       ++chunks_per_second[second];
     }
-    good += first_ms <= goodput.ttft_ms && per_token_ms <= goodput.tpot_ms &&
-            last_ms <= goodput.e2el_ms;
+    good += first_ms <= goodput.ttft_ms && per_token_ms <= goodput.tpot_ms && last_ms <= goodput.e2el_ms;
   }
   // At equal times an end comes before a send.
   std::sort(sweep.begin(), sweep.end());
@@ -130,10 +127,8 @@ std::string bench_table(const BenchResult& result, const BenchSetting& setting) 
   title(" Serving Benchmark Result ", '=');
   row("Successful requests:", std::to_string(result.completed));
   row("Failed requests:", std::to_string(result.failed));
-  if (setting.max_concurrency > 0)
-    row("Maximum request concurrency:", std::to_string(setting.max_concurrency));
-  if (!std::isinf(setting.request_rate))
-    row("Request rate configured (RPS):", fixed(setting.request_rate));
+  if (setting.max_concurrency > 0) row("Maximum request concurrency:", std::to_string(setting.max_concurrency));
+  if (!std::isinf(setting.request_rate)) row("Request rate configured (RPS):", fixed(setting.request_rate));
   row("Benchmark duration (s):", fixed(result.duration_s));
   row("Total input tokens:", std::to_string(result.input_tokens));
   row("Total generated tokens:", std::to_string(result.output_tokens));
@@ -192,18 +187,16 @@ nlohmann::json bench_json(const BenchResult& result) {
 
 nlohmann::json bench_details(std::span<const RequestRecord> records, double start_s) {
   auto array = [] { return nlohmann::json::array(); };
-  nlohmann::json out = {
-      {"input_lens", array()},  {"output_lens", array()}, {"ttfts", array()},
-      {"itls", array()},        {"latencies", array()},   {"start_times", array()},
-      {"queue_times", array()}, {"errors", array()},      {"generated_texts", array()}};
+  nlohmann::json out = {{"input_lens", array()},  {"output_lens", array()}, {"ttfts", array()},
+                        {"itls", array()},        {"latencies", array()},   {"start_times", array()},
+                        {"queue_times", array()}, {"errors", array()},      {"generated_texts", array()}};
   for (const RequestRecord& record : records) {
     bool any = !record.chunk_s.empty();
     out["input_lens"].push_back(record.input_tokens);
     out["output_lens"].push_back(record.output_tokens);
     out["ttfts"].push_back(any ? record.chunk_s.front() - record.sent_s : 0);
     nlohmann::json gaps = array();
-    for (size_t i = 1; i < record.chunk_s.size(); ++i)
-      gaps.push_back(record.chunk_s[i] - record.chunk_s[i - 1]);
+    for (size_t i = 1; i < record.chunk_s.size(); ++i) gaps.push_back(record.chunk_s[i] - record.chunk_s[i - 1]);
     out["itls"].push_back(std::move(gaps));
     out["latencies"].push_back(any ? record.chunk_s.back() - record.sent_s : 0);
     out["start_times"].push_back(record.sent_s - start_s);

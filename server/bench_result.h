@@ -29,8 +29,7 @@ struct RequestRecord {
   double end_s = 0;             // when the connection was done, whatever the outcome
   std::vector<double> chunk_s;  // arrival of each chunk, ascending
   int input_tokens = 0;
-  int output_tokens =
-      0;  // usage.completion_tokens; the number of chunks where the server gave none
+  int output_tokens = 0;  // usage.completion_tokens; the number of chunks where the server gave none
   bool has_usage = false;
   std::string text;
   std::string error;  // "" = success
@@ -49,20 +48,20 @@ Result<Goodput> parse_goodput(const std::string& text);
 struct BenchResult {
   double duration_s = 0;  // first arrival to last end
   int completed = 0, failed = 0;
-  int without_usage = 0;                        // of the completed: output counted in chunks
-  int64_t input_tokens = 0, output_tokens = 0;  // of the completed
-  double request_throughput = 0;                // completed / s
-  double request_goodput = 0;                   // within all limits / s
-  double slo_attainment = 0;  // within all limits / all requests, failed ones included
+  int without_usage = 0;                                     // of the completed: output counted in chunks
+  int64_t input_tokens = 0, output_tokens = 0;               // of the completed
+  double request_throughput = 0;                             // completed / s
+  double request_goodput = 0;                                // within all limits / s
+  double slo_attainment = 0;                                 // within all limits / all requests, failed ones included
   double output_throughput = 0, total_token_throughput = 0;  // tokens / s
   double max_output_tokens_per_s = 0;                        // chunks in the fullest second
   int max_concurrent_requests = 0;
   Summary ttft_ms, tpot_ms, itl_ms, e2el_ms;  // of the completed
-  Summary lateness_ms;  // send after due, all requests: the client's own queue and delay
+  Summary lateness_ms;                        // send after due, all requests: the client's own queue and delay
 };
 
-BenchResult summarize_bench(std::span<const RequestRecord> records, double start_s,
-                            double duration_s, const Goodput& goodput);
+BenchResult summarize_bench(std::span<const RequestRecord> records, double start_s, double duration_s,
+                            const Goodput& goodput);
 
 // What the table says beside the figures.
 struct BenchSetting {

@@ -35,8 +35,7 @@ void BodyThreads::run(const std::string& client, size_t body_bytes, Work work) {
 void BodyThreads::loop(bool small_only) {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock,
-                  [&] { return stopped_ || !small_.empty() || (!small_only && !large_.empty()); });
+    changed_.wait(lock, [&] { return stopped_ || !small_.empty() || (!small_only && !large_.empty()); });
     if (stopped_) return;
     Line& line = small_only || large_.empty() ? small_ : large_;
     const std::string client = line.front().first;

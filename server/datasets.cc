@@ -15,8 +15,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxLength = 1 << 24;        // of one prompt or answer
-constexpr size_t kMaxRowBytes = 16 << 20;  // of one line or conversation
+constexpr int kMaxLength = 1 << 24;                                            // of one prompt or answer
+constexpr size_t kMaxRowBytes = 16 << 20;                                      // of one line or conversation
 constexpr int kMinTokens = 4, kMaxPromptTokens = 1024, kMaxBothTokens = 2048;  // ShareGPT's filter
 
 uint64_t mix(uint64_t a, uint64_t b) { return Random(a * 0x9e3779b97f4a7c15u + b).next(); }
@@ -51,8 +51,7 @@ double gamma_sample(Random& random, double shape) {
 // in the memory of one object and an error knows its line.
 class JsonArrayReader {
  public:
-  explicit JsonArrayReader(const std::string& path)
-      : path_(path), file_(std::fopen(path.c_str(), "rb"), std::fclose) {}
+  explicit JsonArrayReader(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "rb"), std::fclose) {}
 
   bool is_open() const { return bool(file_); }
 
@@ -188,8 +187,7 @@ Load random_load(int n, int input_tokens, int output_tokens, double range_ratio,
   return load;
 }
 
-Load shared_prefix_load(int n, int groups, int prefix_tokens, int input_tokens, int output_tokens,
-                        uint64_t seed) {
+Load shared_prefix_load(int n, int groups, int prefix_tokens, int input_tokens, int output_tokens, uint64_t seed) {
   Load load;
   Random random(mix(seed, 2));
   std::vector<uint64_t> group_seeds;
@@ -198,8 +196,7 @@ Load shared_prefix_load(int n, int groups, int prefix_tokens, int input_tokens, 
     BenchRequest request;
     request.input_tokens = prefix_tokens + input_tokens;
     request.output_tokens = output_tokens;
-    request.spans = {{group_seeds[size_t(i % groups)], prefix_tokens},
-                     {random.next(), input_tokens}};
+    request.spans = {{group_seeds[size_t(i % groups)], prefix_tokens}, {random.next(), input_tokens}};
     load.requests.push_back(std::move(request));
   }
   return load;
@@ -218,9 +215,8 @@ Result<BenchRequest> parse_mooncake_row(std::string_view line, const std::string
   if (!ids) return ids.error();
   int blocks = (request.input_tokens + kMooncakeBlockTokens - 1) / kMooncakeBlockTokens;
   if (ids.value()->size() != size_t(blocks))
-    return invalid(where + ": hash_ids: " + std::to_string(ids.value()->size()) +
-                   " ids; an input_length of " + std::to_string(request.input_tokens) + " needs " +
-                   std::to_string(blocks) + ", one per 512 tokens");
+    return invalid(where + ": hash_ids: " + std::to_string(ids.value()->size()) + " ids; an input_length of " +
+                   std::to_string(request.input_tokens) + " needs " + std::to_string(blocks) + ", one per 512 tokens");
   int left = request.input_tokens;
   for (const json& id : *ids.value()) {
     if (!id.is_number_integer() || (!id.is_number_unsigned() && id.get<int64_t>() < 0))
@@ -266,14 +262,11 @@ Result<Load> mooncake_load(const std::string& path, int n, double time_scale, in
   std::stable_sort(load.requests.begin(), load.requests.end(),
                    [](const auto& a, const auto& b) { return a.arrival_s < b.arrival_s; });
   double first_s = load.requests.front().arrival_s;
-  for (BenchRequest& request : load.requests)
-    request.arrival_s = (request.arrival_s - first_s) / time_scale;
+  for (BenchRequest& request : load.requests) request.arrival_s = (request.arrival_s - first_s) / time_scale;
   if (clipped_inputs + clipped_outputs > 0)
-    load.notes.push_back("clipped to the server's max_model_len of " +
-                         std::to_string(max_model_len) +
-                         " tokens: " + std::to_string(clipped_inputs) + " prompts and " +
-                         std::to_string(clipped_outputs) + " outputs of " +
-                         std::to_string(load.requests.size()) + " requests");
+    load.notes.push_back("clipped to the server's max_model_len of " + std::to_string(max_model_len) + " tokens: " +
+                         std::to_string(clipped_inputs) + " prompts and " + std::to_string(clipped_outputs) +
+                         " outputs of " + std::to_string(load.requests.size()) + " requests");
   if (int(load.requests.size()) < n)
     load.notes.push_back(path + " holds " + std::to_string(load.requests.size()) + " requests");
   return load;
@@ -281,47 +274,41 @@ Result<Load> mooncake_load(const std::string& path, int n, double time_scale, in
 
 Result<std::vector<Exchange>> read_sharegpt(const std::string& path) {
   std::vector<Exchange> conversations;
-  Status status =
-      for_each_conversation(path, [&](const json& turns, const auto& value_of) -> Status {
-        if (turns.size() < 2) return ok();
-        auto prompt = value_of(0), reply = value_of(1);
-        if (!prompt) return prompt.error();
-        if (!reply) return reply.error();
-        const json& first = turns[0];
-        bool from_human =
-            !first.contains("from") || first["from"] == "human" || first["from"] == "user";
-        if (from_human)
-          conversations.push_back({std::move(prompt).value(), std::move(reply).value()});
-        return ok();
-      });
+  Status status = for_each_conversation(path, [&](const json& turns, const auto& value_of) -> Status {
+    if (turns.size() < 2) return ok();
+    auto prompt = value_of(0), reply = value_of(1);
+    if (!prompt) return prompt.error();
+    if (!reply) return reply.error();
+    const json& first = turns[0];
+    bool from_human = !first.contains("from") || first["from"] == "human" || first["from"] == "user";
+    if (from_human) conversations.push_back({std::move(prompt).value(), std::move(reply).value()});
+    return ok();
+  });
   if (!status) return status.error();
   return conversations;
 }
 
 Result<std::vector<std::string>> read_conversations(const std::string& path) {
   std::vector<std::string> texts;
-  Status status =
-      for_each_conversation(path, [&](const json& turns, const auto& value_of) -> Status {
-        std::string text;
-        for (size_t i = 0; i < turns.size(); ++i) {
-          auto value = value_of(i);
-          if (!value) return value.error();
-          if (i > 0) text += '\n';
-          text += value.value();
-        }
-        if (!text.empty()) texts.push_back(std::move(text));
-        return ok();
-      });
+  Status status = for_each_conversation(path, [&](const json& turns, const auto& value_of) -> Status {
+    std::string text;
+    for (size_t i = 0; i < turns.size(); ++i) {
+      auto value = value_of(i);
+      if (!value) return value.error();
+      if (i > 0) text += '\n';
+      text += value.value();
+    }
+    if (!text.empty()) texts.push_back(std::move(text));
+    return ok();
+  });
   if (!status) return status.error();
   return texts;
 }
 
-Result<Load> sharegpt_load(std::vector<Exchange> conversations, int n, int output_tokens,
-                           int max_model_len, uint64_t seed,
-                           const std::function<Result<int>(const std::string&)>& count_tokens) {
+Result<Load> sharegpt_load(std::vector<Exchange> conversations, int n, int output_tokens, int max_model_len,
+                           uint64_t seed, const std::function<Result<int>(const std::string&)>& count_tokens) {
   Random random(mix(seed, 4));
-  for (size_t i = conversations.size(); i > 1; --i)
-    std::swap(conversations[i - 1], conversations[random.below(i)]);
+  for (size_t i = conversations.size(); i > 1; --i) std::swap(conversations[i - 1], conversations[random.below(i)]);
   Load load;
   int64_t looked_at = 0, filtered = 0, too_long = 0;
   for (Exchange& conversation : conversations) {
@@ -338,8 +325,7 @@ Result<Load> sharegpt_load(std::vector<Exchange> conversations, int n, int outpu
       request.output_tokens = output.value();
     }
     int both = request.input_tokens + request.output_tokens;
-    bool too_short = request.input_tokens < kMinTokens ||
-                     (output_tokens == 0 && request.output_tokens < kMinTokens);
+    bool too_short = request.input_tokens < kMinTokens || (output_tokens == 0 && request.output_tokens < kMinTokens);
     if (too_short || request.input_tokens > kMaxPromptTokens || both > kMaxBothTokens) {
       ++filtered;
     } else if (max_model_len > 0 && both > max_model_len) {
@@ -349,17 +335,14 @@ Result<Load> sharegpt_load(std::vector<Exchange> conversations, int n, int outpu
       load.requests.push_back(std::move(request));
     }
   }
-  load.notes.push_back(std::to_string(looked_at) + " conversations looked at: " +
-                       std::to_string(load.requests.size()) + " used, " + std::to_string(filtered) +
-                       " outside 4..1024 prompt and 2048 total tokens, " +
+  load.notes.push_back(std::to_string(looked_at) + " conversations looked at: " + std::to_string(load.requests.size()) +
+                       " used, " + std::to_string(filtered) + " outside 4..1024 prompt and 2048 total tokens, " +
                        std::to_string(too_long) + " beyond the server's max_model_len");
-  if (load.requests.empty())
-    return invalid("--dataset-path: no conversation fits: " + load.notes.back());
+  if (load.requests.empty()) return invalid("--dataset-path: no conversation fits: " + load.notes.back());
   return load;
 }
 
-std::vector<double> arrival_times(int n, double rate, bool fixed, double burstiness,
-                                  uint64_t seed) {
+std::vector<double> arrival_times(int n, double rate, bool fixed, double burstiness, uint64_t seed) {
   std::vector<double> times(size_t(n), 0.0);
   if (std::isinf(rate)) return times;
   if (fixed) {

@@ -45,8 +45,7 @@ Load random_load(int n, int input_tokens, int output_tokens, double range_ratio,
 
 // n requests over `groups` groups in turn; request i begins with the prefix_tokens of group i %
 // groups and goes on with input_tokens of its own.
-Load shared_prefix_load(int n, int groups, int prefix_tokens, int input_tokens, int output_tokens,
-                        uint64_t seed);
+Load shared_prefix_load(int n, int groups, int prefix_tokens, int input_tokens, int output_tokens, uint64_t seed);
 
 // Mooncake's JSON lines: {"timestamp": ms, "input_length", "output_length", "hash_ids"}, one id per
 // 512 tokens of prompt, the last one partial. The first n rows. Arrival = (timestamp - the first
@@ -68,9 +67,8 @@ Result<std::vector<std::string>> read_conversations(const std::string& path);
 // Conversations shuffled by seed, until n fit. Dropped: fewer than 4 tokens of prompt or reply,
 // more than 1024 of prompt or 2048 of both, and what does not fit max_model_len (when > 0).
 // count_tokens asks the server. output_tokens > 0 replaces the reply's length (and its minimum).
-Result<Load> sharegpt_load(std::vector<Exchange> conversations, int n, int output_tokens,
-                           int max_model_len, uint64_t seed,
-                           const std::function<Result<int>(const std::string&)>& count_tokens);
+Result<Load> sharegpt_load(std::vector<Exchange> conversations, int n, int output_tokens, int max_model_len,
+                           uint64_t seed, const std::function<Result<int>(const std::string&)>& count_tokens);
 
 // Arrival times in seconds of n requests at `rate` per second; inf: all 0. Fixed: i / rate.
 // Otherwise gaps of a gamma distribution of that shape (1 = Poisson), scaled so that the last

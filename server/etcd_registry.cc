@@ -118,19 +118,17 @@ class EtcdRegistry final : public Registry {
     }
     http_->abort_all();
     if (!lease_.empty() && state().reachable)
-      (void)http_->fetch(
-          {.target = "/v3/lease/revoke", .body = json_text({{"ID", lease_}}), .timeout_s = 1});
+      (void)http_->fetch({.target = "/v3/lease/revoke", .body = json_text({{"ID", lease_}}), .timeout_s = 1});
   }
 
   // What is most urgent of what is to be done, if anything.
   void next_call() {
     const double now = clock_.now();
     if (lease_.empty())
-      return call("/v3/lease/grant", {{"TTL", std::to_string(int64_t(ttl_s_))}},
-                  [this](const json& answer) {
-                    lease_ = word(answer, "ID");
-                    keep_alive_at_s_ = clock_.now() + ttl_s_ / 3;
-                  });
+      return call("/v3/lease/grant", {{"TTL", std::to_string(int64_t(ttl_s_))}}, [this](const json& answer) {
+        lease_ = word(answer, "ID");
+        keep_alive_at_s_ = clock_.now() + ttl_s_ / 3;
+      });
     if (now >= keep_alive_at_s_)
       return call("/v3/lease/keepalive", {{"ID", lease_}}, [this](const json& answer) {
         keep_alive_at_s_ = clock_.now() + ttl_s_ / 3;
@@ -147,9 +145,7 @@ class EtcdRegistry final : public Registry {
       for (auto& [name, want] : wanted_) {
         auto held = held_.find(name);
         if (held != held_.end() && held->second == want) continue;
-        if (auto taken = taken_until_s_.find(name);
-            taken != taken_until_s_.end() && now < taken->second)
-          continue;
+        if (auto taken = taken_until_s_.find(name); taken != taken_until_s_.end() && now < taken->second) continue;
         add = name;
         value = want;
       }
@@ -166,16 +162,14 @@ class EtcdRegistry final : public Registry {
 
   void call_remove(const std::string& name) {
     json remove = {{"request_delete_range", {{"key", key(name)}}}};
-    call("/v3/kv/txn",
-         {{"compare", json::array({holder_is_us(name)})}, {"success", json::array({remove})}},
+    call("/v3/kv/txn", {{"compare", json::array({holder_is_us(name)})}, {"success", json::array({remove})}},
          [this, name](const json&) { held_.erase(name); });
   }
 
   void call_put(const std::string& name, const std::string& value) {
     // Ours already: change it. Else only where nobody has it.
     const bool ours = held_.count(name) > 0;
-    json nobody = {
-        {"key", key(name)}, {"target", "CREATE"}, {"result", "EQUAL"}, {"create_revision", "0"}};
+    json nobody = {{"key", key(name)}, {"target", "CREATE"}, {"result", "EQUAL"}, {"create_revision", "0"}};
     json fields = {{"key", key(name)}, {"value", to_base64(value)}, {"lease", lease_}};
     json put = {{"request_put", fields}};
     json look = {{"request_range", {{"key", key(name)}}}};
@@ -219,8 +213,7 @@ class EtcdRegistry final : public Registry {
 
   void put_entry(Watch& watch, const json& kv) {
     std::string name = from_base64(word(kv, "key"));
-    if (name.starts_with(prefix_))
-      watch.entries[name.substr(prefix_.size())] = from_base64(word(kv, "value"));
+    if (name.starts_with(prefix_)) watch.entries[name.substr(prefix_.size())] = from_base64(word(kv, "value"));
   }
 
   void tell(Watch& watch) {
@@ -236,9 +229,7 @@ class EtcdRegistry final : public Registry {
     json create = range(watch.prefix);
     create["start_revision"] = std::to_string(std::atoll(revision.c_str()) + 1);
     http_->start(
-        {.target = "/v3/watch",
-         .body = json_text({{"create_request", create}}),
-         .timeout_s = kStreamSeconds},
+        {.target = "/v3/watch", .body = json_text({{"create_request", create}}), .timeout_s = kStreamSeconds},
         [this, i](int, std::string_view bytes) { read_stream(watches_[i], bytes); },
         [this, i](const HttpOutcome&) {
           watches_[i].stage = Watch::Stage::stale;
@@ -362,8 +353,7 @@ Result<std::unique_ptr<Registry>> open_etcd(const std::string& url, double ttl_s
   place.prefix.clear();
   Result<std::unique_ptr<HttpClient>> http = HttpClient::create(place, {}, clock);
   if (!http) return http.error();
-  return std::unique_ptr<Registry>(
-      new EtcdRegistry(std::move(http).value(), std::move(prefix), ttl_s, clock));
+  return std::unique_ptr<Registry>(new EtcdRegistry(std::move(http).value(), std::move(prefix), ttl_s, clock));
 }
 
 }  // namespace xpyd

@@ -8,8 +8,7 @@
 namespace xpyd {
 
 int export_main(const Options& options) {
-  if (options.positional().empty())
-    return fail(": export", invalid("expected DIR, a new or an empty folder"));
+  if (options.positional().empty()) return fail(": export", invalid("expected DIR, a new or an empty folder"));
   const Status written = export_demo(options.positional()[0]);
   return written ? 0 : fail(": export", written.error());
 }

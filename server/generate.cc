@@ -46,16 +46,14 @@ int generate_main(const Options& options) {
   Result<std::unique_ptr<Stack>> built = build_stack(options);
   if (!built) return fail(" generate", built.error());
   Stack& stack = *built.value();
-  if (!stack.tokenizer)
-    return fail(" generate", invalid("the model folder has no tokenizer.json"), 2);
+  if (!stack.tokenizer) return fail(" generate", invalid("the model folder has no tokenizer.json"), 2);
 
   auto request = std::make_shared<Request>();
   request->id = 1;
   const std::string& prompt = options.text("prompt");
   if (options.flag("chat")) {
     if (!stack.chat_template)
-      return fail(" generate",
-                  invalid("--chat: the model has no chat template; --chat-template names one"), 2);
+      return fail(" generate", invalid("--chat: the model has no chat template; --chat-template names one"), 2);
     auto pieces = stack.chat_template->render({{"user", prompt}}, true);
     if (!pieces) return fail(" generate", pieces.error(), 2);
     request->prompt = stack.chat_template->encode(*stack.tokenizer, pieces.value());
@@ -68,8 +66,8 @@ int generate_main(const Options& options) {
   int room = stack.max_model_len - int(request->prompt.size());
   if (room < 1)
     return fail(" generate",
-                invalid("--prompt has " + std::to_string(request->prompt.size()) +
-                        " tokens, the context has " + std::to_string(stack.max_model_len)),
+                invalid("--prompt has " + std::to_string(request->prompt.size()) + " tokens, the context has " +
+                        std::to_string(stack.max_model_len)),
                 2);
   request->max_tokens = std::min(room, int(options.integer("max-tokens")));
   request->sampling.temperature = float(options.number("temperature"));
@@ -95,12 +93,9 @@ int generate_main(const Options& options) {
   double ttft = times.empty() ? 0 : times.front() - request->arrival_s;
   double tbt = times.size() < 2 ? 0 : (times.back() - times.front()) / double(times.size() - 1);
   std::fprintf(stderr, "\nprompt %zu tokens, output %zu tokens (%s), TTFT %.1f ms, TBT %.2f ms\n",
-               request->prompt.size(), times.size(), finish_reason_name(printer->end.finish),
-               1e3 * ttft, 1e3 * tbt);
-  std::fprintf(stderr, "logits hash %016llx\n",
-               static_cast<unsigned long long>(stack.runtime->logits_hash()));
-  if (printer->end.finish == FinishReason::error)
-    return fail(" generate", {ErrorCode::io, printer->end.error}, 1);
+               request->prompt.size(), times.size(), finish_reason_name(printer->end.finish), 1e3 * ttft, 1e3 * tbt);
+  std::fprintf(stderr, "logits hash %016llx\n", static_cast<unsigned long long>(stack.runtime->logits_hash()));
+  if (printer->end.finish == FinishReason::error) return fail(" generate", {ErrorCode::io, printer->end.error}, 1);
   return 0;
 }
 

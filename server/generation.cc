@@ -12,9 +12,8 @@ namespace {
 // The cluster ends late requests itself; this much later the frontend stops waiting for it.
 constexpr double kDeadlineGraceSeconds = 5;
 
-const ApiError kTookTooLong = {.status = 504,
-                               .message = "the request took longer than this server allows",
-                               .code = "request_timeout"};
+const ApiError kTookTooLong = {
+    .status = 504, .message = "the request took longer than this server allows", .code = "request_timeout"};
 
 }  // namespace
 
@@ -22,10 +21,7 @@ const ApiError kTookTooLong = {.status = 504,
 class Generation::Sink final : public EventSink {
  public:
   Sink(std::shared_ptr<Generation> generation, size_t prompt, Clock& clock, HttpPost post)
-      : generation_(std::move(generation)),
-        prompt_(prompt),
-        clock_(clock),
-        post_(std::move(post)) {}
+      : generation_(std::move(generation)), prompt_(prompt), clock_(clock), post_(std::move(post)) {}
   void on_event(TokenEvent event) override {
     post_([g = generation_, prompt = prompt_, e = std::move(event), now = clock_.now()]() mutable {
       g->on_event(prompt, std::move(e), now);
@@ -39,8 +35,8 @@ class Generation::Sink final : public EventSink {
   HttpPost post_;
 };
 
-Generation::Generation(Api& api, GenerationCall call, std::shared_ptr<HttpExchange> exchange,
-                       std::string id, std::string client_id, double arrival_s)
+Generation::Generation(Api& api, GenerationCall call, std::shared_ptr<HttpExchange> exchange, std::string id,
+                       std::string client_id, double arrival_s)
     : api_(api),
       call_(std::move(call)),
       exchange_(std::move(exchange)),
@@ -65,12 +61,10 @@ void Generation::start() {
     request->deadline_s = timeout > 0 ? arrival_s_ + timeout : 0;
     if (!call_.has_seed) request->sampling.seed = api_.random_.next();
     // kv_salt() counts on it: a server's numbers begin anew, what its workers keep may not.
-    if (request->prompt_logprobs >= 0 && request->cache_salt == 0)
-      request->cache_salt = api_.id_random_.next();
+    if (request->prompt_logprobs >= 0 && request->cache_salt == 0) request->cache_salt = api_.id_random_.next();
     prompts_[i].request = request;
     prompts_[i].prompt_tokens = static_cast<int>(request->prompt.size());
-    Status taken =
-        api_.service_.submit(request, std::make_shared<Sink>(self, i, api_.clock_, api_.post_));
+    Status taken = api_.service_.submit(request, std::make_shared<Sink>(self, i, api_.clock_, api_.post_));
     if (taken.ok()) {
       expected_ += static_cast<size_t>(request->n);
       continue;
@@ -89,8 +83,7 @@ void Generation::start() {
 void Generation::on_event(size_t prompt_index, TokenEvent event, double received_s) {
   Prompt& prompt = prompts_[prompt_index];
   int n = prompt.request->n;
-  XPYD_CHECK(event.choice >= 0 && event.choice < n,
-             "event of choice " + std::to_string(event.choice));
+  XPYD_CHECK(event.choice >= 0 && event.choice < n, "event of choice " + std::to_string(event.choice));
   int index = static_cast<int>(prompt_index) * n + event.choice;
   Choice& choice = choices_[static_cast<size_t>(index)];
   XPYD_CHECK(choice.finish == FinishReason::none, "event after the end of a choice");
@@ -220,8 +213,7 @@ void Generation::complete() {
       for (int32_t& offset : choice.offsets) offset += shift;
       const std::vector<int32_t> offsets = offsets_of(*prompt.request);
       choice.offsets.insert(choice.offsets.begin(), offsets.begin(), offsets.end());
-      choice.logprobs.insert(choice.logprobs.begin(), prompt.logprobs.begin(),
-                             prompt.logprobs.end());
+      choice.logprobs.insert(choice.logprobs.begin(), prompt.logprobs.begin(), prompt.logprobs.end());
     }
     ChoicePart part;
     if (call_.prompt_logprobs) part.prompt_logprobs = &prompt.logprobs;
@@ -358,12 +350,9 @@ void Generation::check_deadline(double now) {
 
 void Generation::end() {
   if (api_.live_.erase(this) == 0) return;
-  const LogLevel level = status_ >= 500   ? LogLevel::error
-                         : status_ >= 400 ? LogLevel::warning
-                                          : LogLevel::info;
+  const LogLevel level = status_ >= 500 ? LogLevel::error : status_ >= 400 ? LogLevel::warning : LogLevel::info;
   api_.log_line(level, log_text(api_.clock_.now()));
-  api_.metrics_.http_request(call_.chat ? "/v1/chat/completions" : "/v1/completions", "POST",
-                             status_);
+  api_.metrics_.http_request(call_.chat ? "/v1/chat/completions" : "/v1/completions", "POST", status_);
 }
 
 Usage Generation::usage() const {
@@ -377,29 +366,25 @@ Usage Generation::usage() const {
   return sum;
 }
 
-HttpHeaders Generation::headers() const {
-  return {{"X-Request-Id", client_id_.empty() ? id_ : client_id_}};
-}
+HttpHeaders Generation::headers() const { return {{"X-Request-Id", client_id_.empty() ? id_ : client_id_}}; }
 
 std::string Generation::log_text(double now) const {
   Usage total = usage();
   double first = 0;
   for (const Prompt& prompt : prompts_)
-    if (prompt.first_token_s > 0 && (first == 0 || prompt.first_token_s < first))
-      first = prompt.first_token_s;
+    if (prompt.first_token_s > 0 && (first == 0 || prompt.first_token_s < first)) first = prompt.first_token_s;
   char numbers[256];
-  std::snprintf(
-      numbers, sizeof numbers,
-      " stream=%d prompts=%zu choices=%zu prompt_tokens=%lld cached_tokens=%lld "
-      "completion_tokens=%lld",
-      call_.stream, prompts_.size(), choices_.size(), static_cast<long long>(total.prompt_tokens),
-      static_cast<long long>(total.cached_tokens), static_cast<long long>(total.completion_tokens));
+  std::snprintf(numbers, sizeof numbers,
+                " stream=%d prompts=%zu choices=%zu prompt_tokens=%lld cached_tokens=%lld "
+                "completion_tokens=%lld",
+                call_.stream, prompts_.size(), choices_.size(), static_cast<long long>(total.prompt_tokens),
+                static_cast<long long>(total.cached_tokens), static_cast<long long>(total.completion_tokens));
   std::string line = "request id=" + id_ + (call_.chat ? " route=chat" : " route=completions") +
                      " status=" + std::to_string(status_) + numbers;
   if (!choices_.empty() && choices_[0].finish != FinishReason::none)
     line += std::string(" finish=") + finish_reason_name(choices_[0].finish);
-  std::snprintf(numbers, sizeof numbers, " ttft_ms=%.1f e2e_ms=%.1f",
-                first > 0 ? 1e3 * (first - arrival_s_) : -1.0, 1e3 * (now - arrival_s_));
+  std::snprintf(numbers, sizeof numbers, " ttft_ms=%.1f e2e_ms=%.1f", first > 0 ? 1e3 * (first - arrival_s_) : -1.0,
+                1e3 * (now - arrival_s_));
   line += numbers;
   if (!client_id_.empty()) line += " client_id=" + client_id_;
   // Names of fields are a client's text: the first few, short and printable.

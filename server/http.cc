@@ -34,13 +34,9 @@ constexpr size_t kPacketBytes = 16u << 10;    // small writes that wait are join
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kLingerSeconds = 2;  // to let a refused client read why before the reset
 
-std::chrono::nanoseconds seconds(double s) {
-  return std::chrono::nanoseconds(static_cast<int64_t>(s * 1e9));
-}
+std::chrono::nanoseconds seconds(double s) { return std::chrono::nanoseconds(static_cast<int64_t>(s * 1e9)); }
 
-double now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 std::string date_header() {
   std::time_t now = std::time(nullptr);
@@ -62,14 +58,12 @@ std::string one_line(std::string_view text, size_t longest) {
   return out;
 }
 
-std::string head_text(const HttpResponse& response, const std::string& framing, bool close,
-                      int version) {
+std::string head_text(const HttpResponse& response, const std::string& framing, bool close, int version) {
   std::string out = "HTTP/1.1 " + std::to_string(response.status) + " ";
   out += response.reason.empty() ? http_reason(response.status) : one_line(response.reason, 120);
   out += "\r\n" + date_header();
   if (!response.content_type.empty()) out += "Content-Type: " + response.content_type + "\r\n";
-  for (const auto& [name, value] : response.headers)
-    out += name + ": " + one_line(value, 1024) + "\r\n";
+  for (const auto& [name, value] : response.headers) out += name + ": " + one_line(value, 1024) + "\r\n";
   out += framing;
   if (close)
     out += "Connection: close\r\n";
@@ -142,11 +136,7 @@ struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
 class HttpListener::Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(Loop& loop, tcp::socket socket)
-      : late(loop.draining),
-        loop_(loop),
-        socket_(std::move(socket)),
-        timer_(loop.io),
-        parser_(loop.options.limits) {}
+      : late(loop.draining), loop_(loop), socket_(std::move(socket)), timer_(loop.io), parser_(loop.options.limits) {}
 
   const bool late;  // came during the drain: is told so, and is not waited for
 
@@ -193,9 +183,7 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   }
 
   void drain() {  // an idle connection has nothing to wait for
-    if (phase_ == Phase::receiving && input_.empty() &&
-        parser_.state() == HttpParser::State::header)
-      close();
+    if (phase_ == Phase::receiving && input_.empty() && parser_.state() == HttpParser::State::header) close();
   }
 
   void close() {
@@ -277,8 +265,7 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
 
 class HttpListener::Exchange final : public HttpExchange {
  public:
-  Exchange(std::weak_ptr<Connection> connection, uint64_t id)
-      : connection_(std::move(connection)), id_(id) {}
+  Exchange(std::weak_ptr<Connection> connection, uint64_t id) : connection_(std::move(connection)), id_(id) {}
   void respond(HttpResponse response) override {
     if (auto c = connection_.lock()) c->respond(id_, std::move(response));
   }
@@ -406,8 +393,7 @@ bool HttpListener::Connection::judge() {
   account_body(0);
   client_ = request.client = client_address(peer_, request, loop_.options.trusted_proxies);
   bool proxied = is_proxy_;
-  for (const char* name : {"x-forwarded-for", "forwarded", "via"})
-    proxied = proxied || !request.header(name).empty();
+  for (const char* name : {"x-forwarded-for", "forwarded", "via"}) proxied = proxied || !request.header(name).empty();
   request.from_loopback = is_loopback_address(peer_) && !proxied;
   since_s_ = now_s();
   if (auto refusal = loop_.handler->on_header(request)) {
@@ -443,8 +429,7 @@ void HttpListener::Connection::begin_exchange(const HttpRequest& request) {
 void HttpListener::Connection::dispatch() {
   HttpRequest request = parser_.take();
   begin_exchange(request);
-  loop_.handler->handle(std::move(request),
-                        std::make_shared<Exchange>(weak_from_this(), exchange_id_));
+  loop_.handler->handle(std::move(request), std::make_shared<Exchange>(weak_from_this(), exchange_id_));
 }
 
 void HttpListener::Connection::refuse(int status, const std::string& why) {
@@ -524,8 +509,7 @@ void HttpListener::Connection::flush() {
   while (!output_.empty()) {
     error_code failed;
     const std::string& front = output_.front();
-    size_t n = socket_.write_some(
-        asio::buffer(front.data() + output_at_, front.size() - output_at_), failed);
+    size_t n = socket_.write_some(asio::buffer(front.data() + output_at_, front.size() - output_at_), failed);
     if (failed == asio::error::would_block) {
       writing_ = true;
       bool timed = phase_ != Phase::receiving;  // else the body's deadline runs
@@ -589,8 +573,7 @@ void HttpListener::Loop::charge(const std::string& address, int n_places, ptrdif
 
 bool HttpListener::Loop::is_at_limit(const std::string& address) const {
   const auto found = use.find(address);
-  return !address.empty() && found != use.end() &&
-         found->second.places >= options.max_connections_per_address;
+  return !address.empty() && found != use.end() && found->second.places >= options.max_connections_per_address;
 }
 
 // True: there is a place for one more connection of that address, if need be since another has lost
@@ -770,9 +753,7 @@ void HttpListener::stop() {
   loop_->post([loop = loop_.get()] { loop->io.stop(); });
 }
 int HttpListener::port() const { return loop_->acceptor.local_endpoint().port(); }
-bool HttpListener::is_loopback() const {
-  return loop_->acceptor.local_endpoint().address().is_loopback();
-}
+bool HttpListener::is_loopback() const { return loop_->acceptor.local_endpoint().address().is_loopback(); }
 HttpPost HttpListener::post() const {
   return [loop = loop_](std::function<void()> f) { loop->post(std::move(f)); };
 }

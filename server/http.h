@@ -33,13 +33,12 @@ struct HttpListenOptions {
   int max_connections_per_address = 1024;     // of them; those of trusted proxies do not count
   std::vector<std::string> trusted_proxies;   // addresses whose X-Forwarded-For is believed
   size_t max_body_bytes_in_all = 256u << 20;  // bodies being received or parsed; beyond: 503
-  size_t max_stream_buffer_bytes = 1u
-                                   << 20;  // of a stream whose client does not read; beyond: closed
-  double header_timeout_s = 10;  // from the first byte of a request, or from the connection's start
-  double body_timeout_s = 30;    // from the end of the header to the end of the body
-  double idle_timeout_s = 75;    // between two requests
-  double place_s = 1;            // without a request: then others may have its place
-  double write_timeout_s = 30;   // without a byte taken by the client
+  size_t max_stream_buffer_bytes = 1u << 20;  // of a stream whose client does not read; beyond: closed
+  double header_timeout_s = 10;               // from the first byte of a request, or from the connection's start
+  double body_timeout_s = 30;                 // from the end of the header to the end of the body
+  double idle_timeout_s = 75;                 // between two requests
+  double place_s = 1;                         // without a request: then others may have its place
+  double write_timeout_s = 30;                // without a byte taken by the client
 };
 
 // The answer to one request. After the client has gone every call is ignored.

@@ -32,9 +32,7 @@ std::string HttpUrl::authority() const {
 }
 
 Result<HttpUrl> parse_http_url(const std::string& text) {
-  auto bad = [&](const std::string& why) {
-    return invalid("'" + text + "': " + why + "; expected http://HOST:PORT");
-  };
+  auto bad = [&](const std::string& why) { return invalid("'" + text + "': " + why + "; expected http://HOST:PORT"); };
   if (text.rfind("https://", 0) == 0) return bad("https is not supported");
   if (text.rfind("http://", 0) != 0) return bad("no http://");
   for (unsigned char c : text)
@@ -60,8 +58,7 @@ Result<HttpUrl> parse_http_url(const std::string& text) {
   }
   if (url.host.empty()) return bad("no host");
   if (port.empty()) return url;
-  if (port[0] != ':' || !parse_port(port.substr(1), &url.port))
-    return bad("a port is from 1 to 65535");
+  if (port[0] != ':' || !parse_port(port.substr(1), &url.port)) return bad("a port is from 1 to 65535");
   return url;
 }
 
@@ -116,8 +113,8 @@ struct HttpClient::Impl {
 
   void write_some(uint64_t id, Connection& connection) {
     while (connection.sent < connection.out.size()) {
-      ssize_t n = send(connection.fd, connection.out.data() + connection.sent,
-                       connection.out.size() - connection.sent, MSG_NOSIGNAL);
+      ssize_t n = send(connection.fd, connection.out.data() + connection.sent, connection.out.size() - connection.sent,
+                       MSG_NOSIGNAL);
       if (n > 0) {
         connection.sent += size_t(n);
         continue;
@@ -142,11 +139,8 @@ struct HttpClient::Impl {
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
       if (n < 0) return end(id, std::strerror(errno));
-      auto body = [&](std::string_view bytes) {
-        connection.on_body(connection.parser.status(), bytes);
-      };
-      Status status =
-          n == 0 ? connection.parser.finish() : connection.parser.feed({buffer, size_t(n)}, body);
+      auto body = [&](std::string_view bytes) { connection.on_body(connection.parser.status(), bytes); };
+      Status status = n == 0 ? connection.parser.finish() : connection.parser.feed({buffer, size_t(n)}, body);
       if (!status) return end(id, status.error().message);
       if (connection.parser.complete()) return end(id, "");
     }
@@ -156,8 +150,9 @@ struct HttpClient::Impl {
 HttpClient::HttpClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpClient::~HttpClient() = default;
 
-Result<std::unique_ptr<HttpClient>> HttpClient::create(
-    const HttpUrl& url, std::vector<std::pair<std::string, std::string>> headers, Clock& clock) {
+Result<std::unique_ptr<HttpClient>> HttpClient::create(const HttpUrl& url,
+                                                       std::vector<std::pair<std::string, std::string>> headers,
+                                                       Clock& clock) {
   auto impl = std::make_unique<Impl>();
   impl->url = url;
   impl->clock = &clock;
@@ -189,8 +184,7 @@ void HttpClient::start(const HttpCall& call, OnBody on_body, OnDone on_done) {
   int one = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   double start_s = impl_->clock->now();
-  if (connect(fd, reinterpret_cast<sockaddr*>(&impl_->address), impl_->address_bytes) != 0 &&
-      errno != EINPROGRESS) {
+  if (connect(fd, reinterpret_cast<sockaddr*>(&impl_->address), impl_->address_bytes) != 0 && errno != EINPROGRESS) {
     fail("connect");
     close(fd);
     return;
@@ -201,12 +195,10 @@ void HttpClient::start(const HttpCall& call, OnBody on_body, OnDone on_done) {
   connection->deadline_s = start_s + call.timeout_s;
   connection->on_body = std::move(on_body);
   connection->on_done = std::move(on_done);
-  connection->out = call.method + " " + impl_->url.prefix + call.target + " HTTP/1.1\r\n" +
-                    impl_->fixed_headers + "Connection: close\r\n";
+  connection->out = call.method + " " + impl_->url.prefix + call.target + " HTTP/1.1\r\n" + impl_->fixed_headers +
+                    "Connection: close\r\n";
   if (!call.body.empty())
-    connection->out +=
-        "Content-Type: application/json\r\nContent-Length: " + std::to_string(call.body.size()) +
-        "\r\n";
+    connection->out += "Content-Type: application/json\r\nContent-Length: " + std::to_string(call.body.size()) + "\r\n";
   connection->out += "\r\n" + call.body;
   uint64_t id = impl_->next_id++;
   Impl::Connection& placed = *impl_->connections.emplace(id, std::move(connection)).first->second;
@@ -235,8 +227,7 @@ void HttpClient::poll(double seconds) {
       else
         impl_->write_some(id, *c);
     }
-    if (auto* c = connection_of(); c && (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
-      impl_->read_some(id, *c);
+    if (auto* c = connection_of(); c && (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR))) impl_->read_some(id, *c);
   }
   double now = impl_->clock->now();
   if (now < impl_->next_deadline_check_s) return;
@@ -247,8 +238,7 @@ void HttpClient::poll(double seconds) {
   for (uint64_t id : late) {
     auto found = impl_->connections.find(id);
     if (found == impl_->connections.end()) continue;
-    impl_->end(id, "no complete answer in time (" +
-                       std::to_string(int64_t(found->second->timeout_s * 1000)) + " ms)");
+    impl_->end(id, "no complete answer in time (" + std::to_string(int64_t(found->second->timeout_s * 1000)) + " ms)");
   }
 }
 
@@ -271,8 +261,7 @@ Result<std::string> HttpClient::fetch(const HttpCall& call) {
         done = true;
       });
   while (!done) poll(0.1);
-  std::string what =
-      call.method + " http://" + impl_->url.authority() + impl_->url.prefix + call.target + ": ";
+  std::string what = call.method + " http://" + impl_->url.authority() + impl_->url.prefix + call.target + ": ";
   if (!outcome.error.empty()) return Error{ErrorCode::io, what + outcome.error};
   if (outcome.status < 200 || outcome.status > 299) {
     ErrorCode code = outcome.status == 404 ? ErrorCode::not_found : ErrorCode::io;

@@ -48,8 +48,9 @@ class HttpClient {
   using OnDone = std::function<void(const HttpOutcome& outcome)>;
 
   // Resolves the name now. `headers` go with every request.
-  static Result<std::unique_ptr<HttpClient>> create(
-      const HttpUrl& url, std::vector<std::pair<std::string, std::string>> headers, Clock& clock);
+  static Result<std::unique_ptr<HttpClient>> create(const HttpUrl& url,
+                                                    std::vector<std::pair<std::string, std::string>> headers,
+                                                    Clock& clock);
   ~HttpClient();  // drops what is in flight, without callbacks
 
   // on_done is called exactly once unless the client is destroyed or abort_all is called first.

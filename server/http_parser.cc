@@ -47,46 +47,26 @@ bool third_word_is_http(std::string_view line) {
 
 const char* http_reason(int status) {
   switch (status) {
-    case 200:
-      return "OK";
-    case 400:
-      return "Bad Request";
-    case 401:
-      return "Unauthorized";
-    case 403:
-      return "Forbidden";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 408:
-      return "Request Timeout";
-    case 409:
-      return "Conflict";
-    case 410:
-      return "Gone";
-    case 413:
-      return "Payload Too Large";
-    case 414:
-      return "URI Too Long";
-    case 415:
-      return "Unsupported Media Type";
-    case 417:
-      return "Expectation Failed";
-    case 431:
-      return "Request Header Fields Too Large";
-    case 500:
-      return "Internal Server Error";
-    case 501:
-      return "Not Implemented";
-    case 503:
-      return "Service Unavailable";
-    case 504:
-      return "Gateway Timeout";
-    case 505:
-      return "HTTP Version Not Supported";
-    default:
-      return "Unknown";
+    case 200: return "OK";
+    case 400: return "Bad Request";
+    case 401: return "Unauthorized";
+    case 403: return "Forbidden";
+    case 404: return "Not Found";
+    case 405: return "Method Not Allowed";
+    case 408: return "Request Timeout";
+    case 409: return "Conflict";
+    case 410: return "Gone";
+    case 413: return "Payload Too Large";
+    case 414: return "URI Too Long";
+    case 415: return "Unsupported Media Type";
+    case 417: return "Expectation Failed";
+    case 431: return "Request Header Fields Too Large";
+    case 500: return "Internal Server Error";
+    case 501: return "Not Implemented";
+    case 503: return "Service Unavailable";
+    case 504: return "Gateway Timeout";
+    case 505: return "HTTP Version Not Supported";
+    default: return "Unknown";
   }
 }
 
@@ -103,8 +83,7 @@ class HttpParser::Beast final : public http::basic_parser<true> {
   std::string target;
 
  private:
-  void on_request_impl(http::verb, string_view method, string_view uri, int version,
-                       error_code&) override {
+  void on_request_impl(http::verb, string_view method, string_view uri, int version, error_code&) override {
     request_.method.assign(method.data(), method.size());
     target.assign(uri.data(), uri.size());
     request_.version = version;
@@ -112,8 +91,7 @@ class HttpParser::Beast final : public http::basic_parser<true> {
   void on_response_impl(int, string_view, int, error_code&) override {}
   void on_field_impl(http::field, string_view name, string_view value, error_code&) override {
     if (header_done_) return;  // a trailer must not pass for a header
-    request_.headers.emplace_back(lower({name.data(), name.size()}),
-                                  std::string(value.data(), value.size()));
+    request_.headers.emplace_back(lower({name.data(), name.size()}), std::string(value.data(), value.size()));
   }
   // Pure virtual in later versions of Beast only.
   virtual void on_trailer_field_impl(http::field, string_view, string_view, error_code&) {}
@@ -159,14 +137,11 @@ size_t HttpParser::feed_header(std::string_view input) {
       return 2;
     }
   }
-  if (!is_token_char(static_cast<unsigned char>(input[0])))
-    return fail(400, "not an HTTP request"), 0;
+  if (!is_token_char(static_cast<unsigned char>(input[0]))) return fail(400, "not an HTTP request"), 0;
   // Line ends are looked at as they come, so that a client with bare LFs hears of it at once.
   for (size_t at = scanned_; at < input.size(); ++at) {
     if (at >= limits_.max_header_bytes)
-      return fail(431, "request header longer than " + std::to_string(limits_.max_header_bytes) +
-                           " bytes"),
-             0;
+      return fail(431, "request header longer than " + std::to_string(limits_.max_header_bytes) + " bytes"), 0;
     if (input[at] != '\n') continue;
     if (at == 0 || input[at - 1] != '\r') return fail(400, "line ends with LF without CR"), 0;
     if (at >= 3 && input[at - 3] == '\r' && input[at - 2] == '\n') {
@@ -178,17 +153,14 @@ size_t HttpParser::feed_header(std::string_view input) {
       // Beast is given the header alone, so that the framing is judged before any body byte.
       used = beast_->put(boost::asio::buffer(input.data(), size), failed);
       if (failed == http::error::body_limit)
-        return fail(413, "request body larger than " + std::to_string(limits_.max_body_bytes) +
-                             " bytes"),
-               0;
+        return fail(413, "request body larger than " + std::to_string(limits_.max_body_bytes) + " bytes"), 0;
       if (failed && failed != http::error::need_more) {
         bool version = failed == http::error::bad_version && third_word_is_http(input);
         return fail(version ? 505 : 400, version ? std::string("HTTP version must be 1.0 or 1.1")
                                                  : "malformed request: " + failed.message()),
                0;
       }
-      if (!beast_->is_header_done() || used != size)
-        return fail(400, "malformed request header"), 0;
+      if (!beast_->is_header_done() || used != size) return fail(400, "malformed request header"), 0;
       if (!framing_ok()) return 0;
       state_ = beast_->is_done() ? State::done : State::body;
       continue_wanted_ = continue_wanted_ && state_ == State::body;
@@ -206,16 +178,14 @@ bool HttpParser::header_block_ok(std::string_view block) {
   size_t space = block.find(' ');
   size_t second = space < line_end ? block.find(' ', space + 1) : space;
   if (std::min(second, line_end) - std::min(space, line_end) > limits_.max_target_bytes + 1)
-    return fail(
-        414, "request target longer than " + std::to_string(limits_.max_target_bytes) + " bytes");
+    return fail(414, "request target longer than " + std::to_string(limits_.max_target_bytes) + " bytes");
   int lines = -1;  // headers: without the request line and the empty one
   for (size_t at = 0; at + 2 < block.size(); ++lines) {
     size_t end = block.find("\r\n", at);
     std::string_view line = block.substr(at, end - at);
     if (line.starts_with(' ') || line.starts_with('\t')) return fail(400, "folded header line");
     for (unsigned char c : line)
-      if ((c < 0x20 && c != '\t') || c == 0x7f)
-        return fail(400, "control character in the request header");
+      if ((c < 0x20 && c != '\t') || c == 0x7f) return fail(400, "control character in the request header");
     at = end + 2;
   }
   if (lines > limits_.max_headers)
@@ -229,15 +199,13 @@ bool HttpParser::framing_ok() {
   for (const auto& [name, value] : request_.headers) {
     if (name == "content-length") {
       ++n_lengths;
-      bool digits =
-          !value.empty() && value.size() <= 19 &&
-          std::all_of(value.begin(), value.end(), [](char c) { return c >= '0' && c <= '9'; });
+      bool digits = !value.empty() && value.size() <= 19 &&
+                    std::all_of(value.begin(), value.end(), [](char c) { return c >= '0' && c <= '9'; });
       if (!digits) return fail(400, "Content-Length is not a number");
     }
     if (name == "transfer-encoding") {
       ++n_encodings;
-      if (lower(value) != "chunked")
-        return fail(501, "Transfer-Encoding other than chunked is not supported");
+      if (lower(value) != "chunked") return fail(501, "Transfer-Encoding other than chunked is not supported");
     }
     if (name == "host") ++n_hosts;
     if (name == "expect") {
@@ -248,8 +216,7 @@ bool HttpParser::framing_ok() {
   if (n_lengths > 1) return fail(400, "more than one Content-Length");
   if (n_encodings > 1 || (n_encodings == 1 && n_lengths == 1))
     return fail(400, "more than one way to tell where the body ends");
-  if (n_encodings == 1 && request_.version < 11)
-    return fail(400, "Transfer-Encoding in an HTTP/1.0 request");
+  if (n_encodings == 1 && request_.version < 11) return fail(400, "Transfer-Encoding in an HTTP/1.0 request");
   if (n_hosts > 1 || (n_hosts == 0 && request_.version >= 11))
     return fail(400, n_hosts > 1 ? "more than one Host header" : "no Host header");
 
@@ -265,8 +232,7 @@ bool HttpParser::framing_ok() {
   if (mark != target.npos) request_.query = std::string(target.substr(mark + 1));
 
   std::string_view connection = request_.header("connection");
-  request_.keep_alive =
-      request_.version >= 11 ? !has_word(connection, "close") : has_word(connection, "keep-alive");
+  request_.keep_alive = request_.version >= 11 ? !has_word(connection, "close") : has_word(connection, "keep-alive");
   return true;
 }
 
@@ -284,15 +250,12 @@ size_t HttpParser::feed_beast(std::string_view input) {
   } else if (failed && failed != http::error::need_more) {
     fail(400, "malformed request body: " + failed.message());
   } else if (input.size() - used > kMaxChunkHeaderBytes) {
-    fail(400,
-         "chunk header or trailer longer than " + std::to_string(kMaxChunkHeaderBytes) + " bytes");
+    fail(400, "chunk header or trailer longer than " + std::to_string(kMaxChunkHeaderBytes) + " bytes");
   }
   return used;
 }
 
-bool HttpParser::wants_continue() {
-  return state_ == State::body && std::exchange(continue_wanted_, false);
-}
+bool HttpParser::wants_continue() { return state_ == State::body && std::exchange(continue_wanted_, false); }
 
 HttpRequest HttpParser::take() {
   XPYD_CHECK(state_ == State::done);

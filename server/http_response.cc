@@ -14,8 +14,7 @@ constexpr size_t kMaxEventBytes = 16 << 20;
 
 std::string_view trim(std::string_view text) {
   while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
-  while (!text.empty() && (text.back() == ' ' || text.back() == '\t' || text.back() == '\r'))
-    text.remove_suffix(1);
+  while (!text.empty() && (text.back() == ' ' || text.back() == '\t' || text.back() == '\r')) text.remove_suffix(1);
   return text;
 }
 
@@ -50,8 +49,7 @@ Status HttpResponseParser::head_complete() {
     std::string_view line = trim(std::string_view(line_).substr(begin, end - begin));
     if (line.empty()) continue;
     size_t colon = line.find(':');
-    if (colon == line.npos || colon == 0)
-      return malformed("header '" + std::string(line.substr(0, 80)) + "'");
+    if (colon == line.npos || colon == 0) return malformed("header '" + std::string(line.substr(0, 80)) + "'");
     headers_[lower(line.substr(0, colon))] = trim(line.substr(colon + 1));
   }
   line_.clear();
@@ -73,8 +71,7 @@ Status HttpResponseParser::head_complete() {
   return ok();
 }
 
-Status HttpResponseParser::feed(std::string_view bytes,
-                                const std::function<void(std::string_view)>& body) {
+Status HttpResponseParser::feed(std::string_view bytes, const std::function<void(std::string_view)>& body) {
   // One line more of the head, a chunk size or the trailer; false: its end is not here yet.
   auto take_line = [&] {
     size_t end = bytes.find('\n');
@@ -91,9 +88,7 @@ Status HttpResponseParser::feed(std::string_view bytes,
         // The blank line; before a status line it is skipped.
         size_t last = line_.size() > 1 ? line_.rfind('\n', line_.size() - 2) : line_.npos;
         size_t begin = last == line_.npos ? 0 : last + 1;
-        if (!whole ||
-            !trim(std::string_view(line_).substr(begin, line_.size() - begin - 1)).empty())
-          break;
+        if (!whole || !trim(std::string_view(line_).substr(begin, line_.size() - begin - 1)).empty()) break;
         if (begin == 0) {
           line_.clear();
           break;
@@ -139,8 +134,7 @@ Status HttpResponseParser::feed(std::string_view bytes,
         }
         break;
       }
-      case State::complete:
-        return malformed("bytes after its end");
+      case State::complete: return malformed("bytes after its end");
     }
   }
   return ok();

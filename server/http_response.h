@@ -27,16 +27,7 @@ class HttpResponseParser {
   const std::string& header(const std::string& lower_case_name) const;  // "" when absent
 
  private:
-  enum class State {
-    head,
-    body_length,
-    body_close,
-    chunk_size,
-    chunk_data,
-    chunk_end,
-    trailer,
-    complete
-  };
+  enum class State { head, body_length, body_close, chunk_size, chunk_data, chunk_end, trailer, complete };
   Status head_complete();
   State state_ = State::head;
   std::string line_;  // head, chunk size and trailer bytes so far

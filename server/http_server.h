@@ -19,8 +19,7 @@ class HttpServer {
   // by reference or pointer must live until the service has ended its last request; events that
   // come after the server has gone are dropped.
   static Result<std::unique_ptr<HttpServer>> listen(const ServerOptions& options, Service& service,
-                                                    const Tokenizer* tokenizer,
-                                                    const ChatTemplate* chat_template,
+                                                    const Tokenizer* tokenizer, const ChatTemplate* chat_template,
                                                     Clock& clock);
   void run();  // until stop(), or the end of a drain
 

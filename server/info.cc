@@ -73,8 +73,7 @@ json variant_list(const Variants& variants, const std::string& wanted, const Def
   for (const auto& variant : variants)
     list.push_back({{"name", variant.name},
                     {"available", variant.available()},
-                    {"chosen", wanted == "auto" ? variant.name == std::string(chosen.name)
-                                                : wanted == variant.name},
+                    {"chosen", wanted == "auto" ? variant.name == std::string(chosen.name) : wanted == variant.name},
                     {"source", variant.source}});
   return list;
 }
@@ -82,10 +81,8 @@ json variant_list(const Variants& variants, const std::string& wanted, const Def
 void print_variants(const char* title, const json& list) {
   std::printf("%s\n", title);
   for (const json& v : list)
-    std::printf("  %c %-12s %-14s %s\n", v["chosen"].get<bool>() ? '*' : ' ',
-                v["name"].get<std::string>().c_str(),
-                v["available"].get<bool>() ? "available" : "not on this CPU",
-                v["source"].get<std::string>().c_str());
+    std::printf("  %c %-12s %-14s %s\n", v["chosen"].get<bool>() ? '*' : ' ', v["name"].get<std::string>().c_str(),
+                v["available"].get<bool>() ? "available" : "not on this CPU", v["source"].get<std::string>().c_str());
 }
 
 // What info_main's parts look at.
@@ -99,10 +96,10 @@ struct Subject {
 
 json describe_model(const ModelConfig& c) {
   std::printf("model %s (%s)\n", c.name.c_str(), c.family.c_str());
-  std::printf("  layers %d, hidden %d, intermediate %d, heads %d, KV heads %d, head dim %d\n",
-              c.n_layers, c.hidden, c.intermediate, c.n_heads, c.n_kv_heads, c.head_dim);
-  std::printf("  vocabulary %d, context %d tokens, sliding window %d%s\n", c.vocab, c.max_position,
-              c.sliding_window, c.tied_embeddings ? ", tied embeddings" : "");
+  std::printf("  layers %d, hidden %d, intermediate %d, heads %d, KV heads %d, head dim %d\n", c.n_layers, c.hidden,
+              c.intermediate, c.n_heads, c.n_kv_heads, c.head_dim);
+  std::printf("  vocabulary %d, context %d tokens, sliding window %d%s\n", c.vocab, c.max_position, c.sliding_window,
+              c.tied_embeddings ? ", tied embeddings" : "");
   std::printf("  parameters %ld\n\n", c.parameters());
   return {{"n_layers", c.n_layers},
           {"hidden", c.hidden},
@@ -134,8 +131,7 @@ json describe_scratch(const Subject& subject) {
   if (threads == 0) threads = usable_cores();
   json out;
   std::printf("scratch of one instance (%d threads, --max-batch %d)\n", threads, max_batch);
-  for (auto [batching, option] :
-       {std::pair{"chunked", "chunk-tokens"}, {"other policies", "max-step-tokens"}}) {
+  for (auto [batching, option] : {std::pair{"chunked", "chunk-tokens"}, {"other policies", "max-step-tokens"}}) {
     int step_tokens = std::max(int(options.integer(option)), max_batch);
     // The model itself knows; its weights are not needed for that.
     auto weights = std::make_shared<Weights>();
@@ -149,10 +145,8 @@ json describe_scratch(const Subject& subject) {
     size_t logits = size_t(max_batch) * size_t(subject.config.vocab) * sizeof(float);
     std::printf("  %-24s activations %s, logits %s\n", batching, mib(double(model)).c_str(),
                 mib(double(logits)).c_str());
-    out.push_back({{"batching", batching},
-                   {"step_tokens", step_tokens},
-                   {"activation_bytes", model},
-                   {"logits_bytes", logits}});
+    out.push_back(
+        {{"batching", batching}, {"step_tokens", step_tokens}, {"activation_bytes", model}, {"logits_bytes", logits}});
   }
   return out;
 }
@@ -167,9 +161,8 @@ json describe_kv_tokens(const Subject& subject) {
     if (!kv_rows_supported(shape)) continue;  // int4 of an odd head_dim
     const size_t bytes = shape.token_bytes();
     bool chosen = dtype == find_dtype(subject.options.text("kv-dtype"));
-    std::printf("  %c %-5s %zu bytes, %zu per layer: %zu tokens per GiB, %.2f x f16\n",
-                chosen ? '*' : ' ', dtype_name(dtype), bytes, bytes / size_t(c.n_layers),
-                (size_t{1} << 30) / bytes, f16 / double(bytes));
+    std::printf("  %c %-5s %zu bytes, %zu per layer: %zu tokens per GiB, %.2f x f16\n", chosen ? '*' : ' ',
+                dtype_name(dtype), bytes, bytes / size_t(c.n_layers), (size_t{1} << 30) / bytes, f16 / double(bytes));
     out[dtype_name(dtype)] = bytes;
   }
   return out;
@@ -182,14 +175,11 @@ json describe_addresses(const Subject& subject, const KvOptions& kv) {
   const KvShards& shards = subject.shards;
   KvShape rank;  // the one with the most
   for (int i = 0; i < shards.n_ranks(); ++i)
-    if (const KvShape own = rank_shape(kv.shape, shards, i); own.token_bytes() > rank.token_bytes())
-      rank = own;
+    if (const KvShape own = rank_shape(kv.shape, shards, i); own.token_bytes() > rank.token_bytes()) rank = own;
   const double n = 2.0 * rank.n_layers, batch = double(subject.options.integer("max-batch"));
   const double token = double(rank.token_bytes()) / n, buffer = batch * subject.max_len * token;
-  std::printf(
-      "    addresses   %.0f buffers of %.0f x %d x %.0f = %.0f bytes, %.0f bytes in all%s\n", n,
-      batch, subject.max_len, token, buffer, n * buffer,
-      shards.n_ranks() > 1 ? ", of each rank" : "");
+  std::printf("    addresses   %.0f buffers of %.0f x %d x %.0f = %.0f bytes, %.0f bytes in all%s\n", n, batch,
+              subject.max_len, token, buffer, n * buffer, shards.n_ranks() > 1 ? ", of each rank" : "");
   return {{"buffers", n},
           {"sequences", batch},
           {"tokens", subject.max_len},
@@ -229,21 +219,16 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
       "  %-11s %d blocks of %d tokens, %zu bytes each: %ld tokens, %zu bytes unused; "
       "tables %zu bytes\n",
       scheme.name, layout.n_blocks, layout.block_tokens, block_bytes, long(tokens), unused, tables);
-  json out = {{"scheme", scheme.name},
-              {"blocks", layout.n_blocks},
-              {"block_tokens", layout.block_tokens},
-              {"block_bytes", block_bytes},
-              {"tokens", tokens},
-              {"unused_bytes", unused},
+  json out = {{"scheme", scheme.name},      {"blocks", layout.n_blocks}, {"block_tokens", layout.block_tokens},
+              {"block_bytes", block_bytes}, {"tokens", tokens},          {"unused_bytes", unused},
               {"table_bytes", tables}};
   if (scheme.block_bytes) out["addresses"] = describe_addresses(subject, kv);
-  for (auto [order, name] :
-       {std::pair{KvOrder::layer_major, "layer_major"}, {KvOrder::token_major, "token_major"}}) {
+  for (auto [order, name] : {std::pair{KvOrder::layer_major, "layer_major"}, {KvOrder::token_major, "token_major"}}) {
     const int run = scheme.block_bytes ? subject.max_len : layout.block_tokens;  // of addresses
     size_t copies = descriptors(shape, order, run, subject.tokens);
     size_t bytes = size_t(subject.tokens) * shape.token_bytes();
-    std::printf("    %-11s %zu descriptors for %d tokens, %zu bytes each on average\n", name,
-                copies, subject.tokens, bytes / copies);
+    std::printf("    %-11s %zu descriptors for %d tokens, %zu bytes each on average\n", name, copies, subject.tokens,
+                bytes / copies);
     out["transfer"][name] = {{"tokens", subject.tokens}, {"descriptors", copies}, {"bytes", bytes}};
   }
   return out;
@@ -255,47 +240,39 @@ int info_main(const Options& options) {
   const std::string dir = model_dir(options);
   const std::string& json_path = options.text("json");
   if (Status status = check_writable(json_path); !status) return fail(": info", status.error(), 2);
-  if (Status status = check_model_folder(dir, false); !status)
-    return fail(": info", status.error(), 2);
+  if (Status status = check_model_folder(dir, false); !status) return fail(": info", status.error(), 2);
   auto loaded = load_model_config(dir);
   if (!loaded) return fail(": info", loaded.error(), 2);
   Subject subject{loaded.value(), options};
   subject.max_len = int(options.integer("max-model-len"));
   if (subject.max_len > subject.config.max_position)
-    return fail(": info",
-                invalid("--max-model-len: the model's context is " +
-                        std::to_string(subject.config.max_position) + " tokens"),
-                2);
+    return fail(
+        ": info",
+        invalid("--max-model-len: the model's context is " + std::to_string(subject.config.max_position) + " tokens"),
+        2);
   if (subject.max_len == 0) subject.max_len = subject.config.max_position;
   subject.tokens = std::min(int(options.integer("tokens")), subject.max_len);
   if (options.given("tokens") && options.integer("tokens") > subject.max_len)
-    return fail(
-        ": info",
-        invalid("--tokens: the longest sequence is " + std::to_string(subject.max_len) + " tokens"),
-        2);
+    return fail(": info", invalid("--tokens: the longest sequence is " + std::to_string(subject.max_len) + " tokens"),
+                2);
 
   subject.shards = {.n_layers = subject.config.n_layers,
                     .n_kv_heads = subject.config.n_kv_heads,
                     .tp = int(options.integer("prefill-tp")),
                     .pp = int(options.integer("prefill-pp"))};
-  if (Status status =
-          check_model_shards(subject.config, subject.shards, "--prefill-tp", "--prefill-pp");
-      !status)
+  if (Status status = check_model_shards(subject.config, subject.shards, "--prefill-tp", "--prefill-pp"); !status)
     return fail(": info", status.error(), 2);
 
-  json out = {{"model", subject.config.name},
-              {"family", subject.config.family},
-              {"parameters", subject.config.parameters()}};
+  json out = {
+      {"model", subject.config.name}, {"family", subject.config.family}, {"parameters", subject.config.parameters()}};
   out["config"] = describe_model(subject.config);
   out["weight_bytes"] = describe_weights(subject);
   out["scratch"] = describe_scratch(subject);
   out["kv_bytes_per_token"] = describe_kv_tokens(subject);
   std::printf("pool of --kv-bytes %s\n", mib(double(options.integer("kv-bytes"))).c_str());
-  for (const KvScheme& scheme : kv_schemes())
-    out["pools"].push_back(describe_pool(subject, scheme));
+  for (const KvScheme& scheme : kv_schemes()) out["pools"].push_back(describe_pool(subject, scheme));
   out["gemm"] = variant_list(gemm_variants(), options.text("gemm"), default_gemm());
-  out["attention"] =
-      variant_list(attention_variants(), options.text("attention"), default_attention());
+  out["attention"] = variant_list(attention_variants(), options.text("attention"), default_attention());
   std::printf("\n");
   print_variants("gemm (* chosen)", out["gemm"]);
   print_variants("attention (* chosen)", out["attention"]);

@@ -12,8 +12,7 @@ std::string address_group(std::string_view address) {
   const std::string text(address.substr(0, address.find('%')));  // without an interface's name
   char out[INET6_ADDRSTRLEN];
   in_addr four;
-  if (inet_pton(AF_INET, text.c_str(), &four) == 1)
-    return inet_ntop(AF_INET, &four, out, sizeof out);
+  if (inet_pton(AF_INET, text.c_str(), &four) == 1) return inet_ntop(AF_INET, &four, out, sizeof out);
   in6_addr six;
   if (inet_pton(AF_INET6, text.c_str(), &six) != 1) return "";
   if (IN6_IS_ADDR_V4MAPPED(&six)) return inet_ntop(AF_INET, six.s6_addr + 12, out, sizeof out);
@@ -42,9 +41,7 @@ std::string client_address(const std::string& peer, const HttpRequest& request,
   return peer;
 }
 
-bool is_loopback_address(const std::string& address) {
-  return address.starts_with("127.") || address == "::1";
-}
+bool is_loopback_address(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
 
 void raise_descriptor_limit() {
   rlimit limit{};

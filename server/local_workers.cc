@@ -62,9 +62,8 @@ Command arguments_of(const Options& options, Role role, size_t n_instances, cons
   if (!options.positional().empty()) arguments.push_back(options.positional()[0]);
   for (const OptionRow& row : option_table()) {
     const std::string name = row.name;
-    if ((" " + std::string(row.group) + " ").find(" worker ") == std::string::npos ||
-        name == "config" || name == "cluster-key-file" || name == "registry" ||
-        !options.values().contains(name) || !options.given(name))
+    if ((" " + std::string(row.group) + " ").find(" worker ") == std::string::npos || name == "config" ||
+        name == "cluster-key-file" || name == "registry" || !options.values().contains(name) || !options.given(name))
       continue;
     if (row.kind == OptionKind::flag) {
       if (options.flag(name)) arguments.push_back("--" + name);
@@ -74,22 +73,19 @@ Command arguments_of(const Options& options, Role role, size_t n_instances, cons
   }
   if (options.integer("threads") == 0) {
     const size_t cores = std::max(1u, std::thread::hardware_concurrency());
-    arguments.insert(arguments.end(),
-                     {"--threads", std::to_string(std::max<size_t>(1, cores / n_instances))});
+    arguments.insert(arguments.end(), {"--threads", std::to_string(std::max<size_t>(1, cores / n_instances))});
   }
   // Without a conductor for so long, nobody will start one that a child of this process could find.
   const double alone_s = 2 * options.number("lease");
-  arguments.insert(arguments.end(),
-                   {"--role", role_name(role), "--join", join, "--cluster-key-file", key_file,
-                    "--give-up", std::to_string(alone_s)});
+  arguments.insert(arguments.end(), {"--role", role_name(role), "--join", join, "--cluster-key-file", key_file,
+                                     "--give-up", std::to_string(alone_s)});
   return arguments;
 }
 
 // Child processes, kept running as a Supervisor says. Thread safety: any thread.
 class Children {
  public:
-  Children(std::vector<Command> commands, const SupervisorOptions& options,
-           const ProcessCluster& cluster, Clock& clock)
+  Children(std::vector<Command> commands, const SupervisorOptions& options, const ProcessCluster& cluster, Clock& clock)
       : commands_(std::move(commands)),
         cluster_(cluster),
         clock_(clock),
@@ -130,8 +126,7 @@ class Children {
     let_go();
     for (pid_t pid : pids_)
       if (pid > 0) kill(pid, SIGTERM);
-    for (int i = 0; i < 100 && running(); ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    for (int i = 0; i < 100 && running(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     for (size_t i = 0; i < pids_.size(); ++i) pass_on(i);
     for (pid_t& pid : pids_) {
       if (pid <= 0) continue;
@@ -168,15 +163,13 @@ class Children {
     sigaddset(&standard, SIGPIPE);
     posix_spawnattr_setsigmask(&attributes, &none);
     posix_spawnattr_setsigdefault(&attributes, &standard);
-    posix_spawnattr_setflags(
-        &attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
     // All that it is told is in its command line: XPYD_CONFIG's file is the server's, for one.
     std::vector<char*> environment;
     for (char** variable = environ; *variable; ++variable)
       if (std::strncmp(*variable, "XPYD_", 5) != 0) environment.push_back(*variable);
     environment.push_back(nullptr);
-    const int error = posix_spawn(&pids_[i], "/proc/self/exe", &files, &attributes, argv.data(),
-                                  environment.data());
+    const int error = posix_spawn(&pids_[i], "/proc/self/exe", &files, &attributes, argv.data(), environment.data());
     close(said[1]);
     posix_spawn_file_actions_destroy(&files);
     posix_spawnattr_destroy(&attributes);
@@ -197,8 +190,7 @@ class Children {
         const std::string line = said.begun.substr(0, end);
         said.begun.erase(0, end + 1);
         // Neither its version nor a row of the table of its options: the server has said its own.
-        if (!line.starts_with("--") && !line.starts_with("xpyd " + std::string(version())))
-          log_text(said.last = line);
+        if (!line.starts_with("--") && !line.starts_with("xpyd " + std::string(version()))) log_text(said.last = line);
       }
     }
     if (!said.begun.empty() && (ended || said.begun.size() > sizeof part))
@@ -227,8 +219,7 @@ class Children {
     for (size_t i = 0; i < pids_.size(); ++i) {
       int status = 0;
       bool ended = false;
-      while (pids_[i] > 0 && !ended &&
-             waitpid(pids_[i], &status, WNOHANG | WUNTRACED | WCONTINUED) == pids_[i]) {
+      while (pids_[i] > 0 && !ended && waitpid(pids_[i], &status, WNOHANG | WUNTRACED | WCONTINUED) == pids_[i]) {
         ended = WIFEXITED(status) || WIFSIGNALED(status);
         stopped_[i] = WIFSTOPPED(status);
       }
@@ -262,8 +253,7 @@ class Children {
     if (wait) std::snprintf(again, sizeof again, "; it is started again in %.1f s", *wait);
     if (!starting_) log_line(LogLevel::warning, "xpyd: %s%s", text.c_str(), again);
     const std::string& last = said_[i].last;
-    if (starting_)
-      failed_start_ = text + ", before all workers served" + (last.empty() ? "" : ": " + last);
+    if (starting_) failed_start_ = text + ", before all workers served" + (last.empty() ? "" : ": " + last);
   }
 
   std::vector<Command> commands_;
@@ -287,8 +277,8 @@ class Children {
 class LocalWorkers final : public Runtime {
  public:
   LocalWorkers(std::unique_ptr<PrivateFolder> folder, std::unique_ptr<ProcessCluster> cluster,
-               std::unique_ptr<Registry> registry, std::vector<Command> commands,
-               const SupervisorOptions& options, Clock& clock)
+               std::unique_ptr<Registry> registry, std::vector<Command> commands, const SupervisorOptions& options,
+               Clock& clock)
       : folder_(std::move(folder)),
         n_(int(commands.size())),
         cluster_(std::move(cluster)),
@@ -312,9 +302,7 @@ class LocalWorkers final : public Runtime {
   }
   uint64_t logits_hash() const override { return cluster_->logits_hash(); }
   void clear_prefix_caches() override { cluster_->clear_prefix_caches(); }
-  Status retire(const std::string& name, std::optional<Role> role) override {
-    return cluster_->retire(name, role);
-  }
+  Status retire(const std::string& name, std::optional<Role> role) override { return cluster_->retire(name, role); }
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override {
     return cluster_->submit(std::move(request), std::move(sink));
   }
@@ -337,8 +325,7 @@ Result<std::unique_ptr<Runtime>> make_local_workers(const Stack& stack, const Op
   SignalThread::hold();  // soon there is a folder with a key to remove, and workers to end
   auto folder = std::make_unique<PrivateFolder>();
   if (folder->path().empty())
-    return Error{ErrorCode::io,
-                 std::string("no temporary folder can be made: ") + std::strerror(errno)};
+    return Error{ErrorCode::io, std::string("no temporary folder can be made: ") + std::strerror(errno)};
   std::string key_file = options.text("cluster-key-file");
   if (key_file.empty()) {
     key_file = folder->path() + "/key";
@@ -346,22 +333,20 @@ Result<std::unique_ptr<Runtime>> make_local_workers(const Stack& stack, const Op
   }
   Result<ClusterKey> key = ClusterKey::from_file(key_file);
   if (!key) return Error{key.error().code, "--cluster-key-file: " + key.error().message};
-  ProcessClusterOptions cluster{.conductor = conductor_options(stack.options),
-                                .key = key.value(),
-                                .fingerprint = fingerprint(stack)};
+  ProcessClusterOptions cluster{
+      .conductor = conductor_options(stack.options), .key = key.value(), .fingerprint = fingerprint(stack)};
   cluster.conductor.lease_s = options.number("lease");
   Result<std::shared_ptr<HandoffPool>> pool = make_handoff_pool(stack.options);
   if (!pool) return pool.error();
   cluster.pool = std::move(pool).value();
   cluster.listen = options.text("cluster-bind");
   if (cluster.listen.empty()) cluster.listen = "unix:" + folder->path() + "/conductor";
-  Result<std::unique_ptr<ProcessCluster>> made =
-      ProcessCluster::create(std::move(cluster), const_cast<Stack&>(stack).clock);
+  Result<std::unique_ptr<ProcessCluster>> made = ProcessCluster::create(std::move(cluster),
+                                                                        const_cast<Stack&>(stack).clock);
   if (!made) return invalid("--cluster-bind: " + made.error().message);
   std::unique_ptr<Registry> registry;
   if (const std::string& url = options.text("registry"); !url.empty()) {
-    Result<std::unique_ptr<Registry>> opened =
-        open_etcd(url, kRegistryTtlSeconds, const_cast<Stack&>(stack).clock);
+    Result<std::unique_ptr<Registry>> opened = open_etcd(url, kRegistryTtlSeconds, const_cast<Stack&>(stack).clock);
     if (!opened) return Error{opened.error().code, "--registry: " + opened.error().message};
     registry = std::move(opened).value();
     registry->announce(kConductorName, made.value()->address());
@@ -369,18 +354,16 @@ Result<std::unique_ptr<Runtime>> make_local_workers(const Stack& stack, const Op
   std::vector<Command> commands;
   const std::vector<Role>& topology = stack.options.topology;
   for (Role role : topology)
-    commands.push_back(
-        arguments_of(options, role, topology.size(), made.value()->address(), key_file));
+    commands.push_back(arguments_of(options, role, topology.size(), made.value()->address(), key_file));
   // What may be a pause of the network must not end a process: 4 leases, 5 s at least. Who would
   // not be replaced is not killed for his silence.
   const bool restart = options.flag("restart-workers");
-  const SupervisorOptions supervision{
-      .restart = restart,
-      .silence_s = restart ? std::max(5.0, 4 * options.number("lease")) : HUGE_VAL,
-      .start_s = restart ? options.number("worker-start-timeout") : HUGE_VAL};
-  return std::unique_ptr<Runtime>(std::make_unique<LocalWorkers>(
-      std::move(folder), std::move(made).value(), std::move(registry), std::move(commands),
-      supervision, const_cast<Stack&>(stack).clock));
+  const SupervisorOptions supervision{.restart = restart,
+                                      .silence_s = restart ? std::max(5.0, 4 * options.number("lease")) : HUGE_VAL,
+                                      .start_s = restart ? options.number("worker-start-timeout") : HUGE_VAL};
+  return std::unique_ptr<Runtime>(std::make_unique<LocalWorkers>(std::move(folder), std::move(made).value(),
+                                                                 std::move(registry), std::move(commands), supervision,
+                                                                 const_cast<Stack&>(stack).clock));
 }
 
 }  // namespace xpyd

@@ -33,8 +33,7 @@ struct Subcommand {
 constexpr Subcommand kSubcommands[] = {
     {"tour", tour_main, "", "one prompt through prefill and decode, a step at a time"},
     {"serve", serve_main, "[MODEL_DIR]", "serve a model over HTTP"},
-    {"worker", worker_main, "[MODEL_DIR]",
-     "one instance, in a process of its own, of a server elsewhere"},
+    {"worker", worker_main, "[MODEL_DIR]", "one instance, in a process of its own, of a server elsewhere"},
     {"generate", generate_main, "[MODEL_DIR]", "continue one prompt; the text goes to stdout"},
     {"bench", bench_main, "", "put load on a server and measure what its users see"},
     {"peak", peak_main, "", "measure what this machine can do: the 100 % of every share"},
@@ -43,9 +42,7 @@ constexpr Subcommand kSubcommands[] = {
     {"export", export_main, "DIR", "write the demo model inside this binary as a folder"},
 };
 
-bool takes_model(const Subcommand& subcommand) {
-  return subcommand.positional == std::string("[MODEL_DIR]");
-}
+bool takes_model(const Subcommand& subcommand) { return subcommand.positional == std::string("[MODEL_DIR]"); }
 
 const Subcommand* find_subcommand(const std::string& name) {
   for (const Subcommand& subcommand : kSubcommands)
@@ -67,10 +64,8 @@ std::string overview() {
 
 std::string manual(const Subcommand& subcommand) {
   std::string positional = *subcommand.positional ? std::string(" ") + subcommand.positional : "";
-  return std::string("usage: xpyd ") + subcommand.name + positional + " [OPTIONS]\n" +
-         subcommand.summary + "\n" +
-         (takes_model(subcommand) ? "without MODEL_DIR: the demo model inside this binary\n\n"
-                                  : "\n") +
+  return std::string("usage: xpyd ") + subcommand.name + positional + " [OPTIONS]\n" + subcommand.summary + "\n" +
+         (takes_model(subcommand) ? "without MODEL_DIR: the demo model inside this binary\n\n" : "\n") +
          options_manual(option_table(), subcommand.name);
 }
 
@@ -82,13 +77,11 @@ int misuse(const std::string& message, const std::string& hint) {
 int unknown_subcommand(const std::string& name) {
   std::vector<std::string> names = {"help"};
   for (const Subcommand& subcommand : kSubcommands) names.push_back(subcommand.name);
-  return misuse("unknown subcommand '" + name + "'" + nearest_hint(name, names),
-                "`xpyd help` lists them");
+  return misuse("unknown subcommand '" + name + "'" + nearest_hint(name, names), "`xpyd help` lists them");
 }
 
 int help(const std::vector<std::string>& arguments) {
-  if (arguments.size() > 1)
-    return misuse("help: unexpected argument '" + arguments[1] + "'", "`xpyd help SUBCOMMAND`");
+  if (arguments.size() > 1) return misuse("help: unexpected argument '" + arguments[1] + "'", "`xpyd help SUBCOMMAND`");
   std::string text = overview();
   if (!arguments.empty()) {
     const Subcommand* subcommand = find_subcommand(arguments[0]);
@@ -108,8 +101,7 @@ int run(const std::vector<std::string>& words) {
   std::vector<std::string> arguments(words.begin() + 1, words.end());
   if (name == "help" || name == "--help" || name == "-h") return help(arguments);
   if (name == "--version") {
-    if (!arguments.empty())
-      return misuse("--version: unexpected argument '" + arguments[0] + "'", "`xpyd --version`");
+    if (!arguments.empty()) return misuse("--version: unexpected argument '" + arguments[0] + "'", "`xpyd --version`");
     std::printf("xpyd %s (%s, commit %s)\n", version(), build_mode(), commit());
     return 0;
   }
@@ -125,16 +117,13 @@ int run(const std::vector<std::string>& words) {
   int max_positional = *subcommand->positional ? 1 : 0;
   auto options = Options::parse(option_table(), name, arguments, max_positional);
   Status status = options ? check_options(options.value(), name) : Status(options.error());
-  if (!status)
-    return misuse(name + ": " + status.error().message,
-                  "`xpyd help " + name + "` lists all options");
+  if (!status) return misuse(name + ": " + status.error().message, "`xpyd help " + name + "` lists all options");
   std::string subject = takes_model(*subcommand)               ? model_dir(options.value())
                         : options.value().positional().empty() ? ""
                                                                : options.value().positional()[0];
-  std::string text = std::string("xpyd ") + version() + " (" + build_mode() + ", commit " +
-                     commit() + "): " + name + " " + subject + "\n" + options.value().table();
-  for (const std::string& option : without_effect(options.value()))
-    text += "xpyd: " + option + ": it is ignored\n";
+  std::string text = std::string("xpyd ") + version() + " (" + build_mode() + ", commit " + commit() + "): " + name +
+                     " " + subject + "\n" + options.value().table();
+  for (const std::string& option : without_effect(options.value())) text += "xpyd: " + option + ": it is ignored\n";
   if (serves) {  // whoever reads, or no longer reads, its stderr neither ends it nor holds it up
     std::signal(SIGPIPE, SIG_IGN);
     open_log(log_level(options.value().text("log-level")));

@@ -15,12 +15,10 @@ namespace {
 // model's token takes 0.2 ms.
 constexpr double kTtft[] = {.0002, .0005, .001, .002, .005, .01, .02, .04, .06, .08, .1,  .25, .5,
                             .75,   1,     2.5,  5,    7.5,  10,  20,  40,  80,  160, 640, 2560};
-constexpr double kInterToken[] = {.00005, .0001, .0002, .0003, .0005, .001, .002, .005, .01,
-                                  .025,   .05,   .075,  .1,    .15,   .2,   .3,   .4,   .5,
-                                  .75,    1,     2.5,   5,     7.5,   10,   20,   40,   80};
-constexpr double kLatency[] = {.001, .002, .005, .01, .02, .05, .1,  .2,   .3,  .5,
-                               .8,   1,    1.5,  2,   2.5, 5,   10,  15,   20,  30,
-                               40,   50,   60,   120, 240, 480, 960, 1920, 7680};
+constexpr double kInterToken[] = {.00005, .0001, .0002, .0003, .0005, .001, .002, .005, .01, .025, .05, .075, .1, .15,
+                                  .2,     .3,    .4,    .5,    .75,   1,    2.5,  5,    7.5, 10,   20,  40,   80};
+constexpr double kLatency[] = {.001, .002, .005, .01, .02, .05, .1, .2, .3,  .5,  .8,  1,   1.5,  2,   2.5,
+                               5,    10,   15,   20,  30,  40,  50, 60, 120, 240, 480, 960, 1920, 7680};
 constexpr double kN[] = {1, 2, 5, 10, 20};
 constexpr double kPreemptions[] = {1, 2, 3, 4, 5, 10, 20};
 
@@ -102,8 +100,7 @@ PoolRows pool_rows(const ServiceStats& service) {
 }  // namespace
 
 void Histogram::observe(double value) {
-  size_t i = static_cast<size_t>(std::lower_bound(bounds_.begin(), bounds_.end(), value) -
-                                 bounds_.begin());
+  size_t i = static_cast<size_t>(std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin());
   ++counts_[i];
   sum_ += value;
   ++count_;
@@ -120,8 +117,7 @@ class MetricsText {
     out_ += "# HELP " + name_ + " " + help + "\n# TYPE " + name_ + " " + type + "\n";
   }
   void sample(const std::string& labels, double value, const char* suffix = "") {
-    out_ += name_ + suffix + (labels.empty() ? "" : "{" + labels + "}") + " " + number_text(value) +
-            "\n";
+    out_ += name_ + suffix + (labels.empty() ? "" : "{" + labels + "}") + " " + number_text(value) + "\n";
   }
   std::string engine(std::string_view name, const std::string& more = "") const {
     return model_ + ",engine=\"" + label_value(name) + "\"" + (more.empty() ? "" : "," + more);
@@ -143,8 +139,7 @@ class MetricsText {
   }
   // Of transfers, a histogram of which only sum and count are known.
   template <class F>
-  void totals(const std::string& name, const char* help, std::span<const InstanceStats> all,
-              F sum) {
+  void totals(const std::string& name, const char* help, std::span<const InstanceStats> all, F sum) {
     if (all.empty()) return;
     family(name, "histogram", help);
     for (const auto& instance : all) {
@@ -156,9 +151,8 @@ class MetricsText {
   }
   // One sample for each instance and value of a label: a field of a part of its state.
   template <class Field, class Part>
-  void labelled(const std::string& name, const char* help, std::span<const InstanceStats> all,
-                const std::string& label, Part part,
-                std::initializer_list<std::pair<const char*, Field>> values) {
+  void labelled(const std::string& name, const char* help, std::span<const InstanceStats> all, const std::string& label,
+                Part part, std::initializer_list<std::pair<const char*, Field>> values) {
     family(name, gauge_or_counter(name), help);
     for (const auto& instance : all)
       for (const auto& [value, field] : values)
@@ -167,11 +161,9 @@ class MetricsText {
   }
   // One sample per instance.
   template <class F>
-  void instances(const std::string& name, const char* help, std::span<const InstanceStats> all,
-                 F value) {
+  void instances(const std::string& name, const char* help, std::span<const InstanceStats> all, F value) {
     family(name, gauge_or_counter(name), help);
-    for (const auto& instance : all)
-      sample(engine(instance.name), static_cast<double>(std::invoke(value, instance)));
+    for (const auto& instance : all) sample(engine(instance.name), static_cast<double>(std::invoke(value, instance)));
   }
   std::string take() { return std::move(out_); }
 
@@ -237,8 +229,7 @@ void Metrics::finished(const FinishedRequest& r) {
 
 void Metrics::http_request(std::string_view handler, std::string_view method, int status) {
   bool known = method == "GET" || method == "POST" || method == "HEAD";
-  ++http_[{std::string(handler), known ? std::string(method) : "other",
-           std::to_string(status / 100) + "xx"}];
+  ++http_[{std::string(handler), known ? std::string(method) : "other", std::to_string(status / 100) + "xx"}];
 }
 
 std::string Metrics::render(const ServiceStats& service) const {
@@ -262,14 +253,10 @@ std::string Metrics::render(const ServiceStats& service) const {
                           "num_requests_remote_prefilling.",
                           all, "reason", std::identity(),
                           {{"capacity", &S::waiting}, {"deferred", &S::queue_remote_prefilling}});
-  instances("num_requests_remote_prefilling",
-            "Requests whose prefill runs elsewhere and will come here.",
+  instances("num_requests_remote_prefilling", "Requests whose prefill runs elsewhere and will come here.",
             &S::queue_remote_prefilling);
-  instances("num_requests_sending", "Prefilled requests whose KV is being sent.",
-            &S::queue_prefill_sending);
-  auto usage = [](I i) {
-    return i.kv.capacity == 0 ? 0.0 : double(i.kv.active + i.kv.in_transfer) / i.kv.capacity;
-  };
+  instances("num_requests_sending", "Prefilled requests whose KV is being sent.", &S::queue_prefill_sending);
+  auto usage = [](I i) { return i.kv.capacity == 0 ? 0.0 : double(i.kv.active + i.kv.in_transfer) / i.kv.capacity; };
   text.instances("kv_cache_usage_perc", "KV blocks in use, 0 to 1.", users, usage);
   text.instances("gpu_cache_usage_perc", "Old name of kv_cache_usage_perc.", users, usage);
 
@@ -309,35 +296,25 @@ std::string Metrics::render(const ServiceStats& service) const {
             kv(&KvStats::mappings));
   text.family("cache_config_info", "gauge", "Shape of the KV memory.");
   for (I i : pools)
-    text.sample(
-        text.engine(i.name, "block_size=\"" + std::to_string(i.kv.block_tokens) +
-                                "\",num_gpu_blocks=\"" + std::to_string(i.kv.capacity) + "\""),
-        1);
+    text.sample(text.engine(i.name, "block_size=\"" + std::to_string(i.kv.block_tokens) + "\",num_gpu_blocks=\"" +
+                                        std::to_string(i.kv.capacity) + "\""),
+                1);
   instances("kv_evictions_total", "Cached blocks given to other tokens.", kv(&KvStats::evictions));
 
-  instances("prefix_cache_queries_total", "Prompt tokens looked up, in tokens.",
-            kv(&KvStats::prefix_query_tokens));
-  instances("prefix_cache_hits_total", "Prompt tokens found, in tokens.",
-            kv(&KvStats::prefix_hit_tokens));
+  instances("prefix_cache_queries_total", "Prompt tokens looked up, in tokens.", kv(&KvStats::prefix_query_tokens));
+  instances("prefix_cache_hits_total", "Prompt tokens found, in tokens.", kv(&KvStats::prefix_hit_tokens));
   instances("num_preemptions_total", "Sequences sent back to the queue.", &S::preemptions);
-  instances("kv_transfer_bytes_total", "KV bytes that this instance posted: sent, or pulled.",
-            &S::transfer_bytes);
+  instances("kv_transfer_bytes_total", "KV bytes that this instance posted: sent, or pulled.", &S::transfer_bytes);
   instances("kv_transfer_seconds_total", "Time in KV transfers.", &S::transfer_seconds);
-  instances("kv_transfer_descriptors_total", "Contiguous copies in KV transfers.",
-            &S::transfer_descriptors);
+  instances("kv_transfer_descriptors_total", "Contiguous copies in KV transfers.", &S::transfer_descriptors);
   instances("kv_transfers_total", "KV transfers.", &S::transfers);
-  text.totals("nixl_bytes_transferred", "KV bytes of a transfer, by who posted it.", all,
-              &S::transfer_bytes);
-  text.totals("nixl_num_descriptors", "Contiguous copies of a transfer.", all,
-              &S::transfer_descriptors);
-  text.totals("nixl_post_time_seconds", "Planning and posting a transfer.", all,
-              &S::transfer_seconds);
+  text.totals("nixl_bytes_transferred", "KV bytes of a transfer, by who posted it.", all, &S::transfer_bytes);
+  text.totals("nixl_num_descriptors", "Contiguous copies of a transfer.", all, &S::transfer_descriptors);
+  text.totals("nixl_post_time_seconds", "Planning and posting a transfer.", all, &S::transfer_seconds);
   instances("nixl_num_failed_transfers_total", "kv_refused_total.", &S::kv_refused);
   instances("nixl_num_kv_expired_reqs_total", "kv_leases_expired_total.", &S::leases_expired);
-  instances("kv_refused_total", "Prompts computed again because their KV came short or changed.",
-            &S::kv_refused);
-  instances("kv_leases_expired_total", "Promises of room given up because the peer was silent.",
-            &S::leases_expired);
+  instances("kv_refused_total", "Prompts computed again because their KV came short or changed.", &S::kv_refused);
+  instances("kv_leases_expired_total", "Promises of room given up because the peer was silent.", &S::leases_expired);
   const ConductorStats& c = service.conductor;
   text.family("global_prefill_queue_length", "gauge",
               "Prompts that no prefill instance has taken yet (--disagg decode_first).");
@@ -345,56 +322,43 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.counter("attempts_total", "Tries at serving a request's choices.", double(c.attempts));
   text.family("attempts_failed_total", "counter", "Tries that an instance's failure ended.");
   for (int i = 0; i < kAttemptFailures; ++i)
-    text.sample(
-        text.engine("all", "reason=\"" + std::string(failure_name(AttemptFailure(i))) + "\""),
-        double(c.failed_by[size_t(i)]));
-  text.counter("choices_replaced_total", "Choices that went on at another place.",
-               double(c.replaced_choices));
-  text.counter("tokens_late_total", "Tokens of tries that had been given up, dropped.",
-               double(c.late_tokens));
+    text.sample(text.engine("all", "reason=\"" + std::string(failure_name(AttemptFailure(i))) + "\""),
+                double(c.failed_by[size_t(i)]));
+  text.counter("choices_replaced_total", "Choices that went on at another place.", double(c.replaced_choices));
+  text.counter("tokens_late_total", "Tokens of tries that had been given up, dropped.", double(c.late_tokens));
   text.counter("instances_joined_total", "Instances that came.", double(c.joined));
   text.counter("instances_left_total", "Instances that left or were lost.", double(c.left));
-  instances("kv_map_calls_total", "Page groups mapped (vattention): calls.",
-            kv(&KvStats::map_calls));
+  instances("kv_map_calls_total", "Page groups mapped (vattention): calls.", kv(&KvStats::map_calls));
   instances("kv_unmap_calls_total", "Page groups unmapped: calls.", kv(&KvStats::unmap_calls));
   instances("kv_map_wait_seconds_total", "Time in which the engine waited for page groups.",
             kv(&KvStats::map_wait_seconds));
   if (std::any_of(all.begin(), all.end(), [](I i) { return i.kv.tiers.host_capacity > 0; })) {
-    text.labelled<int64_t T::*>("kv_tier_blocks", "KV blocks kept below the pool, by tier.", all,
-                                "tier", tiers,
+    text.labelled<int64_t T::*>("kv_tier_blocks", "KV blocks kept below the pool, by tier.", all, "tier", tiers,
                                 {{"host", &T::host_blocks}, {"disk", &T::disk_blocks}});
-    text.labelled<int64_t T::*>("kv_tier_blocks_capacity", "Room for KV blocks, by tier.", all,
-                                "tier", tiers,
+    text.labelled<int64_t T::*>("kv_tier_blocks_capacity", "Room for KV blocks, by tier.", all, "tier", tiers,
                                 {{"host", &T::host_capacity}, {"disk", &T::disk_capacity}});
-    text.labelled<int64_t T::*>("kv_tier_hit_tokens_total",
-                                "Prompt tokens whose KV came from a tier.", all, "tier", tiers,
-                                {{"host", &T::host_hit_tokens}, {"disk", &T::disk_hit_tokens}});
-    instances("external_prefix_cache_queries_total",
-              "Prompt tokens that the pool's prefix cache did not have.",
+    text.labelled<int64_t T::*>("kv_tier_hit_tokens_total", "Prompt tokens whose KV came from a tier.", all, "tier",
+                                tiers, {{"host", &T::host_hit_tokens}, {"disk", &T::disk_hit_tokens}});
+    instances("external_prefix_cache_queries_total", "Prompt tokens that the pool's prefix cache did not have.",
               [](I i) { return i.kv.prefix_query_tokens - i.kv.prefix_hit_tokens; });
     instances("external_prefix_cache_hits_total", "Of these, those that a tier had.",
               [](I i) { return i.kv.tiers.host_hit_tokens + i.kv.tiers.disk_hit_tokens; });
     instances("kv_offload_store_bytes_total", "KV bytes copied pool to host.", tier(&T::bytes_out));
     instances("kv_offload_load_bytes_total", "KV bytes copied host to pool.", tier(&T::bytes_in));
     instances("kv_offload_cpu_cache_usage_perc", "Host blocks in use, 0 to 1.", [](I i) {
-      return double(i.kv.tiers.host_blocks) /
-             double(std::max<int64_t>(1, i.kv.tiers.host_capacity));
+      return double(i.kv.tiers.host_blocks) / double(std::max<int64_t>(1, i.kv.tiers.host_capacity));
     });
-    text.labelled<int64_t T::*>("kv_tier_evictions_total", "Blocks that left a tier for others.",
-                                all, "tier", tiers,
+    text.labelled<int64_t T::*>("kv_tier_evictions_total", "Blocks that left a tier for others.", all, "tier", tiers,
                                 {{"host", &T::host_evictions}, {"disk", &T::disk_evictions}});
-    text.labelled<int64_t T::*>("kv_tier_bytes_total", "KV bytes copied between tiers.", all, "way",
-                                tiers,
+    text.labelled<int64_t T::*>("kv_tier_bytes_total", "KV bytes copied between tiers.", all, "way", tiers,
                                 {{"pool_to_host", &T::bytes_out},
                                  {"host_to_pool", &T::bytes_in},
                                  {"host_to_disk", &T::disk_bytes_written},
                                  {"disk_to_host", &T::disk_bytes_read}});
+    text.labelled<int64_t T::*>("kv_tier_copies_total", "Contiguous copies between pool and host.", all, "way", tiers,
+                                {{"pool_to_host", &T::copies_out}, {"host_to_pool", &T::copies_in}});
     text.labelled<int64_t T::*>(
-        "kv_tier_copies_total", "Contiguous copies between pool and host.", all, "way", tiers,
-        {{"pool_to_host", &T::copies_out}, {"host_to_pool", &T::copies_in}});
-    text.labelled<int64_t T::*>(
-        "kv_tier_failures_total", "Disk operations that failed; each costs a recompute at most.",
-        all, "what", tiers,
+        "kv_tier_failures_total", "Disk operations that failed; each costs a recompute at most.", all, "what", tiers,
         {{"write", &T::failed_writes}, {"read", &T::failed_reads}, {"corrupt", &T::corrupt_reads}});
     instances("kv_tier_dropped_blocks_total", "Full blocks that the tiers had no room or time for.",
               tier(&T::dropped_out));
@@ -404,17 +368,14 @@ std::string Metrics::render(const ServiceStats& service) const {
   instances("engine_steps_total", "Forward passes.", &S::steps);
   instances("engine_step_seconds_total", "Time in forward passes and sampling.", &S::step_seconds);
   instances("engine_wait_seconds_total",
-            "Of engine_step_seconds_total, waiting for the model; the rest is the CPU's work.",
-            &S::wait_seconds);
+            "Of engine_step_seconds_total, waiting for the model; the rest is the CPU's work.", &S::wait_seconds);
   instances("scheduler_step_seconds_total", "Time in planning.", &S::schedule_seconds);
-  instances("engine_prompt_tokens_total", "Prompt tokens computed, recomputed ones included.",
-            &S::prompt_tokens);
+  instances("engine_prompt_tokens_total", "Prompt tokens computed, recomputed ones included.", &S::prompt_tokens);
   instances("engine_generation_tokens_total", "Tokens sampled.", &S::generated_tokens);
 
   text.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token.",
                static_cast<double>(prompt_tokens_));
-  text.counter("generation_tokens_total", "Output tokens.",
-               static_cast<double>(generation_tokens_));
+  text.counter("generation_tokens_total", "Output tokens.", static_cast<double>(generation_tokens_));
   text.counter("prompt_tokens_cached_total", "Prompt tokens whose KV was reused.",
                static_cast<double>(cached_prompt_tokens_));
   text.family("request_success_total", "counter", "Ended choices by reason.");
@@ -433,33 +394,24 @@ std::string Metrics::render(const ServiceStats& service) const {
 
   text.histogram("time_to_first_token_seconds", "Arrival at the frontend to first token.", ttft_);
   text.histogram("inter_token_latency_seconds", "Token to next token of a choice.", inter_token_);
-  text.histogram("time_per_output_token_seconds", "Old name of inter_token_latency_seconds.",
-                 inter_token_);
-  text.histogram(
-      "request_time_per_output_token_seconds",
-      "First to last token by the tokens after the first, of a request's longest choice.",
-      time_per_token_);
-  text.histogram("request_num_preemptions", "Times that a request was sent back to the queue.",
-                 preemptions_);
+  text.histogram("time_per_output_token_seconds", "Old name of inter_token_latency_seconds.", inter_token_);
+  text.histogram("request_time_per_output_token_seconds",
+                 "First to last token by the tokens after the first, of a request's longest choice.", time_per_token_);
+  text.histogram("request_num_preemptions", "Times that a request was sent back to the queue.", preemptions_);
   text.histogram("e2e_request_latency_seconds", "Arrival to last token.", e2e_);
   text.histogram("request_queue_time_seconds", "Arrival at the engine to first step.", queue_);
   text.histogram("request_prefill_time_seconds", "First step to first token.", prefill_);
   text.histogram("request_decode_time_seconds", "First token to last token.", decode_);
   text.histogram("request_inference_time_seconds", "First step to last token.", inference_);
-  text.histogram("request_prompt_tokens", "Prompt tokens of a request.",
-                 prompt_tokens_per_request_);
-  text.histogram("request_generation_tokens", "Output tokens of a choice.",
-                 generation_tokens_per_request_);
-  text.histogram("request_max_num_generation_tokens",
-                 "Output tokens of a request's longest choice.", max_generated_);
+  text.histogram("request_prompt_tokens", "Prompt tokens of a request.", prompt_tokens_per_request_);
+  text.histogram("request_generation_tokens", "Output tokens of a choice.", generation_tokens_per_request_);
+  text.histogram("request_max_num_generation_tokens", "Output tokens of a request's longest choice.", max_generated_);
   text.histogram("request_params_max_tokens", "max_tokens asked for.", max_tokens_);
   text.histogram("request_params_n", "Choices asked for.", n_);
 
-  text.family("http_requests_total", "counter", "Answers by route, method and status class.",
-              false);
+  text.family("http_requests_total", "counter", "Answers by route, method and status class.", false);
   for (const auto& [key, count] : http_)
-    text.sample("handler=\"" + label_value(key[0]) + "\",method=\"" + key[1] + "\",status=\"" +
-                    key[2] + "\"",
+    text.sample("handler=\"" + label_value(key[0]) + "\",method=\"" + key[1] + "\",status=\"" + key[2] + "\"",
                 static_cast<double>(count));
   text.family("process_resident_memory_bytes", "gauge", "Resident memory.", false);
   text.sample("", resident_bytes());

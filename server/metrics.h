@@ -77,10 +77,8 @@ class Metrics {
 
  private:
   std::string prefix_, model_name_;
-  Histogram ttft_, inter_token_, e2e_, queue_, prefill_, decode_, inference_, time_per_token_,
-      preemptions_;
-  Histogram prompt_tokens_per_request_, generation_tokens_per_request_, max_tokens_, max_generated_,
-      n_;
+  Histogram ttft_, inter_token_, e2e_, queue_, prefill_, decode_, inference_, time_per_token_, preemptions_;
+  Histogram prompt_tokens_per_request_, generation_tokens_per_request_, max_tokens_, max_generated_, n_;
   uint64_t prompt_tokens_ = 0, generation_tokens_ = 0, cached_prompt_tokens_ = 0;
   std::array<uint64_t, 6> finishes_{};  // by FinishReason
   std::array<uint64_t, 7> rejected_{};

@@ -48,34 +48,29 @@ std::string available(const Rows& rows) {
 std::vector<OptionRow> make_rows() {
   // The rows keep pointers into these.
   static const std::string allocators = names(kv_schemes()), batchings = names(batch_policies()),
-                           admissions = names(admission_rules(), "auto"),
-                           placements = names(placement_policies()),
+                           admissions = names(admission_rules(), "auto"), placements = names(placement_policies()),
                            orders = names(disagg_policies()), wires = names(transports()),
                            device_names = names(devices()), evictions = names(eviction_policies()),
-                           gemms = available(gemm_variants()),
-                           attentions = available(attention_variants());
+                           gemms = available(gemm_variants()), attentions = available(attention_variants());
   // name, kind, default, unit, choices, min, max, help, group
   return {
       // Where and what.
-      {"topology", text, "1P1D", "", "xPyDzC", 0, 0,
-       "instances: 1P1D, 2P3D, 1C (colocated) or a mix such as 2C1P1D", "serve"},
-      {"topology", text, "1C", "", "xPyDzC", 0, 0,
-       "instances: 1P1D, 2P3D, 1C (colocated) or a mix such as 2C1P1D", "generate"},
+      {"topology", text, "1P1D", "", "xPyDzC", 0, 0, "instances: 1P1D, 2P3D, 1C (colocated) or a mix such as 2C1P1D",
+       "serve"},
+      {"topology", text, "1C", "", "xPyDzC", 0, 0, "instances: 1P1D, 2P3D, 1C (colocated) or a mix such as 2C1P1D",
+       "generate"},
       {"prefill-tp", integer, "1", "ranks", "", 1, 1024,
        "tensor-parallel ranks of each prefill or colocated instance, a thread each with its own KV "
        "memory",
        kShape, "tensor-parallel-size tp tp-size"},
-      {"prefill-pp", integer, "1", "stages", "", 1, 1024,
-       "pipeline stages of each prefill or colocated instance", kShape,
+      {"prefill-pp", integer, "1", "stages", "", 1, 1024, "pipeline stages of each prefill or colocated instance",
+       kShape, "pipeline-parallel-size pp pp-size"},
+      {"decode-tp", integer, "1", "ranks", "", 1, 1024, "tensor-parallel ranks of each decode instance", kEngine,
+       "tensor-parallel-size tp tp-size"},
+      {"decode-pp", integer, "1", "stages", "", 1, 1024, "pipeline stages of each decode instance", kEngine,
        "pipeline-parallel-size pp pp-size"},
-      {"decode-tp", integer, "1", "ranks", "", 1, 1024,
-       "tensor-parallel ranks of each decode instance", kEngine, "tensor-parallel-size tp tp-size"},
-      {"decode-pp", integer, "1", "stages", "", 1, 1024, "pipeline stages of each decode instance",
-       kEngine, "pipeline-parallel-size pp pp-size"},
-      {"device", choice, "cpu", "", device_names.c_str(), 0, 0,
-       "where weights, KV and the model are", kShape},
-      {"dtype", choice, "f32", "", "f32|bf16", 0, 0,
-       "element type of the weight matrices in memory", kShape},
+      {"device", choice, "cpu", "", device_names.c_str(), 0, 0, "where weights, KV and the model are", kShape},
+      {"dtype", choice, "f32", "", "f32|bf16", 0, 0, "element type of the weight matrices in memory", kShape},
       {"load-format", choice, "auto", "", "auto|dummy", 0, 0,
        "dummy: only config.json is read and the weights are seeded random numbers", kEngine},
       {"max-model-len", integer, "0", "tokens", "", 0, kMaxTokens,
@@ -85,8 +80,8 @@ std::vector<OptionRow> make_rows() {
       {"kv-dtype", choice, "f32", "", "f32|bf16|int8|int4", 0, 0,
        "element type of the KV cache; int8, int4: a scale and a zero per token and head", kShape},
       {"allocator", choice, "paged", "", allocators.c_str(), 0, 0, "KV memory scheme", kEngine},
-      {"block-tokens", integer, "16", "tokens", "", 1, 4096, "tokens of one KV block (paged)",
-       kShape, "block-size page-size"},
+      {"block-tokens", integer, "16", "tokens", "", 1, 4096, "tokens of one KV block (paged)", kShape,
+       "block-size page-size"},
       {"kv-bytes", bytes, "512MiB", "bytes", "", 1, kMaxBytes,
        "KV pool of each instance, exactly; with --transport handoff they share one pool of the sum "
        "(workers: of as much each as the conductor's)",
@@ -102,14 +97,13 @@ std::vector<OptionRow> make_rows() {
        "grants them, or page groups, the pages that vattention has",
        kEngine},
       {"page-op-us", number, "0", "us", "", 0, 1e6,
-       "every map and unmap call takes that much longer (vattention): another device's latency",
+       "every map and unmap call takes that much longer (vattention): another device's latency", kEngine},
+      {"kv-map-ahead", choice, "on", "", "on|off", 0, 0, "map in the background what the next steps need (vattention)",
        kEngine},
-      {"kv-map-ahead", choice, "on", "", "on|off", 0, 0,
-       "map in the background what the next steps need (vattention)", kEngine},
       {"kv-guard", choice, "off", "", "on|off", 0, 0,
        "a touch of KV addresses without memory stops the program (vattention)", kEngine},
-      {"kv-layout", choice, "layer_major", "", "layer_major|token_major", 0, 0,
-       "order of KV bytes in the pool", kEngine},
+      {"kv-layout", choice, "layer_major", "", "layer_major|token_major", 0, 0, "order of KV bytes in the pool",
+       kEngine},
       {"prefix-cache", choice, "on", "", "on|off", 0, 0,
        "reuse the KV of prompts that begin alike, of what the pool holds (not contiguous); what "
        "tiers hold "
@@ -124,35 +118,26 @@ std::vector<OptionRow> make_rows() {
        "host memory of each instance for KV that its pool has no room for; 0: none", kEngine},
       {"disk-kv-dir", text, "", "", "DIR", 0, 0,
        "folder on a disk for KV that host-kv-bytes has no room for; empty: none", kEngine},
-      {"disk-kv-bytes", bytes, "4GiB", "bytes", "", 1, kMaxBytes,
-       "what each instance takes of that disk", kEngine},
-      {"tier-block-tokens", integer, "16", "tokens", "", 1, 4096,
-       "tokens of one block on the host and the disk", kEngine},
+      {"disk-kv-bytes", bytes, "4GiB", "bytes", "", 1, kMaxBytes, "what each instance takes of that disk", kEngine},
+      {"tier-block-tokens", integer, "16", "tokens", "", 1, 4096, "tokens of one block on the host and the disk",
+       kEngine},
       {"kv-copy-gbps", number, "0", "GB/s", "", 0, 1e6,
-       "--device cpu: copies between KV pool and host take at least that long; 0: no limit",
-       kEngine},
+       "--device cpu: copies between KV pool and host take at least that long; 0: no limit", kEngine},
       {"kv-copy-wait", choice, "off", "", "on|off", 0, 0,
-       "the engine waits for every copy between KV pool and host: what is gained by not waiting",
-       kEngine},
-      {"host-eviction", choice, "lru", "", evictions.c_str(), 0, 0,
-       "which KV leaves the host first", kEngine},
-      {"disk-eviction", choice, "lru", "", evictions.c_str(), 0, 0,
-       "which KV leaves the disk first", kEngine},
+       "the engine waits for every copy between KV pool and host: what is gained by not waiting", kEngine},
+      {"host-eviction", choice, "lru", "", evictions.c_str(), 0, 0, "which KV leaves the host first", kEngine},
+      {"disk-eviction", choice, "lru", "", evictions.c_str(), 0, 0, "which KV leaves the disk first", kEngine},
 
       // Batching.
       {"batching", choice, "chunked", "", batchings.c_str(), 0, 0,
        "which sequences run in a step, and how many tokens of each", kEngine},
       {"admit", choice, "auto", "", admissions.c_str(), 0, 0,
-       "memory that must be there for a sequence to start; auto: the batching policy's own rule",
-       kEngine},
-      {"chunk-tokens", integer, "512", "tokens", "", 1, 1 << 20,
-       "chunked: tokens of one step at most", kShape,
+       "memory that must be there for a sequence to start; auto: the batching policy's own rule", kEngine},
+      {"chunk-tokens", integer, "512", "tokens", "", 1, 1 << 20, "chunked: tokens of one step at most", kShape,
        "max-num-batched-tokens chunked-prefill-size"},
       {"max-step-tokens", integer, "2048", "tokens", "", 1, 1 << 20,
-       "other batching policies: tokens of one step at most; a longer prompt takes several",
-       kShape},
-      {"max-batch", integer, "64", "sequences", "", 1, 65536,
-       "sequences running at once, each instance", kShape,
+       "other batching policies: tokens of one step at most; a longer prompt takes several", kShape},
+      {"max-batch", integer, "64", "sequences", "", 1, 65536, "sequences running at once, each instance", kShape,
        "max-num-seqs max-running-requests parallel"},
       {"max-queue-bytes", bytes, "256MiB", "bytes", "", 0, kMaxBytes,
        "memory of requests that wait for their first step: 4 KiB and 4 bytes per prompt token of "
@@ -168,47 +153,41 @@ std::vector<OptionRow> make_rows() {
        "conditional_threshold 0.1: longer uncached prompts are computed remotely", kCluster},
       {"max-prefill-queue", integer, "2", "jobs", "", 0, 1 << 20,
        "conditional_threshold 0.1: unless so many wait already", kCluster},
-      {"disagg-generation", choice, "0.1", "", "0.1|1.x", 0, 0,
-       "conditional_threshold: which of Dynamo's two rules", kCluster},
-      {"kv-checksum", choice, "off", "", "on|off", 0, 0,
-       "of all KV that crosses; a difference is a recompute", kEngine},
+      {"disagg-generation", choice, "0.1", "", "0.1|1.x", 0, 0, "conditional_threshold: which of Dynamo's two rules",
+       kCluster},
+      {"kv-checksum", choice, "off", "", "on|off", 0, 0, "of all KV that crosses; a difference is a recompute",
+       kEngine},
       {"transport", text, "local", "", wires.c_str(), 0, 0,
        "how KV goes from P to D: copied, or handed over as block ids of one shared pool (between "
        "processes: of one host and user, on the CPU, not with vattention); with "
        "--processes not given: shm; fault:WIRE,seed=7,drop=0.01,delay=2ms: made worse on purpose",
        kEngine},
-      {"rdma-nics", text, "", "", "mlx5_0:1,...", 0, 0,
-       "--transport rdma: devices and ports; empty: all that are up", kEngine},
+      {"rdma-nics", text, "", "", "mlx5_0:1,...", 0, 0, "--transport rdma: devices and ports; empty: all that are up",
+       kEngine},
       {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0,
        "when KV is sent: after each layer, each chunk, or the whole prompt", kEngine},
-      {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0,
-       "which P and which D take a request", kCluster},
+      {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0, "which P and which D take a request",
+       kCluster},
 
       // Instances as processes.
       {"processes", flag, "off", "", "", 0, 0, "every instance in a process of its own", kCluster},
       {"restart-workers", choice, "on", "", "on|off", 0, 0,
        "--processes: a worker that ends is started again; a silent one is killed for it", kCluster},
       {"worker-start-timeout", number, "600", "s", "", 1, 86400,
-       "--processes: a worker that does not serve after it, its model loaded, is started again",
-       kCluster},
+       "--processes: a worker that does not serve after it, its model loaded, is started again", kCluster},
       {"lease", number, "3", "s", "", 0.05, 3600,
-       "--processes: without a word for so long a worker, or KV that is held for one, is given up",
-       kCluster},
+       "--processes: without a word for so long a worker, or KV that is held for one, is given up", kCluster},
       {"cluster-bind", text, "", "ADDRESS", "HOST:PORT or unix:/path", 0, 0,
-       "--processes: where workers join; empty: a socket of this user's in a private folder",
-       kCluster},
-      {"cluster-key-file", text, "", "", "FILE", 0, 0,
-       "--processes: the cluster's secret; needed beyond this host", "serve generate worker"},
-      {"role", choice, "colocated", "", "prefill|decode|colocated", 0, 0, "of this worker",
-       "worker"},
-      {"join", text, "", "ADDRESS", "HOST:PORT or unix:/path", 0, 0, "the conductor's address",
-       "worker"},
+       "--processes: where workers join; empty: a socket of this user's in a private folder", kCluster},
+      {"cluster-key-file", text, "", "", "FILE", 0, 0, "--processes: the cluster's secret; needed beyond this host",
+       "serve generate worker"},
+      {"role", choice, "colocated", "", "prefill|decode|colocated", 0, 0, "of this worker", "worker"},
+      {"join", text, "", "ADDRESS", "HOST:PORT or unix:/path", 0, 0, "the conductor's address", "worker"},
       {"registry", text, "", "", "etcd://HOST:PORT[/prefix]", 0, 0,
        "--processes: where the conductor says its address and workers look for it; serve needs "
        "--cluster-bind",
        "serve generate worker"},
-      {"peer-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0,
-       "where other workers reach this one", "worker"},
+      {"peer-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0, "where other workers reach this one", "worker"},
       {"give-up", number, "0", "s", "", 0, 86400,
        "without a conductor for so long the worker ends; 0: it waits for one", "worker"},
 
@@ -216,13 +195,12 @@ std::vector<OptionRow> make_rows() {
       {"threads", integer, "0", "threads", "", 0, 1024,
        "of each instance; 0: the cores of this machine divided by the instances", kShape},
       {"pin", choice, "off", "", "on|off", 0, 0, "bind each thread to a core of its own", kEngine},
-      {"gemm", choice, "auto", "", gemms.c_str(), 0, 0,
-       "matrix product variant, of those that this CPU can run", kShape},
-      {"attention", choice, "auto", "", attentions.c_str(), 0, 0,
-       "attention variant, of those that this CPU can run", kShape},
+      {"gemm", choice, "auto", "", gemms.c_str(), 0, 0, "matrix product variant, of those that this CPU can run",
+       kShape},
+      {"attention", choice, "auto", "", attentions.c_str(), 0, 0, "attention variant, of those that this CPU can run",
+       kShape},
       {"cuda-prefill-attention", text, "auto", "", "VARIANT", 0, 0,
-       "--device cuda: attention of steps with several query tokens; auto: the best verified one",
-       kEngine},
+       "--device cuda: attention of steps with several query tokens; auto: the best verified one", kEngine},
       {"cuda-decode-attention", text, "auto", "", "VARIANT", 0, 0,
        "--device cuda: attention of steps with one query token per sequence", kEngine},
       {"gpu-split", text, "priority", "", "off|priority|SMs", 0, 0,
@@ -230,8 +208,7 @@ std::vector<OptionRow> make_rows() {
        "for P",
        kEngine},
       {"async-scheduling", choice, "on", "", "on|off", 0, 0,
-       "--device cuda: plan the next step and choose tokens on the card while it computes",
-       kEngine},
+       "--device cuda: plan the next step and choose tokens on the card while it computes", kEngine},
       {"cuda-graphs", choice, "on", "", "on|off|early", 0, 0,
        "--device cuda: replay decode steps as captured graphs; early: kernels also start while "
        "those before them end (sm_90)",
@@ -252,12 +229,11 @@ std::vector<OptionRow> make_rows() {
        "Jinja template that makes chat messages a prompt; auto: the model folder's; plain: their "
        "text, one per line",
        kEngine},
-      {"api-key", text, "", "secret", "KEY", 0, 0,
-       "clients must send it as a Bearer token; empty: open", "serve"},
+      {"api-key", text, "", "secret", "KEY", 0, 0, "clients must send it as a Bearer token; empty: open", "serve"},
       {"api-key-file", text, "", "", "FILE", 0, 0,
        "more such keys, one on a line, which only the file's owner may read", "serve"},
-      {"insecure", flag, "off", "", "", 0, 0,
-       "serve without a key also on an address that other machines can reach", "serve"},
+      {"insecure", flag, "off", "", "", 0, 0, "serve without a key also on an address that other machines can reach",
+       "serve"},
       {"allowed-hosts", text, "", "", "NAME,...", 0, 0,
        "names of this server in the Host header, and pages' that may use it, beside addresses, "
        "localhost and this machine's name; *: any",
@@ -266,45 +242,37 @@ std::vector<OptionRow> make_rows() {
        "reverse proxies whose X-Forwarded-For tells the client's address", "serve"},
       {"max-connections", integer, "2048", "connections", "", 1, 65536,
        "with a request at once; half as many more, and 64, wait for a place", "serve"},
-      {"max-connections-per-address", integer, "1024", "connections", "", 1, 65536, "of them",
+      {"max-connections-per-address", integer, "1024", "connections", "", 1, 65536, "of them", "serve"},
+      {"request-timeout", number, "600", "s", "", 0, 86400, "of a request as a whole, queue included; 0: none",
        "serve"},
-      {"request-timeout", number, "600", "s", "", 0, 86400,
-       "of a request as a whole, queue included; 0: none", "serve"},
       {"max-sessions", integer, "1024", "sessions", "", 1, 1 << 20,
        "conversations (session_id) that the server keeps, of each key an equal share; the one not "
        "used for longest goes first",
        "serve"},
-      {"session-bytes", bytes, "64MiB", "bytes", "", 4096, kMaxBytes,
-       "of all conversations that the server keeps", "serve"},
+      {"session-bytes", bytes, "64MiB", "bytes", "", 4096, kMaxBytes, "of all conversations that the server keeps",
+       "serve"},
       {"metrics-prefix", text, "vllm", "", "PREFIX", 0, 0, "of the names in /metrics", "serve"},
       {"dev-endpoints", flag, "off", "", "", 0, 0,
-       "also answer /reset_prefix_cache, /retire_instance and /server_info, to loopback only",
-       "serve"},
+       "also answer /reset_prefix_cache, /retire_instance and /server_info, to loopback only", "serve"},
 
       // generate.
       {"prompt", text, "", "", "TEXT", 0, 0, "what to continue", "generate", "p"},
-      {"chat", flag, "off", "", "", 0, 0, "the prompt is a user's message: apply the chat template",
-       "generate"},
-      {"max-tokens", integer, "128", "tokens", "", 1, kMaxTokens, "output tokens at most",
-       "generate"},
+      {"chat", flag, "off", "", "", 0, 0, "the prompt is a user's message: apply the chat template", "generate"},
+      {"max-tokens", integer, "128", "tokens", "", 1, kMaxTokens, "output tokens at most", "generate"},
       {"temperature", number, "0", "", "", 0, 100, "0: greedy", "generate"},
-      {"top-k", integer, "0", "tokens", "", 0, kMaxTokens, "sample among the k likeliest; 0: all",
-       "generate"},
-      {"top-p", number, "1", "", "", 0, 1, "sample among the likeliest that together reach p",
-       "generate"},
+      {"top-k", integer, "0", "tokens", "", 0, kMaxTokens, "sample among the k likeliest; 0: all", "generate"},
+      {"top-p", number, "1", "", "", 0, 1, "sample among the likeliest that together reach p", "generate"},
 
       // bench: the server and the load.
       {"url", text, "http://127.0.0.1:8000", "", "URL", 0, 0, "server, http only", "bench"},
       {"endpoint", text, "/v1/completions", "", "PATH", 0, 0, "completions endpoint", "bench"},
-      {"model", text, "", "", "NAME", 0, 0, "model to name in requests; empty: the server's first",
-       "bench"},
+      {"model", text, "", "", "NAME", 0, 0, "model to name in requests; empty: the server's first", "bench"},
       {"api-key", text, "", "secret", "KEY", 0, 0, "sent as a Bearer token", "bench"},
       {"dataset", choice, "random", "", "random|shared-prefix|sharegpt|mooncake", 0, 0,
        "where prompts and lengths come from", "bench"},
-      {"dataset-path", text, "", "", "FILE", 0, 0, "of sharegpt (JSON) and mooncake (JSON lines)",
-       "bench"},
-      {"requests", integer, "100", "requests", "", 1, 1 << 20,
-       "how many to send; a file may hold fewer", "bench", "num-prompts n"},
+      {"dataset-path", text, "", "", "FILE", 0, 0, "of sharegpt (JSON) and mooncake (JSON lines)", "bench"},
+      {"requests", integer, "100", "requests", "", 1, 1 << 20, "how many to send; a file may hold fewer", "bench",
+       "num-prompts n"},
       {"rate", number, "inf", "requests/s", "", 1e-6, kInf,
        "arrivals; inf: all at once; the mooncake data set brings its own times", "bench"},
       {"arrival", choice, "poisson", "", "poisson|fixed", 0, 0, "gaps between arrivals", "bench"},
@@ -316,37 +284,31 @@ std::vector<OptionRow> make_rows() {
        "mooncake: trace seconds per second of ours; 2 replays twice as fast", "bench"},
       {"input-len", integer, "512", "tokens", "", 1, kMaxTokens,
        "random: prompt; shared-prefix: the part that is each request's own", "bench"},
-      {"output-len", integer, "128", "tokens", "", 1, kMaxTokens,
-       "random, shared-prefix; sharegpt when given", "bench"},
-      {"range-ratio", number, "0", "", "", 0, 0.999,
-       "random: lengths uniform in [(1-r)L, (1+r)L] (vLLM's meaning)", "bench"},
-      {"prefix-len", integer, "256", "tokens", "", 1, kMaxTokens,
-       "shared-prefix: the part that a group shares", "bench"},
-      {"prefix-groups", integer, "8", "groups", "", 1, 1 << 20,
-       "shared-prefix: groups, visited in turn", "bench"},
-      {"vocab", integer, "0", "tokens", "", 0, kMaxTokens,
-       "ids of made-up prompts stay below it; 0: ask the server", "bench"},
+      {"output-len", integer, "128", "tokens", "", 1, kMaxTokens, "random, shared-prefix; sharegpt when given",
+       "bench"},
+      {"range-ratio", number, "0", "", "", 0, 0.999, "random: lengths uniform in [(1-r)L, (1+r)L] (vLLM's meaning)",
+       "bench"},
+      {"prefix-len", integer, "256", "tokens", "", 1, kMaxTokens, "shared-prefix: the part that a group shares",
+       "bench"},
+      {"prefix-groups", integer, "8", "groups", "", 1, 1 << 20, "shared-prefix: groups, visited in turn", "bench"},
+      {"vocab", integer, "0", "tokens", "", 0, kMaxTokens, "ids of made-up prompts stay below it; 0: ask the server",
+       "bench"},
       {"temperature", number, "0", "", "", 0, 100, "0: greedy", "bench"},
-      {"ignore-eos", choice, "on", "", "on|off", 0, 0, "on: every answer has its full length",
+      {"ignore-eos", choice, "on", "", "on|off", 0, 0, "on: every answer has its full length", "bench"},
+      {"goodput", text, "", "ms", "'ttft:200 tpot:50 e2el:5000'", 0, 0, "limits that a good request meets, all of them",
        "bench"},
-      {"goodput", text, "", "ms", "'ttft:200 tpot:50 e2el:5000'", 0, 0,
-       "limits that a good request meets, all of them", "bench"},
-      {"warmups", integer, "1", "requests", "", 0, 1024, "sent and awaited first, not counted",
+      {"warmups", integer, "1", "requests", "", 0, 1024, "sent and awaited first, not counted", "bench"},
+      {"timeout", number, "600", "s", "", 0.001, 86400, "of one request, from its sending", "bench"},
+      {"detailed", flag, "off", "", "", 0, 0, "each request in --json, too: lengths, times, gaps, text, error",
        "bench"},
-      {"timeout", number, "600", "s", "", 0.001, 86400, "of one request, from its sending",
-       "bench"},
-      {"detailed", flag, "off", "", "", 0, 0,
-       "each request in --json, too: lengths, times, gaps, text, error", "bench"},
-      {"progress", choice, "auto", "", "auto|off", 0, 0, "auto: a bar when stderr is a terminal",
-       "bench"},
+      {"progress", choice, "auto", "", "auto|off", 0, 0, "auto: a bar when stderr is a terminal", "bench"},
 
       // info.
-      {"tokens", integer, "2048", "tokens", "", 1, 1 << 17,
-       "prompt length for which a transfer is worked out", "info"},
+      {"tokens", integer, "2048", "tokens", "", 1, 1 << 17, "prompt length for which a transfer is worked out", "info"},
 
       // prefix-stats.
-      {"min-count", integer, "2", "prompts", "", 2, kMaxTokens,
-       "a prefix counts when at least so many share it", "prefix-stats"},
+      {"min-count", integer, "2", "prompts", "", 2, kMaxTokens, "a prefix counts when at least so many share it",
+       "prefix-stats"},
       {"min-length", integer, "0", "tokens", "", 0, kMaxTokens,
        "and when it is longer than this; of conversations: bytes", "prefix-stats"},
 
@@ -356,12 +318,9 @@ std::vector<OptionRow> make_rows() {
        "what to measure; cuda: copies, products and launches of the card", "peak"},
 
       // Everybody.
-      {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random",
-       "serve generate worker bench"},
-      {"json", text, "", "", "FILE", 0, 0, "also write the result there",
-       "bench peak info prefix-stats"},
-      {"config", text, "", "", "FILE", 0, 0,
-       "read options from FILE, lines `name = value`; the command line wins",
+      {"seed", integer, "0", "", "", 0, kMaxSeed, "of everything random", "serve generate worker bench"},
+      {"json", text, "", "", "FILE", 0, 0, "also write the result there", "bench peak info prefix-stats"},
+      {"config", text, "", "", "FILE", 0, 0, "read options from FILE, lines `name = value`; the command line wins",
        "serve generate worker bench peak info prefix-stats"},
   };
 }
@@ -383,29 +342,25 @@ Status check_options(const Options& options, std::string_view group) {
       return invalid("--dataset-path: data set " + dataset + " has no file");
     const std::string& endpoint = options.text("endpoint");
     if (endpoint.empty() || endpoint[0] != '/' || endpoint.ends_with("/chat/completions"))
-      return invalid(
-          "--endpoint: expected the path of a completions endpoint such as /v1/completions");
+      return invalid("--endpoint: expected the path of a completions endpoint such as /v1/completions");
     if (dataset == "mooncake" && options.given("rate"))
       return invalid("--rate: the mooncake trace brings its own times; use --time-scale");
   }
   if (group == "worker" && options.text("join").empty() == options.text("registry").empty())
-    return invalid(
-        "--join: expected the conductor's address, or --registry, where it is to be found");
+    return invalid("--join: expected the conductor's address, or --registry, where it is to be found");
   if (group == "serve") {
     const std::string names = "," + options.text("served-model-name") + ",";
     if (names != ",," && names.find(",,") != names.npos)
       return invalid("--served-model-name: expected NAME or NAME,NAME, got an empty one");
-    if (std::any_of(names.begin(), names.end(),
-                    [](char c) { return uint8_t(c) < ' ' || c == 127; }))
+    if (std::any_of(names.begin(), names.end(), [](char c) { return uint8_t(c) < ' ' || c == 127; }))
       return invalid("--served-model-name: expected no control characters");
   }
   if (group == "serve" && options.given("registry") && options.text("cluster-bind").empty())
     return invalid("--registry: needs --cluster-bind, an address that workers can reach");
-  if ((group == "serve" || group == "generate" || group == "worker") &&
-      !options.text("disk-kv-dir").empty() && options.integer("host-kv-bytes") == 0)
+  if ((group == "serve" || group == "generate" || group == "worker") && !options.text("disk-kv-dir").empty() &&
+      options.integer("host-kv-bytes") == 0)
     return invalid("--disk-kv-dir: needs --host-kv-bytes, through which KV goes to the disk");
-  if (group == "generate" && options.text("prompt").empty())
-    return invalid("--prompt: expected a text to continue");
+  if (group == "generate" && options.text("prompt").empty()) return invalid("--prompt: expected a text to continue");
   return ok();
 }
 
@@ -414,8 +369,7 @@ std::vector<std::string> without_effect(const Options& options) {
   const auto& values = options.values();
   for (const OptionRow& row : option_table()) {
     const std::string_view help = row.help, needs = help.substr(0, help.find(':'));
-    if (!needs.starts_with("--") || !values.contains(row.name) || !options.given(row.name))
-      continue;
+    if (!needs.starts_with("--") || !values.contains(row.name) || !options.given(row.name)) continue;
     const size_t blank = std::min(needs.find(' '), needs.size());
     const auto other = values.find(needs.substr(2, blank - 2));  // a worker has no --processes
     const std::string value(blank < needs.size() ? needs.substr(blank + 1) : "on");

@@ -18,8 +18,6 @@ extern "C" const char xpyd_page_begin[], xpyd_page_end[];
 
 namespace xpyd {
 
-std::string_view page_html() {
-  return {xpyd_page_begin, static_cast<size_t>(xpyd_page_end - xpyd_page_begin)};
-}
+std::string_view page_html() { return {xpyd_page_begin, static_cast<size_t>(xpyd_page_end - xpyd_page_begin)}; }
 
 }  // namespace xpyd

@@ -34,8 +34,7 @@ int peak_of_device(const DeviceRow& device, const Options& options) {
   out["figures"] = nlohmann::json::array();
   for (const PeakFigure& figure : peak.value().figures) {
     std::printf("%-40s %10.2f %s\n", figure.name, figure.value, figure.unit);
-    out["figures"].push_back(
-        {{"name", figure.name}, {"value", figure.value}, {"unit", figure.unit}});
+    out["figures"].push_back({{"name", figure.name}, {"value", figure.value}, {"unit", figure.unit}});
   }
   out["run"] = run_header(options);
   const std::string& json_path = options.text("json");
@@ -55,9 +54,7 @@ int peak_main(const Options& options) {
   int threads = int(options.integer("threads"));
   if (threads == 0) threads = cpus.empty() ? 1 : int(cpus.size());
   if (threads > int(cpus.size()) && !cpus.empty())
-    return fail(
-        ": peak",
-        invalid("--threads: this machine has " + std::to_string(cpus.size()) + " usable cores"), 2);
+    return fail(": peak", invalid("--threads: this machine has " + std::to_string(cpus.size()) + " usable cores"), 2);
   if (!cpus.empty()) cpus.resize(size_t(threads));
   ThreadTeam team(threads, cpus);
   Peak peak = cached_peak(team, true);

@@ -22,8 +22,7 @@ int64_t common_units(const std::string& a, const std::string& b, int unit_bytes)
 
 // For each prompt, in the file's order, the most units that it has in common with one before it. In
 // the sorted order that is one of its two nearest neighbours that stand before it in the file.
-std::vector<int64_t> seen_before(const std::vector<size_t>& order,
-                                 const std::vector<int64_t>& common) {
+std::vector<int64_t> seen_before(const std::vector<size_t>& order, const std::vector<int64_t>& common) {
   const size_t n = order.size();
   std::vector<int64_t> best(n, 0);
   struct Entry {
@@ -57,12 +56,10 @@ PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t mi
   if (n == 0) return stats;
   std::vector<size_t> order(n);
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return input.prompts[a] < input.prompts[b]; });
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return input.prompts[a] < input.prompts[b]; });
   std::vector<int64_t> common(n + 1, 0);  // [i]: units shared by the sorted prompts i - 1 and i
   for (size_t i = 1; i < n; ++i)
-    common[i] =
-        common_units(input.prompts[order[i - 1]], input.prompts[order[i]], input.unit_bytes);
+    common[i] = common_units(input.prompts[order[i - 1]], input.prompts[order[i]], input.unit_bytes);
 
   // The inner nodes of the tree are the intervals of the sorted prompts with more in common than
   // their surroundings; they close from the deepest outwards.
@@ -81,8 +78,7 @@ PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t mi
       open.pop_back();
       const auto count = int64_t(i - node.first);
       if (count >= min_count && !node.has_kept_child) {
-        const int64_t length =
-            std::min(node.depth * input.unit_length, input.lengths[order[node.first]]);
+        const int64_t length = std::min(node.depth * input.unit_length, input.lengths[order[node.first]]);
         if (length > min_length) {
           ++stats.leaves;
           through += count;
@@ -97,9 +93,8 @@ PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t mi
   }
   stats.r_leaf = double(stats.leaves) / double(n);
   stats.r_conv = double(through) / double(n);
-  std::sort(stats.most.begin(), stats.most.end(), [](const auto& a, const auto& b) {
-    return std::pair(a.count, a.length) > std::pair(b.count, b.length);
-  });
+  std::sort(stats.most.begin(), stats.most.end(),
+            [](const auto& a, const auto& b) { return std::pair(a.count, a.length) > std::pair(b.count, b.length); });
   stats.most.resize(std::min<size_t>(stats.most.size(), 10));
 
   const std::vector<int64_t> seen = seen_before(order, common);
@@ -152,33 +147,26 @@ Result<PrefixInput> read_prefix_input(const std::string& path) {
 
 int prefix_stats_main(const Options& options) {
   if (options.positional().empty())
-    return fail(": prefix-stats",
-                invalid("expected FILE, a ShareGPT JSON file or a Mooncake trace"), 2);
+    return fail(": prefix-stats", invalid("expected FILE, a ShareGPT JSON file or a Mooncake trace"), 2);
   const std::string& path = options.positional()[0];
   const std::string& json_path = options.text("json");
-  if (Status status = check_writable(json_path); !status)
-    return fail(": prefix-stats", status.error(), 2);
+  if (Status status = check_writable(json_path); !status) return fail(": prefix-stats", status.error(), 2);
   auto input = read_prefix_input(path);
-  if (!input)
-    return fail(": prefix-stats", input.error(), input.error().code == ErrorCode::io ? 1 : 2);
-  const int64_t min_count = options.integer("min-count"),
-                min_length = options.integer("min-length");
+  if (!input) return fail(": prefix-stats", input.error(), input.error().code == ErrorCode::io ? 1 : 2);
+  const int64_t min_count = options.integer("min-count"), min_length = options.integer("min-length");
   const PrefixStats s = prefix_stats(input.value(), min_count, min_length);
   const char* unit = input.value().length_unit.c_str();
   const bool trace = input.value().unit_length > 1;
-  std::printf("%s: %lld prompts, %lld %s\n", path.c_str(), (long long)s.prompts,
-              (long long)s.total_length, unit);
-  std::printf("maximal prefixes of more than %lld %s, shared by at least %lld prompts: %lld\n",
-              (long long)min_length, unit, (long long)min_count, (long long)s.leaves);
+  std::printf("%s: %lld prompts, %lld %s\n", path.c_str(), (long long)s.prompts, (long long)s.total_length, unit);
+  std::printf("maximal prefixes of more than %lld %s, shared by at least %lld prompts: %lld\n", (long long)min_length,
+              unit, (long long)min_count, (long long)s.leaves);
   std::printf("  R_leaf, of the prompts             %.4f\n", s.r_leaf);
   std::printf("  R_conv, prompts through them       %.4f\n", s.r_conv);
   std::printf("reuse, unlimited cache, file's order\n");
-  if (trace)
-    std::printf("  of blocks of %d tokens            %.4f\n", kMooncakeBlockTokens, s.unit_reuse);
+  if (trace) std::printf("  of blocks of %d tokens            %.4f\n", kMooncakeBlockTokens, s.unit_reuse);
   std::printf("  of %s %*s %.4f\n", unit, int(30 - std::strlen(unit)), "", s.length_reuse);
   if (!s.most.empty()) std::printf("most shared: prompts x %s\n", unit);
-  for (const SharedPrefix& p : s.most)
-    std::printf("  %8lld x %lld\n", (long long)p.count, (long long)p.length);
+  for (const SharedPrefix& p : s.most) std::printf("  %8lld x %lld\n", (long long)p.count, (long long)p.length);
   std::fflush(stdout);
   if (json_path.empty()) return 0;
   nlohmann::json out = {{"file", path},
@@ -195,8 +183,7 @@ int prefix_stats_main(const Options& options) {
                         {"length_reuse", s.length_reuse},
                         {"most_shared", nlohmann::json::array()},
                         {"run", run_header(options)}};
-  for (const SharedPrefix& p : s.most)
-    out["most_shared"].push_back({{"count", p.count}, {"length", p.length}});
+  for (const SharedPrefix& p : s.most) out["most_shared"].push_back({{"count", p.count}, {"length", p.length}});
   Status status = write_json(json_path, out);
   return status ? 0 : fail(": prefix-stats", status.error(), 1);
 }

@@ -22,9 +22,7 @@ nlohmann::json run_header(const Options& options) {
   return header;
 }
 
-Status check_writable(const std::string& path) {
-  return path.empty() ? ok() : of_option(check_replaceable(path));
-}
+Status check_writable(const std::string& path) { return path.empty() ? ok() : of_option(check_replaceable(path)); }
 
 Status write_json(const std::string& path, const nlohmann::json& json) {
   return of_option(replace_file(path, json_text(json, 2) + "\n"));

@@ -41,17 +41,15 @@ int serve_main(const Options& options) {
   Result<ServerOptions> checked = http_options(options, stack);
   if (!checked) return fail(" serve", checked.error());
   const ServerOptions& http = checked.value();
-  Result<std::unique_ptr<HttpServer>> listening = HttpServer::listen(
-      http, *stack.runtime, stack.tokenizer.get(), stack.chat_template.get(), stack.clock);
+  Result<std::unique_ptr<HttpServer>> listening = HttpServer::listen(http, *stack.runtime, stack.tokenizer.get(),
+                                                                     stack.chat_template.get(), stack.clock);
   if (!listening) return fail(" serve", listening.error());
   HttpServer& server = *listening.value();
   if (http.api_keys.empty() && !server.is_loopback())
-    log_line(LogLevel::warning, "xpyd serve: without a key, whoever reaches %s may use it",
-             http.host.c_str());
+    log_line(LogLevel::warning, "xpyd serve: without a key, whoever reaches %s may use it", http.host.c_str());
 
   signals.handle([&](int count) {
-    log_line(LogLevel::info, "xpyd serve: %s",
-             count > 1 ? "stopping" : "draining; a second signal stops at once");
+    log_line(LogLevel::info, "xpyd serve: %s", count > 1 ? "stopping" : "draining; a second signal stops at once");
     stack.runtime->drain();
     if (count > 1)
       server.stop();
@@ -62,8 +60,8 @@ int serve_main(const Options& options) {
   // Each instance turns its loop on a thread, or in a process, of its own; this thread does I/O.
   const Status started = stack.runtime->start();
   if (started) {
-    say("xpyd serve: " + http.model_name + " as " + options.text("topology") + " on http://" +
-        http.host + ":" + std::to_string(server.port()));
+    say("xpyd serve: " + http.model_name + " as " + options.text("topology") + " on http://" + http.host + ":" +
+        std::to_string(server.port()));
     server.run();
   }
   signals.finish();
@@ -129,8 +127,7 @@ Result<ServerOptions> http_options(const Options& options, Stack& stack) {
   http.allowed_hosts = comma_list(options.text("allowed-hosts"));
   for (const std::string& proxy : comma_list(options.text("trusted-proxies"))) {
     http.trusted_proxies.push_back(address_group(proxy));
-    if (http.trusted_proxies.back().empty())
-      return invalid("--trusted-proxies: " + proxy + ": expected an IP address");
+    if (http.trusted_proxies.back().empty()) return invalid("--trusted-proxies: " + proxy + ": expected an IP address");
   }
   http.max_sessions = int(options.integer("max-sessions"));
   http.session_bytes = size_t(options.integer("session-bytes"));
@@ -140,8 +137,7 @@ Result<ServerOptions> http_options(const Options& options, Stack& stack) {
   http.server_info = options.table();
   http.reset_prefix_cache = [&stack] { stack.runtime->clear_prefix_caches(); };
   http.retire_instance = [&stack](const std::string& name, const std::string& role) {
-    return stack.runtime->retire(name,
-                                 role.empty() ? std::nullopt : std::optional<Role>(role_of(role)));
+    return stack.runtime->retire(name, role.empty() ? std::nullopt : std::optional<Role>(role_of(role)));
   };
   return http;
 }

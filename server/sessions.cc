@@ -21,8 +21,7 @@ std::string session_key(const std::string& id, const std::string& salt) {
 size_t Conversation::bytes() const {
   size_t sum = tokens.size() * sizeof(int32_t);
   for (const ChatMessage& message : messages)
-    sum += sizeof message + message.role.size() + message.content.size() +
-           64 * jinja::weight_of(message.fields);
+    sum += sizeof message + message.role.size() + message.content.size() + 64 * jinja::weight_of(message.fields);
   return sum;
 }
 
@@ -40,8 +39,7 @@ std::string Sessions::name_of(const Session& session, uint64_t turns) {
 bool Sessions::gone(const std::string& key, bool add) {
   if (gone_.empty() && !add) return false;
   gone_.resize(kGoneBits / 64);
-  const uint64_t first = siphash(secret_, "gone " + key),
-                 step = siphash(secret_, "step " + key) | 1;
+  const uint64_t first = siphash(secret_, "gone " + key), step = siphash(secret_, "step " + key) | 1;
   bool all = true;
   for (int i = 0; i < kGoneHashes; ++i) {
     const size_t bit = (first + uint64_t(i) * step) % kGoneBits;
@@ -64,13 +62,11 @@ Sessions::State Sessions::begin(const std::string& key, Turn& turn, const std::s
     found->second.tag = siphash(secret_, "tag " + std::to_string(++begun_));
   }
   Session& session = found->second;
-  if (generation.empty()
-          ? session.anew
-          : generation != kNew && !generation.starts_with(name_of(session, 0).substr(0, 17)))
+  if (generation.empty() ? session.anew
+                         : generation != kNew && !generation.starts_with(name_of(session, 0).substr(0, 17)))
     return State::dropped;  // that one is gone, and another has its name
   if (session.busy) return State::busy;
-  if (generation == kNew ? session.turns > 0
-                         : !generation.empty() && generation != name_of(session, session.turns))
+  if (generation == kNew ? session.turns > 0 : !generation.empty() && generation != name_of(session, session.turns))
     return State::stale;
   session.busy = true;
   ++busy_;
@@ -162,8 +158,7 @@ std::string Sessions::Turn::generation() const {
 }
 
 void Sessions::Turn::commit(Conversation conversation) {
-  if (auto sessions = std::exchange(sessions_, nullptr))
-    sessions->finish(key_, &conversation, false);
+  if (auto sessions = std::exchange(sessions_, nullptr)) sessions->finish(key_, &conversation, false);
 }
 
 void Sessions::Turn::end() {

@@ -30,24 +30,22 @@ KvShare kv_share(const std::string& name) {
 
 // Whether the model can be cut as the options say, for the roles that there are. Colocated
 // instances take the prefill ones.
-Status check_ranks(const Options& options, const ClusterOptions& cluster,
-                   const ModelConfig& config) {
+Status check_ranks(const Options& options, const ClusterOptions& cluster, const ModelConfig& config) {
   // A worker is told the options of the whole cluster.
   bool decodes = options.values().contains("role");
   for (Role role : cluster.topology) {
     const std::string side = role == Role::decode ? "--decode" : "--prefill";
     decodes = decodes || role == Role::decode;
     const KvShards shards = cluster.shards(role);
-    if (Status status = check_model_shards(config, shards, side + "-tp", side + "-pp"); !status)
-      return status;
+    if (Status status = check_model_shards(config, shards, side + "-tp", side + "-pp"); !status) return status;
     if (shards.n_ranks() > 1 && options.text("device") != "cpu")
-      return invalid(side + "-tp " + std::to_string(shards.tp) + ", " + side + "-pp " +
-                     std::to_string(shards.pp) + ": only --device cpu has more than one rank");
+      return invalid(side + "-tp " + std::to_string(shards.tp) + ", " + side + "-pp " + std::to_string(shards.pp) +
+                     ": only --device cpu has more than one rank");
   }
   for (const char* name : {"decode-tp", "decode-pp"})
     if (!decodes && options.integer(name) > 1)
-      return invalid(std::string("--") + name + " " + std::to_string(options.integer(name)) +
-                     ": --topology " + options.text("topology") +
+      return invalid(std::string("--") + name + " " + std::to_string(options.integer(name)) + ": --topology " +
+                     options.text("topology") +
                      " has no decode instance; colocated instances take --prefill-tp and "
                      "--prefill-pp");
   return ok();
@@ -97,8 +95,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
     if (!tokenizer) return tokenizer.error();
     stack->tokenizer = std::move(tokenizer).value();
     if (stack->tokenizer->vocab_size() > stack->config.vocab)
-      return invalid(dir + "/tokenizer.json has ids up to " +
-                     std::to_string(stack->tokenizer->vocab_size() - 1) +
+      return invalid(dir + "/tokenizer.json has ids up to " + std::to_string(stack->tokenizer->vocab_size() - 1) +
                      ", config.json's vocab_size is " + std::to_string(stack->config.vocab));
     if (const std::string& name = options.text("chat-template"); name != "none") {
       auto chat = ChatTemplate::load(name, dir, [] { return int64_t{std::time(nullptr)}; });
@@ -117,8 +114,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   cluster.topology = topology.value();
   if (worker) cluster.topology = {role_of(options.text("role"))};
   cluster.kv_scheme = find_kv_scheme(options.text("allocator"));
-  cluster.kv.order =
-      options.text("kv-layout") == "token_major" ? KvOrder::token_major : KvOrder::layer_major;
+  cluster.kv.order = options.text("kv-layout") == "token_major" ? KvOrder::token_major : KvOrder::layer_major;
   cluster.kv.pool_bytes = size_t(options.integer("kv-bytes"));
   cluster.kv.block_tokens = int(options.integer("block-tokens"));
   cluster.kv.prefix_cache = options.text("prefix-cache") == "on";
@@ -150,8 +146,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   }
   // Processes share no memory unless the wire makes it so.
   const bool processes = worker || options.flag("processes");
-  const std::string wire =
-      processes && !options.given("transport") ? "shm" : options.text("transport");
+  const std::string wire = processes && !options.given("transport") ? "shm" : options.text("transport");
   Result<TransportChoice> choice = parse_transport(wire);
   if (!choice) return invalid("--transport: " + choice.error().message);
   cluster.transport = choice.value().row;
@@ -160,22 +155,19 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
     return invalid("--transport " + wire + " stays within one process: expected, with processes, " +
                    "one of those that leave it");
   if (cluster.transport->shared_pool && cluster.disagg_options.pull)
-    return invalid("--kv-transfer pull: --transport " + wire +
-                   " hands blocks over, and reads none");
+    return invalid("--kv-transfer pull: --transport " + wire + " hands blocks over, and reads none");
   std::istringstream nics(options.text("rdma-nics"));
   for (std::string nic; std::getline(nics, nic, ',');) cluster.nics.push_back(nic);
   if (!worker && std::string(cluster.disagg->name) == "conditional_cost") {
     Result<Rates> rates = instance_rates(options, cluster.topology.size());
     if (!rates) return rates.error();
     const Dtype dtype = find_dtype(options.text("dtype"));
-    cluster.prior = CostPrior{{stack->config, dtype, dtype, find_dtype(options.text("kv-dtype"))},
-                              rates.value()};
+    cluster.prior = CostPrior{{stack->config, dtype, dtype, find_dtype(options.text("kv-dtype"))}, rates.value()};
   }
   cluster.kv_checksum = options.text("kv-checksum") == "on";
   cluster.stream_kv = stream_kv(options.text("stream-kv"));
   cluster.max_batch = int(options.integer("max-batch"));
-  cluster.step_tokens =
-      int(options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
+  cluster.step_tokens = int(options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
   cluster.max_model_len = stack->max_model_len;
   cluster.vocab = stack->config.vocab;
   cluster.max_queue_bytes = options.integer("max-queue-bytes");
@@ -201,18 +193,16 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
     cluster.kv.max_sequences = max_sequences(cluster.max_batch);
     int64_t holds = std::numeric_limits<int64_t>::max();
     for (Role role : cluster.topology) {
-      Result<ShardedPlan> plan =
-          plan_sharded(cluster.kv_scheme->name, cluster.kv, cluster.shards(role));
+      Result<ShardedPlan> plan = plan_sharded(cluster.kv_scheme->name, cluster.kv, cluster.shards(role));
       if (!plan) return plan.error();
       const KvLayout& blocks = plan.value().whole;
       holds = std::min(holds, int64_t(blocks.n_blocks) * blocks.block_tokens);
     }
     if (holds < stack->max_model_len) {
       if (options.integer("max-model-len") > 0)
-        return invalid("--max-model-len " + std::to_string(stack->max_model_len) +
-                       ": --kv-bytes holds " + std::to_string(holds) + " tokens");
-      log_line(LogLevel::warning,
-               "xpyd: --kv-bytes holds %d tokens: --max-model-len is %d, the model's is %d",
+        return invalid("--max-model-len " + std::to_string(stack->max_model_len) + ": --kv-bytes holds " +
+                       std::to_string(holds) + " tokens");
+      log_line(LogLevel::warning, "xpyd: --kv-bytes holds %d tokens: --max-model-len is %d, the model's is %d",
                int(holds), int(holds), stack->max_model_len);
       stack->max_model_len = cluster.max_model_len = int(holds);
     }
@@ -236,20 +226,16 @@ Status open_backend(Stack& stack, const Options& options) {
   if (!opened) return opened.error();
   stack.backend = std::move(opened).value();
   cluster.device = &stack.backend->device();
-  cluster.make_model = [&backend = *stack.backend](int i, DeviceQueue& queue) {
-    return backend.make_model(i, queue);
-  };
+  cluster.make_model = [&backend = *stack.backend](int i, DeviceQueue& queue) { return backend.make_model(i, queue); };
   return ok();
 }
 
 uint64_t fingerprint(const Stack& stack) {
   const ClusterOptions& o = stack.options;
-  std::string text = std::string(version()) + " " + stack.config.name + " " +
-                     std::to_string(stack.config.vocab) + " " +
+  std::string text = std::string(version()) + " " + stack.config.name + " " + std::to_string(stack.config.vocab) + " " +
                      std::to_string(stack.max_model_len) + " " + o.transport->name;
   const KvShape& s = o.kv.shape;
-  for (int n : {s.n_layers, s.n_kv_heads, s.head_dim, int(s.dtype)})
-    text += " " + std::to_string(n);
+  for (int n : {s.n_layers, s.n_kv_heads, s.head_dim, int(s.dtype)}) text += " " + std::to_string(n);
   uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
   for (char c : text) hash = (hash ^ uint8_t(c)) * 0x100000001b3u;
   return hash;

@@ -20,15 +20,14 @@ struct Stack {
   RealClock clock;
   std::string model_dir;  // kDemoModel where none was given
   ModelConfig config;
-  std::unique_ptr<const Tokenizer>
-      tokenizer;  // null with --load-format dummy and no tokenizer.json
+  std::unique_ptr<const Tokenizer> tokenizer;         // null with --load-format dummy and no tokenizer.json
   std::unique_ptr<const ChatTemplate> chat_template;  // null: the model has none
   int max_model_len = 0;                              // tokens
-  ClusterOptions options;               // all that the model files and the command line say of it
-  std::unique_ptr<Backend> backend;     // null with --processes: the workers have theirs
-  std::unique_ptr<Device> pool_device;  // with --processes, of the pool that they share; null: host
-  std::unique_ptr<Runtime> runtime;     // not started
-  Cluster* cluster = nullptr;           // the runtime, where its instances are threads
+  ClusterOptions options;                             // all that the model files and the command line say of it
+  std::unique_ptr<Backend> backend;                   // null with --processes: the workers have theirs
+  std::unique_ptr<Device> pool_device;                // with --processes, of the pool that they share; null: host
+  std::unique_ptr<Runtime> runtime;                   // not started
+  Cluster* cluster = nullptr;                         // the runtime, where its instances are threads
 };
 
 // MODEL_DIR, or the embedded demo model.

@@ -21,10 +21,9 @@ Supervisor::Orders Supervisor::look(std::span<const Presence> seen, double now) 
     const double lasted = now - c.since_s;
     if (c.seen == Presence::serving) {
       if (lasted >= options_.longest_wait_s) c.ends = 0;
-    } else if (lasted >
-               (c.seen == Presence::stopped || (c.seen == Presence::absent && c.had_channel)
-                    ? options_.silence_s
-                    : options_.start_s)) {
+    } else if (lasted > (c.seen == Presence::stopped || (c.seen == Presence::absent && c.had_channel)
+                             ? options_.silence_s
+                             : options_.start_s)) {
       orders.kill.push_back(i);
       c.since_s = now;
     }
@@ -40,8 +39,7 @@ std::optional<double> Supervisor::ended(size_t child, bool retired, double now) 
   Child& c = children_[child];
   c.life = retired || !options_.restart ? Child::gone : Child::waiting;
   if (c.life == Child::gone) return {};
-  const double wait =
-      std::min(options_.longest_wait_s, std::ldexp(options_.first_wait_s, std::min(c.ends++, 60)));
+  const double wait = std::min(options_.longest_wait_s, std::ldexp(options_.first_wait_s, std::min(c.ends++, 60)));
   c.start_at_s = now + wait;
   return wait;
 }

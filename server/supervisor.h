@@ -29,8 +29,7 @@ class Supervisor {
     std::vector<size_t> start, kill;
   };
 
-  Supervisor(const SupervisorOptions& options, size_t n_children)
-      : options_(options), children_(n_children) {}
+  Supervisor(const SupervisorOptions& options, size_t n_children) : options_(options), children_(n_children) {}
 
   // To be asked every so often, much less than a second; seen[i] counts for children that run.
   // What is ordered and not told as done is ordered again.

@@ -82,8 +82,8 @@ struct Sender final : EngineHooks {
       plan_transfer(here, there, {token, next, layer, layer_end}, plan);  // disagg/transfer_plan.h
       const uint32_t number = uint32_t(posts.size()) + 1;
       posts.push_back(p->wire->post({kD, KvOp::write, place.window, 0, number}, plan));
-      std::printf("  tokens %d to %d: block %d of P, layer %d, %zu KiB -> block %d of D\n", token,
-                  next, here.block_table[block], layer, plan.bytes >> 10, there.block_table[block]);
+      std::printf("  tokens %d to %d: block %d of P, layer %d, %zu KiB -> block %d of D\n", token, next,
+                  here.block_table[block], layer, plan.bytes >> 10, there.block_table[block]);
     }
   }
 
@@ -155,9 +155,8 @@ int tour_main(const Options&) {
   d.memory->unpin(lease);
   d.memory->written(kv, prompt.subspan(size_t(cached)));
   const size_t token_bytes = d.memory->layout().shape.token_bytes();
-  std::printf("D has %ld bytes in %zu posts; %d tokens of %zu bytes are %zu\n",
-              long(p.wire->stats().bytes), sender.posts.size(), n - cached, token_bytes,
-              size_t(n - cached) * token_bytes);
+  std::printf("D has %ld bytes in %zu posts; %d tokens of %zu bytes are %zu\n", long(p.wire->stats().bytes),
+              sender.posts.size(), n - cached, token_bytes, size_t(n - cached) * token_bytes);
 
   // The sequence goes on at D, from the token that P has sampled, and joins the batch (Orca,
   // continuous batching).
@@ -165,8 +164,7 @@ int tour_main(const Options&) {
   here->kv = kv;
   here->computed = n;
   d.engine.adopt(std::move(here));
-  while (d.engine.step())
-    std::printf("D: \"%s\" and, beside it, \"%s\"\n", output->text.c_str(), other->text.c_str());
+  while (d.engine.step()) std::printf("D: \"%s\" and, beside it, \"%s\"\n", output->text.c_str(), other->text.c_str());
 
   // One engine alone must have had the same bits in all logits: no batch, block, wire or chunk
   // changes an order of additions (README.md, decision D1).

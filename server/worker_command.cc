@@ -24,8 +24,7 @@ int worker_main(const Options& options) {
                                .give_up_s = options.number("give-up")};
   if (const std::string& file = options.text("cluster-key-file"); !file.empty()) {
     Result<ClusterKey> key = ClusterKey::from_file(file);
-    if (!key)
-      return fail(" worker", {key.error().code, "--cluster-key-file: " + key.error().message});
+    if (!key) return fail(" worker", {key.error().code, "--cluster-key-file: " + key.error().message});
     worker_options.key = key.value();
   }
   struct Found {
@@ -35,8 +34,7 @@ int worker_main(const Options& options) {
   std::unique_ptr<Registry> registry;
   if (const std::string& url = options.text("registry"); !url.empty()) {
     Result<std::unique_ptr<Registry>> opened = open_etcd(url, kRegistryTtlSeconds, stack.clock);
-    if (!opened)
-      return fail(" worker", {opened.error().code, "--registry: " + opened.error().message});
+    if (!opened) return fail(" worker", {opened.error().code, "--registry: " + opened.error().message});
     registry = std::move(opened).value();
     registry->watch(kConductorName, [&found](const Registry::Entries& entries) {
       auto entry = entries.find(kConductorName);
@@ -58,8 +56,7 @@ int worker_main(const Options& options) {
   }
   Worker worker(std::move(worker_options), stack.clock);
   signals.handle([&worker](int count) {
-    log_line(LogLevel::info, "xpyd worker: %s",
-             count > 1 ? "stopping" : "leaving; a second signal ends it at once");
+    log_line(LogLevel::info, "xpyd worker: %s", count > 1 ? "stopping" : "leaving; a second signal ends it at once");
     if (count > 1)
       worker.stop();
     else

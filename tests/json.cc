@@ -26,6 +26,4 @@ std::string as_text(std::nullptr_t) { return "null"; }
 
 }  // namespace xpyd::testing
 
-std::string Catch::StringMaker<nlohmann::json>::convert(const nlohmann::json& value) {
-  return value.dump();
-}
+std::string Catch::StringMaker<nlohmann::json>::convert(const nlohmann::json& value) { return value.dump(); }

@@ -14,18 +14,12 @@ namespace xpyd::testing {
 class LateCopies final : public Device {
  public:
   const char* name() const override { return "cpu"; }
-  Result<std::shared_ptr<std::byte>> allocate(size_t bytes) override {
-    return cpu_device().allocate(bytes);
-  }
+  Result<std::shared_ptr<std::byte>> allocate(size_t bytes) override { return cpu_device().allocate(bytes); }
   Result<std::shared_ptr<PageGroups>> make_page_groups(const PageGroupOptions& options) override {
     return cpu_device().make_page_groups(options);
   }
-  std::unique_ptr<DeviceQueue> make_queue(Phase phase) override {
-    return cpu_device().make_queue(phase);
-  }
-  std::unique_ptr<DeviceQueue> make_copy_queue(double) override {
-    return std::make_unique<Queue>(*this);
-  }
+  std::unique_ptr<DeviceQueue> make_queue(Phase phase) override { return cpu_device().make_queue(phase); }
+  std::unique_ptr<DeviceQueue> make_copy_queue(double) override { return std::make_unique<Queue>(*this); }
   std::atomic<bool> late{false};  // nothing is copied while it is set
 
  private:

@@ -52,9 +52,7 @@ std::string take_required_device(int& argc, char** argv) {
   return required;
 }
 
-std::string existing(const std::string& path) {
-  return std::filesystem::exists(path) ? path : std::string();
-}
+std::string existing(const std::string& path) { return std::filesystem::exists(path) ? path : std::string(); }
 
 void start_case(const std::string& name) {
   summary.current = name;
@@ -145,14 +143,12 @@ int main(int argc, char** argv) {
     const DeviceFound found = look();
     if (name == required && (!found.missing.empty() || !found.hardware)) {
       std::printf("device %s is required: %s\n", name.c_str(),
-                  found.hardware ? found.missing.c_str()
-                                 : "this program runs its kernels on an interpreter");
+                  found.hardware ? found.missing.c_str() : "this program runs its kernels on an interpreter");
       return 1;
     }
     if (found.missing.empty()) continue;
     std::printf("skipped: every test (%s)\n", found.missing.c_str());
-    std::printf("0 passed, 0 failed, %d skipped\n",
-                int(Catch::getAllTestCasesSorted(session.config()).size()));
+    std::printf("0 passed, 0 failed, %d skipped\n", int(Catch::getAllTestCasesSorted(session.config()).size()));
     return 0;
   }
   code = session.run();

@@ -31,14 +31,11 @@ std::shared_ptr<const Weights> tiny_weights() {
 
 std::string TinySetup::describe() const {
   return topology + " " + scheme + " block " + std::to_string(block_tokens) +
-         (order == KvOrder::layer_major ? " layer_major " : " token_major ") +
-         dtype_name(kv_dtype) + " " + batching + " step " + std::to_string(step_tokens) + " " +
-         transport + " stream " + std::to_string(int(stream_kv)) +
-         (prefix_cache ? " prefix cache" : " no prefix cache") + " share " +
-         std::to_string(int(share)) + " threads " + std::to_string(threads) + " tp " +
-         std::to_string(prefill_tp) + ":" + std::to_string(decode_tp) + " pp " +
-         std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) + " host " +
-         std::to_string(tiers.host_bytes) +
+         (order == KvOrder::layer_major ? " layer_major " : " token_major ") + dtype_name(kv_dtype) + " " + batching +
+         " step " + std::to_string(step_tokens) + " " + transport + " stream " + std::to_string(int(stream_kv)) +
+         (prefix_cache ? " prefix cache" : " no prefix cache") + " share " + std::to_string(int(share)) + " threads " +
+         std::to_string(threads) + " tp " + std::to_string(prefill_tp) + ":" + std::to_string(decode_tp) + " pp " +
+         std::to_string(prefill_pp) + ":" + std::to_string(decode_pp) + " host " + std::to_string(tiers.host_bytes) +
          (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
 }
 
@@ -68,8 +65,8 @@ int Recorder::ended() const {
   return n;
 }
 
-TinyCluster::TinyCluster(const TinySetup& setup, Result<std::unique_ptr<KvTransport>> (*transport)(
-                                                     const TransportOptions&)) {
+TinyCluster::TinyCluster(const TinySetup& setup,
+                         Result<std::unique_ptr<KvTransport>> (*transport)(const TransportOptions&)) {
   transport_row = *find_transport(setup.transport);
   if (transport) transport_row.make = transport;
   ClusterOptions options;
@@ -94,8 +91,7 @@ TinyCluster::TinyCluster(const TinySetup& setup, Result<std::unique_ptr<KvTransp
   options.max_queue_bytes = setup.max_queue_bytes;
   options.ahead = setup.ahead;
   int max_step = std::max(setup.step_tokens, setup.max_batch);
-  for (size_t i = 0; i < options.topology.size(); ++i)
-    teams.push_back(std::make_unique<ThreadTeam>(setup.threads));
+  for (size_t i = 0; i < options.topology.size(); ++i) teams.push_back(std::make_unique<ThreadTeam>(setup.threads));
   options.kv.shape = kv_shape(tiny_config(), setup.kv_dtype);
   options.prefill_tp = setup.prefill_tp;
   options.prefill_pp = setup.prefill_pp;
@@ -106,18 +102,14 @@ TinyCluster::TinyCluster(const TinySetup& setup, Result<std::unique_ptr<KvTransp
   options.make_model = [this, max_step, shards, setup](int i, DeviceQueue&) {
     const KvShards& own = shards[size_t(i)];
     if (own.n_ranks() > 1)
-      return make_sharded_llama(tiny_weights(),
-                                {.shards = own,
-                                 .threads_per_rank = setup.threads,
-                                 .piece_tokens = setup.threads > 1 ? 7 : 0},
-                                max_step, setup.max_batch);
+      return make_sharded_llama(
+          tiny_weights(), {.shards = own, .threads_per_rank = setup.threads, .piece_tokens = setup.threads > 1 ? 7 : 0},
+          max_step, setup.max_batch);
     return make_llama(tiny_weights(), *teams[size_t(i)], max_step, setup.max_batch);
   };
   options.device = setup.device;
   if (setup.make_model)
-    options.make_model = [setup](int, DeviceQueue& queue) {
-      return setup.make_model(setup, queue);
-    };
+    options.make_model = [setup](int, DeviceQueue& queue) { return setup.make_model(setup, queue); };
   cluster = Cluster::create(std::move(options), clock).value();
 }
 
@@ -159,8 +151,7 @@ RaggedRun run_ragged(const TinySetup& setup) {
   for (const auto& instance : tiny.cluster->instances())
     instance->memory().check_invariants(tiny.cluster->stats().shared_pool == false);
   RaggedRun run{tiny.cluster->logits_hash(), 0, {}};
-  for (const auto& instance : tiny.cluster->instances())
-    run.hit_tokens += instance->memory().stats().prefix_hit_tokens;
+  for (const auto& instance : tiny.cluster->instances()) run.hit_tokens += instance->memory().stats().prefix_hit_tokens;
   for (uint64_t i = 0; i < id; ++i) run.tokens.push_back(tiny.recorder->choice(i).tokens);
   return run;
 }

@@ -21,8 +21,7 @@ std::shared_ptr<const Weights> tiny_weights();
 
 // One run's choices of everything that must not change the logits.
 struct TinySetup {
-  std::string topology = "1C", scheme = "paged", batching = "chunked", placement = "least_loaded",
-              transport = "local";
+  std::string topology = "1C", scheme = "paged", batching = "chunked", placement = "least_loaded", transport = "local";
   std::string disagg = "prefill_first";
   DisaggOptions disagg_options;
   KvOrder order = KvOrder::layer_major;
@@ -69,8 +68,8 @@ class Recorder final : public EventSink {
 
 class TinyCluster {
  public:
-  explicit TinyCluster(const TinySetup& setup, Result<std::unique_ptr<KvTransport>> (*transport)(
-                                                   const TransportOptions&) = nullptr);
+  explicit TinyCluster(const TinySetup& setup,
+                       Result<std::unique_ptr<KvTransport>> (*transport)(const TransportOptions&) = nullptr);
   // Submits greedy requests with ids first_id, first_id + 1, …
   Status submit(std::shared_ptr<const Request> request);
   // Turns all instances on this thread until nothing moves.

@@ -30,9 +30,8 @@ class TwoHosts {
     for (const std::string& command :
          {"ip netns add " + a, "ip netns add " + b,
           "ip -n " + a + " link add veth0 type veth peer name veth0 netns " + b,
-          "ip -n " + a + " addr add 10.77.0.1/24 dev veth0",
-          "ip -n " + b + " addr add 10.77.0.2/24 dev veth0", "ip -n " + a + " link set veth0 up",
-          "ip -n " + b + " link set veth0 up", "ip -n " + a + " link set lo up"}) {
+          "ip -n " + a + " addr add 10.77.0.1/24 dev veth0", "ip -n " + b + " addr add 10.77.0.2/24 dev veth0",
+          "ip -n " + a + " link set veth0 up", "ip -n " + b + " link set veth0 up", "ip -n " + a + " link set lo up"}) {
       if (run(command) == 0) continue;
       missing = "no network namespaces here: `" + command + "` failed";
       return;
@@ -42,9 +41,7 @@ class TwoHosts {
     run("ip netns del " + a);
     run("ip netns del " + b);
   }
-  void cable(bool plugged) {
-    REQUIRE(run("ip -n " + b + " link set veth0 " + (plugged ? "up" : "down")) == 0);
-  }
+  void cable(bool plugged) { REQUIRE(run("ip -n " + b + " link set veth0 " + (plugged ? "up" : "down")) == 0); }
   // A loop whose I/O thread, and so its sockets' calls, belong to `host`. A namespace is a
   // thread's: whoever makes sockets must be in it too.
   static void enter(const std::string& host) {

@@ -21,9 +21,7 @@ Error failed(const ControlAddress& address, const std::string& what, int error) 
   return {ErrorCode::io, address.text + ": " + what + ": " + std::strerror(error)};
 }
 
-const sockaddr* of(const ControlAddress& address) {
-  return reinterpret_cast<const sockaddr*>(&address.storage);
-}
+const sockaddr* of(const ControlAddress& address) { return reinterpret_cast<const sockaddr*>(&address.storage); }
 
 std::string text_of(int fd, const ControlAddress& asked) {
   if (asked.is_unix()) return asked.text;
@@ -31,8 +29,8 @@ std::string text_of(int fd, const ControlAddress& asked) {
   socklen_t bytes = sizeof storage;
   char host[NI_MAXHOST], port[NI_MAXSERV];
   if (getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &bytes) != 0 ||
-      getnameinfo(reinterpret_cast<sockaddr*>(&storage), bytes, host, sizeof host, port,
-                  sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+      getnameinfo(reinterpret_cast<sockaddr*>(&storage), bytes, host, sizeof host, port, sizeof port,
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0)
     return asked.text;
   std::string name = host;
   return (name.find(':') == name.npos ? name : "[" + name + "]") + ":" + port;
@@ -42,11 +40,9 @@ std::string text_of(int fd, const ControlAddress& asked) {
 // anything else: connect() says ECONNREFUSED of regular files, too.
 void remove_left_over(const ControlAddress& address, const std::string& path) {
   struct stat file;
-  if (lstat(path.c_str(), &file) != 0 || !S_ISSOCK(file.st_mode) || file.st_uid != geteuid())
-    return;
+  if (lstat(path.c_str(), &file) != 0 || !S_ISSOCK(file.st_mode) || file.st_uid != geteuid()) return;
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  const bool refused =
-      fd >= 0 && connect(fd, of(address), address.bytes) != 0 && errno == ECONNREFUSED;
+  const bool refused = fd >= 0 && connect(fd, of(address), address.bytes) != 0 && errno == ECONNREFUSED;
   if (fd >= 0) close(fd);
   if (refused) unlink(path.c_str());
 }
@@ -112,8 +108,7 @@ Result<ControlAddress> parse_control_address(const std::string& text) {
   else if (host.find(':') != host.npos)
     return bad("an IPv6 address without brackets");
   if (host.empty()) return bad("no host");
-  if (port.empty() || port.size() > 5 || port.find_first_not_of("0123456789") != port.npos ||
-      std::stoi(port) > 65535)
+  if (port.empty() || port.size() > 5 || port.find_first_not_of("0123456789") != port.npos || std::stoi(port) > 65535)
     return bad("a port is from 0 to 65535");
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;

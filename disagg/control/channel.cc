@@ -101,8 +101,7 @@ void Channel::close(const std::string& reason) {
 
 // ---- ControlLoop
 
-ControlLoop::ControlLoop(Clock& clock, const ChannelLimits& limits,
-                         std::function<void(const std::string&)> log)
+ControlLoop::ControlLoop(Clock& clock, const ChannelLimits& limits, std::function<void(const std::string&)> log)
     : impl_(std::make_unique<Impl>(clock, limits, std::move(log))) {
   if (impl_->begun) impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
 }
@@ -125,8 +124,7 @@ void ControlLoop::post(std::function<void()> f) {
 }
 
 ControlStats ControlLoop::stats() const {
-  return {impl_->opened, impl_->closed, impl_->refused,
-          impl_->forged, impl_->silent, impl_->stalled};
+  return {impl_->opened, impl_->closed, impl_->refused, impl_->forged, impl_->silent, impl_->stalled};
 }
 
 namespace {
@@ -159,13 +157,11 @@ Result<std::string> ControlLoop::listen(const ControlEndpoint& endpoint, OnOpen 
   return bound;
 }
 
-Result<ChannelPtr> ControlLoop::connect(const ControlEndpoint& endpoint, double timeout_s,
-                                        OnOpen on_open) {
+Result<ChannelPtr> ControlLoop::connect(const ControlEndpoint& endpoint, double timeout_s, OnOpen on_open) {
   XPYD_CHECK(!impl_->on_io_thread(), "connect() waits for the I/O thread");
   std::promise<Result<ChannelPtr>> answer;
   auto result = answer.get_future();
-  dial(endpoint, timeout_s, std::move(on_open),
-       [&](Result<ChannelPtr> r) { answer.set_value(std::move(r)); });
+  dial(endpoint, timeout_s, std::move(on_open), [&](Result<ChannelPtr> r) { answer.set_value(std::move(r)); });
   return result.get();
 }
 
@@ -174,8 +170,8 @@ void ControlLoop::dial(const ControlEndpoint& endpoint, double timeout_s, OnOpen
   Result<ControlAddress> address = allowed_address(endpoint);
   if (!address) return done(address.error());
   if (!impl_->begun) return done(impl_->begun.error());
-  post([impl = impl_.get(), address = std::move(address).value(), endpoint, timeout_s,
-        on_open = std::move(on_open), done = std::move(done)]() mutable {
+  post([impl = impl_.get(), address = std::move(address).value(), endpoint, timeout_s, on_open = std::move(on_open),
+        done = std::move(done)]() mutable {
     impl->start_connect(address, endpoint, timeout_s, std::move(on_open), std::move(done));
   });
 }

@@ -27,10 +27,10 @@ namespace xpyd {
 inline constexpr uint16_t kFirstFrameType = 16;  // of those below the channel makes its own use
 
 struct ChannelLimits {
-  double handshake_timeout_s = 5;  // until a peer has proved who it is; at most 1 KiB until then
-  double heartbeat_s = 0.5;        // a sign of life when nothing else was sent for that long
-  double silence_timeout_s = 3;    // without a byte from the peer: closed
-  double linger_s = 1;             // for a closed channel's last bytes to leave
+  double handshake_timeout_s = 5;      // until a peer has proved who it is; at most 1 KiB until then
+  double heartbeat_s = 0.5;            // a sign of life when nothing else was sent for that long
+  double silence_timeout_s = 3;        // without a byte from the peer: closed
+  double linger_s = 1;                 // for a closed channel's last bytes to leave
   size_t max_queue_bytes = 64u << 20;  // sent and not taken by the kernel: beyond, closed
   int max_channels = 1024;
   int max_unknown_peers = 64;  // in their handshake; beyond, the oldest goes

@@ -22,9 +22,7 @@ inline constexpr size_t kReadBytes = 64u << 10;
 inline constexpr uint64_t kWakeId = 0;
 inline constexpr size_t kMaxReasonBytes = 256;  // of a goodbye
 
-inline std::string shown_reason(std::string_view text) {
-  return printable(text.substr(0, kMaxReasonBytes));
-}
+inline std::string shown_reason(std::string_view text) { return printable(text.substr(0, kMaxReasonBytes)); }
 
 // One connection, from its first byte to its last.
 struct Channel::Impl {
@@ -119,8 +117,7 @@ struct ControlLoop::Impl {
   void drop_everything();
 
   void add(ChannelPtr channel, int fd, double timeout_s);
-  void start_connect(const ControlAddress& address, const ControlEndpoint& endpoint,
-                     double timeout_s, OnOpen on_open,
+  void start_connect(const ControlAddress& address, const ControlEndpoint& endpoint, double timeout_s, OnOpen on_open,
                      std::function<void(Result<ChannelPtr>)> done);
   void on_event(uint64_t id, uint32_t happened);
   void read_some(const ChannelPtr& channel, bool to_the_end);

@@ -18,8 +18,7 @@ constexpr double kCheckSeconds = 0.05;  // between two looks at deadlines
 
 }  // namespace
 
-ControlLoop::Impl::Impl(Clock& c, const ChannelLimits& l,
-                        std::function<void(const std::string&)> to)
+ControlLoop::Impl::Impl(Clock& c, const ChannelLimits& l, std::function<void(const std::string&)> to)
     : clock(c), limits(l), log(std::move(to)) {
   epoll = epoll_create1(EPOLL_CLOEXEC);
   wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -71,8 +70,7 @@ void ControlLoop::Impl::run() {
         on_event(events[i].data.u64, events[i].events);
     }
     for (uint64_t id : std::exchange(unread, {}))
-      if (auto found = channels.find(id); found != channels.end())
-        read_some(ChannelPtr(found->second), true);
+      if (auto found = channels.find(id); found != channels.end()) read_some(ChannelPtr(found->second), true);
     if (woke) run_inbox();
     if (now >= next_check_s) check(now);
     if (woke) {
@@ -101,8 +99,7 @@ void ControlLoop::Impl::run_inbox() {
 
 void ControlLoop::Impl::drop_everything() {
   run_inbox();
-  for (auto& [id, listening] : listeners)
-    close_listener(listening.fd, listening.tcp ? "" : listening.endpoint.address);
+  for (auto& [id, listening] : listeners) close_listener(listening.fd, listening.tcp ? "" : listening.endpoint.address);
   listeners.clear();
   while (!channels.empty()) {
     ChannelPtr channel = channels.begin()->second;
@@ -140,8 +137,7 @@ void ControlLoop::Impl::accept_all(uint64_t listener_id) {
   for (;;) {
     sockaddr_storage from{};
     socklen_t bytes = sizeof from;
-    int fd = accept4(listening.fd, reinterpret_cast<sockaddr*>(&from), &bytes,
-                     SOCK_NONBLOCK | SOCK_CLOEXEC);
+    int fd = accept4(listening.fd, reinterpret_cast<sockaddr*>(&from), &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       // Out of descriptors or memory: no spinning, the next look at the deadlines tries again.
@@ -163,8 +159,7 @@ void ControlLoop::Impl::accept_all(uint64_t listener_id) {
     auto impl = std::make_unique<Channel::Impl>();
     impl->accepted = true;
     impl->address = "a peer of " + listening.endpoint.address;
-    impl->handshake.emplace(Handshake::Side::acceptor, listening.endpoint.key,
-                            listening.endpoint.self);
+    impl->handshake.emplace(Handshake::Side::acceptor, listening.endpoint.key, listening.endpoint.self);
     impl->on_open = listening.on_open;
     ChannelPtr channel(new Channel(std::move(impl)));
     add(channel, fd, limits.handshake_timeout_s);
@@ -172,10 +167,8 @@ void ControlLoop::Impl::accept_all(uint64_t listener_id) {
   }
 }
 
-void ControlLoop::Impl::start_connect(const ControlAddress& address,
-                                      const ControlEndpoint& endpoint, double timeout_s,
-                                      OnOpen on_open,
-                                      std::function<void(Result<ChannelPtr>)> done) {
+void ControlLoop::Impl::start_connect(const ControlAddress& address, const ControlEndpoint& endpoint, double timeout_s,
+                                      OnOpen on_open, std::function<void(Result<ChannelPtr>)> done) {
   {
     std::lock_guard lock(mutex);
     if (stopping) return done(Error{ErrorCode::cancelled, "the control loop ended"});
@@ -255,8 +248,7 @@ void ControlLoop::Impl::check(double now) {
     Channel::Impl& c = *channel->impl_;
     if (c.stage == Stage::connecting || c.stage == Stage::handshake) {
       if (now >= c.deadline_s)
-        fail(channel, c.stage == Stage::connecting ? "connect: no answer in time"
-                                                   : "handshake: not complete in time");
+        fail(channel, c.stage == Stage::connecting ? "connect: no answer in time" : "handshake: not complete in time");
     } else if (c.stage == Stage::lingering) {
       if (now >= c.deadline_s) end(channel, "");
     } else if (c.stage == Stage::open) {
@@ -264,8 +256,7 @@ void ControlLoop::Impl::check(double now) {
       if (now >= c.heard_s + limits.silence_timeout_s) read_some(channel, true);
       if (c.stage == Stage::open && now >= c.heard_s + limits.silence_timeout_s) {
         ++silent;
-        fail(channel,
-             "the peer was silent for " + std::to_string(int((now - c.heard_s) * 1000)) + " ms");
+        fail(channel, "the peer was silent for " + std::to_string(int((now - c.heard_s) * 1000)) + " ms");
       } else if (c.stage == Stage::open && now >= c.beat_s + limits.heartbeat_s) {
         c.beat_s = now;
         std::lock_guard lock(c.mutex);

@@ -145,8 +145,7 @@ void ControlLoop::Impl::end(const ChannelPtr& held, const std::string& why_close
     ++closed;
     tell_closed(c, reason);
   }
-  if (auto done = std::exchange(c.on_connected, nullptr))
-    done(Error{ErrorCode::io, c.address + ": " + reason});
+  if (auto done = std::exchange(c.on_connected, nullptr)) done(Error{ErrorCode::io, c.address + ": " + reason});
 }
 
 // Lets go of the owner's callbacks, which may hold the channel.

@@ -48,9 +48,7 @@ struct Encoder {
     to.number(uint8_t(value));
   }
   // An explanation may quote bytes from anywhere.
-  void text(const char*, const std::string& value) {
-    to.text(is_utf8(value) ? value : replace_invalid_utf8(value));
-  }
+  void text(const char*, const std::string& value) { to.text(is_utf8(value) ? value : replace_invalid_utf8(value)); }
   template <class T>
   void numbers(const char*, const std::vector<T>& values, Number = {}) {
     to.numbers(values);
@@ -118,9 +116,7 @@ struct Decoder {
   void choice(const char* name, E& value, E last) {
     value = E(from.number<uint8_t>(name, 0, uint8_t(last)));
   }
-  void text(const char* name, std::string& value) {
-    value = from.utf8(name, kMaxFramePayloadBytes);
-  }
+  void text(const char* name, std::string& value) { value = from.utf8(name, kMaxFramePayloadBytes); }
   template <class T>
   void numbers(const char* name, std::vector<T>& values) {
     values = from.numbers<T>(name, kMaxFramePayloadBytes);
@@ -130,8 +126,8 @@ struct Decoder {
     const Bounds b = bounds(range, limits);
     for (int32_t value : values)
       if (value < b.least || value > b.most)
-        return from.fail(name, std::to_string(value) + ", expected from " +
-                                   std::to_string(b.least) + " to " + std::to_string(b.most));
+        return from.fail(name, std::to_string(value) + ", expected from " + std::to_string(b.least) + " to " +
+                                   std::to_string(b.most));
   }
   // One by one: an element in memory is larger than its bytes here may be.
   template <class T>
@@ -169,8 +165,8 @@ struct Describer {
   std::string out;
 
   void add(const char* kind, const char* name, size_t bytes, double a = 0, double b = 0) {
-    out += std::string(kind) + " " + name + " " + std::to_string(bytes) + " " + std::to_string(a) +
-           " " + std::to_string(b) + "\n";
+    out += std::string(kind) + " " + name + " " + std::to_string(bytes) + " " + std::to_string(a) + " " +
+           std::to_string(b) + "\n";
   }
   template <class T>
   void number(const char* name, T&, Number range) {
@@ -239,8 +235,7 @@ static_assert(std::size(kKinds) == std::variant_size_v<Message::variant>);
 
 bool may_come(char who, Way way) {
   return way == kAnyWay || (way == kToInstance && (who == 'D' || who == 'B')) ||
-         (way == kToConductor && (who == 'U' || who == 'B')) ||
-         (way == kBetweenInstances && who == 'A');
+         (way == kToConductor && (who == 'U' || who == 'B')) || (way == kBetweenInstances && who == 'A');
 }
 
 // What must hold between fields.
@@ -250,8 +245,7 @@ struct Check {
   static Status choice(const ChoiceState& s) {
     if (s.choice + s.stands_for > kMaxChoices)
       return invalid("stands_for: more than " + std::to_string(kMaxChoices) + " choices");
-    if (s.stands_for > 1 && !s.output.empty())
-      return invalid("output: of several choices, expected none");
+    if (s.stands_for > 1 && !s.output.empty()) return invalid("output: of several choices, expected none");
     return ok();
   }
   // Something of the request is left to be done, and fits the context.
@@ -261,8 +255,7 @@ struct Check {
       return invalid("max_tokens: " + std::to_string(longest) + " with the prompt, expected " +
                      std::to_string(limits.max_model_len) + " at most");
     if (Status status = choice(s); !status) return status;
-    if (s.choice + s.stands_for > r.n)
-      return invalid("choice: of a request with " + std::to_string(r.n));
+    if (s.choice + s.stands_for > r.n) return invalid("choice: of a request with " + std::to_string(r.n));
     if (s.output.size() >= size_t(r.max_tokens))
       return invalid("output: " + std::to_string(s.output.size()) + " tokens, expected less than " +
                      std::to_string(r.max_tokens));
@@ -301,8 +294,7 @@ struct Check {
     return ok();
   }
   Status operator()(const TokenOf& m) const {
-    if (m.event.token < 0 && m.event.finish == FinishReason::none)
-      return invalid("token: none, and no end either");
+    if (m.event.token < 0 && m.event.finish == FinishReason::none) return invalid("token: none, and no end either");
     return ok();
   }
 };
@@ -324,9 +316,7 @@ Result<Envelope> decode(uint16_t type, std::string_view payload, double now, con
   const size_t kind = size_t(type) - kFirstFrameType;
   if (type < kFirstFrameType || kind >= std::size(kKinds))
     return invalid("a message of unknown type " + std::to_string(type));
-  const auto wrong = [kind](const Error& error) {
-    return invalid(kKinds[kind] + 2 + (": " + error.message));
-  };
+  const auto wrong = [kind](const Error& error) { return invalid(kKinds[kind] + 2 + (": " + error.message)); };
   if (!may_come(kKinds[kind][0], door.way)) return wrong({{}, "not for this one to say"});
   Envelope envelope;
   ByteReader reader(payload);

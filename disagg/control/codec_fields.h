@@ -42,8 +42,8 @@ void each(A& a, Number range, std::string_view names, T&... values) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<SamplingParams> s) {
-  auto& [temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
-         seed, top_logprobs] = s;
+  auto& [temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed,
+         top_logprobs] = s;
   a.real("temperature", temperature, 0, 1e6);
   a.number("top_k", top_k, Number::natural);
   a.real("top_p", top_p, 0, 1);
@@ -57,9 +57,9 @@ void fields(A& a, typename A::template Ref<SamplingParams> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<Request> s) {
-  auto& [id, prompt, sampling, max_tokens, min_tokens, n, prompt_logprobs, ignore_eos, stop,
-         stop_token_ids, include_stop_text, skip_special_tokens, prompt_is_text_prefix, priority,
-         cache_salt, session_id, arrival_s, deadline_s] = s;
+  auto& [id, prompt, sampling, max_tokens, min_tokens, n, prompt_logprobs, ignore_eos, stop, stop_token_ids,
+         include_stop_text, skip_special_tokens, prompt_is_text_prefix, priority, cache_salt, session_id, arrival_s,
+         deadline_s] = s;
   a.bits("id", id);
   a.numbers("prompt", prompt, Number::token);
   a.part("sampling", sampling);
@@ -82,8 +82,7 @@ void fields(A& a, typename A::template Ref<Request> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<ChoiceState> s) {
-  auto& [choice, stands_for, output, logits_hash, cached_tokens, preemptions, queued_s,
-         scheduled_s] = s;
+  auto& [choice, stands_for, output, logits_hash, cached_tokens, preemptions, queued_s, scheduled_s] = s;
   a.number("choice", choice, Number::choice);
   a.number("stands_for", stands_for, Number::choices);
   a.numbers("output", output, Number::token);
@@ -112,9 +111,8 @@ void fields(A& a, typename A::template Ref<Sampled> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<TokenEvent> s) {
-  auto& [request_id, choice, token, text, finish, stop_text, stop_token, error, has_logprobs,
-         sampled, prompt_logprobs, cached_tokens, preemptions, logits_hash, queued_s, scheduled_s,
-         time_s] = s;
+  auto& [request_id, choice, token, text, finish, stop_text, stop_token, error, has_logprobs, sampled, prompt_logprobs,
+         cached_tokens, preemptions, logits_hash, queued_s, scheduled_s, time_s] = s;
   a.bits("request_id", request_id);
   a.number("choice", choice, Number::choice);
   a.number("token", token, Number::token_or_none);
@@ -165,8 +163,7 @@ void fields(A& a, typename A::template Ref<KvShards> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<InstanceInfo> s) {
-  auto& [id, name, role, layout, shards, capacity_blocks, block_tokens, max_batch, address,
-         control] = s;
+  auto& [id, name, role, layout, shards, capacity_blocks, block_tokens, max_batch, address, control] = s;
   a.number("id", id, Number::instance);
   a.text("name", name);
   a.choice("role", role, Role::colocated);
@@ -206,38 +203,35 @@ void fields(A& a, typename A::template Ref<KvHandover> s) {
 
 template <class A>
 void fields(A& a, typename A::template Ref<KvTierStats> s) {
-  auto& [host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out, bytes_in, copies_out,
-         copies_in, disk_bytes_written, disk_bytes_read, host_hit_tokens, disk_hit_tokens,
-         host_evictions, disk_evictions, failed_writes, failed_reads, corrupt_reads, dropped_out,
-         load_wait_seconds] = s;
-  XPYD_EACH(a, Number::total, host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out,
-            bytes_in, copies_out, copies_in, disk_bytes_written, disk_bytes_read, host_hit_tokens,
-            disk_hit_tokens, host_evictions, disk_evictions, failed_writes, failed_reads,
-            corrupt_reads, dropped_out);
+  auto& [host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out, bytes_in, copies_out, copies_in,
+         disk_bytes_written, disk_bytes_read, host_hit_tokens, disk_hit_tokens, host_evictions, disk_evictions,
+         failed_writes, failed_reads, corrupt_reads, dropped_out, load_wait_seconds] = s;
+  XPYD_EACH(a, Number::total, host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out, bytes_in, copies_out,
+            copies_in, disk_bytes_written, disk_bytes_read, host_hit_tokens, disk_hit_tokens, host_evictions,
+            disk_evictions, failed_writes, failed_reads, corrupt_reads, dropped_out);
   a.real("load_wait_seconds", load_wait_seconds, 0, kMaxSeconds);
 }
 
 template <class A>
 void fields(A& a, typename A::template Ref<KvStats> s) {
-  auto& [capacity, free, active, cached, in_transfer, elsewhere, block_tokens, prefix_query_tokens,
-         prefix_hit_tokens, evictions, cow_copies, map_calls, unmap_calls, waited_jobs,
-         map_wait_seconds, capacity_bytes, written_bytes, reserved_bytes, internal_bytes,
-         idle_bytes, external_bytes, mapped_bytes, mappings, tiers] = s;
+  auto& [capacity, free, active, cached, in_transfer, elsewhere, block_tokens, prefix_query_tokens, prefix_hit_tokens,
+         evictions, cow_copies, map_calls, unmap_calls, waited_jobs, map_wait_seconds, capacity_bytes, written_bytes,
+         reserved_bytes, internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers] = s;
   XPYD_EACH(a, Number::count, capacity, free, active, cached, in_transfer, elsewhere, block_tokens);
-  XPYD_EACH(a, Number::total, prefix_query_tokens, prefix_hit_tokens, evictions, cow_copies,
-            map_calls, unmap_calls, waited_jobs);
+  XPYD_EACH(a, Number::total, prefix_query_tokens, prefix_hit_tokens, evictions, cow_copies, map_calls, unmap_calls,
+            waited_jobs);
   a.real("map_wait_seconds", map_wait_seconds, 0, kMaxSeconds);
-  XPYD_EACH(a, Number::total, capacity_bytes, written_bytes, reserved_bytes, internal_bytes,
-            idle_bytes, external_bytes, mapped_bytes, mappings);
+  XPYD_EACH(a, Number::total, capacity_bytes, written_bytes, reserved_bytes, internal_bytes, idle_bytes, external_bytes,
+            mapped_bytes, mappings);
   a.part("tiers", tiers);
 }
 
 template <class A>
 void fields(A& a, typename A::template Ref<InstanceStats> s) {
-  auto& [name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps,
-         prompt_tokens, generated_tokens, preemptions, step_seconds, schedule_seconds, wait_seconds,
-         transfer_bytes, transfer_descriptors, transfers, transfer_seconds, wire_s_per_byte,
-         kv_refused, leases_expired, heartbeat_s] = s;
+  auto& [name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps, prompt_tokens,
+         generated_tokens, preemptions, step_seconds, schedule_seconds, wait_seconds, transfer_bytes,
+         transfer_descriptors, transfers, transfer_seconds, wire_s_per_byte, kv_refused, leases_expired,
+         heartbeat_s] = s;
   a.text("name", name);
   XPYD_EACH(a, Number::count, running, waiting, queue_remote_prefilling, queue_prefill_sending);
   a.part("kv", kv);

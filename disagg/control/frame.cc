@@ -27,8 +27,7 @@ void FrameWriter::append(std::string& out, uint16_t type, std::string_view paylo
 }
 
 // Bytes that were used; 0 when the frame is not whole yet.
-Result<size_t> FrameReader::one_frame(std::string_view bytes, const OnFrame& on_frame,
-                                      bool* go_on) {
+Result<size_t> FrameReader::one_frame(std::string_view bytes, const OnFrame& on_frame, bool* go_on) {
   auto bad = [&](const std::string& why) {
     return Error{ErrorCode::io, "frame " + std::to_string(sequence_) + ": " + why};
   };
@@ -39,8 +38,7 @@ Result<size_t> FrameReader::one_frame(std::string_view bytes, const OnFrame& on_
   if (header.length > kMaxFramePayloadBytes)
     return bad("a length of " + std::to_string(header.length) + " bytes, at most " +
                std::to_string(kMaxFramePayloadBytes));
-  if (header.sequence != sequence_)
-    return bad("its sequence number is " + std::to_string(header.sequence));
+  if (header.sequence != sequence_) return bad("its sequence number is " + std::to_string(header.sequence));
   if (header.flags != 0) return bad("unknown flags");
   size_t whole = kFrameOverheadBytes + header.length;
   if (bytes.size() < whole) return size_t{0};

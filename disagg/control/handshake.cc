@@ -17,16 +17,11 @@ Error refuse(const std::string& why) { return {ErrorCode::io, "handshake: " + wh
 
 const char* name_of(NodeRole role) {
   switch (role) {
-    case NodeRole::conductor:
-      return "conductor";
-    case NodeRole::prefill:
-      return "prefill";
-    case NodeRole::decode:
-      return "decode";
-    case NodeRole::colocated:
-      return "colocated";
-    case NodeRole::tool:
-      return "tool";
+    case NodeRole::conductor: return "conductor";
+    case NodeRole::prefill: return "prefill";
+    case NodeRole::decode: return "decode";
+    case NodeRole::colocated: return "colocated";
+    case NodeRole::tool: return "tool";
   }
   return "?";
 }
@@ -84,8 +79,7 @@ Status Handshake::feed(std::string_view& bytes, std::string& out) {
     std::memcpy(&length, buffer_.data(), sizeof length);
     // The first bytes of another protocol read as a length: say what it is rather than wait.
     if (length == 0 || length > kMaxMessageBytes)
-      return refuse("a message of " + std::to_string(length) +
-                    " bytes; the peer does not speak this protocol");
+      return refuse("a message of " + std::to_string(length) + " bytes; the peer does not speak this protocol");
     if (buffer_.size() < sizeof length + length) continue;
     std::string message = buffer_.substr(sizeof length);
     buffer_.clear();
@@ -112,8 +106,7 @@ Status Handshake::take(std::string_view message, std::string& out) {
   Sha256 theirs;
   if (message.size() != theirs.size()) return refuse("a proof of another size");
   std::memcpy(theirs.data(), message.data(), theirs.size());
-  if (!equal_in_constant_time(theirs, proof(other)))
-    return refuse("the peer has another cluster key");
+  if (!equal_in_constant_time(theirs, proof(other))) return refuse("the peer has another cluster key");
   if (side_ == Side::acceptor) send_proof();
   send_key_ = frame_key(side_);
   receive_key_ = frame_key(other);
@@ -123,8 +116,7 @@ Status Handshake::take(std::string_view message, std::string& out) {
 
 Status Handshake::take_hello(std::string_view message) {
   ByteReader reader(message);
-  if (reader.raw("magic", kHelloMagic.size()) != kHelloMagic)
-    return refuse("the peer does not speak this protocol");
+  if (reader.raw("magic", kHelloMagic.size()) != kHelloMagic) return refuse("the peer does not speak this protocol");
   auto version = reader.number<uint16_t>("version");
   if (!reader.failed() && version != kControlVersion)
     return refuse("the peer speaks version " + std::to_string(version) + ", this is version " +
@@ -136,8 +128,7 @@ Status Handshake::take_hello(std::string_view message) {
   peer_.id = reader.text("node id", kMaxNodeIdBytes);
   if (Status status = reader.finish(); !status) return refuse(status.error().message);
   if (Status status = check_identity(peer_); !status) return refuse(status.error().message);
-  if (peer_.schema != schema_)
-    return refuse("the peer is another build of this program, with other messages");
+  if (peer_.schema != schema_) return refuse("the peer is another build of this program, with other messages");
   peer_hello_ = message;
   return ok();
 }
@@ -153,14 +144,12 @@ std::string Handshake::transcript(std::string_view label) const {
 }
 
 Sha256 Handshake::proof(Side side) const {
-  return hmac_sha256(key_.bytes(),
-                     transcript(side == Side::initiator ? "xpyd initiator" : "xpyd acceptor"));
+  return hmac_sha256(key_.bytes(), transcript(side == Side::initiator ? "xpyd initiator" : "xpyd acceptor"));
 }
 
 SipKey Handshake::frame_key(Side from) const {
-  Sha256 digest = hmac_sha256(key_.bytes(),
-                              transcript(from == Side::initiator ? "xpyd frames of the initiator"
-                                                                 : "xpyd frames of the acceptor"));
+  Sha256 digest = hmac_sha256(key_.bytes(), transcript(from == Side::initiator ? "xpyd frames of the initiator"
+                                                                               : "xpyd frames of the acceptor"));
   SipKey key;
   std::memcpy(&key.k0, digest.data(), 8);
   std::memcpy(&key.k1, digest.data() + 8, 8);

@@ -22,9 +22,7 @@ Sha256 hmac_sha256(std::string_view key, std::string_view message) {
   return digest;
 }
 
-bool equal_in_constant_time(const Sha256& a, const Sha256& b) {
-  return memeql_sec(a.data(), b.data(), a.size()) == 1;
-}
+bool equal_in_constant_time(const Sha256& a, const Sha256& b) { return memeql_sec(a.data(), b.data(), a.size()) == 1; }
 
 void fill_random(void* bytes, size_t n) {
   char* out = static_cast<char*>(bytes);
@@ -45,9 +43,7 @@ ClusterKey ClusterKey::random() {
 }
 
 Result<ClusterKey> ClusterKey::from_file(const std::string& path) {
-  auto bad = [&](const std::string& why) {
-    return invalid("cluster key file " + path + ": " + why);
-  };
+  auto bad = [&](const std::string& why) { return invalid("cluster key file " + path + ": " + why); };
   // A FIFO would block the open; fstat and read look at the same file whatever happens to the name.
   int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return bad(std::strerror(errno));
@@ -61,8 +57,7 @@ Result<ClusterKey> ClusterKey::from_file(const std::string& path) {
   if (info.st_mode & (S_IRWXO | S_IWGRP)) {
     char mode[8];
     std::snprintf(mode, sizeof mode, "%04o", unsigned(info.st_mode & 07777));
-    return bad(std::string("its mode is ") + mode +
-               ", so others may read or change it; expected 0600 or 0640");
+    return bad(std::string("its mode is ") + mode + ", so others may read or change it; expected 0600 or 0640");
   }
   ClusterKey key;
   key.bytes_.resize(kMaxClusterKeyBytes + 1);
@@ -78,8 +73,7 @@ Result<ClusterKey> ClusterKey::from_file(const std::string& path) {
   while (n > 0 && (key.bytes_[n - 1] == '\n' || key.bytes_[n - 1] == '\r')) --n;
   key.bytes_.resize(n);
   if (n < kMinClusterKeyBytes)
-    return bad(std::to_string(n) + " bytes; expected at least " +
-               std::to_string(kMinClusterKeyBytes) +
+    return bad(std::to_string(n) + " bytes; expected at least " + std::to_string(kMinClusterKeyBytes) +
                " (head -c 32 /dev/urandom | base64 >FILE makes good ones)");
   return key;
 }

@@ -20,8 +20,7 @@ void ByteWriter::text(std::string_view value) {
 bool ByteReader::take_into(void* out, size_t n, const char* what) {
   if (failed_) return false;
   if (n > rest_.size()) {
-    fail(what,
-         "needs " + std::to_string(n) + " bytes, " + std::to_string(rest_.size()) + " are left");
+    fail(what, "needs " + std::to_string(n) + " bytes, " + std::to_string(rest_.size()) + " are left");
     return false;
   }
   std::memcpy(out, rest_.data(), n);
@@ -29,16 +28,13 @@ bool ByteReader::take_into(void* out, size_t n, const char* what) {
   return true;
 }
 
-bool ByteReader::boolean(const char* what) {
-  return number<uint8_t>(what, uint8_t{0}, uint8_t{1}) == 1;
-}
+bool ByteReader::boolean(const char* what) { return number<uint8_t>(what, uint8_t{0}, uint8_t{1}) == 1; }
 
 size_t ByteReader::count(const char* what, size_t max_count, size_t element_bytes) {
   size_t n = number<uint32_t>(what);
   if (failed_) return 0;
   if (n > max_count) {
-    fail(what,
-         std::to_string(n) + " elements, at most " + std::to_string(max_count) + " are expected");
+    fail(what, std::to_string(n) + " elements, at most " + std::to_string(max_count) + " are expected");
     return 0;
   }
   if (n > rest_.size() / element_bytes) {
@@ -51,8 +47,7 @@ size_t ByteReader::count(const char* what, size_t max_count, size_t element_byte
 std::string_view ByteReader::raw(const char* what, size_t n) {
   if (failed_) return {};
   if (n > rest_.size()) {
-    fail(what,
-         "needs " + std::to_string(n) + " bytes, " + std::to_string(rest_.size()) + " are left");
+    fail(what, "needs " + std::to_string(n) + " bytes, " + std::to_string(rest_.size()) + " are left");
     return {};
   }
   std::string_view bytes = rest_.substr(0, n);

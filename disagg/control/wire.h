@@ -36,8 +36,7 @@ class ByteWriter {
   template <WireNumber T>
   void numbers(const std::vector<T>& values) {
     count(values.size());
-    if (!values.empty())
-      bytes_.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+    if (!values.empty()) bytes_.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
   }
   void count(size_t n);  // of elements that the caller writes next
   void raw(std::string_view bytes) { bytes_.append(bytes); }

@@ -16,8 +16,7 @@ constexpr double kHoldSeconds = 1e-3;  // a reordered post's, where none comes b
 
 class FaultTransport final : public ForwardingTransport {
  public:
-  FaultTransport(std::unique_ptr<KvTransport> inner, const FaultOptions& faults,
-                 const TransportOptions& options)
+  FaultTransport(std::unique_ptr<KvTransport> inner, const FaultOptions& faults, const TransportOptions& options)
       : ForwardingTransport(std::move(inner)),
         faults_(faults),
         clock_(*options.clock),
@@ -48,8 +47,7 @@ class FaultTransport final : public ForwardingTransport {
     // Every post draws the same numbers, whatever becomes of it.
     const auto happens = [this](double probability) { return random_.uniform() < probability; };
     post.dropped = happens(faults_.drop);
-    if (const double late = random_.exponential() * faults_.delay_s; late > 0)
-      post.due_s += late, ++counts_.delayed;
+    if (const double late = random_.exponential() * faults_.delay_s; late > 0) post.due_s += late, ++counts_.delayed;
     if (happens(faults_.reorder)) post.behind = true, ++counts_.reordered;
     post.duplicate = happens(faults_.duplicate) && transfer.op == KvOp::write;
     const bool truncate = happens(faults_.truncate), corrupt = happens(faults_.corrupt);
@@ -221,11 +219,9 @@ bool parse_number(std::string_view text, double& value, std::string_view& rest) 
 
 std::string parse_item(std::string_view item, FaultOptions& faults) {
   const size_t equals = item.find('=');
-  const std::string_view key = item.substr(0, equals),
-                         value = equals == item.npos ? "" : item.substr(equals + 1);
+  const std::string_view key = item.substr(0, equals), value = equals == item.npos ? "" : item.substr(equals + 1);
   if (key == "seed") {
-    const auto [end, error] =
-        std::from_chars(value.data(), value.data() + value.size(), faults.seed);
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), faults.seed);
     const bool whole = error == std::errc() && end == value.data() + value.size();
     return whole ? "" : "seed is not a whole number";
   }
@@ -255,8 +251,7 @@ std::string parse_item(std::string_view item, FaultOptions& faults) {
 
 }  // namespace
 
-std::unique_ptr<KvTransport> make_fault_transport(std::unique_ptr<KvTransport> inner,
-                                                  const FaultOptions& faults,
+std::unique_ptr<KvTransport> make_fault_transport(std::unique_ptr<KvTransport> inner, const FaultOptions& faults,
                                                   const TransportOptions& options) {
   return std::make_unique<FaultTransport>(std::move(inner), faults, options);
 }

@@ -34,8 +34,7 @@ struct FaultCounts {
   int64_t dropped = 0, delayed = 0, reordered = 0, duplicated = 0, truncated = 0, corrupted = 0;
 };
 
-std::unique_ptr<KvTransport> make_fault_transport(std::unique_ptr<KvTransport> inner,
-                                                  const FaultOptions& faults,
+std::unique_ptr<KvTransport> make_fault_transport(std::unique_ptr<KvTransport> inner, const FaultOptions& faults,
                                                   const TransportOptions& options);
 // What it has done so far. Null: `transport` is no fault transport.
 const FaultCounts* fault_counts(const KvTransport& transport);

@@ -13,9 +13,7 @@ class ForwardingTransport : public KvTransport {
   explicit ForwardingTransport(std::unique_ptr<KvTransport> inner) : inner_(std::move(inner)) {}
   bool zero_copy() const override { return inner_->zero_copy(); }
   std::string address() const override { return inner_->address(); }
-  Result<bool> connect(PeerId peer, const std::string& address) override {
-    return inner_->connect(peer, address);
-  }
+  Result<bool> connect(PeerId peer, const std::string& address) override { return inner_->connect(peer, address); }
   void disconnect(PeerId peer) override { inner_->disconnect(peer); }
   std::byte* remote(PeerId peer, int region) const override { return inner_->remote(peer, region); }
   Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {

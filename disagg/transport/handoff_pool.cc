@@ -55,13 +55,10 @@ struct Plan {
   size_t rank_bytes = 0;        // of them, not between two
   size_t block_bytes = 0;       // on all of them
 
-  size_t kv_offset() const {
-    return round_up(kPage + BlockLedger::bytes(whole.n_blocks), kHugePage);
-  }
+  size_t kv_offset() const { return round_up(kPage + BlockLedger::bytes(whole.n_blocks), kHugePage); }
 };
 
-Result<Plan> make_plan(const std::string& scheme_name, KvOptions options, int n_instances,
-                       const KvShards& shards) {
+Result<Plan> make_plan(const std::string& scheme_name, KvOptions options, int n_instances, const KvShards& shards) {
   XPYD_CHECK(!find_kv_scheme(scheme_name)->block_bytes);  // refused before
   if (__builtin_mul_overflow(options.pool_bytes, size_t(n_instances), &options.pool_bytes))
     return invalid("--kv-bytes: more than there are addresses for, for all instances together");
@@ -96,31 +93,26 @@ Result<MemoryExporter*> exporter_of(const KvOptions& options) {
   MemoryExporter* found = nullptr;
   if (!options.device || options.device == &cpu_device()) return found;
   found = dynamic_cast<MemoryExporter*>(options.device);
-  const Status can =
-      found ? found->exports() : Error{ErrorCode::unavailable, "its memory cannot be shared"};
+  const Status can = found ? found->exports() : Error{ErrorCode::unavailable, "its memory cannot be shared"};
   if (can) return found;
-  return Error{can.error().code,
-               std::string("--device ") + options.device->name() + ": " + can.error().message +
-                   "; expected instances in one process (without --processes), or --device cpu"};
+  return Error{can.error().code, std::string("--device ") + options.device->name() + ": " + can.error().message +
+                                     "; expected instances in one process (without --processes), or --device cpu"};
 }
 
 Error too_large(const Error& error) { return {error.code, "--kv-bytes: " + error.message}; }
 
 // A member among the first n_instances. The place of one that is ending is there soon; and who
 // looks whether one has ended keeps others from its place for that moment.
-Result<std::unique_ptr<BlockLedger>> join_ledger(std::shared_ptr<std::byte> words, int n_blocks,
-                                                 int n_instances, int file) {
+Result<std::unique_ptr<BlockLedger>> join_ledger(std::shared_ptr<std::byte> words, int n_blocks, int n_instances,
+                                                 int file) {
   RealClock clock;
   for (const double end = clock.now() + kPatienceSeconds;; clock.sleep(1e-2)) {
     auto ledger = BlockLedger::join(words, n_blocks, file, BlockLedger::As::member);
-    if (ledger ? ledger.value()->slot() < n_instances
-               : ledger.error().code != ErrorCode::unavailable)
-      return ledger;
+    if (ledger ? ledger.value()->slot() < n_instances : ledger.error().code != ErrorCode::unavailable) return ledger;
     // A share of the pool for each is what lets everybody's longest sequence fit (BlockPool::shed).
     if (clock.now() >= end)
       return Error{ErrorCode::unavailable,
-                   "the KV pool of --transport handoff is cut for the " +
-                       std::to_string(n_instances) +
+                   "the KV pool of --transport handoff is cut for the " + std::to_string(n_instances) +
                        " instances of the conductor's --topology, and they are all there, or one "
                        "of them is still ending"};
   }
@@ -156,8 +148,7 @@ Files receive_files(int socket) {  // -1: none came
   struct cmsghdr* head = CMSG_FIRSTHDR(&message);
   if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS)
     for (size_t n : {size_t{1}, kFiles})
-      if (head->cmsg_len == CMSG_LEN(n * sizeof(int)))
-        std::memcpy(files.data(), CMSG_DATA(head), n * sizeof(int));
+      if (head->cmsg_len == CMSG_LEN(n * sizeof(int))) std::memcpy(files.data(), CMSG_DATA(head), n * sizeof(int));
   return files;
 }
 
@@ -165,9 +156,8 @@ std::string where(const std::string& card) { return card.empty() ? "the host" : 
 
 }  // namespace
 
-Result<std::unique_ptr<HandoffPool>> HandoffPool::create(const std::string& scheme,
-                                                         const KvOptions& options, int n_instances,
-                                                         const KvShards& shards) {
+Result<std::unique_ptr<HandoffPool>> HandoffPool::create(const std::string& scheme, const KvOptions& options,
+                                                         int n_instances, const KvShards& shards) {
   Result<Plan> planned = make_plan(scheme, options, n_instances, shards);
   if (!planned) return planned.error();
   Plan& plan = planned.value();
@@ -177,21 +167,19 @@ Result<std::unique_ptr<HandoffPool>> HandoffPool::create(const std::string& sche
   pool->bytes_ = plan.rank_bytes;
   pool->block_bytes_ = plan.block_bytes;
   if (card.value()) {
-    Result<std::shared_ptr<std::byte>> kv =
-        card.value()->allocate_exported(plan.kv_bytes, pool->card_file_);
+    Result<std::shared_ptr<std::byte>> kv = card.value()->allocate_exported(plan.kv_bytes, pool->card_file_);
     if (!kv && kv.error().code == ErrorCode::unavailable) return too_large(kv.error());
     if (!kv) return kv.error();
     pool->card_memory_ = std::move(kv).value();
-    std::snprintf(plan.header.card, sizeof plan.header.card, "%s",
-                  card.value()->identity().c_str());
+    std::snprintf(plan.header.card, sizeof plan.header.card, "%s", card.value()->identity().c_str());
   }
   Result<std::shared_ptr<std::byte>> memory = make_shared_file(
       "xpyd-handoff", plan.kv_offset() + (card.value() ? 0 : plan.kv_bytes), pool->file_);
   if (!memory) return too_large(memory.error());
   std::memcpy(memory.value().get(), &plan.header, sizeof(PoolHeader));
   std::shared_ptr<std::byte> words(memory.value(), memory.value().get() + kPage);
-  Result<std::unique_ptr<BlockLedger>> ledger =
-      BlockLedger::join(words, plan.whole.n_blocks, pool->file_, BlockLedger::As::observer);
+  Result<std::unique_ptr<BlockLedger>> ledger = BlockLedger::join(words, plan.whole.n_blocks, pool->file_,
+                                                                  BlockLedger::As::observer);
   if (!ledger) return ledger.error();
   pool->ledger_ = std::move(ledger).value();
   if (Status listening = pool->listen(); !listening) return listening.error();
@@ -210,8 +198,7 @@ Status HandoffPool::listen() {
   const socklen_t at_size = shm::abstract_address(address_.substr(1), at);
   stop_ = eventfd(0, EFD_CLOEXEC);
   listener_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (stop_ < 0 || listener_ < 0 ||
-      bind(listener_, reinterpret_cast<const sockaddr*>(&at), at_size) != 0 ||
+  if (stop_ < 0 || listener_ < 0 || bind(listener_, reinterpret_cast<const sockaddr*>(&at), at_size) != 0 ||
       ::listen(listener_, 64) != 0)
     return Error{ErrorCode::io, "a Unix socket for the KV pool: " + os_text()};
   return ok();
@@ -241,16 +228,14 @@ void HandoffPool::serve() {
     if (!same_user(peer.get()))
       log_line(LogLevel::warning, "xpyd: a process of another user asked for the KV pool: refused");
     else if (!send_files(peer.get(), {file_, card_file_}))
-      log_line(LogLevel::warning, "xpyd: the KV pool could not be passed on: %s",
-               os_text().c_str());
+      log_line(LogLevel::warning, "xpyd: the KV pool could not be passed on: %s", os_text().c_str());
   }
 }
 
-Result<JoinedPool> join_handoff_pool(const std::string& address, const std::string& scheme,
-                                     const KvOptions& options, const KvShards& shards) {
+Result<JoinedPool> join_handoff_pool(const std::string& address, const std::string& scheme, const KvOptions& options,
+                                     const KvShards& shards) {
   if (address.size() < 2 || address.size() >= sizeof(sockaddr_un::sun_path) || address[0] != '@')
-    return invalid(
-        "the conductor names no KV pool: expected that it runs with --transport handoff");
+    return invalid("the conductor names no KV pool: expected that it runs with --transport handoff");
   sockaddr_un at;  // the first byte of the name is 0 for the system, '@' for people
   const socklen_t at_size = shm::abstract_address(address.substr(1), at);
   const File socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
@@ -259,18 +244,16 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
   setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
   if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&at), at_size) != 0)
-    return Error{
-        ErrorCode::unavailable,
-        "the KV pool of --transport handoff cannot be reached (" + os_text() +
-            "): it is shared by processes of one host and one network namespace; elsewhere "
-            "expected --transport tcp, rdma or nccl"};
+    return Error{ErrorCode::unavailable,
+                 "the KV pool of --transport handoff cannot be reached (" + os_text() +
+                     "): it is shared by processes of one host and one network namespace; elsewhere "
+                     "expected --transport tcp, rdma or nccl"};
   const Files files = same_user(socket.get()) ? receive_files(socket.get()) : Files{-1, -1};
   const File file(files[0]), of_card(files[1]);
   if (file.get() < 0)
-    return Error{
-        ErrorCode::unavailable,
-        "the KV pool of --transport handoff is given to processes of the conductor's user, "
-        "and was not given to this one"};
+    return Error{ErrorCode::unavailable,
+                 "the KV pool of --transport handoff is given to processes of the conductor's user, "
+                 "and was not given to this one"};
 
   struct stat status;
   if (fstat(file.get(), &status) != 0 || size_t(status.st_size) < kPage)
@@ -287,48 +270,42 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   const std::string own_card = card.value() ? card.value()->identity() : "";
   const std::string its_card(there.card, strnlen(there.card, sizeof there.card));
   if (own_card != its_card)
-    return invalid("the KV pool of --transport handoff is in memory of " + where(its_card) +
-                   ", and --device here is " + where(own_card) +
-                   ": expected the same for all instances (of cards, in CUDA_VISIBLE_DEVICES)");
+    return invalid("the KV pool of --transport handoff is in memory of " + where(its_card) + ", and --device here is " +
+                   where(own_card) + ": expected the same for all instances (of cards, in CUDA_VISIBLE_DEVICES)");
   Result<Plan> planned = make_plan(scheme, options, there.n_instances, shards);
   if (!planned) return planned.error();
   const Plan& plan = planned.value();
   const PoolHeader& h = plan.header;
-  for (auto [field, own, conductor] :
-       {std::tuple{"--kv-bytes", long(h.pool_bytes / size_t(h.n_instances)),
-                   long(there.pool_bytes / size_t(h.n_instances))},
-        {"layers", h.n_layers, there.n_layers},
-        {"kv heads", h.n_kv_heads, there.n_kv_heads},
-        {"head_dim", h.head_dim, there.head_dim},
-        {"--kv-dtype", h.dtype, there.dtype},
-        {"--kv-layout", h.order, there.order},
-        {"tensor-parallel ranks", h.tp, there.tp},
-        {"pipeline stages", h.pp, there.pp},
-        {"tokens of a block", h.block_tokens, there.block_tokens},
-        {"blocks", h.n_blocks, there.n_blocks}})
+  for (auto [field, own, conductor] : {std::tuple{"--kv-bytes", long(h.pool_bytes / size_t(h.n_instances)),
+                                                  long(there.pool_bytes / size_t(h.n_instances))},
+                                       {"layers", h.n_layers, there.n_layers},
+                                       {"kv heads", h.n_kv_heads, there.n_kv_heads},
+                                       {"head_dim", h.head_dim, there.head_dim},
+                                       {"--kv-dtype", h.dtype, there.dtype},
+                                       {"--kv-layout", h.order, there.order},
+                                       {"tensor-parallel ranks", h.tp, there.tp},
+                                       {"pipeline stages", h.pp, there.pp},
+                                       {"tokens of a block", h.block_tokens, there.block_tokens},
+                                       {"blocks", h.n_blocks, there.n_blocks}})
     if (own != conductor)
-      return invalid(std::string("the KV pool of --transport handoff is another one: ") + field +
-                     " is " + std::to_string(own) + " here, " + std::to_string(conductor) +
-                     " at the conductor");
+      return invalid(std::string("the KV pool of --transport handoff is another one: ") + field + " is " +
+                     std::to_string(own) + " here, " + std::to_string(conductor) + " at the conductor");
   std::shared_ptr<std::byte> kv;  // of all ranks
   if (card.value()) {
-    Result<std::shared_ptr<std::byte>> there_kv =
-        card.value()->import(of_card.get(), plan.kv_bytes);
+    Result<std::shared_ptr<std::byte>> there_kv = card.value()->import(of_card.get(), plan.kv_bytes);
     if (!there_kv) return there_kv.error();
     kv = std::move(there_kv).value();
   } else {
-    if (bytes < plan.kv_offset() + plan.kv_bytes)
-      return Error{ErrorCode::io, "the file of the KV pool is too short"};
+    if (bytes < plan.kv_offset() + plan.kv_bytes) return Error{ErrorCode::io, "the file of the KV pool is too short"};
     kv = std::shared_ptr<std::byte>(memory.value(), memory.value().get() + plan.kv_offset());
   }
   std::shared_ptr<std::byte> words(memory.value(), memory.value().get() + kPage);
-  Result<std::unique_ptr<BlockLedger>> ledger =
-      join_ledger(words, h.n_blocks, h.n_instances, file.get());
+  Result<std::unique_ptr<BlockLedger>> ledger = join_ledger(words, h.n_blocks, h.n_instances, file.get());
   if (!ledger) return ledger.error();
   const bool ranks = shards.n_ranks() > 1;
-  auto pool = std::make_shared<BlockPool>(
-      plan.whole, ranks ? nullptr : kv, pool_has_prefix_cache(*find_kv_scheme(scheme), options),
-      std::move(ledger).value(), std::max(1, h.n_blocks / h.n_instances));
+  auto pool = std::make_shared<BlockPool>(plan.whole, ranks ? nullptr : kv,
+                                          pool_has_prefix_cache(*find_kv_scheme(scheme), options),
+                                          std::move(ledger).value(), std::max(1, h.n_blocks / h.n_instances));
   if (ranks) {
     std::vector<std::shared_ptr<std::byte>> memories;
     for (size_t offset : plan.offsets) memories.emplace_back(kv, kv.get() + offset);

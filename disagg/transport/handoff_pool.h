@@ -28,9 +28,8 @@ class HandoffPool {
   // `options`: of one instance, on the ranks of `shards`; the pool has n_instances times its
   // pool_bytes, allocated and touched here, on options.device. Errors: `invalid_argument`, the
   // options; `unavailable`, not that much memory, or the device shares none.
-  static Result<std::unique_ptr<HandoffPool>> create(const std::string& scheme,
-                                                     const KvOptions& options, int n_instances,
-                                                     const KvShards& shards = {});
+  static Result<std::unique_ptr<HandoffPool>> create(const std::string& scheme, const KvOptions& options,
+                                                     int n_instances, const KvShards& shards = {});
   ~HandoffPool();
 
   const std::string& address() const { return address_; }
@@ -61,7 +60,7 @@ struct JoinedPool {
 // `options`, `shards`: as the conductor's, of one instance. Errors: `unavailable`, nobody of this
 // user answers there; `invalid_argument`, the pool is of other options than these, or on another
 // card; `io`.
-Result<JoinedPool> join_handoff_pool(const std::string& address, const std::string& scheme,
-                                     const KvOptions& options, const KvShards& shards = {});
+Result<JoinedPool> join_handoff_pool(const std::string& address, const std::string& scheme, const KvOptions& options,
+                                     const KvShards& shards = {});
 
 }  // namespace xpyd

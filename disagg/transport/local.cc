@@ -56,25 +56,21 @@ Registry& registry() {
 
 class LocalTransport final : public KvTransport {
  public:
-  explicit LocalTransport(const TransportOptions& options)
-      : options_(options), node_(std::make_shared<Node>(options)) {
+  explicit LocalTransport(const TransportOptions& options) : options_(options), node_(std::make_shared<Node>(options)) {
     registry().add(node_);
   }
   ~LocalTransport() override {
     registry().remove(*node_);
     node_->windows.shut();
     if (!in_flight_.empty()) options_.queue->wait();
-    for (auto& [id, transfer] : in_flight_)
-      transfer.peer->windows.leave(transfer.what.window, false);
+    for (auto& [id, transfer] : in_flight_) transfer.peer->windows.leave(transfer.what.window, false);
   }
 
   std::string address() const override { return node_->address; }
 
   Result<bool> connect(PeerId peer, const std::string& address) override {
     auto node = registry().find(address);
-    if (!node)
-      return Error{ErrorCode::unavailable,
-                   "local: no instance of this process has the address " + address};
+    if (!node) return Error{ErrorCode::unavailable, "local: no instance of this process has the address " + address};
     auto [at, added] = peers_.try_emplace(peer, node);
     if (!added && at->second != node)
       return invalid("local: instance " + std::to_string(peer) + " has another address already");
@@ -108,16 +104,14 @@ class LocalTransport final : public KvTransport {
       return id;
     }
     options_.queue->copy(plan.copies, false);
-    auto [at, added] =
-        in_flight_.emplace(id, InFlight{peer->second, transfer, options_.queue->mark(),
-                                        int64_t(plan.bytes), int64_t(plan.copies.size())});
+    auto [at, added] = in_flight_.emplace(
+        id, InFlight{peer->second, transfer, options_.queue->mark(), int64_t(plan.bytes), int64_t(plan.copies.size())});
     progress(at);
     return id;
   }
 
   TransferState poll(TransferId id) override {
-    if (auto at = in_flight_.find(id); at != in_flight_.end() && !progress(at))
-      return TransferState::in_flight;
+    if (auto at = in_flight_.find(id); at != in_flight_.end() && !progress(at)) return TransferState::in_flight;
     auto settled = settled_.find(id);
     XPYD_CHECK(settled != settled_.end(), "poll of a transfer that is not known");
     const TransferState state = settled->second;

@@ -31,8 +31,7 @@ class NcclTransport final : public KvTransport {
         api_(api),
         windows_(options.regions, true),
         channels_(
-            nccl::kSideLimits,
-            [this](const std::shared_ptr<SideChannel>& channel) { accepted(channel); },
+            nccl::kSideLimits, [this](const std::shared_ptr<SideChannel>& channel) { accepted(channel); },
             [this] { return turn(); }) {
     address_.host = options.host;
     address_.token = random_secret();
@@ -63,8 +62,7 @@ class NcclTransport final : public KvTransport {
     }
     const auto wrong = [&](const std::string& why) {
       give_up_call(peer);
-      return Error{ErrorCode::unavailable,
-                   "instance " + std::to_string(peer) + " over nccl: " + why};
+      return Error{ErrorCode::unavailable, "instance " + std::to_string(peer) + " over nccl: " + why};
     };
     auto at = calling_.find(peer);
     if (at == calling_.end() || at->second.text != text) {
@@ -73,14 +71,12 @@ class NcclTransport final : public KvTransport {
       nccl::Hello hello{.from = options_.self, .token = address.value().token};
       if (const int result = api_.get_unique_id(&hello.id); result != kNcclSuccess)
         return wrong(nccl_error(api_, result, nullptr));
-      auto call = SideCall::begin(address.value().host, address.value().port, frame(hello),
-                                  nccl::kSideLimits);
+      auto call = SideCall::begin(address.value().host, address.value().port, frame(hello), nccl::kSideLimits);
       if (!call) return wrong(call.error().message);
       give_up_call(peer);
       at = calling_
-               .emplace(peer,
-                        Calling{text, address.value().regions, hello.id, std::move(call).value(),
-                                options_.clock->now() + options_.connect_s, nullptr})
+               .emplace(peer, Calling{text, address.value().regions, hello.id, std::move(call).value(),
+                                      options_.clock->now() + options_.connect_s, nullptr})
                .first;
     }
     Calling& calling = at->second;
@@ -90,8 +86,7 @@ class NcclTransport final : public KvTransport {
       if (!body) return wrong(body.error().message);
       if (!body.value()) {
         // The last call may have been a long step of the engine ago.
-        if (!said && calling.call.said())
-          calling.until_s = options_.clock->now() + options_.connect_s;
+        if (!said && calling.call.said()) calling.until_s = options_.clock->now() + options_.connect_s;
         if (options_.clock->now() < calling.until_s) return false;
         return wrong("it does not answer");
       }
@@ -166,8 +161,7 @@ class NcclTransport final : public KvTransport {
         if (unwanted && transfer.post->wanted.exchange(false)) channels_.wake();
         return state;
       }
-      if (state == TransferState::done)
-        stats_.bytes += transfer.bytes, stats_.descriptors += transfer.descriptors;
+      if (state == TransferState::done) stats_.bytes += transfer.bytes, stats_.descriptors += transfer.descriptors;
     }
     stats_.failed += state == TransferState::failed;
     transfers_.erase(at);
@@ -207,9 +201,7 @@ class NcclTransport final : public KvTransport {
     bool submitted = false, cancelled = false;
   };
 
-  bool late(const KvTransfer& what) const {
-    return what.deadline_s > 0 && options_.clock->now() >= what.deadline_s;
-  }
+  bool late(const KvTransfer& what) const { return what.deadline_s > 0 && options_.clock->now() >= what.deadline_s; }
   void submit(Transfer& transfer) {
     if (transfer.submitted || (transfer.mark && !options_.queue->reached(*transfer.mark))) return;
     transfer.submitted = true;
@@ -221,8 +213,7 @@ class NcclTransport final : public KvTransport {
     if (at->second.link) later([link = at->second.link] { link->end("it was disconnected"); });
     calling_.erase(at);
   }
-  std::shared_ptr<Link> start_link(const std::shared_ptr<SideChannel>& channel,
-                                   const NcclUniqueId& id) {
+  std::shared_ptr<Link> start_link(const std::shared_ptr<SideChannel>& channel, const NcclUniqueId& id) {
     auto link = std::make_shared<Link>(api_, make_pipe(), channel);
     channel->trusted = true;
     channel->frame = [weak = std::weak_ptr(link)](std::string_view body) {
@@ -280,8 +271,7 @@ class NcclTransport final : public KvTransport {
       const auto hello = nccl::parse_hello(body);
       if (!hello || hello->token != address_.token || hello->from < 0) return false;
       caller->trusted = true;
-      guests_.push_back(
-          std::make_shared<Guest>(hello->from, make_pipe(), windows_, hello->id, caller));
+      guests_.push_back(std::make_shared<Guest>(hello->from, make_pipe(), windows_, hello->id, caller));
       *guest = guests_.back();
       caller->send(frame(nccl::Hello{}));
       return true;

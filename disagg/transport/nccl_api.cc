@@ -54,9 +54,7 @@ void await_aborted(double seconds) {
 }
 
 Result<NcclApi> load_nccl(const std::string& name) {
-  const auto unusable = [](const std::string& why) {
-    return Error{ErrorCode::unavailable, "nccl: " + why};
-  };
+  const auto unusable = [](const std::string& why) { return Error{ErrorCode::unavailable, "nccl: " + why}; };
   void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library)
     return unusable(name + " of NVIDIA's NCCL was not found (" + dlerror() +
@@ -82,8 +80,8 @@ Result<NcclApi> load_nccl(const std::string& name) {
   find(api.get_last_error, "ncclGetLastError");
   if (!missing.empty()) return unusable(name + " is too old: it has no" + missing);
   if (get_version(&api.version) != kNcclSuccess || api.version < kNcclOldest)
-    return unusable(name + " is version " + version_text(api.version) + ", expected " +
-                    version_text(kNcclOldest) + " or later");
+    return unusable(name + " is version " + version_text(api.version) + ", expected " + version_text(kNcclOldest) +
+                    " or later");
   return api;
 }
 

@@ -38,8 +38,7 @@ constexpr int kNcclOldest = 21800;  // the first version whose calls do not bloc
 
 struct NcclApi {
   int (*get_unique_id)(NcclUniqueId* id);
-  int (*comm_init_rank_config)(NcclComm* comm, int n_ranks, NcclUniqueId id, int rank,
-                               NcclConfig* config);
+  int (*comm_init_rank_config)(NcclComm* comm, int n_ranks, NcclUniqueId id, int rank, NcclConfig* config);
   int (*comm_get_async_error)(NcclComm comm, int* result);
   int (*comm_abort)(NcclComm comm);
   int (*group_start)();

@@ -4,10 +4,7 @@ namespace xpyd::nccl {
 
 Guest::Guest(PeerId peer, MakePipe make_pipe, WindowTable& windows, const NcclUniqueId& id,
              std::shared_ptr<SideChannel> channel)
-    : peer_(peer),
-      make_pipe_(std::move(make_pipe)),
-      windows_(windows),
-      channel_(std::move(channel)) {
+    : peer_(peer), make_pipe_(std::move(make_pipe)), windows_(windows), channel_(std::move(channel)) {
   pipes_.push_back(make_pipe_(id, 1));
 }
 
@@ -16,9 +13,7 @@ Guest::~Guest() {
   for (const auto& [seq, held] : held_) windows_.leave(held.ask.window, false);
 }
 
-void Guest::say(Message::Kind kind, uint64_t seq) {
-  channel_->send(frame(Message{.kind = kind, .seq = seq}));
-}
+void Guest::say(Message::Kind kind, uint64_t seq) { channel_->send(frame(Message{.kind = kind, .seq = seq})); }
 
 bool Guest::take(std::string_view body) {
   const auto message = parse_message(body);
@@ -60,8 +55,7 @@ bool Guest::accept(uint64_t seq, const Ask& ask) {
 
 void Guest::go(uint64_t seq, const Ask& ask) {
   std::vector<Part> parts;
-  for (const Range& range : ask.ranges)
-    parts.push_back({reinterpret_cast<std::byte*>(range.begin), range.bytes});
+  for (const Range& range : ask.ranges) parts.push_back({reinterpret_cast<std::byte*>(range.begin), range.bytes});
   pipes_.back()->enqueue(seq, ask.op == KvOp::read, std::move(parts));
 }
 
@@ -88,15 +82,13 @@ void Guest::end() {
 
 bool Guest::turn() {
   bool soon = false;
-  for (const auto& pipe : pipes_)
-    soon |= pipe->turn([this](uint64_t seq, bool whole) { ended(seq, whole); });
+  for (const auto& pipe : pipes_) soon |= pipe->turn([this](uint64_t seq, bool whole) { ended(seq, whole); });
   if (!ended_ && pipes_.back()->overdue()) end();
   // One that never stood will not get better by another try.
-  if (!ended_ && pipes_.back()->state() == Pipe::State::broken && pipes_.back()->by_nccl() &&
-      !pipes_.back()->stood())
+  if (!ended_ && pipes_.back()->state() == Pipe::State::broken && pipes_.back()->by_nccl() && !pipes_.back()->stood())
     end();
-  while (!pipes_.empty() && pipes_.front()->state() == Pipe::State::broken &&
-         pipes_.front()->empty() && (ended_ || pipes_.size() > 1))
+  while (!pipes_.empty() && pipes_.front()->state() == Pipe::State::broken && pipes_.front()->empty() &&
+         (ended_ || pipes_.size() > 1))
     pipes_.pop_front();
   return soon;
 }

@@ -13,8 +13,7 @@ double now() { return RealClock().now(); }
 
 }  // namespace
 
-Post::Post(uint64_t id_, const KvTransfer& what_, std::span<const Copy> copies)
-    : id(id_), what(what_), groups(1) {
+Post::Post(uint64_t id_, const KvTransfer& what_, std::span<const Copy> copies) : id(id_), what(what_), groups(1) {
   // Neighbours on both sides are one call.
   std::vector<Copy> joined;
   for (const Copy& copy : copies) {
@@ -28,8 +27,7 @@ Post::Post(uint64_t id_, const KvTransfer& what_, std::span<const Copy> copies)
   size_t bytes = 0;
   for (Copy copy : joined) {
     while (copy.bytes > 0) {
-      if (bytes == kGroupBytes || groups.back().size() == kGroupParts)
-        groups.emplace_back(), bytes = 0;
+      if (bytes == kGroupBytes || groups.back().size() == kGroupParts) groups.emplace_back(), bytes = 0;
       const size_t n = std::min(copy.bytes, kGroupBytes - bytes);
       groups.back().push_back({copy.source, copy.destination, n});
       bytes += n;
@@ -105,8 +103,7 @@ bool Link::take(std::string_view body) {
       // here, too. If it was broken off, turn() does so here after kPatience.
       finish(seq, at->second);
       break;
-    default:
-      return false;
+    default: return false;
   }
   ask();
   settle();
@@ -186,13 +183,11 @@ std::string Link::why() const {
 
 bool Link::turn() {
   bool soon = false;
-  for (const auto& pipe : pipes_)
-    soon |= pipe->turn([this](uint64_t seq, bool whole) { ended(seq, whole); });
+  for (const auto& pipe : pipes_) soon |= pipe->turn([this](uint64_t seq, bool whole) { ended(seq, whole); });
   if (!pipes_.empty() && pipes_.back()->overdue())
     end("it did not join the communicator within " + std::to_string(kJoinSeconds) + " s");
   if (!pipes_.empty()) renew();
-  while (!pipes_.empty() && pipes_.front()->state() == Pipe::State::broken &&
-         pipes_.front()->empty())
+  while (!pipes_.empty() && pipes_.front()->state() == Pipe::State::broken && pipes_.front()->empty())
     pipes_.pop_front();
   if (dead_ || stands()) settled_ = true;
   for (const auto& post : posts_) {

@@ -9,9 +9,7 @@ constexpr uint8_t kHello = 1;
 constexpr uint32_t kVersion = 0x786e6302;
 constexpr size_t kMaxRefusal = 256;
 
-void put(SideWriter& to, const NcclUniqueId& id) {
-  to.put(std::string_view(id.internal, sizeof id.internal));
-}
+void put(SideWriter& to, const NcclUniqueId& id) { to.put(std::string_view(id.internal, sizeof id.internal)); }
 
 NcclUniqueId get_id(SideReader& from) {
   NcclUniqueId id;
@@ -32,13 +30,11 @@ bool get_ask(SideReader& from, Ask& ask) {
   const uint8_t op = from.get<uint8_t>();
   ask.op = KvOp(op);
   const size_t n = from.left() / 16;
-  if (!from.ok() || op > 1 || ask.group >= ask.n_groups || from.left() % 16 != 0 || n > kGroupParts)
-    return false;
+  if (!from.ok() || op > 1 || ask.group >= ask.n_groups || from.left() % 16 != 0 || n > kGroupParts) return false;
   size_t left = kGroupBytes;
   for (size_t i = 0; i < n; ++i) {
     const Range range{from.get<uint64_t>(), from.get<uint64_t>()};
-    if (range.bytes == 0 || range.bytes > left || range.bytes > UINT64_MAX - range.begin)
-      return false;
+    if (range.bytes == 0 || range.bytes > left || range.bytes > UINT64_MAX - range.begin) return false;
     left -= range.bytes;
     ask.ranges.push_back(range);
   }

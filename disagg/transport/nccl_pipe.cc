@@ -32,9 +32,7 @@ void Pipe::abort(const std::string& why) {
   drained_ = false;
 }
 
-bool Pipe::overdue() const {
-  return state_ == State::joining && RealClock().now() > made_s_ + kJoinSeconds;
-}
+bool Pipe::overdue() const { return state_ == State::joining && RealClock().now() > made_s_ + kJoinSeconds; }
 
 bool Pipe::check(int result) {
   if (result == kNcclSuccess || result == kNcclInProgress) return true;
@@ -54,9 +52,8 @@ void Pipe::launch(Group& group) {
   if (!check(api_.group_start())) return;
   int first = kNcclSuccess;  // the group has to be ended whatever comes
   for (const Part& part : group.parts) {
-    const int result = group.send
-                           ? api_.send(part.data, part.bytes, kNcclUint8, peer_, comm_, stream)
-                           : api_.recv(part.data, part.bytes, kNcclUint8, peer_, comm_, stream);
+    const int result = group.send ? api_.send(part.data, part.bytes, kNcclUint8, peer_, comm_, stream)
+                                  : api_.recv(part.data, part.bytes, kNcclUint8, peer_, comm_, stream);
     if (first == kNcclSuccess && result != kNcclInProgress) first = result;
   }
   const int end = api_.group_end();
@@ -78,8 +75,8 @@ bool Pipe::turn(const std::function<void(uint64_t seq, bool whole)>& ended) {
     if (!group.parts.empty()) launch(group);
     if (state_ == State::ready && !launching_) group.mark = queue_->mark();
   }
-  while (state_ == State::ready && n_launched_ > (launching_ ? 1 : 0) &&
-         queue_->reached(groups_.front().mark) && check(async())) {
+  while (state_ == State::ready && n_launched_ > (launching_ ? 1 : 0) && queue_->reached(groups_.front().mark) &&
+         check(async())) {
     const uint64_t seq = groups_.front().seq;
     groups_.pop_front();
     --n_launched_;

@@ -17,12 +17,9 @@ class RdmaTransport final : public KvTransport {
         connect_s_(options.connect_s),
         rails_(std::move(rails)),
         serving_(rails_, options.regions),
-        posting_(rails_, options.regions, *options.clock,
-                 rails_[0].device_memory ? options.queue : nullptr),
-        channels_(rdma::kSideLimits,
-                  [this](const std::shared_ptr<SideChannel>& channel) { accepted(channel); }) {
-    XPYD_CHECK(getrandom(&address_.token, sizeof address_.token, 0) ==
-               ssize_t(sizeof address_.token));
+        posting_(rails_, options.regions, *options.clock, rails_[0].device_memory ? options.queue : nullptr),
+        channels_(rdma::kSideLimits, [this](const std::shared_ptr<SideChannel>& channel) { accepted(channel); }) {
+    XPYD_CHECK(getrandom(&address_.token, sizeof address_.token, 0) == ssize_t(sizeof address_.token));
     address_.host = options.host;
     for (const MemoryRange& region : options.regions)
       address_.regions.push_back({reinterpret_cast<uint64_t>(region.data()), region.size()});
@@ -52,9 +49,7 @@ class RdmaTransport final : public KvTransport {
     posting_.disconnect(peer);
     serving_.disconnect(peer);
   }
-  std::byte* remote(PeerId peer, int region) const override {
-    return posting_.remote(peer, region);
-  }
+  std::byte* remote(PeerId peer, int region) const override { return posting_.remote(peer, region); }
 
   Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
     return serving_.open(peer, op, ranges);
@@ -79,15 +74,13 @@ class RdmaTransport final : public KvTransport {
     SideChannel* c = channel.get();  // which holds this function
     auto peer = std::make_shared<PeerId>(-1);
     auto n_rails = std::make_shared<size_t>(0);
-    channel->frame = [this, c, peer, n_rails,
-                      weak = std::weak_ptr(channel)](std::string_view body) {
+    channel->frame = [this, c, peer, n_rails, weak = std::weak_ptr(channel)](std::string_view body) {
       if (c->trusted) {
         auto message = rdma::parse_message(body, *n_rails);
         return message && serving_.take(*peer, *message);
       }
       auto hello = rdma::parse_hello(body);
-      if (!hello || hello->token != address_.token || hello->from < 0 || hello->rails.empty())
-        return false;
+      if (!hello || hello->token != address_.token || hello->from < 0 || hello->rails.empty()) return false;
       c->trusted = true;
       *peer = hello->from;
       *n_rails = serving_.join(weak.lock(), *hello);

@@ -60,24 +60,20 @@ Result<std::vector<Queue>> make_queues(std::vector<Rail>& rails, size_t n_rails,
     queue.pair.reset(create(rail, role, inline_bytes));
     if (!queue.pair) return unavailable(rail, "no queue pair", errno);
     queue.inline_bytes = int(inline_bytes);
-    queue.end = {rail.gid,   rail.lid,           uint8_t(rail.mtu),
-                 rail.reads, queue.pair->qp_num, random_psn()};
+    queue.end = {rail.gid, rail.lid, uint8_t(rail.mtu), rail.reads, queue.pair->qp_num, random_psn()};
     ibv_qp_attr attributes{};
     attributes.qp_state = IBV_QPS_INIT;
     attributes.port_num = rail.port;
-    if (role == Role::serve)
-      attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-    if (int error =
-            ibv_modify_qp(queue.pair.get(), &attributes,
-                          IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
+    if (role == Role::serve) attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+    if (int error = ibv_modify_qp(queue.pair.get(), &attributes,
+                                  IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
       return unavailable(rail, "queue pair", error);
     queues.push_back(std::move(queue));
   }
   return queues;
 }
 
-Status connect_queues(std::vector<Rail>& rails, std::vector<Queue>& queues,
-                      const std::vector<RailEnd>& theirs) {
+Status connect_queues(std::vector<Rail>& rails, std::vector<Queue>& queues, const std::vector<RailEnd>& theirs) {
   if (theirs.size() != queues.size()) return invalid("the other side has another number of rails");
   for (size_t i = 0; i < queues.size(); ++i) {
     const Rail& rail = rails[i];
@@ -95,10 +91,9 @@ Status connect_queues(std::vector<Rail>& rails, std::vector<Queue>& queues,
     std::copy(their.gid.begin(), their.gid.end(), to.ah_attr.grh.dgid.raw);
     to.ah_attr.grh.sgid_index = uint8_t(rail.gid_index);
     to.ah_attr.grh.hop_limit = 64;
-    if (int error =
-            ibv_modify_qp(queues[i].pair.get(), &to,
-                          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-                              IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
+    if (int error = ibv_modify_qp(queues[i].pair.get(), &to,
+                                  IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                                      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
       return unavailable(rail, "no way to the other side", error);
     ibv_qp_attr ready{};
     ready.qp_state = IBV_QPS_RTS;
@@ -108,8 +103,8 @@ Status connect_queues(std::vector<Rail>& rails, std::vector<Queue>& queues,
     ready.sq_psn = queues[i].end.psn;
     ready.max_rd_atomic = std::min(rail.reads, their.reads);
     if (int error = ibv_modify_qp(queues[i].pair.get(), &ready,
-                                  IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-                                      IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC))
+                                  IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                                      IBV_QP_MAX_QP_RD_ATOMIC))
       return unavailable(rail, "queue pair", error);
   }
   return ok();

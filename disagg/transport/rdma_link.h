@@ -23,8 +23,7 @@ enum class Role { post, serve };
 // The first `n_rails`, not connected yet. Error `unavailable`: a device has no more of them.
 Result<std::vector<Queue>> make_queues(std::vector<Rail>& rails, size_t n_rails, Role role);
 // After it the other side's requests are answered, and ours can be posted.
-Status connect_queues(std::vector<Rail>& rails, std::vector<Queue>& queues,
-                      const std::vector<RailEnd>& theirs);
+Status connect_queues(std::vector<Rail>& rails, std::vector<Queue>& queues, const std::vector<RailEnd>& theirs);
 
 std::vector<RailEnd> ends_of(const std::vector<Queue>& queues);
 

@@ -41,8 +41,7 @@ bool get_rails(SideReader& from, std::vector<RailEnd>& rails) {
   if (n > kMaxRails) return false;
   for (size_t i = 0; i < n; ++i) {
     const RailEnd end = get_end(from);
-    if (!from.ok() || end.mtu < 1 || end.mtu > 5 || end.reads < 1 || end.number >= kLimit ||
-        end.psn >= kLimit)
+    if (!from.ok() || end.mtu < 1 || end.mtu > 5 || end.reads < 1 || end.number >= kLimit || end.psn >= kLimit)
       return false;
     rails.push_back(end);
   }
@@ -52,8 +51,7 @@ bool get_rails(SideReader& from, std::vector<RailEnd>& rails) {
 bool possible(const WindowKeys& window) {
   uint64_t end = 0;
   for (const WindowKeys::Range& range : window.ranges) {
-    if (range.begin < end || range.bytes == 0 || range.bytes > UINT64_MAX - range.begin)
-      return false;
+    if (range.begin < end || range.bytes == 0 || range.bytes > UINT64_MAX - range.begin) return false;
     end = range.begin + range.bytes;
   }
   return window.generation != 0;
@@ -100,9 +98,7 @@ std::string frame(const Message& message) {
       break;
     case Message::sync:
     case Message::refused:
-    case Message::synced:
-      to.put(message.number);
-      break;
+    case Message::synced: to.put(message.number); break;
     case Message::renew:
     case Message::renewed:
       to.put(message.number);
@@ -126,8 +122,7 @@ std::optional<Message> parse_message(std::string_view body, size_t n_rails) {
       const uint8_t op = from.get<uint8_t>();
       window.op = KvOp(op);
       const size_t each = 16 + 4 * n_rails, n = from.left() / each;
-      if (op > 1 || from.left() % each != 0 || n > (kind == Message::opened ? kMaxKeys : 0))
-        return std::nullopt;
+      if (op > 1 || from.left() % each != 0 || n > (kind == Message::opened ? kMaxKeys : 0)) return std::nullopt;
       window.ranges.resize(n);
       for (WindowKeys::Range& range : window.ranges) {
         range.begin = from.get<uint64_t>();
@@ -139,16 +134,13 @@ std::optional<Message> parse_message(std::string_view body, size_t n_rails) {
     }
     case Message::sync:
     case Message::refused:
-    case Message::synced:
-      message.number = from.get<uint64_t>();
-      break;
+    case Message::synced: message.number = from.get<uint64_t>(); break;
     case Message::renew:
     case Message::renewed:
       message.number = from.get<uint64_t>();
       if (!get_rails(from, message.rails)) return std::nullopt;
       break;
-    default:
-      return std::nullopt;
+    default: return std::nullopt;
   }
   if (!from.ok() || from.left() > 0) return std::nullopt;
   return message;

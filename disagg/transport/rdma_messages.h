@@ -28,9 +28,7 @@ constexpr SideLimits kSideLimits{kMaxHello, kMaxFrame};
 
 using Address = SideAddress;
 inline std::string to_text(const Address& address) { return xpyd::to_text("rdma1", address); }
-inline Result<Address> parse_address(const std::string& text) {
-  return parse_side_address("rdma1", text);
-}
+inline Result<Address> parse_address(const std::string& text) { return parse_side_address("rdma1", text); }
 
 // One end of a queue pair.
 struct RailEnd {

@@ -22,8 +22,7 @@ struct Range {
 
 // What a window of these pieces has keys for: sorted, neighbours joined. More than kMaxKeys are
 // covered by fewer, longer ranges, over the smallest gaps. Error: a piece is outside the regions.
-Result<std::vector<Range>> cover(std::span<const MemoryRange> pieces,
-                                 std::span<const MemoryRange> regions);
+Result<std::vector<Range>> cover(std::span<const MemoryRange> pieces, std::span<const MemoryRange> regions);
 
 // One RDMA request: remote bytes in one range of the window, gathered from (or scattered to) local
 // pieces in order.
@@ -49,9 +48,8 @@ struct RequestLimits {
 
 // Neighbours on the remote side become one request. False: something there is outside the window.
 // The local sides lie within `regions`.
-bool plan_requests(std::span<const Copy> copies, const WindowKeys& window,
-                   std::span<const MemoryRange> regions, const RequestLimits& limits,
-                   Requests& planned);
+bool plan_requests(std::span<const Copy> copies, const WindowKeys& window, std::span<const MemoryRange> regions,
+                   const RequestLimits& limits, Requests& planned);
 
 constexpr size_t kBatchBytes = 1 << 20;
 constexpr int kBatchRequests = 64;

@@ -24,8 +24,7 @@ RequestLimits limits_of(const std::vector<Rail>& rails) {
 
 }  // namespace
 
-Posting::Posting(std::vector<Rail>& rails, std::vector<MemoryRange> regions, Clock& clock,
-                 DeviceQueue* device_queue)
+Posting::Posting(std::vector<Rail>& rails, std::vector<MemoryRange> regions, Clock& clock, DeviceQueue* device_queue)
     : rails_(rails),
       regions_(std::move(regions)),
       limits_(limits_of(rails)),
@@ -49,16 +48,13 @@ bool Posting::Mail::take(const Message& message) {
       if (it != keys.end() && it->second->generation == message.window.generation) keys.erase(it);
       return true;
     }
-    case Message::synced:
-      synced = std::max(synced.load(), message.number);
-      return true;
+    case Message::synced: synced = std::max(synced.load(), message.number); return true;
     case Message::renewed:
       keys.clear();  // of queue pairs that are gone
       renewed = message.rails;
       news = true;
       return true;
-    default:
-      return false;
+    default: return false;
   }
 }
 
@@ -69,9 +65,7 @@ Posting::Link* Posting::find(PeerId peer) {
 
 Posting::Transfer* Posting::find_transfer(TransferId id) {
   const size_t place = size_t(id) & ((1u << kPlaceBits) - 1);
-  return id > 0 && place < transfers_.size() && transfers_[place]->id == id
-             ? transfers_[place].get()
-             : nullptr;
+  return id > 0 && place < transfers_.size() && transfers_[place]->id == id ? transfers_[place].get() : nullptr;
 }
 
 Posting::Transfer& Posting::new_transfer() {
@@ -122,8 +116,7 @@ Result<bool> Posting::connect(PeerId self, PeerId peer, const Address& address, 
     if (clock_.now() < calling->second.until_s) return false;
     return wrong("it does not answer");
   }
-  if (auto up = answered(peer, calling->second, *answer.value(), channels); !up)
-    return wrong(up.error().message);
+  if (auto up = answered(peer, calling->second, *answer.value(), channels); !up) return wrong(up.error().message);
   calling_.erase(peer);
   return true;
 }
@@ -131,15 +124,13 @@ Result<bool> Posting::connect(PeerId self, PeerId peer, const Address& address, 
 Result<Posting::Calling> Posting::call(PeerId self, const Address& address, double until_s) {
   auto made = make_queues(rails_, std::min(rails_.size(), kMaxRails), Role::post);
   if (!made) return made.error();
-  auto called =
-      SideCall::begin(address.host, address.port,
-                      frame(Hello{self, address.token, ends_of(made.value()), ""}), kSideLimits);
+  auto called = SideCall::begin(address.host, address.port,
+                                frame(Hello{self, address.token, ends_of(made.value()), ""}), kSideLimits);
   if (!called) return called.error();
   return Calling{address, std::move(called).value(), std::move(made).value(), until_s};
 }
 
-Status Posting::answered(PeerId peer, Calling& calling, const std::string& body,
-                         SideChannels& channels) {
+Status Posting::answered(PeerId peer, Calling& calling, const std::string& body, SideChannels& channels) {
   const auto wrong = [](const std::string& why) { return Error{ErrorCode::unavailable, why}; };
   std::vector<Queue>& queues = calling.queues;
   const std::shared_ptr<SideChannel>& channel = calling.call.channel();
@@ -148,8 +139,7 @@ Status Posting::answered(PeerId peer, Calling& calling, const std::string& body,
   if (hello->rails.empty()) return wrong("it refuses: " + hello->refusal);
   if (hello->rails.size() > queues.size()) return wrong("its answer has too many rails");
   queues.resize(hello->rails.size());
-  if (auto connected = connect_queues(rails_, queues, hello->rails); !connected)
-    return connected.error();
+  if (auto connected = connect_queues(rails_, queues, hello->rails); !connected) return connected.error();
 
   if (find(peer)) links_.erase(peer);  // a dead one
   Link& link = links_[peer];
@@ -182,8 +172,7 @@ void Posting::disconnect(PeerId peer) {
 
 std::byte* Posting::remote(PeerId peer, int region) const {
   auto it = links_.find(peer);
-  if (it == links_.end() || region < 0 || size_t(region) >= it->second.address.regions.size())
-    return nullptr;
+  if (it == links_.end() || region < 0 || size_t(region) >= it->second.address.regions.size()) return nullptr;
   return reinterpret_cast<std::byte*>(it->second.address.regions[size_t(region)].base);
 }
 
@@ -251,8 +240,7 @@ void Posting::pump(Link& link) {
   bool full = false;
   for (size_t i = 0; i < link.waiting.size();) {
     Transfer& t = *link.waiting[i];
-    if (t.stage == Transfer::refused && t.sync != 0 && link.mail->synced >= t.sync)
-      settle(t, false);
+    if (t.stage == Transfer::refused && t.sync != 0 && link.mail->synced >= t.sync) settle(t, false);
     if (link.state == Link::ready) {
       if (t.stage == Transfer::seeking) seek(link, t);
       if (t.stage == Transfer::moving && !full) {
@@ -284,8 +272,7 @@ void Posting::seek(Link& link, Transfer& t) {
   }
   if (t.stage == Transfer::moving) {
     if (!t.planned)
-      t.planned = t.keys->op == t.what.op &&
-                  plan_requests(t.copies, *t.keys, regions_, limits_, t.requests);
+      t.planned = t.keys->op == t.what.op && plan_requests(t.copies, *t.keys, regions_, limits_, t.requests);
     if (!t.planned) refuse(link, t);
   } else if (t.sync != 0) {
     refuse(link, t);

@@ -35,13 +35,11 @@ namespace xpyd::rdma {
 class Posting {
  public:
   // device_queue: not null where the KV memory is a device's, whose work fills it in order.
-  Posting(std::vector<Rail>& rails, std::vector<MemoryRange> regions, Clock& clock,
-          DeviceQueue* device_queue);
+  Posting(std::vector<Rail>& rails, std::vector<MemoryRange> regions, Clock& clock, DeviceQueue* device_queue);
   ~Posting();
 
   // As KvTransport says it; `until_s` is that of a call that begins now.
-  Result<bool> connect(PeerId self, PeerId peer, const Address& address, double until_s,
-                       SideChannels& channels);
+  Result<bool> connect(PeerId self, PeerId peer, const Address& address, double until_s, SideChannels& channels);
   void disconnect(PeerId peer);
   std::byte* remote(PeerId peer, int region) const;
   TransferId post(const KvTransfer& transfer, const TransferPlan& plan);

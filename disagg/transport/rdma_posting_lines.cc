@@ -43,8 +43,7 @@ bool Posting::advance(Link& link, Transfer& t) {
 bool Posting::send_batch(Link& link, Transfer& t, size_t rail) {
   Line& line = link.lines[rail];
   const bool write = t.what.op == KvOp::write;
-  const int room = std::min(rails_[rail].queue_depth - line.requests,
-                            rails_[rail].send_depth - rail_requests_[rail]);
+  const int room = std::min(rails_[rail].queue_depth - line.requests, rails_[rail].send_depth - rail_requests_[rail]);
   const bool alone = t.n_batches == t.batches[rail];
   const BatchSize size = next_batch(t.requests, t.what.op, t.next, room, alone);
   const int n = size.n + int(size.notice);
@@ -65,8 +64,7 @@ bool Posting::send_batch(Link& link, Transfer& t, size_t rail) {
     }
     wr.opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
     wr.wr.rdma = {request.remote, t.keys->ranges[request.range].keys[rail]};
-    if (write && !device_queue_ && int(request.bytes) <= line.queue.inline_bytes)
-      wr.send_flags = IBV_SEND_INLINE;
+    if (write && !device_queue_ && int(request.bytes) <= line.queue.inline_bytes) wr.send_flags = IBV_SEND_INLINE;
     bytes += request.bytes;
   }
   ibv_send_wr& last = requests_[size_t(n - 1)];
@@ -110,8 +108,7 @@ void Posting::completed(size_t rail, const ibv_wc& wc) {
   Link& link = *place->second.link;
   Line& line = link.lines[rail];
   const Batch batch = line.batches.front();
-  if (wc.status != IBV_WC_SUCCESS)
-    return renew(link, batch.transfer, wc.status == IBV_WC_REM_ACCESS_ERR);
+  if (wc.status != IBV_WC_SUCCESS) return renew(link, batch.transfer, wc.status == IBV_WC_REM_ACCESS_ERR);
   if ((wc.wr_id & 1) == 0) return;
   line.batches.pop_front();
   line.requests -= batch.requests;
@@ -151,8 +148,7 @@ void Posting::renew(Link& link, Transfer* culprit, bool refused) {
       // Fails when the owner has counted it, which its answer says.
       t->stage = Transfer::refused;
       t->sync = 0;
-      if (std::find(link.waiting.begin(), link.waiting.end(), t) == link.waiting.end())
-        link.waiting.push_back(t);
+      if (std::find(link.waiting.begin(), link.waiting.end(), t) == link.waiting.end()) link.waiting.push_back(t);
       continue;
     }
     settle(*t, false);
@@ -179,8 +175,7 @@ void Posting::read_mail(Link& link) {
     left = link.mail->left;
     link.mail->news = false;
   }
-  bool up =
-      !left && renewed && link.state == Link::renewing && renewed->size() == link.lines.size();
+  bool up = !left && renewed && link.state == Link::renewing && renewed->size() == link.lines.size();
   if (up) {
     std::vector<Queue> queues;
     for (Line& line : link.lines) queues.push_back(std::move(line.queue));

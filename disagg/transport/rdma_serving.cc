@@ -35,10 +35,8 @@ Result<WindowKey> Serving::open(PeerId peer, KvOp op, std::span<const MemoryRang
   if (!covered) return covered.error();
   std::lock_guard lock(mutex_);
   if (!connected_.count(peer))
-    return Error{ErrorCode::unavailable,
-                 "window for instance " + std::to_string(peer) + ": it is not connected"};
-  if (last_generation_ == UINT32_MAX)
-    return Error{ErrorCode::unavailable, "every generation of windows was used"};
+    return Error{ErrorCode::unavailable, "window for instance " + std::to_string(peer) + ": it is not connected"};
+  if (last_generation_ == UINT32_MAX) return Error{ErrorCode::unavailable, "every generation of windows was used"};
   const uint32_t generation = ++last_generation_;
   if (free_indices_.empty()) free_indices_.push_back(n_indices_++);
   Window& window = windows_[generation];
@@ -84,8 +82,7 @@ int64_t Serving::refused() {
 Status Serving::make_queues_for(Guest& guest, const std::vector<RailEnd>& theirs) {
   auto made = make_queues(rails_, std::min(rails_.size(), theirs.size()), Role::serve);
   if (!made) return made.error();
-  if (auto connected = connect_queues(rails_, made.value(), theirs); !connected)
-    return connected.error();
+  if (auto connected = connect_queues(rails_, made.value(), theirs); !connected) return connected.error();
   guest.queues = std::move(made.value());
   guest.in_flight.assign(guest.queues.size(), 0);
   return ok();
@@ -118,12 +115,8 @@ bool Serving::take(PeerId peer, const Message& message) {
   if (it == guests_.end()) return false;
   Guest& guest = it->second;
   switch (message.kind) {
-    case Message::refused:
-      ++refused_;
-      [[fallthrough]];
-    case Message::sync:
-      guest.channel->send(frame(Message{Message::synced, {}, message.number, {}}));
-      return true;
+    case Message::refused: ++refused_; [[fallthrough]];
+    case Message::sync: guest.channel->send(frame(Message{Message::synced, {}, message.number, {}})); return true;
     case Message::renew: {
       if (message.number == 1) ++refused_;
       drop_queues(peer, guest);
@@ -133,8 +126,7 @@ bool Serving::take(PeerId peer, const Message& message) {
       grant_all(peer, guest);
       return true;
     }
-    default:
-      return false;
+    default: return false;
   }
 }
 

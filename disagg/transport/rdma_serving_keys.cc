@@ -19,9 +19,7 @@ constexpr double kBindSeconds = 2, kRevokeSeconds = 0.02;
 
 uint64_t batch_id(const WindowKey& key, bool last) { return uint64_t(key.generation) << 1 | last; }
 
-int access_of(KvOp op) {
-  return op == KvOp::write ? IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ;
-}
+int access_of(KvOp op) { return op == KvOp::write ? IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ; }
 
 }  // namespace
 
@@ -34,8 +32,7 @@ Result<MemoryWindow> Serving::spare(size_t rail) {
   }
   MemoryWindow made(ibv_alloc_mw(rails_[rail].protection.get(), IBV_MW_TYPE_2));
   if (made) return made;
-  return Error{ErrorCode::unavailable,
-               rails_[rail].name + " has no more memory windows: " + std::strerror(errno)};
+  return Error{ErrorCode::unavailable, rails_[rail].name + " has no more memory windows: " + std::strerror(errno)};
 }
 
 bool Serving::post(Guest& guest, size_t rail, std::vector<ibv_send_wr>& requests, Window& window) {
@@ -57,9 +54,8 @@ Status Serving::grant_on(Window& window, Guest& guest, size_t rail) {
     const Range& range = window.ranges[i];
     Grant grant;
     if (!rails_[rail].memory_windows) {
-      grant.registration.reset(
-          ibv_reg_mr(rails_[rail].protection.get(), reinterpret_cast<void*>(range.begin),
-                     range.end - range.begin, IBV_ACCESS_LOCAL_WRITE | access_of(window.op)));
+      grant.registration.reset(ibv_reg_mr(rails_[rail].protection.get(), reinterpret_cast<void*>(range.begin),
+                                          range.end - range.begin, IBV_ACCESS_LOCAL_WRITE | access_of(window.op)));
       if (!grant.registration)
         return Error{ErrorCode::unavailable,
                      rails_[rail].name + " does not register a window: " + std::strerror(errno)};
@@ -72,15 +68,14 @@ Status Serving::grant_on(Window& window, Guest& guest, size_t rail) {
       bind.opcode = IBV_WR_BIND_MW;
       bind.bind_mw.mw = grant.window.get();
       bind.bind_mw.rkey = ibv_inc_rkey(grant.window->rkey);
-      bind.bind_mw.bind_info = {rails_[rail].regions[range.region].get(), range.begin,
-                                range.end - range.begin, unsigned(access_of(window.op))};
+      bind.bind_mw.bind_info = {rails_[rail].regions[range.region].get(), range.begin, range.end - range.begin,
+                                unsigned(access_of(window.op))};
     }
     grants.push_back(std::move(grant));
   }
   if (n == 0 || !rails_[rail].memory_windows) return ok();
   if (guest.in_flight[rail] + int(n) > rails_[rail].queue_depth) settle(window, kBindSeconds);
-  if (guest.in_flight[rail] + int(n) > rails_[rail].queue_depth ||
-      !post(guest, rail, requests, window))
+  if (guest.in_flight[rail] + int(n) > rails_[rail].queue_depth || !post(guest, rail, requests, window))
     window.failed = true;
   for (size_t i = 0; i < n; ++i) grants[i].window->rkey = requests[i].bind_mw.rkey;
   return ok();
@@ -94,8 +89,7 @@ Status Serving::grant(Window& window, Guest& guest) {
   window.pending = 0;
   window.grants.resize(guest.queues.size());
   Status granted = ok();
-  for (size_t rail = 0; rail < guest.queues.size() && granted; ++rail)
-    granted = grant_on(window, guest, rail);
+  for (size_t rail = 0; rail < guest.queues.size() && granted; ++rail) granted = grant_on(window, guest, rail);
   const bool settled = settle(window, kBindSeconds);
   if (!granted || !settled) window.grants.clear();
   if (!granted) return granted;
@@ -127,11 +121,10 @@ bool Serving::revoke(Window& window) {
   Guest& guest = it->second;
   if (!window.closing) {
     int n = int(window.ranges.size()), under_way = 0;
-    for (size_t rail = 0; rail < window.grants.size(); ++rail)
-      under_way = std::max(under_way, guest.in_flight[rail]);
+    for (size_t rail = 0; rail < window.grants.size(); ++rail) under_way = std::max(under_way, guest.in_flight[rail]);
     if (under_way + n > rails_[0].queue_depth) return false;
-    guest.channel->send(frame(
-        Message{Message::closed, {window.key.index, window.key.generation, window.op, {}}, 0, {}}));
+    guest.channel->send(
+        frame(Message{Message::closed, {window.key.index, window.key.generation, window.op, {}}, 0, {}}));
     window.closing = true;
     for (size_t rail = 0; rail < window.grants.size() && n > 0; ++rail) {
       if (!rails_[rail].memory_windows) continue;

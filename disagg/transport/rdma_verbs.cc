@@ -17,9 +17,7 @@ constexpr int kReceiveBatch = 64;  // as many as one request to the card gives b
 constexpr int kReads = 16;         // more only pays over long lines
 constexpr int kPieces = 16;
 
-Error unavailable(const std::string& what) {
-  return {ErrorCode::unavailable, "--transport rdma: " + what};
-}
+Error unavailable(const std::string& what) { return {ErrorCode::unavailable, "--transport rdma: " + what}; }
 
 std::string system_error(int error) { return std::strerror(error); }
 
@@ -39,9 +37,7 @@ struct Port {
   ibv_device_attr attributes;
   ibv_port_attr port;
   uint8_t number;
-  std::string name() const {
-    return std::string(ibv_get_device_name(device)) + ":" + std::to_string(number);
-  }
+  std::string name() const { return std::string(ibv_get_device_name(device)) + ":" + std::to_string(number); }
 };
 
 // Every port of every device that can be opened; `trouble` gets why one cannot.
@@ -56,8 +52,8 @@ std::vector<Port> list_ports(const Devices& devices, std::string& trouble) {
       ibv_port_attr port{};
       if (!context || ibv_query_device(context.get(), &attributes) != 0 ||
           ibv_query_port(context.get(), uint8_t(number), &port) != 0) {
-        trouble += std::string("; ") + ibv_get_device_name(device) + " cannot be opened (" +
-                   system_error(errno) + "; does this user have access to /dev/infiniband?)";
+        trouble += std::string("; ") + ibv_get_device_name(device) + " cannot be opened (" + system_error(errno) +
+                   "; does this user have access to /dev/infiniband?)";
         break;
       }
       n_ports = attributes.phys_port_cnt;
@@ -94,11 +90,9 @@ Error cannot_register(const Rail& rail, size_t bytes, int error) {
   std::string why = system_error(error);
   rlimit limit{};
   if (error == ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur < bytes)
-    why = "the limit on locked memory is " + std::to_string(limit.rlim_cur >> 10) +
-          " KiB (ulimit -l)";
+    why = "the limit on locked memory is " + std::to_string(limit.rlim_cur >> 10) + " KiB (ulimit -l)";
   if (error == EFAULT) why += "; is it memory of a device whose driver exports no dma-buf?";
-  return unavailable(rail.name + " does not register " + std::to_string(bytes >> 20) +
-                     " MiB of KV memory: " + why);
+  return unavailable(rail.name + " does not register " + std::to_string(bytes >> 20) + " MiB of KV memory: " + why);
 }
 
 Status register_regions(Rail& rail, const TransportOptions& options) {
@@ -116,10 +110,10 @@ Status register_regions(Rail& rail, const TransportOptions& options) {
                          "device memory cannot be revoked");
     rail.device_memory = exported.has_value();
     ibv_pd* pd = rail.protection.get();
-    Registration registered(exported ? ibv_reg_dmabuf_mr(pd, exported->offset, region.size(),
-                                                         reinterpret_cast<uint64_t>(region.data()),
-                                                         exported->fd, access)
-                                     : ibv_reg_mr(pd, region.data(), region.size(), access));
+    Registration registered(exported
+                                ? ibv_reg_dmabuf_mr(pd, exported->offset, region.size(),
+                                                    reinterpret_cast<uint64_t>(region.data()), exported->fd, access)
+                                : ibv_reg_mr(pd, region.data(), region.size(), access));
     if (!registered) return cannot_register(rail, region.size(), errno);
     rail.regions.push_back(std::move(registered));
   }
@@ -132,16 +126,13 @@ Status fill(Rail& rail, const Port& port, Keys keys, const TransportOptions& opt
   rail.lid = port.port.lid;
   rail.mtu = port.port.active_mtu;
   rail.message_bytes = std::max<size_t>(port.port.max_msg_sz, 4096);
-  rail.reads =
-      uint8_t(std::clamp(std::min(can.max_qp_rd_atom, can.max_qp_init_rd_atom), 1, kReads));
+  rail.reads = uint8_t(std::clamp(std::min(can.max_qp_rd_atom, can.max_qp_init_rd_atom), 1, kReads));
   rail.queue_depth = std::min(kQueueDepth, can.max_qp_wr);
   rail.send_depth = std::min(kSendDepth, can.max_cqe);
   rail.pieces = std::clamp(std::min(can.max_sge, can.max_sge_rd), 1, kPieces);
-  rail.memory_windows =
-      keys == Keys::automatic && (can.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
+  rail.memory_windows = keys == Keys::automatic && (can.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
   if (!choose_gid(rail, port.port.gid_tbl_len) && rail.ethernet)
-    return unavailable(rail.name +
-                       " has no RoCE v2 address: give its network interface an address");
+    return unavailable(rail.name + " has no RoCE v2 address: give its network interface an address");
 
   const int n_arrivals = std::min({kArrivals, can.max_srq_wr, can.max_cqe / 2});
   rail.serve_depth = std::min(kServeDepth, can.max_cqe / 4);
@@ -149,8 +140,7 @@ Status fill(Rail& rail, const Port& port, Keys keys, const TransportOptions& opt
   receives.attr = {uint32_t(n_arrivals), 1, 0};
   rail.protection.reset(ibv_alloc_pd(rail.context.get()));
   rail.sends.reset(ibv_create_cq(rail.context.get(), rail.send_depth, nullptr, nullptr, 0));
-  rail.serving.reset(
-      ibv_create_cq(rail.context.get(), n_arrivals + 2 * rail.serve_depth, nullptr, nullptr, 0));
+  rail.serving.reset(ibv_create_cq(rail.context.get(), n_arrivals + 2 * rail.serve_depth, nullptr, nullptr, 0));
   if (rail.protection) rail.arrivals.reset(ibv_create_srq(rail.protection.get(), &receives));
   if (!rail.protection || !rail.sends || !rail.serving || !rail.arrivals)
     return unavailable(rail.name + " gives no queues: " + system_error(errno));
@@ -188,11 +178,9 @@ Result<std::vector<Rail>> open_rails(const TransportOptions& options, Keys keys)
   std::string known;
   for (const Port& port : ports) known += (known.empty() ? "" : ", ") + port.name();
   for (const std::string& nic : options.nics) {
-    auto it = std::find_if(ports.begin(), ports.end(),
-                           [&](const Port& port) { return named(port, nic); });
+    auto it = std::find_if(ports.begin(), ports.end(), [&](const Port& port) { return named(port, nic); });
     if (it == ports.end())
-      return invalid("--nics " + nic + ": there is no such RDMA port; there are: " + known +
-                     trouble);
+      return invalid("--nics " + nic + ": there is no such RDMA port; there are: " + known + trouble);
     if (it->port.state != IBV_PORT_ACTIVE) return unavailable(nic + " is not up");
     chosen.push_back(&*it);
   }
@@ -200,8 +188,7 @@ Result<std::vector<Rail>> open_rails(const TransportOptions& options, Keys keys)
     for (Port& port : ports)
       if (port.port.state == IBV_PORT_ACTIVE) chosen.push_back(&port);
   }
-  if (chosen.empty())
-    return unavailable("no RDMA port is up" + (known.empty() ? "" : " of " + known) + trouble);
+  if (chosen.empty()) return unavailable("no RDMA port is up" + (known.empty() ? "" : " of " + known) + trouble);
 
   std::vector<Rail> rails;
   for (Port* port : chosen) {

@@ -27,8 +27,7 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 // later. An error, not a SIGBUS, where the system has no more memory.
 Result<std::shared_ptr<std::byte>> map_touched(int fd, size_t bytes) {
   const size_t reserved = round_up(bytes, kHugePage) + kHugePage;
-  void* hole =
-      mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* hole = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (hole == MAP_FAILED) return Error{ErrorCode::unavailable, "mmap: " + os_text()};
   auto* at = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(hole), kHugePage));
   std::shared_ptr<std::byte> memory(at, [hole, reserved](std::byte*) { munmap(hole, reserved); });
@@ -37,11 +36,9 @@ Result<std::shared_ptr<std::byte>> map_touched(int fd, size_t bytes) {
   madvise(at, bytes, MADV_HUGEPAGE);  // a hint: most systems give shared memory 4 KiB pages only
   if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0) return memory;
   if (errno != EINVAL)
-    return Error{ErrorCode::unavailable,
-                 "no memory for " + std::to_string(bytes) + " shared bytes: " + os_text()};
+    return Error{ErrorCode::unavailable, "no memory for " + std::to_string(bytes) + " shared bytes: " + os_text()};
   if (fallocate(fd, 0, 0, off_t(bytes)) != 0)  // a kernel before 5.14
-    return Error{ErrorCode::unavailable,
-                 "no memory for " + std::to_string(bytes) + " shared bytes: " + os_text()};
+    return Error{ErrorCode::unavailable, "no memory for " + std::to_string(bytes) + " shared bytes: " + os_text()};
   for (size_t i = 0; i < bytes; i += 4096) *reinterpret_cast<volatile char*>(at + i);
   return memory;
 }
@@ -64,21 +61,13 @@ Pools& pools() {
 class SharedDevice final : public Device {
  public:
   const char* name() const override { return cpu_device().name(); }
-  Result<std::shared_ptr<std::byte>> allocate(size_t bytes) override {
-    return shared_pool_memory(bytes);
-  }
+  Result<std::shared_ptr<std::byte>> allocate(size_t bytes) override { return shared_pool_memory(bytes); }
   Result<std::shared_ptr<PageGroups>> make_page_groups(const PageGroupOptions& options) override {
     return cpu_device().make_page_groups(options);
   }
-  std::unique_ptr<DeviceQueue> make_queue(Phase phase) override {
-    return cpu_device().make_queue(phase);
-  }
-  Result<std::shared_ptr<std::byte>> allocate_host(size_t bytes) override {
-    return cpu_device().allocate_host(bytes);
-  }
-  std::unique_ptr<DeviceQueue> make_copy_queue(double gbps) override {
-    return cpu_device().make_copy_queue(gbps);
-  }
+  std::unique_ptr<DeviceQueue> make_queue(Phase phase) override { return cpu_device().make_queue(phase); }
+  Result<std::shared_ptr<std::byte>> allocate_host(size_t bytes) override { return cpu_device().allocate_host(bytes); }
+  std::unique_ptr<DeviceQueue> make_copy_queue(double gbps) override { return cpu_device().make_copy_queue(gbps); }
 };
 
 }  // namespace
@@ -91,8 +80,7 @@ Result<std::shared_ptr<std::byte>> make_shared_file(const char* name, size_t byt
   if (fd < 0) return Error{ErrorCode::unavailable, "memfd_create: " + os_text()};
   Result<std::shared_ptr<std::byte>> memory = Error{ErrorCode::unavailable, ""};
   if (ftruncate(fd, off_t(bytes)) != 0 || fcntl(fd, F_ADD_SEALS, kSeals) != 0)
-    memory = Error{ErrorCode::unavailable,
-                   "a memfd of " + std::to_string(bytes) + " bytes: " + os_text()};
+    memory = Error{ErrorCode::unavailable, "a memfd of " + std::to_string(bytes) + " bytes: " + os_text()};
   else
     memory = map_touched(fd, bytes);
   if (!memory.ok()) ::close(fd), fd = -1;
@@ -127,8 +115,7 @@ Result<SharedFile> shared_file(MemoryRange range) {
   if (after != pools().all.begin()) {
     const auto& [first, pool] = *std::prev(after);
     const size_t offset = begin - first;
-    if (offset <= pool.bytes && range.size() <= pool.bytes - offset)
-      return SharedFile{pool.fd, offset};
+    if (offset <= pool.bytes && range.size() <= pool.bytes - offset) return SharedFile{pool.fd, offset};
   }
   return invalid("this KV memory cannot be shared with other processes: it is not in a memfd");
 }

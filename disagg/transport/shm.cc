@@ -29,10 +29,8 @@ class ShmTransport final : public KvTransport {
       return invalid("shm: instance " + std::to_string(peer) + " has another address already");
     }
     const double now = options_.clock->now();
-    if (auto at = calls_.find(peer); at != calls_.end() && at->second.address() != address)
-      calls_.erase(at);
-    const auto call =
-        calls_.try_emplace(peer, options_.self, address, now + options_.connect_s).first;
+    if (auto at = calls_.find(peer); at != calls_.end() && at->second.address() != address) calls_.erase(at);
+    const auto call = calls_.try_emplace(peer, options_.self, address, now + options_.connect_s).first;
     auto remote = call->second.go_on(now);
     if (remote.ok() && !remote.value()) return false;
     calls_.erase(call);
@@ -94,8 +92,7 @@ class ShmTransport final : public KvTransport {
       if (late(t) || t.peer->gone) t.cancelled = true;
       // Not begun: it ends here. Begun: the copier sees it before the next piece.
       auto expected = Transfer::queued;
-      if (!t.cancelled || !t.state.compare_exchange_strong(expected, Transfer::failed))
-        return TransferState::in_flight;
+      if (!t.cancelled || !t.state.compare_exchange_strong(expected, Transfer::failed)) return TransferState::in_flight;
       state = Transfer::failed;
     }
     const bool done = state == Transfer::done;
@@ -115,9 +112,7 @@ class ShmTransport final : public KvTransport {
   }
 
  private:
-  bool late(const Transfer& t) const {
-    return t.what.deadline_s > 0 && options_.clock->now() >= t.what.deadline_s;
-  }
+  bool late(const Transfer& t) const { return t.what.deadline_s > 0 && options_.clock->now() >= t.what.deadline_s; }
   const TransportOptions options_;
   std::unordered_map<PeerId, shm::Call> calls_;  // peers that have not answered yet
   std::unordered_map<PeerId, std::shared_ptr<Remote>> peers_;
@@ -136,8 +131,7 @@ namespace xpyd {
 MadeTransport make_shm_transport(const TransportOptions& options) {
   auto owner = shm::Owner::make(options);
   if (!owner.ok()) return owner.error();
-  return std::unique_ptr<KvTransport>(
-      std::make_unique<shm::ShmTransport>(options, std::move(owner).value()));
+  return std::unique_ptr<KvTransport>(std::make_unique<shm::ShmTransport>(options, std::move(owner).value()));
 }
 
 }  // namespace xpyd

@@ -24,8 +24,7 @@ constexpr double kDeafSeconds = 0.1;  // when there are no descriptors for calle
 
 std::optional<uint32_t> RangeRoom::take(uint32_t n) {
   if (n == 0) return 0;
-  const auto at = std::find_if(spare_.begin(), spare_.end(),
-                               [n](const auto& room) { return room.second >= n; });
+  const auto at = std::find_if(spare_.begin(), spare_.end(), [n](const auto& room) { return room.second >= n; });
   if (at == spare_.end()) return std::nullopt;
   const auto [first, room] = *at;
   spare_.erase(at);
@@ -57,8 +56,7 @@ Result<std::unique_ptr<Owner>> Owner::make(const TransportOptions& options) {
     if (!file.ok()) return Error{file.error().code, "shm: " + file.error().message};
     owner->welcome_.regions[i] = {file.value().offset, options.regions[i].size()};
     owner->fds_.emplace_back(fcntl(file.value().fd, F_DUPFD_CLOEXEC, 0));
-    if (owner->fds_.back().get() < 0)
-      return Error{ErrorCode::unavailable, "shm: a file of KV memory: " + os_text()};
+    if (owner->fds_.back().get() < 0) return Error{ErrorCode::unavailable, "shm: a file of KV memory: " + os_text()};
   }
   size_t pool_bytes = 0;
   for (const MemoryRange& region : options.regions) pool_bytes += region.size();
@@ -76,8 +74,7 @@ Result<std::unique_ptr<Owner>> Owner::make(const TransportOptions& options) {
   owner->wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   owner->listener_ = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   char name[64];
-  std::snprintf(name, sizeof name, "xpyd-%d-%016llx", int(getpid()),
-                static_cast<unsigned long long>(random_secret()));
+  std::snprintf(name, sizeof name, "xpyd-%d-%016llx", int(getpid()), static_cast<unsigned long long>(random_secret()));
   sockaddr_un address;
   const socklen_t length = abstract_address(name, address);
   if (owner->wake_.get() < 0 || owner->listener_.get() < 0 ||
@@ -118,21 +115,18 @@ void Owner::disconnect(PeerId peer) {
 Result<WindowKey> Owner::open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) {
   for (const MemoryRange& range : ranges)
     if (!regions_.contains(range.data(), range.size()))
-      return invalid("window for instance " + std::to_string(peer) +
-                     ": a range is outside this instance's KV memory");
+      return invalid("window for instance " + std::to_string(peer) + ": a range is outside this instance's KV memory");
   if (std::find(peers_.begin(), peers_.end(), peer) == peers_.end())
-    return Error{ErrorCode::unavailable,
-                 "window for instance " + std::to_string(peer) + ": it is not connected"};
+    return Error{ErrorCode::unavailable, "window for instance " + std::to_string(peer) + ": it is not connected"};
   const std::vector<SharedRange> places = places_of(ranges);
   const auto room = room_.take(uint32_t(places.size()));
   if (!room)
-    return Error{ErrorCode::unavailable, "shm: the open windows have more than " +
-                                             std::to_string(table_->n_ranges) + " ranges"};
+    return Error{ErrorCode::unavailable,
+                 "shm: the open windows have more than " + std::to_string(table_->n_ranges) + " ranges"};
   if (free_.empty()) {
     if (own_.size() == size_t(kSharedSlots)) {
       room_.give(*room, uint32_t(places.size()));
-      return Error{ErrorCode::unavailable,
-                   "shm: all " + std::to_string(kSharedSlots) + " windows are open"};
+      return Error{ErrorCode::unavailable, "shm: all " + std::to_string(kSharedSlots) + " windows are open"};
     }
     free_.push_back(uint32_t(own_.size()));
     own_.push_back({});
@@ -153,8 +147,7 @@ Result<WindowKey> Owner::open(PeerId peer, KvOp op, std::span<const MemoryRange>
 
 bool Owner::close(const WindowKey& window) {
   if (!live(window)) return true;
-  table_->slots[window.index].state.store(uint64_t(window.generation) << 1,
-                                          std::memory_order_seq_cst);
+  table_->slots[window.index].state.store(uint64_t(window.generation) << 1, std::memory_order_seq_cst);
   const uint64_t announced = uint64_t(window.index) << 32 | window.generation;
   const int lines = n_lines_.load(std::memory_order_acquire);
   for (int i = 0; i < lines; ++i)
@@ -167,8 +160,7 @@ bool Owner::close(const WindowKey& window) {
 }
 
 int Owner::arrived(const WindowKey& window) const {
-  return live(window) ? int(table_->slots[window.index].arrived.load(std::memory_order_acquire))
-                      : 0;
+  return live(window) ? int(table_->slots[window.index].arrived.load(std::memory_order_acquire)) : 0;
 }
 
 std::vector<SharedRange> Owner::places_of(std::span<const MemoryRange> ranges) const {
@@ -177,16 +169,12 @@ std::vector<SharedRange> Owner::places_of(std::span<const MemoryRange> ranges) c
     for (size_t i = 0; i < memories_.size(); ++i) {
       const std::byte* base = memories_[i].data();
       const std::byte* begin = std::max<const std::byte*>(range.data(), base);
-      const std::byte* end =
-          std::min<const std::byte*>(range.data() + range.size(), base + memories_[i].size());
-      if (begin < end)
-        places.push_back(
-            {shared_place(i, size_t(begin - base)), shared_place(i, size_t(end - base))});
+      const std::byte* end = std::min<const std::byte*>(range.data() + range.size(), base + memories_[i].size());
+      if (begin < end) places.push_back({shared_place(i, size_t(begin - base)), shared_place(i, size_t(end - base))});
     }
   }
   const auto before = [](const SharedRange& a, const SharedRange& b) { return a.begin < b.begin; };
-  if (!std::is_sorted(places.begin(), places.end(), before))
-    std::sort(places.begin(), places.end(), before);
+  if (!std::is_sorted(places.begin(), places.end(), before)) std::sort(places.begin(), places.end(), before);
   size_t n = 0;
   for (const SharedRange& place : places) {
     if (n > 0 && place.begin <= places[n - 1].end)
@@ -218,8 +206,7 @@ void Owner::serve() {
     eventfd_t ignored;
     eventfd_read(wake_.get(), &ignored);
     for (size_t i = 0; i < watched.size(); ++i)
-      if (polled[2 + lines.size() + i].revents && hung_up(watched[i]->socket.get()))
-        watched[i]->gone = true;
+      if (polled[2 + lines.size() + i].revents && hung_up(watched[i]->socket.get())) watched[i]->gone = true;
     for (size_t i = lines.size(); i-- > 0;)
       if (polled[2 + i].revents && !hear(lines[i])) lines.erase(lines.begin() + ptrdiff_t(i));
     if (polled[1].revents && !greet(lines)) deaf_until = RealClock().now() + kDeafSeconds;
@@ -233,8 +220,7 @@ bool Owner::greet(std::vector<Line>& lines) {
     const bool ours = same_user(socket.get());
     const auto stranger = [](const Line& line) { return line.number < 0; };
     const bool full = std::count_if(lines.begin(), lines.end(), stranger) >= kMaxStrangers;
-    if (ours && full)
-      lines.erase(std::find_if(lines.begin(), lines.end(), stranger));  // the oldest
+    if (ours && full) lines.erase(std::find_if(lines.begin(), lines.end(), stranger));  // the oldest
     if (!ours || full) table_->refused.fetch_add(1, std::memory_order_relaxed);
     if (ours) lines.push_back({std::move(socket), -1});
   }
@@ -244,8 +230,7 @@ bool Owner::hear(Line& line) {
   if (line.number >= 0) {
     if (!hung_up(line.socket.get())) return true;
     // Its last thread has ended: what it was inside of is left.
-    for (auto& inside : table_->lines[line.number].inside)
-      inside.store(0, std::memory_order_release);
+    for (auto& inside : table_->lines[line.number].inside) inside.store(0, std::memory_order_release);
     used_[size_t(line.number)] = false;
     return false;
   }

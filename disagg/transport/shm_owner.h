@@ -66,8 +66,7 @@ class Owner {
   Owner() = default;
 
   bool live(const WindowKey& w) const {
-    return w.generation != 0 && w.index < own_.size() && own_[w.index].open &&
-           own_[w.index].generation == w.generation;
+    return w.generation != 0 && w.index < own_.size() && own_[w.index].open && own_[w.index].generation == w.generation;
   }
   // Sorted, neighbours joined.
   std::vector<SharedRange> places_of(std::span<const MemoryRange> ranges) const;

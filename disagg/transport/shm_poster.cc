@@ -48,13 +48,11 @@ bool run(Transfer& t, const std::span<const Copy> all, int thread) {
       bytes += n, offset += n;
       if (offset == copy.bytes) copies = copies.subspan(1), offset = 0;
     }
-    if (t.cancelled.load(std::memory_order_relaxed) || t.peer->gone.load(std::memory_order_relaxed))
-      return false;
+    if (t.cancelled.load(std::memory_order_relaxed) || t.peer->gone.load(std::memory_order_relaxed)) return false;
     SharedWindows& windows = t.peer->windows;
     if (!windows.enter(t.what, thread)) return false;
     // Once for all pieces: a window has the same ranges as long as it can be entered.
-    if (!std::exchange(covered, true) &&
-        !std::all_of(all.begin(), all.end(), [&](const Copy& copy) {
+    if (!std::exchange(covered, true) && !std::all_of(all.begin(), all.end(), [&](const Copy& copy) {
           return copy.bytes == 0 || t.peer->covered(t.what, copy);
         })) {
       windows.leave(thread);
@@ -114,8 +112,7 @@ Result<bool> Call::say_hello() {
       address_.size() - prefix.size() >= sizeof name.sun_path)
     return unreachable(address_, "not an address of an shm transport (shm:@NAME)");
   const socklen_t length = abstract_address(address_.substr(prefix.size()), name);
-  if (socket_.get() < 0)
-    socket_ = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (socket_.get() < 0) socket_ = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int fd = socket_.get();
   if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&name), length) != 0) {
     if (fd >= 0 && (errno == EAGAIN || errno == EINTR)) return false;
@@ -151,8 +148,8 @@ Result<std::shared_ptr<Remote>> Call::hear_welcome() {
     }
   if (n < 0) return unreachable(address, os_text());
   if (n != ssize_t(sizeof welcome) || welcome.magic != kHelloMagic || welcome.n_regions < 0 ||
-      welcome.n_regions > int(kMaxRegions) || fds.size() != size_t(welcome.n_regions) + 1 ||
-      welcome.line < 0 || welcome.line >= kSharedLines)
+      welcome.n_regions > int(kMaxRegions) || fds.size() != size_t(welcome.n_regions) + 1 || welcome.line < 0 ||
+      welcome.line >= kSharedLines)
     return unreachable(address, "it did not answer as this version of the wire does");
   auto remote = std::make_shared<Remote>();
   remote->address = address;
@@ -162,8 +159,7 @@ Result<std::shared_ptr<Remote>> Call::hear_welcome() {
   if (!table.ok()) return unreachable(address, table.error().message);
   remote->table = table.value();
   auto* windows = reinterpret_cast<SharedTable*>(remote->table.get());
-  if (windows->magic != SharedTable::kMagic)
-    return unreachable(address, "its windows are of another version");
+  if (windows->magic != SharedTable::kMagic) return unreachable(address, "its windows are of another version");
   remote->windows = SharedWindows(windows, welcome.line, self_);
   for (int i = 0; i < welcome.n_regions; ++i) {
     const auto& region = welcome.regions[i];

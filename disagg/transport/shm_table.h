@@ -34,9 +34,7 @@ struct SharedRange {
   uint64_t begin = 0, end = 0;
 };
 constexpr int kPlaceBits = 48;
-inline uint64_t shared_place(size_t region, size_t offset) {
-  return uint64_t(region) << kPlaceBits | offset;
-}
+inline uint64_t shared_place(size_t region, size_t offset) { return uint64_t(region) << kPlaceBits | offset; }
 
 // One peer: what its threads are inside of. The poster's own, and its copier.
 constexpr int kLineThreads = 2;
@@ -56,9 +54,7 @@ struct SharedTable {
   SharedSlot slots[kSharedSlots];
   uint64_t n_ranges = 0;  // behind the table, of all windows
 
-  static size_t bytes(uint64_t n_ranges) {
-    return sizeof(SharedTable) + n_ranges * sizeof(SharedRange);
-  }
+  static size_t bytes(uint64_t n_ranges) { return sizeof(SharedTable) + n_ranges * sizeof(SharedRange); }
   SharedRange* ranges() { return reinterpret_cast<SharedRange*>(this + 1); }
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
@@ -68,16 +64,14 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 class SharedWindows {
  public:
   SharedWindows() = default;
-  SharedWindows(SharedTable* table, int line, PeerId self)
-      : table_(table), line_(line), self_(self) {}
+  SharedWindows(SharedTable* table, int line, PeerId self) : table_(table), line_(line), self_(self) {}
 
   bool enter(const KvTransfer& transfer, int thread) {
     const WindowKey& key = transfer.window;
     if (key.generation == 0 || key.index >= uint32_t(kSharedSlots)) return refuse();
     inside(thread).store(uint64_t(key.index) << 32 | key.generation, std::memory_order_seq_cst);
     const SharedSlot& slot = table_->slots[key.index];
-    const bool open =
-        slot.state.load(std::memory_order_seq_cst) == (uint64_t(key.generation) << 1 | 1);
+    const bool open = slot.state.load(std::memory_order_seq_cst) == (uint64_t(key.generation) << 1 | 1);
     if (open && slot.peer.load(std::memory_order_relaxed) == self_ &&
         slot.op.load(std::memory_order_relaxed) == uint32_t(transfer.op))
       return true;
@@ -91,9 +85,8 @@ class SharedWindows {
     const uint64_t n = slot.n_ranges.load(std::memory_order_relaxed);
     if (first + n > table_->n_ranges) return false;
     const SharedRange* begin = table_->ranges() + first;
-    const SharedRange* after =
-        std::upper_bound(begin, begin + n, place,
-                         [](uint64_t at, const SharedRange& range) { return at < range.begin; });
+    const SharedRange* after = std::upper_bound(begin, begin + n, place,
+                                                [](uint64_t at, const SharedRange& range) { return at < range.begin; });
     return after != begin && place <= after[-1].end && bytes <= after[-1].end - place;
   }
   void count_arrived(const KvTransfer& transfer) {  // while inside

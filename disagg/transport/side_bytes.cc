@@ -32,24 +32,19 @@ std::string_view next(std::string_view& text, char separator) {
 }  // namespace
 
 std::string to_text(const std::string& kind, const SideAddress& address) {
-  std::string text =
-      kind + "," + address.host + "," + std::to_string(address.port) + "," + hex(address.token);
-  for (const SideAddress::Region& region : address.regions)
-    text += "," + hex(region.base) + "+" + hex(region.bytes);
+  std::string text = kind + "," + address.host + "," + std::to_string(address.port) + "," + hex(address.token);
+  for (const SideAddress::Region& region : address.regions) text += "," + hex(region.base) + "+" + hex(region.bytes);
   return text;
 }
 
 Result<SideAddress> parse_side_address(const std::string& kind, const std::string& text) {
-  auto wrong = [&](const std::string& what) {
-    return invalid("address of a " + kind + " transport: " + what);
-  };
+  auto wrong = [&](const std::string& what) { return invalid("address of a " + kind + " transport: " + what); };
   std::string_view rest = text;
   if (next(rest, ',') != kind) return wrong("it does not begin with " + kind);
   SideAddress address;
   address.host = next(rest, ',');
   if (address.host.empty()) return wrong("expected a host");
-  if (!number(next(rest, ','), address.port, 10) || address.port == 0)
-    return wrong("expected a port, 1 to 65535");
+  if (!number(next(rest, ','), address.port, 10) || address.port == 0) return wrong("expected a port, 1 to 65535");
   if (!number(next(rest, ','), address.token, 16)) return wrong("expected a token, hexadecimal");
   while (!rest.empty()) {
     std::string_view part = next(rest, ',');

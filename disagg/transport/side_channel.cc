@@ -27,9 +27,7 @@ constexpr double kDeafSeconds = 0.1;  // when there are no descriptors for calle
 
 double now() { return RealClock().now(); }
 
-Error io(const std::string& what) {
-  return {ErrorCode::unavailable, what + ": " + std::strerror(errno)};
-}
+Error io(const std::string& what) { return {ErrorCode::unavailable, what + ": " + std::strerror(errno)}; }
 
 uint32_t frame_bytes(const std::string& received) {
   uint32_t n = 0;
@@ -43,8 +41,7 @@ struct Lookup {
     addrinfo hints{};
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_flags = flags | AI_NUMERICSERV;
-    if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0)
-      found = nullptr;
+    if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) found = nullptr;
   }
   Lookup(const Lookup&) = delete;
   ~Lookup() {
@@ -113,8 +110,7 @@ bool SideChannel::read() {
   return true;
 }
 
-SideChannels::SideChannels(SideLimits limits,
-                           std::function<void(const std::shared_ptr<SideChannel>&)> accepted,
+SideChannels::SideChannels(SideLimits limits, std::function<void(const std::shared_ptr<SideChannel>&)> accepted,
                            std::function<bool()> work)
     : limits_(limits),
       accepted_(std::move(accepted)),
@@ -137,11 +133,10 @@ Status SideChannels::listen(const std::string& host) {
   sockaddr_storage bound{};
   socklen_t length = sizeof bound;
   char numeric[128];
-  if (listener_ < 0 || bind(listener_, at.ai_addr, at.ai_addrlen) != 0 ||
-      ::listen(listener_, 64) != 0 ||
+  if (listener_ < 0 || bind(listener_, at.ai_addr, at.ai_addrlen) != 0 || ::listen(listener_, 64) != 0 ||
       getsockname(listener_, reinterpret_cast<sockaddr*>(&bound), &length) != 0 ||
-      getnameinfo(reinterpret_cast<sockaddr*>(&bound), length, numeric, sizeof numeric, nullptr, 0,
-                  NI_NUMERICHOST) != 0)
+      getnameinfo(reinterpret_cast<sockaddr*>(&bound), length, numeric, sizeof numeric, nullptr, 0, NI_NUMERICHOST) !=
+          0)
     return io("cannot listen on " + host);
   host_ = numeric;
   port_ = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
@@ -240,8 +235,7 @@ void SideChannels::run() {
   }
 }
 
-Result<SideCall> SideCall::begin(const std::string& host, uint16_t port, std::string frame,
-                                 SideLimits limits) {
+Result<SideCall> SideCall::begin(const std::string& host, uint16_t port, std::string frame, SideLimits limits) {
   SideCall call;
   call.where_ = host + ":" + std::to_string(port);
   call.limits_ = limits;
@@ -252,8 +246,7 @@ Result<SideCall> SideCall::begin(const std::string& host, uint16_t port, std::st
   if (fd < 0) return io(call.where_);
   call.channel_ = std::make_shared<SideChannel>(fd, limits);
   set_no_delay(fd);
-  if (connect(fd, lookup.found->ai_addr, lookup.found->ai_addrlen) != 0 && errno != EINPROGRESS)
-    return io(call.where_);
+  if (connect(fd, lookup.found->ai_addr, lookup.found->ai_addrlen) != 0 && errno != EINPROGRESS) return io(call.where_);
   return call;
 }
 
@@ -272,11 +265,9 @@ Result<std::optional<std::string>> SideCall::answer() {
     // Not a byte more than the answer: what follows it is the thread's to read.
     const size_t wanted = received_.size() < 4 ? 4 : 4 + size_t(frame_bytes(received_));
     if (received_.size() == wanted) return std::optional(received_.substr(4));
-    if (wanted > 4 + limits_.hello)
-      return Error{ErrorCode::unavailable, where_ + " answers nonsense"};
+    if (wanted > 4 + limits_.hello) return Error{ErrorCode::unavailable, where_ + " answers nonsense"};
     char bytes[4096];
-    const ssize_t n =
-        recv(fd, bytes, std::min(sizeof bytes, wanted - received_.size()), MSG_DONTWAIT);
+    const ssize_t n = recv(fd, bytes, std::min(sizeof bytes, wanted - received_.size()), MSG_DONTWAIT);
     if (n == 0) return Error{ErrorCode::unavailable, where_ + " hung up"};
     if (n < 0 && errno == EAGAIN) return std::optional<std::string>();
     if (n < 0 && errno != EINTR) return io(where_);

@@ -65,8 +65,7 @@ class SideChannels {
   // `accepted` sets the handlers of a channel that somebody has called us on.
   // `work`: called on the thread at each turn, before it waits; true: again within microseconds,
   // whatever comes or does not.
-  explicit SideChannels(SideLimits limits,
-                        std::function<void(const std::shared_ptr<SideChannel>&)> accepted,
+  explicit SideChannels(SideLimits limits, std::function<void(const std::shared_ptr<SideChannel>&)> accepted,
                         std::function<bool()> work = {});
   ~SideChannels();
   Status listen(const std::string& host);            // before start()
@@ -99,8 +98,7 @@ class SideChannels {
 // Thread safety: its owner's thread.
 class SideCall {
  public:
-  static Result<SideCall> begin(const std::string& host, uint16_t port, std::string frame,
-                                SideLimits limits);
+  static Result<SideCall> begin(const std::string& host, uint16_t port, std::string frame, SideLimits limits);
   // Goes on. The answer's body, once it is there; the channel goes to a thread next.
   Result<std::optional<std::string>> answer();
   bool said() const { return unsent_.empty(); }

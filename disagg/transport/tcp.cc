@@ -46,8 +46,8 @@ class TcpTransport final : public KvTransport {
     char port[16], host[128];
     if (fd < 0 || bind(fd, at->ai_addr, at->ai_addrlen) != 0 || ::listen(fd, 512) != 0 ||
         getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &length) != 0 ||
-        getnameinfo(reinterpret_cast<sockaddr*>(&bound), length, host, sizeof host, port,
-                    sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+        getnameinfo(reinterpret_cast<sockaddr*>(&bound), length, host, sizeof host, port, sizeof port,
+                    NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
       const Error error{ErrorCode::unavailable, "tcp: " + options_.host + ": " + os_text()};
       if (fd >= 0) ::close(fd);
       return error;
@@ -59,8 +59,8 @@ class TcpTransport final : public KvTransport {
       std::snprintf(hex, sizeof hex, "%02x", byte);
       address_ += hex;
     }
-    loops_[0]->add(std::make_unique<Listener>(
-        fd, host_, [this]() -> Loop& { return *loops_[accepted_++ % loops_.size()]; }));
+    loops_[0]->add(
+        std::make_unique<Listener>(fd, host_, [this]() -> Loop& { return *loops_[accepted_++ % loops_.size()]; }));
     return ok();
   }
 
@@ -75,12 +75,9 @@ class TcpTransport final : public KvTransport {
     if (call == calls_.end() || call->second.session->address != address) {
       auto parsed = parse_address(address);
       if (!parsed.ok()) return parsed.error();
-      Call fresh{std::make_shared<PosterSession>(peer, address),
-                 {},
-                 options_.clock->now() + options_.connect_s};
+      Call fresh{std::make_shared<PosterSession>(peer, address), {}, options_.clock->now() + options_.connect_s};
       const TcpHello hello{kTcpMagic, fresh.session->id, parsed.value().token, options_.self};
-      for (int i = 0; i < std::max(1, options_.connections); ++i)
-        fresh.dials.emplace_back(parsed.value(), hello);
+      for (int i = 0; i < std::max(1, options_.connections); ++i) fresh.dials.emplace_back(parsed.value(), hello);
       call = calls_.insert_or_assign(peer, std::move(fresh)).first;
     }
     const Result<bool> let_in = go_on(call->second);
@@ -142,8 +139,7 @@ class TcpTransport final : public KvTransport {
       state = at->second.session->poll(*post, give_up);
       if (give_up && state == TransferState::failed) kick();  // there may be an abandon to send
       if (state == TransferState::in_flight) return state;
-      if (state == TransferState::done)
-        stats_.bytes += int64_t(post->bytes), stats_.descriptors += post->descriptors;
+      if (state == TransferState::done) stats_.bytes += int64_t(post->bytes), stats_.descriptors += post->descriptors;
     }
     stats_.failed += state == TransferState::failed;
     transfers_.erase(at);
@@ -176,8 +172,7 @@ class TcpTransport final : public KvTransport {
       // The last call may have been a long step of the engine ago.
       if (dial.stage() != before) call.until_s = options_.clock->now() + options_.connect_s;
     }
-    if (!all && options_.clock->now() >= call.until_s)
-      return Error{ErrorCode::unavailable, "it does not answer"};
+    if (!all && options_.clock->now() >= call.until_s) return Error{ErrorCode::unavailable, "it does not answer"};
     return all;
   }
 
@@ -187,9 +182,7 @@ class TcpTransport final : public KvTransport {
     bool cancelled = false;
   };
 
-  bool late(const KvTransfer& what) const {
-    return what.deadline_s > 0 && options_.clock->now() >= what.deadline_s;
-  }
+  bool late(const KvTransfer& what) const { return what.deadline_s > 0 && options_.clock->now() >= what.deadline_s; }
   void kick() {
     for (auto& loop : loops_) loop->kick();
   }

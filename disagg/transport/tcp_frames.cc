@@ -119,10 +119,8 @@ std::shared_ptr<InboundSession> InboundHost::admit(const TcpHello& hello) {
 void InboundReader::on_head(std::span<const std::byte> bytes) {
   if (!session_) return on_hello(load<TcpHello>(bytes));
   switch (std::exchange(next_, Next::head)) {
-    case Next::head:
-      return on_frame(load<FrameHead>(bytes));
-    case Next::table:
-      return on_table(bytes);
+    case Next::head: return on_frame(load<FrameHead>(bytes));
+    case Next::table: return on_table(bytes);
     case Next::seal:
       need_head(sizeof(FrameHead));
       return answer(head_, KvOp::write, allowed_ && load<uint64_t>(bytes) == kFrameSeal);
@@ -194,8 +192,7 @@ void InboundReader::on_table(std::span<const std::byte> bytes) {
 }
 
 bool InboundReader::enter_payload() {
-  allowed_ = allowed_ && host_.windows().enter(head_.window, session_->peer(), KvOp::write,
-                                               std::span<const Copy>());
+  allowed_ = allowed_ && host_.windows().enter(head_.window, session_->peer(), KvOp::write, std::span<const Copy>());
   return allowed_;
 }
 
@@ -205,12 +202,8 @@ void InboundReader::on_payload() {
 }
 
 void InboundReader::answer(const FrameHead& asked, KvOp op, bool placed) {
-  FrameHead head{.type = FrameType::placed,
-                 .post = asked.post,
-                 .frame = asked.frame,
-                 .n_frames = asked.n_frames};
-  if (!session_->frame_done(asked, op, placed, head.status))
-    return fail("too many unfinished posts");
+  FrameHead head{.type = FrameType::placed, .post = asked.post, .frame = asked.frame, .n_frames = asked.n_frames};
+  if (!session_->frame_done(asked, op, placed, head.status)) return fail("too many unfinished posts");
   Answer out;
   append(out.bytes, head);
   answers_.push_back(std::move(out));

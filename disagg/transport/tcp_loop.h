@@ -102,8 +102,7 @@ class Loop {
         link->ready_ = false;
         const Link::Next then = link->run();
         if (then == Link::Next::again) make_ready(*link);
-        if (then == Link::Next::close)
-          std::erase_if(links_, [link](const auto& other) { return other.get() == link; });
+        if (then == Link::Next::close) std::erase_if(links_, [link](const auto& other) { return other.get() == link; });
       }
       ready.clear();
     }
@@ -111,10 +110,8 @@ class Loop {
   void take_added() {
     std::lock_guard lock(mutex_);
     for (auto& link : added_) {
-      epoll_event event{.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
-                        .data = {.ptr = link.get()}};
-      if (epoll_ctl(epoll_, EPOLL_CTL_ADD, link->fd(), &event) == 0)
-        links_.push_back(std::move(link));
+      epoll_event event{.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data = {.ptr = link.get()}};
+      if (epoll_ctl(epoll_, EPOLL_CTL_ADD, link->fd(), &event) == 0) links_.push_back(std::move(link));
     }
     added_.clear();
   }

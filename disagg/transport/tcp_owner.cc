@@ -27,8 +27,7 @@ class OwnerLink final : public Link {
     if (!flush()) return Next::close;
     for (int turn = 0; turn < kTurn; ++turn) {
       if (answers_.size() > kMaxAnswers) return Next::wait;  // for room in the socket
-      const auto outcome =
-          reader_.pump([this](iovec* where, int n) { return read_now(fd(), where, n); });
+      const auto outcome = reader_.pump([this](iovec* where, int n) { return read_now(fd(), where, n); });
       for (auto& answer : reader_.answers()) answers_.push_back({std::move(answer), {}, {}, false});
       reader_.answers().clear();
       if (reader_.session() && std::exchange(stranger_, false)) known_now();
@@ -81,9 +80,8 @@ class OwnerLink final : public Link {
       }
       if (last && !last->data.empty()) {
         const FrameHead& asked = last->answer.asked;
-        entered =
-            !last->answer.refused && host_.windows.enter(asked.window, reader_.session()->peer(),
-                                                         KvOp::read, std::span<const Copy>());
+        entered = !last->answer.refused &&
+                  host_.windows.enter(asked.window, reader_.session()->peer(), KvOp::read, std::span<const Copy>());
         if (!entered && !std::exchange(last->answer.refused, true)) last->data.become_zeros();
         last->data.append_to(from_);
       }

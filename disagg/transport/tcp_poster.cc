@@ -59,8 +59,7 @@ class PosterLink final : public Link {
     if (session_->dead) return Next::close;
     bool more = true;
     for (int turn = 0; turn < kTurn && more; ++turn) {
-      const auto outcome =
-          reader_.pump([this](iovec* where, int n) { return read_now(fd(), where, n); });
+      const auto outcome = reader_.pump([this](iovec* where, int n) { return read_now(fd(), where, n); });
       if (outcome == TcpReader::Outcome::ended) return Next::close;
       more = outcome == TcpReader::Outcome::again;
     }
@@ -173,8 +172,7 @@ Result<bool> Dial::go_on() {
     const AddressInfo at = look_up(address_.host, address_.port, AI_NUMERICHOST);
     if (!at) return error("no such IP address or port");
     fd_ = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd_ < 0 || (::connect(fd_, at->ai_addr, at->ai_addrlen) != 0 && errno != EINPROGRESS))
-      return error(os_text());
+    if (fd_ < 0 || (::connect(fd_, at->ai_addr, at->ai_addrlen) != 0 && errno != EINPROGRESS)) return error(os_text());
     stage_ = calling;
   }
   if (stage_ == calling) {

@@ -56,9 +56,7 @@ Error unreachable(const std::string& address, const std::string& why) {
 }
 
 Result<Address> parse_address(const std::string& text) {
-  const auto bad = [&] {
-    return unreachable(text, "not an address of a tcp transport (tcp:HOST:PORT:TOKEN)");
-  };
+  const auto bad = [&] { return unreachable(text, "not an address of a tcp transport (tcp:HOST:PORT:TOKEN)"); };
   const size_t token_at = text.rfind(':');
   if (!text.starts_with("tcp:") || token_at <= 4) return bad();
   const size_t port_at = text.rfind(':', token_at - 1);
@@ -68,8 +66,7 @@ Result<Address> parse_address(const std::string& text) {
   if (token.size() != 2 * address.token.size() || address.port.empty()) return bad();
   for (size_t i = 0; i < address.token.size(); ++i) {
     const char* at = token.data() + 2 * i;
-    if (auto [end, error] = std::from_chars(at, at + 2, address.token[i], 16);
-        error != std::errc() || end != at + 2)
+    if (auto [end, error] = std::from_chars(at, at + 2, address.token[i], 16); error != std::errc() || end != at + 2)
       return bad();
   }
   if (address.host.size() > 2 && address.host.front() == '[' && address.host.back() == ']')

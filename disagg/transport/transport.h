@@ -122,10 +122,9 @@ struct TransportOptions {
 struct TransportRow {
   const char* name;
   Result<std::unique_ptr<KvTransport>> (*make)(const TransportOptions& options);
-  bool shared_pool;     // the instances must draw from one pool
-  bool leaves_process;  // works between processes
-  Device& (
-      *pool_device)();  // where the KV must be allocated, instead of on the CPU; null: anywhere
+  bool shared_pool;          // the instances must draw from one pool
+  bool leaves_process;       // works between processes
+  Device& (*pool_device)();  // where the KV must be allocated, instead of on the CPU; null: anywhere
   const char* source;
 };
 

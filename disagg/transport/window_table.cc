@@ -12,8 +12,7 @@ RangeSet::RangeSet(std::span<const MemoryRange> ranges) {
     const auto begin = reinterpret_cast<uintptr_t>(range.data());
     if (!range.empty()) sorted.push_back({begin, begin + range.size()});
   }
-  std::sort(sorted.begin(), sorted.end(),
-            [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  std::sort(sorted.begin(), sorted.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
   for (const Range& range : sorted) {
     if (!ranges_.empty() && range.begin <= ranges_.back().end)
       ranges_.back().end = std::max(ranges_.back().end, range.end);
@@ -47,8 +46,7 @@ bool WindowNumbers::count(const KvTransfer& post) {
   return window.numbers.count(post.number);
 }
 
-WindowTable::WindowTable(std::span<const MemoryRange> regions, bool secrets)
-    : regions_(regions), secrets_(secrets) {}
+WindowTable::WindowTable(std::span<const MemoryRange> regions, bool secrets) : regions_(regions), secrets_(secrets) {}
 
 void WindowTable::connect(PeerId peer) {
   std::lock_guard lock(mutex_);
@@ -68,15 +66,13 @@ bool WindowTable::connected(PeerId peer) const {
 Result<WindowKey> WindowTable::open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) {
   for (const MemoryRange& range : ranges) {
     if (!regions_.contains(range.data(), range.size()))
-      return invalid("window for instance " + std::to_string(peer) +
-                     ": a range is outside this instance's KV memory");
+      return invalid("window for instance " + std::to_string(peer) + ": a range is outside this instance's KV memory");
   }
   RangeSet set(ranges);
   const uint64_t secret = secrets_ ? random_secret() : 0;
   std::lock_guard lock(mutex_);
   if (!peers_.count(peer))
-    return Error{ErrorCode::unavailable,
-                 "window for instance " + std::to_string(peer) + ": it is not connected"};
+    return Error{ErrorCode::unavailable, "window for instance " + std::to_string(peer) + ": it is not connected"};
   if (free_.empty()) {
     free_.push_back(uint32_t(slots_.size()));
     slots_.emplace_back();
@@ -136,21 +132,18 @@ void WindowTable::shut() {
 
 WindowTable::Slot* WindowTable::admit(const WindowKey& window, PeerId peer, KvOp op) {
   const Slot* slot = find(window);
-  const bool may = slot && slot->open && slot->peer == peer && slot->op == op &&
-                   peers_.count(peer) > 0 && !shut_;
+  const bool may = slot && slot->open && slot->peer == peer && slot->op == op && peers_.count(peer) > 0 && !shut_;
   if (may) return &slots_[window.index];
   ++refused_;
   return nullptr;
 }
 
-bool WindowTable::enter(const WindowKey& window, PeerId peer, KvOp op,
-                        std::span<const Copy> copies) {
+bool WindowTable::enter(const WindowKey& window, PeerId peer, KvOp op, std::span<const Copy> copies) {
   std::lock_guard lock(mutex_);
   Slot* slot = admit(window, peer, op);
   if (!slot) return false;
   for (const Copy& copy : copies) {
-    if (slot->ranges.contains(op == KvOp::write ? copy.destination : copy.source, copy.bytes))
-      continue;
+    if (slot->ranges.contains(op == KvOp::write ? copy.destination : copy.source, copy.bytes)) continue;
     ++refused_;
     return false;
   }
@@ -158,8 +151,7 @@ bool WindowTable::enter(const WindowKey& window, PeerId peer, KvOp op,
   return true;
 }
 
-bool WindowTable::enter(const WindowKey& window, PeerId peer, KvOp op, const std::byte* begin,
-                        size_t bytes) {
+bool WindowTable::enter(const WindowKey& window, PeerId peer, KvOp op, const std::byte* begin, size_t bytes) {
   const Copy copy{begin, const_cast<std::byte*>(begin), bytes};
   return enter(window, peer, op, {&copy, 1});
 }

@@ -62,8 +62,7 @@ struct FullCache {
 int bare_probe(const PrefixIndex& index, std::span<const int32_t> tokens, int32_t* blocks) {
   uint64_t hashes[PrefixIndex::kBatch], before = 0;
   for (int at = 0; at < kPromptBlocks; at += PrefixIndex::kBatch) {
-    index.hash_batch(before, at == 0, tokens.data() + at * kBlockTokens, PrefixIndex::kBatch,
-                     hashes);
+    index.hash_batch(before, at == 0, tokens.data() + at * kBlockTokens, PrefixIndex::kBatch, hashes);
     for (int i = 0; i < PrefixIndex::kBatch; ++i) blocks[at + i] = index.slot_block(hashes[i]);
     before = hashes[PrefixIndex::kBatch - 1];
   }

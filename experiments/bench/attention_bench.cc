@@ -59,8 +59,7 @@ std::unique_ptr<VirtualRange> in_groups(const Buffer& pool, size_t group, bool i
   std::vector<int> order(static_cast<size_t>(n));
   std::iota(order.begin(), order.end(), 0);
   Random random(3);
-  for (size_t i = order.size(); i > 1 && !in_order; --i)
-    std::swap(order[i - 1], order[random.below(i)]);
+  for (size_t i = order.size(); i > 1 && !in_order; --i) std::swap(order[i - 1], order[random.below(i)]);
   auto groups = make_host_page_groups({.group_bytes = group, .n_groups = n}).value();
   auto range = groups->reserve(pool.size()).value();
   for (int i = 0; i < n; ++i) {
@@ -79,23 +78,17 @@ struct Problem {
   AttentionArgs args;
 
   // block_tokens == kContext: contiguous. Blocks of a sequence are in random order.
-  Problem(std::byte* pool, Dtype dtype, KvOrder order, int block_tokens, int n_seqs, int n_q,
-          int kv_length)
-      : layout{{kLayers, kKvHeads, kDim, dtype},
-               order,
-               block_tokens,
-               kBatch * kContext / block_tokens},
+  Problem(std::byte* pool, Dtype dtype, KvOrder order, int block_tokens, int n_seqs, int n_q, int kv_length)
+      : layout{{kLayers, kKvHeads, kDim, dtype}, order, block_tokens, kBatch * kContext / block_tokens},
         tables(size_t(n_seqs)) {
     std::vector<int32_t> free(size_t(layout.n_blocks));
     std::iota(free.begin(), free.end(), 0);
     Random random(2);
     for (size_t i = free.size(); i > 1; --i) std::swap(free[i - 1], free[random.below(i)]);
     for (int s = 0; s < n_seqs; ++s) {
-      for (int t = 0; t < kv_length; t += block_tokens)
-        tables[size_t(s)].push_back(free.back()), free.pop_back();
+      for (int t = 0; t < kv_length; t += block_tokens) tables[size_t(s)].push_back(free.back()), free.pop_back();
       bool paged = block_tokens < kContext;
-      views.push_back({pool, &layout, paged ? tables[size_t(s)].data() : nullptr,
-                       paged ? 0 : tables[size_t(s)][0]});
+      views.push_back({pool, &layout, paged ? tables[size_t(s)].data() : nullptr, paged ? 0 : tables[size_t(s)][0]});
       q_offsets.push_back(q_offsets.back() + n_q);
       kv_lengths.push_back(kv_length);
     }
@@ -134,8 +127,7 @@ struct Problem {
         for (size_t d = 0; d < row; ++d)
           if (!(std::abs(double(out[size_t(i) * row + d]) - double(want[d])) <= bound))
             return "token " + std::to_string(i) + ", element " + std::to_string(d) + " is " +
-                   std::to_string(out[size_t(i) * row + d]) + ", expected " +
-                   std::to_string(want[d]);
+                   std::to_string(out[size_t(i) * row + d]) + ", expected " + std::to_string(want[d]);
       }
     return "";
   }
@@ -163,8 +155,8 @@ void compare_dtypes(Bench& bench) {
     std::vector<std::unique_ptr<Problem>> problems;
     std::vector<BenchCase> cases;
     for (size_t i = 0; i < 4; ++i) {
-      problems.push_back(std::make_unique<Problem>(
-          pools[i].data(), kDtypes[i], KvOrder::layer_major, block, kBatch, 1, kContext));
+      problems.push_back(
+          std::make_unique<Problem>(pools[i].data(), kDtypes[i], KvOrder::layer_major, block, kBatch, 1, kContext));
       Problem* p = problems.back().get();
       cases.push_back({.name = name(kDtypes[i]),
                        .n_threads = threads,
@@ -194,8 +186,8 @@ void compare_blocks(Bench& bench) {
   std::vector<std::unique_ptr<Problem>> problems;
   std::vector<BenchCase> cases;
   for (int block : {kContext, 1, 4, 16, 64, 256}) {
-    problems.push_back(std::make_unique<Problem>(pool.data(), Dtype::f32, KvOrder::layer_major,
-                                                 block, kBatch, 1, kContext));
+    problems.push_back(
+        std::make_unique<Problem>(pool.data(), Dtype::f32, KvOrder::layer_major, block, kBatch, 1, kContext));
     Problem* p = problems.back().get();
     const bool whole = block == kContext;
     cases.push_back({.name = whole ? contiguous : name + std::to_string(block),
@@ -215,32 +207,29 @@ void bench_attention(Bench& bench) {
                         {"decode 8 x 4096", kBatch, 1, kContext, Limit::read}};
   for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4}) {
     Buffer pool = random_pool(dtype);
-    const std::unique_ptr<VirtualRange> groups = in_groups(pool, 65536),
-                                        whole = in_groups(pool, 65536, true),
+    const std::unique_ptr<VirtualRange> groups = in_groups(pool, 65536), whole = in_groups(pool, 65536, true),
                                         huge = in_groups(pool, size_t(2) << 20);
     for (const Kind& kind : kinds) {
       auto make = [&](KvOrder order, int block, std::byte* data = nullptr) {
-        return std::make_unique<Problem>(data ? data : pool.data(), dtype, order, block,
-                                         kind.n_seqs, kind.n_q, kind.kv_length);
+        return std::make_unique<Problem>(data ? data : pool.data(), dtype, order, block, kind.n_seqs, kind.n_q,
+                                         kind.kv_length);
       };
       struct {
         const char* name;
         std::unique_ptr<Problem> problem;
-      } memories[] = {
-          {"contiguous", make(KvOrder::layer_major, kContext)},
-          {"paged 16", make(KvOrder::layer_major, 16)},
-          {"contiguous, token_major", make(KvOrder::token_major, kContext)},
-          {"paged 16, token_major", make(KvOrder::token_major, 16)},
-          {"vattention 64 KiB", make(KvOrder::layer_major, kContext, groups->data())},
-          {"contiguous, pages of groups", make(KvOrder::layer_major, kContext, whole->data())},
-          {"vattention 2 MiB", make(KvOrder::layer_major, kContext, huge->data())}};
+      } memories[] = {{"contiguous", make(KvOrder::layer_major, kContext)},
+                      {"paged 16", make(KvOrder::layer_major, 16)},
+                      {"contiguous, token_major", make(KvOrder::token_major, kContext)},
+                      {"paged 16, token_major", make(KvOrder::token_major, 16)},
+                      {"vattention 64 KiB", make(KvOrder::layer_major, kContext, groups->data())},
+                      {"contiguous, pages of groups", make(KvOrder::layer_major, kContext, whole->data())},
+                      {"vattention 2 MiB", make(KvOrder::layer_major, kContext, huge->data())}};
       std::vector<BenchCase> cases;
       for (int threads = 1; threads <= bench.max_threads();
            threads = threads == 1 && bench.max_threads() > 1 ? bench.max_threads() : threads + 1) {
         ThreadTeam& team = bench.team(threads);
         std::string prefix = std::string(dtype_name(dtype)) + " " + kind.name + ", ";
-        auto add = [&](int memory, const std::string& name, double target,
-                       std::vector<std::string> versus) {
+        auto add = [&](int memory, const std::string& name, double target, std::vector<std::string> versus) {
           Problem* p = memories[memory].problem.get();
           cases.push_back({.name = prefix + name,
                            .n_threads = threads,
@@ -263,8 +252,7 @@ void bench_attention(Bench& bench) {
         add(5, memories[5].name, 0, {prefix + memories[0].name});
         add(4, memories[4].name, 0.99, {prefix + memories[0].name});
         add(6, memories[6].name, 0.99, {prefix + memories[0].name});
-        add(4, std::string(memories[4].name) + ", the same pages", 0.99,
-            {prefix + memories[5].name});
+        add(4, std::string(memories[4].name) + ", the same pages", 0.99, {prefix + memories[5].name});
       }
       bench.measure(cases);
     }

@@ -69,9 +69,7 @@ struct Pair {
     at.address = bound.value();
     auto channel = client->connect(at, 5, [this](ChannelPtr) {
       ChannelEvents events;
-      events.on_frame = [this](uint16_t, std::string_view) {
-        returned.fetch_add(1, std::memory_order_release);
-      };
+      events.on_frame = [this](uint16_t, std::string_view) { returned.fetch_add(1, std::memory_order_release); };
       return events;
     });
     XPYD_CHECK(channel.ok(), channel.error().message);
@@ -98,13 +96,13 @@ void round_trips(Bench& bench, bool tcp, double spin_s) {
   }
   cpu = cpu_seconds() - cpu;
   std::sort(one_way.begin(), one_way.end());
-  bench.report({.name = std::string("one way, ") + (tcp ? "loopback TCP" : "Unix socket") +
-                        (spin_s > 0 ? ", spinning" : ""),
-                .n_threads = 2,
-                .rounds = kTrips,
-                .seconds = percentile(one_way, 50),
-                .measure = "p99 in us",
-                .share = percentile(one_way, 99) * 1e6});
+  bench.report(
+      {.name = std::string("one way, ") + (tcp ? "loopback TCP" : "Unix socket") + (spin_s > 0 ? ", spinning" : ""),
+       .n_threads = 2,
+       .rounds = kTrips,
+       .seconds = percentile(one_way, 50),
+       .measure = "p99 in us",
+       .share = percentile(one_way, 99) * 1e6});
 }
 
 // As an engine sends: a batch of events per step.
@@ -122,8 +120,8 @@ void streams(Bench& bench, bool tcp, int batch) {
   while (pair.received.load() < kMessages + 1) usleep(50);
   double seconds = pair.clock.now() - start;
   cpu = cpu_seconds() - cpu;
-  bench.report({.name = std::string("event, ") + (tcp ? "loopback TCP" : "Unix socket") + ", " +
-                        std::to_string(batch) + " per system call",
+  bench.report({.name = std::string("event, ") + (tcp ? "loopback TCP" : "Unix socket") + ", " + std::to_string(batch) +
+                        " per system call",
                 .n_threads = 2,
                 .rounds = kMessages,
                 .seconds = seconds / kMessages,

@@ -18,30 +18,21 @@ void bench_gemm(Bench& bench) {
   };
   constexpr int kN = 4096;
   const Shape shapes[] = {
-      {512, kN, kN, 1, Dtype::f32, Limit::fma, 0.88},
-      {512, kN, kN, 1, Dtype::bf16, Limit::fma, 0.85},
-      {512, kN, kN, 8, Dtype::f32, Limit::fma, 0.88},
-      {512, kN, kN, 8, Dtype::bf16, Limit::fma, 0.85},
-      {64, kN, kN, 1, Dtype::bf16, Limit::roofline, 0},
-      {32, kN, kN, 1, Dtype::bf16, Limit::roofline, 0},
-      {16, kN, kN, 1, Dtype::bf16, Limit::roofline, 0},
-      {8, kN, kN, 1, Dtype::bf16, Limit::roofline, 0},
-      {8, kN, kN, 8, Dtype::bf16, Limit::roofline, 0},
-      {4, kN, kN, 1, Dtype::bf16, Limit::roofline, 0},
-      {4, kN, kN, 8, Dtype::bf16, Limit::roofline, 0},
-      {3, kN, kN, 1, Dtype::bf16, Limit::roofline, 0},
-      {2, kN, kN, 1, Dtype::bf16, Limit::roofline, 0},
-      {1, kN, kN, 1, Dtype::bf16, Limit::read, 0.95},
-      {1, kN, kN, 8, Dtype::bf16, Limit::read, 0.95},
-      {1, 2048, 2048, 1, Dtype::bf16, Limit::read, 0},
+      {512, kN, kN, 1, Dtype::f32, Limit::fma, 0.88},   {512, kN, kN, 1, Dtype::bf16, Limit::fma, 0.85},
+      {512, kN, kN, 8, Dtype::f32, Limit::fma, 0.88},   {512, kN, kN, 8, Dtype::bf16, Limit::fma, 0.85},
+      {64, kN, kN, 1, Dtype::bf16, Limit::roofline, 0}, {32, kN, kN, 1, Dtype::bf16, Limit::roofline, 0},
+      {16, kN, kN, 1, Dtype::bf16, Limit::roofline, 0}, {8, kN, kN, 1, Dtype::bf16, Limit::roofline, 0},
+      {8, kN, kN, 8, Dtype::bf16, Limit::roofline, 0},  {4, kN, kN, 1, Dtype::bf16, Limit::roofline, 0},
+      {4, kN, kN, 8, Dtype::bf16, Limit::roofline, 0},  {3, kN, kN, 1, Dtype::bf16, Limit::roofline, 0},
+      {2, kN, kN, 1, Dtype::bf16, Limit::roofline, 0},  {1, kN, kN, 1, Dtype::bf16, Limit::read, 0.95},
+      {1, kN, kN, 8, Dtype::bf16, Limit::read, 0.95},   {1, 2048, 2048, 1, Dtype::bf16, Limit::read, 0},
       {1, kN, kN, 1, Dtype::f32, Limit::read, 0},
   };
   for (const Shape& s : shapes) {
     ThreadTeam& largest = bench.team(bench.max_threads());
     GemmCase data(s.m, s.n, s.k, s.groups, s.dtype, s.m <= 64 ? size_t(256) << 20 : 0, largest);
-    std::string name = std::string(dtype_name(s.dtype)) + " M=" + std::to_string(s.m) +
-                       " N=" + std::to_string(s.n) + " K=" + std::to_string(s.k) +
-                       (s.groups > 1 ? " groups=" + std::to_string(s.groups) : "");
+    std::string name = std::string(dtype_name(s.dtype)) + " M=" + std::to_string(s.m) + " N=" + std::to_string(s.n) +
+                       " K=" + std::to_string(s.k) + (s.groups > 1 ? " groups=" + std::to_string(s.groups) : "");
     std::vector<BenchCase> cases;
     for (int threads = 1; threads <= bench.max_threads();
          threads = threads == 1 && bench.max_threads() > 1 ? bench.max_threads() : threads + 1) {

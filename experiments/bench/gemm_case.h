@@ -16,8 +16,7 @@ namespace xpyd {
 struct GemmCase {
   GemmCase(int m_, int n_, int k_, int groups_, Dtype dtype, size_t footprint, ThreadTeam& team)
       : m(m_), n(n_), k(k_), scratch(m_, k_, team.size()) {
-    size_t copies =
-        std::max<size_t>(1, footprint / (size_t(n) * size_t(k) * dtype_bytes(dtype)) + 1);
+    size_t copies = std::max<size_t>(1, footprint / (size_t(n) * size_t(k) * dtype_bytes(dtype)) + 1);
     for (size_t c = 0; c < copies; ++c)
       weights.push_back(pack_matrix(
           n, k, groups_, dtype, [&](int row, float* out) { weight_row(int(c), row, out); }, team));
@@ -39,13 +38,7 @@ struct GemmCase {
   }
 
   GemmArgs args(size_t copy) {
-    return {.x = x.data(),
-            .y = y0,
-            .w = &weights[copy],
-            .bias = nullptr,
-            .m = m,
-            .x_stride = k,
-            .y_stride = n};
+    return {.x = x.data(), .y = y0, .w = &weights[copy], .bias = nullptr, .m = m, .x_stride = k, .y_stride = n};
   }
   void run(ThreadTeam& team) {
     default_gemm().run(args(turn), scratch, team);
@@ -71,8 +64,8 @@ struct GemmCase {
         }
         double got = y0[size_t(r) * size_t(n) + size_t(column)];
         if (!(std::abs(got - sum) <= 2 * (k + 8) * 0x1p-24 * magnitude))
-          return "row " + std::to_string(r) + " column " + std::to_string(column) + " is " +
-                 std::to_string(got) + ", expected " + std::to_string(sum);
+          return "row " + std::to_string(r) + " column " + std::to_string(column) + " is " + std::to_string(got) +
+                 ", expected " + std::to_string(sum);
       }
     }
     return "";

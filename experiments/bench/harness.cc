@@ -63,16 +63,11 @@ std::string measure_name(const BenchCase& c) {
     return text;
   }
   switch (c.limit) {
-    case Limit::fma:
-      return "of FMA peak";
-    case Limit::read:
-      return "of read bandwidth";
-    case Limit::copy:
-      return "of copy bandwidth";
-    case Limit::roofline:
-      return "of roofline";
-    case Limit::none:
-      return "";
+    case Limit::fma: return "of FMA peak";
+    case Limit::read: return "of read bandwidth";
+    case Limit::copy: return "of copy bandwidth";
+    case Limit::roofline: return "of roofline";
+    case Limit::none: return "";
   }
   return "";
 }
@@ -81,16 +76,11 @@ std::string measure_name(const BenchCase& c) {
 double bound_seconds(const BenchCase& c, const PeakRow& peak) {
   double fma = c.work.flops / (peak.fma_gflops * 1e9), read = c.work.bytes / (peak.read_gbps * 1e9);
   switch (c.limit) {
-    case Limit::fma:
-      return fma;
-    case Limit::read:
-      return read;
-    case Limit::copy:
-      return c.work.bytes / (peak.copy_gbps * 1e9);
-    case Limit::roofline:
-      return std::max(fma, read);
-    case Limit::none:
-      return 0;
+    case Limit::fma: return fma;
+    case Limit::read: return read;
+    case Limit::copy: return c.work.bytes / (peak.copy_gbps * 1e9);
+    case Limit::roofline: return std::max(fma, read);
+    case Limit::none: return 0;
   }
   return 0;
 }
@@ -113,8 +103,7 @@ struct Bench::State {
   std::unique_ptr<PeakProbe> probe;
 };
 
-Bench::Bench(BenchOptions options)
-    : options_(std::move(options)), state_(std::make_unique<State>()) {
+Bench::Bench(BenchOptions options) : options_(std::move(options)), state_(std::make_unique<State>()) {
   XPYD_CHECK(sched_getaffinity(0, sizeof state_->affinity, &state_->affinity) == 0);
   if (options_.n_threads <= 0) options_.n_threads = int(state_->cpus.size());
 }
@@ -136,12 +125,10 @@ ThreadTeam& Bench::team(int n_threads) {
 }
 
 void Bench::print_conditions() const {
-  std::printf("%s | xpyd %s, commit %s, %s build, %s | load %s | %s\n", machine().c_str(),
-              version(), commit(), build_mode(), PeakProbe::isa(),
-              first_line("/proc/loadavg").c_str(), utc_date().c_str());
+  std::printf("%s | xpyd %s, commit %s, %s build, %s | load %s | %s\n", machine().c_str(), version(), commit(),
+              build_mode(), PeakProbe::isa(), first_line("/proc/loadavg").c_str(), utc_date().c_str());
   std::printf("cpu pressure: %s\n", first_line("/proc/pressure/cpu").c_str());
-  if (built_with_checks())
-    std::printf("WARNING: built with sanitizers or without optimisation: not a speed.\n");
+  if (built_with_checks()) std::printf("WARNING: built with sanitizers or without optimisation: not a speed.\n");
 }
 
 void Bench::measure(const std::vector<BenchCase>& cases) {
@@ -169,8 +156,7 @@ void Bench::measure(const std::vector<BenchCase>& cases) {
   std::map<std::pair<std::string, int>, size_t> index;
   for (size_t i = 0; i < n; ++i) {  // the warm-up round sets the repetitions
     double once = sample(*good[i], 1);
-    repetitions[i] =
-        std::clamp(int(options_.sample_ms * 1e-3 / std::max(once, 1e-9)), 1, 1'000'000);
+    repetitions[i] = std::clamp(int(options_.sample_ms * 1e-3 / std::max(once, 1e-9)), 1, 1'000'000);
     index[{good[i]->name, good[i]->n_threads}] = i;
   }
   std::vector<std::vector<double>> seconds(n), shares(n);
@@ -181,8 +167,7 @@ void Bench::measure(const std::vector<BenchCase>& cases) {
     settle();
     for (int t : thread_counts) {
       PeakProbe& probe = *state_->probe;
-      peaks[t] = {t, probe.fma_gflops(team(t)), probe.read_gbps(team(t)),
-                  uses_copy ? probe.copy_gbps(team(t)) : 0};
+      peaks[t] = {t, probe.fma_gflops(team(t)), probe.read_gbps(team(t)), uses_copy ? probe.copy_gbps(team(t)) : 0};
     }
     reads.push_back(peaks.rbegin()->second.read_gbps);
     for (size_t step = 0; step < n; ++step) {
@@ -220,9 +205,7 @@ void Bench::measure(const std::vector<BenchCase>& cases) {
     report(row);
   }
   if (double spread = at(reads, 90) / at(reads, 10); spread > 1.4)
-    std::printf(
-        "WARNING: read bandwidth moved by %.2fx (p90/p10) within these rounds: do not quote.\n",
-        spread);
+    std::printf("WARNING: read bandwidth moved by %.2fx (p90/p10) within these rounds: do not quote.\n", spread);
   std::fflush(stdout);
 }
 
@@ -234,8 +217,7 @@ void Bench::report(BenchRow row) {
   if (row.gflops > 0) std::printf("%8.1f GFLOP/s ", row.gflops);
   if (row.gbps > 0) std::printf("%7.1f GB/s  ", row.gbps);
   if (!row.measure.empty() && row.share > 0)
-    std::printf("%.3f [%.3f %.3f] %s", row.share, row.share_p10, row.share_p90,
-                row.measure.c_str());
+    std::printf("%.3f [%.3f %.3f] %s", row.share, row.share_p10, row.share_p90, row.measure.c_str());
   if (row.target > 0) std::printf("  target %.2f %s", row.target, row.met ? "met" : "MISSED");
   std::printf("\n");
   std::fflush(stdout);
@@ -274,19 +256,16 @@ void Bench::write_files() const {
     out << "group,name,n_threads,rounds,seconds,gflops,gbps,measure,share,share_p10,share_p90,"
            "target,met\n";
     for (const BenchRow& r : rows_)
-      out << r.group << ",\"" << r.name << "\"," << r.n_threads << "," << r.rounds << ","
-          << r.seconds << "," << r.gflops << "," << r.gbps << ",\"" << r.measure << "\"," << r.share
-          << "," << r.share_p10 << "," << r.share_p90 << "," << r.target << "," << (r.met ? 1 : 0)
-          << "\n";
+      out << r.group << ",\"" << r.name << "\"," << r.n_threads << "," << r.rounds << "," << r.seconds << ","
+          << r.gflops << "," << r.gbps << ",\"" << r.measure << "\"," << r.share << "," << r.share_p10 << ","
+          << r.share_p90 << "," << r.target << "," << (r.met ? 1 : 0) << "\n";
   }
 }
 
 int Bench::run_registered() {
   print_conditions();
   for (auto& [name, group] : registry()) {
-    if (!options_.groups.empty() &&
-        std::count(options_.groups.begin(), options_.groups.end(), name) == 0)
-      continue;
+    if (!options_.groups.empty() && std::count(options_.groups.begin(), options_.groups.end(), name) == 0) continue;
     std::printf("\n%s\n", name.c_str());
     group_ = name;
     group(*this);

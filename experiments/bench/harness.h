@@ -51,10 +51,10 @@ struct BenchRow {
 
 struct BenchOptions {
   int rounds = 15;
-  int n_threads = 0;      // most threads of a case; 0 = all cpus this process may use
-  double sample_ms = 20;  // a case is repeated within a round until it took this long
-  double settle_ms = 0;   // pause before each sample: until other libraries' threads stop spinning
-  std::string json, csv;  // files to write, or ""
+  int n_threads = 0;                // most threads of a case; 0 = all cpus this process may use
+  double sample_ms = 20;            // a case is repeated within a round until it took this long
+  double settle_ms = 0;             // pause before each sample: until other libraries' threads stop spinning
+  std::string json, csv;            // files to write, or ""
   std::vector<std::string> groups;  // empty = all
 };
 
@@ -75,9 +75,7 @@ class Bench {
   int max_threads() const;  // of BenchOptions
   const BenchOptions& options() const { return options_; }
   const std::vector<BenchRow>& rows() const { return rows_; }
-  int exit_code() const {
-    return wrong_results_ > 0 ? 1 : 0;
-  }  // a missed target is a row, not a failure
+  int exit_code() const { return wrong_results_ > 0 ? 1 : 0; }  // a missed target is a row, not a failure
 
   // Runs the registered groups that options.groups names, in the order of their names.
   int run_registered();
@@ -103,8 +101,8 @@ std::vector<std::string> registered_benches();
 #define XPYD_BENCH_CONCAT2(a, b) a##b
 #define XPYD_BENCH_CONCAT(a, b) XPYD_BENCH_CONCAT2(a, b)
 // REGISTER_BENCH("gemm", bench_gemm) at namespace scope in experiments/bench/gemm_bench.cc.
-#define REGISTER_BENCH(name, function)                                                \
-  [[maybe_unused]] static const bool XPYD_BENCH_CONCAT(registered_bench_, __LINE__) = \
-      ::xpyd::register_bench(name, function)
+#define REGISTER_BENCH(name, function)                                                                             \
+  [[maybe_unused]] static const bool XPYD_BENCH_CONCAT(registered_bench_, __LINE__) = ::xpyd::register_bench(name, \
+                                                                                                             function)
 
 }  // namespace xpyd

@@ -29,10 +29,8 @@ class Steps {
         pool_(layout_.pool_bytes()),
         logits_(size_t(model_->config().vocab) * kMaxBatch) {
     Random random(1);
-    for (size_t i = 0; i < pool_.size() / sizeof(float); ++i)
-      pool_.as<float>()[i] = float(random.uniform() * 2 - 1);
-    for (int i = 0; i < kPrompt; ++i)
-      tokens_.push_back(int32_t(random.below(uint64_t(model_->config().vocab))));
+    for (size_t i = 0; i < pool_.size() / sizeof(float); ++i) pool_.as<float>()[i] = float(random.uniform() * 2 - 1);
+    for (int i = 0; i < kPrompt; ++i) tokens_.push_back(int32_t(random.below(uint64_t(model_->config().vocab))));
     for (int i = 0; i < kMaxBatch; ++i) views_.push_back({pool_.data(), &layout_, nullptr, i});
   }
 
@@ -88,8 +86,7 @@ void bench_model(Bench& bench) {
   const int all = bench.max_threads();
   auto config = load_model_config(dir);
   XPYD_CHECK(config.ok(), config ? "" : config.error().message);
-  auto weights =
-      load_weights(dir, config.value(), {.dtype = Dtype::bf16, .dummy = true}, bench.team(all));
+  auto weights = load_weights(dir, config.value(), {.dtype = Dtype::bf16, .dummy = true}, bench.team(all));
   XPYD_CHECK(weights.ok(), weights ? "" : weights.error().message);
 
   std::vector<int> teams = {1};

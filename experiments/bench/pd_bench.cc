@@ -29,8 +29,7 @@ class Phase {
   Phase(std::shared_ptr<const Weights> weights, ThreadTeam& team, bool prefill)
       : model_(make_llama(std::move(weights), team, kPromptTokens, kBatch)) {
     int n = prefill ? 1 : kBatch;
-    layout_ = {kv_shape(model_->config(), Dtype::bf16), KvOrder::layer_major,
-               prefill ? kPromptTokens : kContext, n};
+    layout_ = {kv_shape(model_->config(), Dtype::bf16), KvOrder::layer_major, prefill ? kPromptTokens : kContext, n};
     pool_ = Buffer(layout_.pool_bytes());
     logits_.resize(size_t(model_->config().vocab) * size_t(n));
     for (int i = 0; i < n; ++i) {
@@ -47,10 +46,7 @@ class Phase {
       q_offsets_.insert(q_offsets_.begin(), 0);
     }
   }
-  void step() {
-    model_->forward({tokens_, q_offsets_, kv_lengths_, views_, logit_rows_, nullptr},
-                    logits_.data());
-  }
+  void step() { model_->forward({tokens_, q_offsets_, kv_lengths_, views_, logit_rows_, nullptr}, logits_.data()); }
   int tokens() const { return int(tokens_.size()); }
 
  private:
@@ -90,8 +86,7 @@ void bench_pd(Bench& bench) {
     return;
   }
   ThreadTeam& both = bench.team(2);
-  auto weights =
-      load_weights(dir, config.value(), {.dtype = Dtype::bf16, .dummy = true}, both).value();
+  auto weights = load_weights(dir, config.value(), {.dtype = Dtype::bf16, .dummy = true}, both).value();
   ThreadTeam first(1), second(1);
   Phase prefill_both(weights, both, true), decode_both(weights, both, false);
   Phase prefill_one(weights, first, true), decode_one(weights, second, false);
@@ -126,8 +121,8 @@ void bench_pd(Bench& bench) {
     sums.push_back(prefill_shares.back() + decode_shares.back());
   }
   Summary prefill = summarize(prefill_shares), decode = summarize(decode_shares);
-  std::printf("side by side: prefill keeps %.3f and decode %.3f of its speed on both cores\n",
-              prefill.median, decode.median);
+  std::printf("side by side: prefill keeps %.3f and decode %.3f of its speed on both cores\n", prefill.median,
+              decode.median);
   std::sort(sums.begin(), sums.end());
   bench.report({.name = "1P1D on two cores, llama-1b bf16",
                 .n_threads = 2,

@@ -26,24 +26,21 @@ constexpr int kContext = 512, kPrompt = 512;
 
 class RankedSteps {
  public:
-  RankedSteps(const std::shared_ptr<const Weights>& weights, const ModelConfig& config, int tp,
-              int pp, ThreadTeam& team)
+  RankedSteps(const std::shared_ptr<const Weights>& weights, const ModelConfig& config, int tp, int pp,
+              ThreadTeam& team)
       : config_(config) {
-    const KvShards shards{
-        .n_layers = config.n_layers, .n_kv_heads = config.n_kv_heads, .tp = tp, .pp = pp};
+    const KvShards shards{.n_layers = config.n_layers, .n_kv_heads = config.n_kv_heads, .tp = tp, .pp = pp};
     model_ = tp * pp == 1 ? make_llama(weights, team, kPrompt, 1)
                           : make_sharded_llama(weights, {.shards = shards}, kPrompt, 1);
     for (int rank = 0; rank < shards.n_ranks(); ++rank) {
-      layouts_.push_back({rank_shape(kv_shape(config, Dtype::f32), shards, rank),
-                          KvOrder::layer_major, kContext, 1});
+      layouts_.push_back({rank_shape(kv_shape(config, Dtype::f32), shards, rank), KvOrder::layer_major, kContext, 1});
       pools_.emplace_back(layouts_.back().pool_bytes());
       std::memset(pools_.back().data(), 0, pools_.back().size());
     }
     for (int rank = 0; rank < shards.n_ranks(); ++rank)
       views_.push_back({pools_[size_t(rank)].data(), &layouts_[size_t(rank)], nullptr, 0});
     Random random(1);
-    for (int i = 0; i < kPrompt; ++i)
-      tokens_.push_back(int32_t(random.below(uint64_t(config.vocab))));
+    for (int i = 0; i < kPrompt; ++i) tokens_.push_back(int32_t(random.below(uint64_t(config.vocab))));
     logits_.resize(size_t(config.vocab));
   }
   void set(int n, int length) {
@@ -90,24 +87,22 @@ void bench_ranks(Bench& bench) {
   std::vector<std::unique_ptr<RankedSteps>> steps;
   const Shape shapes[] = {{1, 1}, {2, 1}, {1, 2}, {2, 2}};
   for (Shape s : shapes)
-    steps.push_back(
-        std::make_unique<RankedSteps>(weights.value(), config.value(), s.tp, s.pp, team));
+    steps.push_back(std::make_unique<RankedSteps>(weights.value(), config.value(), s.tp, s.pp, team));
   const std::vector<float> expected = steps[0]->prompt_logits();
   for (auto [n, name] : {std::pair(1, "decode batch 1"), {kPrompt, "prefill 512"}}) {
     std::vector<BenchCase> cases;
     for (size_t i = 0; i < std::size(shapes); ++i) {
       RankedSteps& data = *steps[i];
       data.set(n, kContext);
-      cases.push_back({.name = "llama-mini bf16, " + std::string(name) + ", tp " +
-                               std::to_string(shapes[i].tp) + " pp " + std::to_string(shapes[i].pp),
+      cases.push_back({.name = "llama-mini bf16, " + std::string(name) + ", tp " + std::to_string(shapes[i].tp) +
+                               " pp " + std::to_string(shapes[i].pp),
                        .n_threads = threads,
                        .run = [&data] { data.run(); },
                        .check =
                            [&data, &expected, n_now = n] {
                              const std::vector<float> logits = data.prompt_logits();
                              data.set(n_now, kContext);
-                             return std::memcmp(logits.data(), expected.data(),
-                                                logits.size() * sizeof(float)) == 0
+                             return std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)) == 0
                                         ? std::string()
                                         : std::string("other logits than on one rank");
                            },

@@ -73,8 +73,7 @@ constexpr int kTokens = 2048, kPrefixes = 16;
 
 std::vector<int32_t> prompt_of(int i) {  // half of it is one of a few prefixes
   std::vector<int32_t> prompt;
-  for (int t = 0; t < kTokens; ++t)
-    prompt.push_back(t < kTokens / 2 ? t * 7 + i % kPrefixes : t * 13 + i);
+  for (int t = 0; t < kTokens; ++t) prompt.push_back(t < kTokens / 2 ? t * 7 + i % kPrefixes : t * 13 + i);
   return prompt;
 }
 
@@ -142,10 +141,8 @@ std::vector<double> route(int n_requests, bool bytes) {
 void bench_router(Bench& bench) {
   constexpr double kMost = 20e-6;
   route(1000, false);
-  bench.report(at_most("router: CPU per request of 2,048 tokens, 4P4D", route(10000, false), kMost,
-                       "x 20 us"));
-  bench.report(
-      at_most("router: with its words encoded and decoded", route(10000, true), kMost, "x 20 us"));
+  bench.report(at_most("router: CPU per request of 2,048 tokens, 4P4D", route(10000, false), kMost, "x 20 us"));
+  bench.report(at_most("router: with its words encoded and decoded", route(10000, true), kMost, "x 20 us"));
 }
 
 // Seconds from the first token, on P, to the second, on D, of a prompt for which nothing is
@@ -224,13 +221,12 @@ void bench_hand_off(Bench& bench) {
     return;
   }
   std::vector<double> gaps = hand_offs(config.value(), kPrompt, 40);
-  const double first_token_s =
-      prefill_seconds(config.value(), dir, bench.team(bench.max_threads()), kComputed) *
-      double(kPrompt / kComputed);
-  std::printf("the first of %d tokens' prompt: %.1f s or more (%d computed, times %d)\n", kPrompt,
-              first_token_s, kComputed, kPrompt / kComputed);
-  bench.report(at_most("hand-off: 4,096 tokens, first token to second", gaps, 0.005 * first_token_s,
-                       "x 0.5 % of TTFT"));
+  const double first_token_s = prefill_seconds(config.value(), dir, bench.team(bench.max_threads()), kComputed) *
+                               double(kPrompt / kComputed);
+  std::printf("the first of %d tokens' prompt: %.1f s or more (%d computed, times %d)\n", kPrompt, first_token_s,
+              kComputed, kPrompt / kComputed);
+  bench.report(
+      at_most("hand-off: 4,096 tokens, first token to second", gaps, 0.005 * first_token_s, "x 0.5 % of TTFT"));
 }
 
 REGISTER_BENCH("control_router", bench_router);

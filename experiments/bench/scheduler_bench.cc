@@ -113,8 +113,7 @@ void bench_step_arrays(Bench& bench) {
       logit_rows.clear();
       views.clear();
       for (const StepEntry& e : entries) {
-        token_ids.insert(token_ids.end(), e.sequence->tokens.begin() + e.first,
-                         e.sequence->tokens.begin() + e.end());
+        token_ids.insert(token_ids.end(), e.sequence->tokens.begin() + e.first, e.sequence->tokens.begin() + e.end());
         q_offsets.push_back(int32_t(token_ids.size()));
         kv_lengths.push_back(e.end());
         views.push_back(memory->view(e.sequence->kv));
@@ -122,8 +121,7 @@ void bench_step_arrays(Bench& bench) {
       }
       return kv_lengths[0];
     }));
-    all[1].seconds.push_back(
-        time([&] { return kept.gather(entries, *memory, nullptr).kv_lengths[0]; }));
+    all[1].seconds.push_back(time([&] { return kept.gather(entries, *memory, nullptr).kv_lengths[0]; }));
     size_t next = 0;
     std::vector<StepEntry> mine = entries;
     all[2].seconds.push_back(time([&] {
@@ -193,8 +191,7 @@ void bench_scheduler(Bench& bench) {
   bench.report(budget_row("scheduler, per step, 64 sequences", step_seconds, kBudget));
   bench.report(budget_row("conductor, per request of 512 tokens, 1P1D", submit_seconds, kBudget));
   bench.report(budget_row("both, one request per step", both, kBudget));
-  bench.report(budget_row("engine, CPU per step, 64 sequences: plan, choose, emit", cpu_seconds,
-                          kCpuBudget));
+  bench.report(budget_row("engine, CPU per step, 64 sequences: plan, choose, emit", cpu_seconds, kCpuBudget));
 }
 
 REGISTER_BENCH("scheduler", bench_scheduler);

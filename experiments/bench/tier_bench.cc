@@ -47,8 +47,7 @@ struct Swap {
     o.tiers.host_bytes = o.pool_bytes;
     auto pool = make_block_pool(scheme, o).value();
     auto tiers = KvTiers::create(shape, o.tiers, cpu_device(), {}).value();
-    kv = std::make_unique<TieredMemory>(find_kv_scheme(scheme)->make(pool, o), std::move(tiers),
-                                        cpu_device(), clock);
+    kv = std::make_unique<TieredMemory>(find_kv_scheme(scheme)->make(pool, o), std::move(tiers), cpu_device(), clock);
     const KvHandle handle = kv->reserve(tokens, 0).value().handle;
     XPYD_CHECK(kv->append(handle, kPrompt + 1));
     each_row(handle, [](uint64_t* row, uint64_t pattern) { *row = pattern; });
@@ -62,8 +61,7 @@ struct Swap {
     for (int t = 0; t < kPrompt; ++t)
       for (int layer = 0; layer < kv->layout().shape.n_layers; ++layer)
         for (int k = 0; k < 2; ++k)
-          f(reinterpret_cast<uint64_t*>(view.row(layer, k, t, 0)),
-            uint64_t(t) << 32 | uint64_t(layer * 2 + k));
+          f(reinterpret_cast<uint64_t*>(view.row(layer, k, t, 0)), uint64_t(t) << 32 | uint64_t(layer * 2 + k));
   }
   KvHandle in() {
     const KvReservation r = kv->reserve(tokens, 0).value();
@@ -155,8 +153,7 @@ void bench_swap_out(Bench& bench) {
       for (int i = 0; i < kRequests; ++i) {
         auto request = std::make_shared<Request>();
         request->id = ++id;
-        for (int t = 0; t < kTokens; ++t)
-          request->prompt.push_back(int32_t((id * 7919 + uint64_t(t) * 31) % 1000));
+        for (int t = 0; t < kTokens; ++t) request->prompt.push_back(int32_t((id * 7919 + uint64_t(t) * 31) % 1000));
         request->max_tokens = kOutput;
         request->ignore_eos = true;
         XPYD_CHECK(clusters[on]->submit(request, sink).ok());
@@ -181,9 +178,8 @@ void bench_swap_out(Bench& bench) {
       seconds.push_back(taken[1]);
     }
     const KvTierStats out = clusters[1]->instances()[0]->memory().stats().tiers;
-    std::printf("out: %.1f MB per run in %ld pieces, %ld blocks not kept\n",
-                double(out.bytes_out) / 1e6 / (rounds + 1), long(out.copies_out),
-                long(out.dropped_out));
+    std::printf("out: %.1f MB per run in %ld pieces, %ld blocks not kept\n", double(out.bytes_out) / 1e6 / (rounds + 1),
+                long(out.copies_out), long(out.dropped_out));
     std::sort(ratios.begin(), ratios.end());
     bench.report({.name = "4 prompts of 512, 32 tokens each, llama-mini: with swap-out",
                   .n_threads = threads,

@@ -52,15 +52,12 @@ void pin_to(int cpu) {
   pthread_setaffinity_np(pthread_self(), sizeof set, &set);
 }
 
-std::shared_ptr<std::byte> plain_memory(size_t bytes) {
-  return cpu_device().allocate(bytes).value();
-}
+std::shared_ptr<std::byte> plain_memory(size_t bytes) { return cpu_device().allocate(bytes).value(); }
 std::shared_ptr<std::byte> shared_memory(size_t bytes) { return shared_pool_memory(bytes).value(); }
 
 // Two transports of this process, and a window onto all of the owner's pool.
 struct Wire {
-  Wire(decltype(make_shm_transport)* make, std::shared_ptr<std::byte> (*memory)(size_t),
-       int connections = 1)
+  Wire(decltype(make_shm_transport)* make, std::shared_ptr<std::byte> (*memory)(size_t), int connections = 1)
       : source(memory(kPoolBytes)), destination(memory(kPoolBytes)) {
     Random random(3);
     auto* words = reinterpret_cast<uint64_t*>(source.get());
@@ -82,8 +79,8 @@ struct Wire {
     for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
     for (size_t i = 0; i < order.size(); ++i) {
       const size_t to = order[(i * 7 + 3) % order.size()];
-      plan.copies.push_back({source.get() + order[i] * kBlockBytes,
-                             poster->remote(kOwner, 0) + to * kBlockBytes, kBlockBytes});
+      plan.copies.push_back(
+          {source.get() + order[i] * kBlockBytes, poster->remote(kOwner, 0) + to * kBlockBytes, kBlockBytes});
     }
     plan.bytes = kPoolBytes;
   }
@@ -96,8 +93,7 @@ struct Wire {
   std::string wrong() const {  // every block where the plan says
     for (const Copy& copy : plan.copies) {
       const size_t at = size_t(copy.destination - poster->remote(kOwner, 0));
-      if (std::memcmp(destination.get() + at, copy.source, copy.bytes) != 0)
-        return "a block is not what was sent";
+      if (std::memcmp(destination.get() + at, copy.source, copy.bytes) != 0) return "a block is not what was sent";
     }
     return "";
   }
@@ -126,8 +122,7 @@ struct Handoff {
     if (processes) {
       file = HandoffPool::create("paged", options, 2).value();
       for (auto* memory : {&a, &b})
-        *memory = scheme->make(join_handoff_pool(file->address(), "paged", options).value().pool,
-                               options);
+        *memory = scheme->make(join_handoff_pool(file->address(), "paged", options).value().pool, options);
     } else {
       auto pool = make_block_pool("paged", options).value();
       a = scheme->make(pool, options);
@@ -169,11 +164,7 @@ void bench_copies(Bench& bench) {
   const Work bytes{.bytes = double(kPoolBytes)};
   const auto send = [&] { shm.send(); };
   bench.measure({
-      {.name = "one non-temporal copy, 128 MiB",
-       .run = one_copy,
-       .check = ok,
-       .work = bytes,
-       .limit = Limit::none},
+      {.name = "one non-temporal copy, 128 MiB", .run = one_copy, .check = ok, .work = bytes, .limit = Limit::none},
       {.name = "memcpy of 2,048 blocks of 64 KiB",
        .run = with_memcpy,
        .check = ok,
@@ -259,8 +250,7 @@ class BareLoop {
     receiver_ = std::thread([other, destination] {
       run_anywhere();
       for (size_t at_byte = 0;;) {
-        const ssize_t n =
-            recv(other, destination + at_byte, std::min(kPoolBytes - at_byte, kChunk), 0);
+        const ssize_t n = recv(other, destination + at_byte, std::min(kPoolBytes - at_byte, kChunk), 0);
         if (n <= 0) break;
         at_byte += size_t(n);
         if (at_byte < kPoolBytes) continue;
@@ -331,9 +321,7 @@ void bench_tcp(Bench& bench) {
        .check =
            [&] {
              bare.send_all();
-             return std::memcmp(bare_destination.data(), one.source.get(), kPoolBytes) == 0
-                        ? ""
-                        : "not what was sent";
+             return std::memcmp(bare_destination.data(), one.source.get(), kPoolBytes) == 0 ? "" : "not what was sent";
            },
        .work = bytes,
        .limit = Limit::none},
@@ -388,10 +376,8 @@ constexpr int kBounces = 20000;
 struct BounceEnd {
   BounceEnd(PeerId self, PeerId other_, int read_fd_, int write_fd_)
       : memory(shared_memory(1 << 20)), other(other_), read_fd(read_fd_), write_fd(write_fd_) {
-    transport = make_shm_transport({.regions = {{memory.get(), 1 << 20}},
-                                    .queue = &cpu_queue(),
-                                    .clock = &clock,
-                                    .self = self})
+    transport = make_shm_transport(
+                    {.regions = {{memory.get(), 1 << 20}}, .queue = &cpu_queue(), .clock = &clock, .self = self})
                     .value();
     char address[100] = {}, key[sizeof(WindowKey)];
     transport->address().copy(address, sizeof address - 1);
@@ -410,8 +396,7 @@ struct BounceEnd {
     XPYD_CHECK(read(read_fd, bytes, n) == ssize_t(n));
   }
   void post() {
-    XPYD_CHECK(transport->poll(transport->post({other, KvOp::write, theirs}, plan)) ==
-               TransferState::done);
+    XPYD_CHECK(transport->poll(transport->post({other, KvOp::write, theirs}, plan)) == TransferState::done);
   }
   void wait_for(int n) {
     while (transport->arrived(mine) < n) __builtin_ia32_pause();

@@ -42,8 +42,7 @@ struct Shape {
   }
 };
 
-__global__ void fill_kernel(bf16* pool, KvRows rows, const int32_t* tables, int stride,
-                            Shape shape) {
+__global__ void fill_kernel(bf16* pool, KvRows rows, const int32_t* tables, int stride, Shape shape) {
   const int token = int(blockIdx.x), seq = int(blockIdx.y);
   for (int i = int(threadIdx.x); i < 2 * kKvHeads * kDim; i += int(blockDim.x)) {
     const int kv = i / (kKvHeads * kDim), head = i / kDim % kKvHeads, d = i % kDim;
@@ -72,8 +71,7 @@ class Problem {
     for (size_t i = 0; i < table.size(); ++i) table[i] = int32_t(i);
     for (size_t i = table.size(); i > 1; --i) std::swap(table[i - 1], table[random.below(i)]);
     for (int i = 0; i <= s.n_seqs; ++i) offsets.push_back(i * s.n_q);
-    for (int i = 0; i < n; ++i)
-      seqs.push_back(i / s.n_q), positions.push_back(s.length - s.n_q + i % s.n_q);
+    for (int i = 0; i < n; ++i) seqs.push_back(i / s.n_q), positions.push_back(s.length - s.n_q + i % s.n_q);
     table_ = to_card(table, stream), offsets_ = to_card(offsets, stream);
     seqs_ = to_card(seqs, stream), positions_ = to_card(positions, stream);
     const int n_splits = cuda_splits(s.length, 0).end;  // of a sequence
@@ -92,13 +90,11 @@ class Problem {
     out_ = cuda::Memory::device(q_.size()).value();
     cuda::fill(out_.data(), 0xff, out_.size(), stream);
     fill_random(q_.data(), n_elements, kQueries, kQueryScale, stream);
-    args_.layout = {
-        {1, kKvHeads, kDim, Dtype::bf16}, KvOrder::layer_major, tokens, s.n_seqs * per_seq};
+    args_.layout = {{1, kKvHeads, kDim, Dtype::bf16}, KvOrder::layer_major, tokens, s.n_seqs * per_seq};
     pool_ = cuda::Memory::device(args_.layout.pool_bytes()).value();
-    workspace_ =
-        cuda::Memory::device(
-            std::max<size_t>(16, 4 * cuda_attention_workspace(int(splits.size()), kHeads, kDim)))
-            .value();
+    workspace_ = cuda::Memory::device(
+                     std::max<size_t>(16, 4 * cuda_attention_workspace(int(splits.size()), kHeads, kDim)))
+                     .value();
     args_.q = q_.data(), args_.out = out_.data(), args_.dtype = Dtype::bf16;
     args_.pool = pool_.data();
     args_.step = {.q_offsets = offsets_.as<int32_t>(),
@@ -118,10 +114,8 @@ class Problem {
     args_.n_heads = kHeads;
     args_.scale = 1 / std::sqrt(float(kDim));
     args_.workspace = workspace_.as<float>();
-    cuda::launch(fill_kernel, "fill_cache",
-                 cuda::Shape{dim3(unsigned(s.length), unsigned(s.n_seqs)), dim3(256)}, stream,
-                 pool_.as<bf16>(), args_.layout.rows(0, block == 0), table_.as<const int32_t>(),
-                 per_seq, s);
+    cuda::launch(fill_kernel, "fill_cache", cuda::Shape{dim3(unsigned(s.length), unsigned(s.n_seqs)), dim3(256)},
+                 stream, pool_.as<bf16>(), args_.layout.rows(0, block == 0), table_.as<const int32_t>(), per_seq, s);
   }
   const CudaAttentionArgs& args() const { return args_; }
 
@@ -138,20 +132,18 @@ class Problem {
     const KvLayout layout{args_.layout.shape, KvOrder::layer_major, shape_.length, 1};
     const KvView view{nullptr, &layout, nullptr, 0};
     const int32_t one[] = {0, 1}, lengths[] = {shape_.length};
-    attention_reference_over(
-        AttentionArgs{.q = q.data(),
-                      .out = want.data(),
-                      .q_offsets = one,
-                      .kv_lengths = lengths,
-                      .views = {&view, 1},
-                      .n_heads = kHeads,
-                      .scale = args_.scale},
-        [&](int, int kv, int token, int head, int d) {
-          return double(to_f32(shape_.cached(shape_.n_seqs - 1, kv, token, head, d)));
-        });
+    attention_reference_over(AttentionArgs{.q = q.data(),
+                                           .out = want.data(),
+                                           .q_offsets = one,
+                                           .kv_lengths = lengths,
+                                           .views = {&view, 1},
+                                           .n_heads = kHeads,
+                                           .scale = args_.scale},
+                             [&](int, int kv, int token, int head, int d) {
+                               return double(to_f32(shape_.cached(shape_.n_seqs - 1, kv, token, head, d)));
+                             });
     for (size_t i = 0; i < width; ++i)
-      if (const double off = std::abs(double(to_f32(got.as<bf16>()[i])) - double(want[i]));
-          !(off < 0.01))
+      if (const double off = std::abs(double(to_f32(got.as<bf16>()[i])) - double(want[i])); !(off < 0.01))
         return "element " + std::to_string(i) + " is off by " + std::to_string(off);
     return "";
   }
@@ -160,10 +152,8 @@ class Problem {
     const std::vector<KvView> views(size_t(shape_.n_seqs), KvView{nullptr, &layout, nullptr, 0});
     std::vector<int32_t> offsets, lengths(size_t(shape_.n_seqs), shape_.length);
     for (int i = 0; i <= shape_.n_seqs; ++i) offsets.push_back(i * shape_.n_q);
-    Work w = xpyd::work(AttentionArgs{
-        .q_offsets = offsets, .kv_lengths = lengths, .views = views, .n_heads = kHeads});
-    w.bytes -=
-        2 * 2 * double(shape_.n_seqs) * shape_.n_q * kHeads * kDim;  // q and out are bf16 here
+    Work w = xpyd::work(AttentionArgs{.q_offsets = offsets, .kv_lengths = lengths, .views = views, .n_heads = kHeads});
+    w.bytes -= 2 * 2 * double(shape_.n_seqs) * shape_.n_q * kHeads * kDim;  // q and out are bf16 here
     return w;
   }
 
@@ -187,8 +177,7 @@ std::vector<Values> points(const Setting& setting) {
     add("decode", 2, 70, {0, 1, 16});
     return all;
   }
-  for (int context : {1024, 2048, 4096, 8192, 16384, 32768})
-    add("prefill", 1, context, {0, 16, 256});
+  for (int context : {1024, 2048, 4096, 8192, 16384, 32768}) add("prefill", 1, context, {0, 16, 256});
   for (int context : {8192, 32768, 65536, 131072}) add("chunk", 1, context, {0, 16, 256});
   for (int batch : {1, 2, 4, 8, 16, 32}) add("decode", batch, 16384, {0, 1, 16, 32, 64, 128, 256});
   return all;
@@ -210,8 +199,7 @@ Measure open(const Setting& setting) {
       if (v.phase == wanted && !v.refuses(problem.args(), card.value())) variant = &v;
     auto run = [&] { variant->run(problem.args(), *stream); };
     run();
-    if (std::string wrong = problem.check(); !wrong.empty())
-      return Finding{{}, variant->name + (": " + wrong)};
+    if (std::string wrong = problem.check(); !wrong.empty()) return Finding{{}, variant->name + (": " + wrong)};
     cuda::Event begin(true), end(true);
     auto seconds = [&](int repetitions) {
       begin.record(*stream);

@@ -24,8 +24,7 @@ namespace {
 
 // Copies of 16 bytes, enough blocks for any number of SMs.
 __global__ void copy_kernel(uint4* to, const uint4* from, size_t n) {
-  for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n;
-       i += size_t(gridDim.x) * blockDim.x)
+  for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x)
     to[i] = from[i];
 }
 
@@ -34,8 +33,7 @@ class Worker {
  public:
   Worker(const std::string& what, cuda::Stream& stream, bool tiny)
       : stream_(stream), gemm_(stream, false), copies_(what == "copy"), n_(tiny ? 32 : 4096) {
-    const size_t bytes =
-        copies_ ? (tiny ? size_t(1) << 14 : size_t(1) << 29) : n_ * n_ * sizeof(bf16);
+    const size_t bytes = copies_ ? (tiny ? size_t(1) << 14 : size_t(1) << 29) : n_ * n_ * sizeof(bf16);
     for (cuda::Memory* m : {&a_, &b_, &c_})
       if (m != &c_ || !copies_) *m = cuda::Memory::device(bytes).value();
     fill_random(a_.data(), bytes / sizeof(bf16), 1, 1, stream);
@@ -60,22 +58,20 @@ class Worker {
   double amount() const { return amount_; }  // bytes moved or FLOPs, of one run()
   void run() {
     if (!copies_) return gemm_.run(product_);
-    cuda::launch(copy_kernel, "copy", cuda::Shape{dim3(1024), dim3(256)}, stream_, b_.as<uint4>(),
-                 a_.as<const uint4>(), a_.size() / sizeof(uint4));
+    cuda::launch(copy_kernel, "copy", cuda::Shape{dim3(1024), dim3(256)}, stream_, b_.as<uint4>(), a_.as<const uint4>(),
+                 a_.size() / sizeof(uint4));
   }
   // The copy is the source; the product has its first element.
   std::string check() {
     run();
     const size_t k = copies_ ? a_.size() / sizeof(bf16) : n_;
-    cuda::Memory x = cuda::Memory::pinned(k * sizeof(bf16)),
-                 y = cuda::Memory::pinned(k * sizeof(bf16)),
+    cuda::Memory x = cuda::Memory::pinned(k * sizeof(bf16)), y = cuda::Memory::pinned(k * sizeof(bf16)),
                  got = cuda::Memory::pinned(sizeof(bf16));
     cuda::copy(x.data(), a_.data(), x.size(), stream_);
     cuda::copy(y.data(), b_.data(), y.size(), stream_);
     if (!copies_) cuda::copy(got.data(), c_.data(), got.size(), stream_);
     stream_.wait();
-    if (copies_)
-      return std::equal(x.data(), x.data() + x.size(), y.data()) ? "" : "the copy differs";
+    if (copies_) return std::equal(x.data(), x.data() + x.size(), y.data()) ? "" : "the copy differs";
     double sum = 0, magnitude = 0;
     for (size_t i = 0; i < k; ++i) {
       const double product = double(to_f32(x.as<bf16>()[i])) * double(to_f32(y.as<bf16>()[i]));
@@ -99,8 +95,7 @@ std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
   for (const char* what : {"gemm", "copy"})
     for (const char* beside : {"nothing", "gemm", "copy"})
-      for (int sms :
-           setting.tiny ? std::vector{2} : std::vector{8, 16, 24, 32, 48, 64, 80, 96, 112, 124})
+      for (int sms : setting.tiny ? std::vector{2} : std::vector{8, 16, 24, 32, 48, 64, 80, 96, 112, 124})
         all.push_back({{"what", what}, {"beside", beside}, {"sms", sms}});
   return all;
 }
@@ -112,8 +107,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const auto before = Clock::now();
   auto split = cuda::Split::cut(card.value(), point["sms"]);
   if (!split) return split.error();
-  cuda::Stream mine(split.value()->make_stream(0, false)),
-      other(split.value()->make_stream(1, false));
+  cuda::Stream mine(split.value()->make_stream(0, false)), other(split.value()->make_stream(1, false));
   const double cut_us = 1e6 * std::chrono::duration<double>(Clock::now() - before).count();
   Worker worker(point["what"], mine, setting.tiny);
   if (std::string wrong = worker.check(); !wrong.empty()) return Finding{{}, wrong};
@@ -148,8 +142,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     rates.push_back(worker.amount() * repetitions / cuda::Event::seconds(begin, end));
     if (!neighbour) continue;
     other_end.wait();
-    other_rates.push_back(neighbour->amount() * n_other /
-                          cuda::Event::seconds(other_begin, other_end));
+    other_rates.push_back(neighbour->amount() * n_other / cuda::Event::seconds(other_begin, other_end));
   }
   return Finding{{{{"sms_given", split.value()->n_sms(0)},
                    {"rate", 1e-9 * summarize(rates).mean},  // GB/s or GFLOP/s

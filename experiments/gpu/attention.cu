@@ -39,17 +39,12 @@ struct Problem {
   XPYD_HD KvShape shape() const { return {1, n_kv_heads, kDim, dtype}; }
   // Element d of the row [kDim] that counts as `row` of the whole cache, before it is coded.
   XPYD_HD size_t row(int seq, int kv, int token, int head) const {
-    return ((size_t(seq) * 2 + size_t(kv)) * size_t(length) + size_t(token)) * size_t(n_kv_heads) +
-           size_t(head);
+    return ((size_t(seq) * 2 + size_t(kv)) * size_t(length) + size_t(token)) * size_t(n_kv_heads) + size_t(head);
   }
-  XPYD_HD bf16 element(size_t row, int d) const {
-    return random_element(kCache, row * kDim + size_t(d));
-  }
+  XPYD_HD bf16 element(size_t row, int d) const { return random_element(kCache, row * kDim + size_t(d)); }
   // Codes spread over [zero, 1), and neighbours differ in scale and zero, too, whether head, token
   // or K and V: no number of heads or tokens here is a multiple of 7.
-  XPYD_HD KvQuantiser quantiser(size_t row) const {
-    return kv_quantiser(dtype, -1.0f + 0.125f * float(row % 7), 1, 0);
-  }
+  XPYD_HD KvQuantiser quantiser(size_t row) const { return kv_quantiser(dtype, -1.0f + 0.125f * float(row % 7), 1, 0); }
   XPYD_HD uint32_t code(const KvQuantiser& q, size_t row, int d) const {
     const float x = to_f32(element(row, d));
     return q.code(x < q.offset ? q.offset : x);
@@ -62,21 +57,18 @@ struct Problem {
     const std::vector<KvView> views(size_t(n_seqs), view);
     std::vector<int32_t> offsets, lengths(size_t(n_seqs), length);
     for (int s = 0; s <= n_seqs; ++s) offsets.push_back(s * n_q);
-    Work w = xpyd::work(AttentionArgs{
-        .q_offsets = offsets, .kv_lengths = lengths, .views = views, .n_heads = n_heads});
+    Work w = xpyd::work(AttentionArgs{.q_offsets = offsets, .kv_lengths = lengths, .views = views, .n_heads = n_heads});
     w.bytes -= 2 * 2 * double(n_queries());  // q and out have two bytes an element here, not four
     return w;
   }
 };
 
-__global__ void fill_cache_kernel(std::byte* pool, KvRows kv, const int32_t* tables, int stride,
-                                  Problem p) {
+__global__ void fill_cache_kernel(std::byte* pool, KvRows kv, const int32_t* tables, int stride, Problem p) {
   const int token = int(blockIdx.x), seq = int(blockIdx.y), half = p.n_kv_heads * kDim;
   for (int i = int(threadIdx.x); i < 2 * half; i += int(blockDim.x)) {
     const int which = i / half, head = i / kDim % p.n_kv_heads, d = i % kDim;
-    std::byte* row =
-        pool + p.shape().row_bytes() *
-                   size_t(kv.row(tables + size_t(seq) * size_t(stride), which, token, head));
+    std::byte* row = pool +
+                     p.shape().row_bytes() * size_t(kv.row(tables + size_t(seq) * size_t(stride), which, token, head));
     const size_t from = p.row(seq, which, token, head);
     if (p.dtype == Dtype::bf16) {
       reinterpret_cast<bf16*>(row)[d] = p.element(from, d);
@@ -109,8 +101,7 @@ class Queries {
     const int n = p.n_seqs * p.n_q;
     std::vector<int32_t> offsets, lengths(size_t(p.n_seqs), p.length), seqs, positions;
     for (int s = 0; s <= p.n_seqs; ++s) offsets.push_back(s * p.n_q);
-    for (int i = 0; i < n; ++i)
-      seqs.push_back(i / p.n_q), positions.push_back(p.length - p.n_q + i % p.n_q);
+    for (int i = 0; i < n; ++i) seqs.push_back(i / p.n_q), positions.push_back(p.length - p.n_q + i % p.n_q);
     offsets_ = upload(offsets, stream), lengths_ = upload(lengths, stream);
     seqs_ = upload(seqs, stream), positions_ = upload(positions, stream);
     const int n_splits = cuda_splits(p.length, 0).end;  // of a sequence
@@ -125,9 +116,8 @@ class Queries {
     q_ = cuda::Memory::device(p.n_queries() * sizeof(bf16)).value();
     out_ = cuda::Memory::device(q_.size()).value();
     fill_random(q_.data(), p.n_queries(), kQueries, kQueryScale, stream);
-    workspace_ = cuda::Memory::device(
-                     std::max<size_t>(16, 4 * cuda_attention_workspace(n_splits_, p.n_heads, kDim)))
-                     .value();
+    workspace_ =
+        cuda::Memory::device(std::max<size_t>(16, 4 * cuda_attention_workspace(n_splits_, p.n_heads, kDim))).value();
     std::vector<std::future<Truth>> truths;  // seconds each
     for (size_t token : {size_t{0}, size_t(n) / 3, size_t(n) - 1})
       truths.push_back(std::async(std::launch::async, [this, token] { return make(token); }));
@@ -168,8 +158,8 @@ class Queries {
         // Weights rounded to bf16 (2^-9 each) over values below 1, and one rounding of the result.
         const double error = std::abs(double(to_f32(got.as<bf16>()[i])) - double(truth.out[i]));
         if (!(error < 0.01))
-          wrong = "token " + std::to_string(truth.token) + ", element " + std::to_string(i) +
-                  ": off by " + std::to_string(error);
+          wrong = "token " + std::to_string(truth.token) + ", element " + std::to_string(i) + ": off by " +
+                  std::to_string(error);
       }
     }
     cuda::fill(out_.data(), 0xff, out_.size(), stream_);
@@ -199,8 +189,7 @@ class Queries {
                       .views = {&view, 1},
                       .n_heads = p_.n_heads,
                       .scale = kScale},
-        [&, of = size_t(-1), quantiser = KvQuantiser{}](int, int kv, int t, int head,
-                                                        int d) mutable {
+        [&, of = size_t(-1), quantiser = KvQuantiser{}](int, int kv, int t, int head, int d) mutable {
           const size_t row = p_.row(seq, kv, t, head);  // what the cache holds there
           if (p_.dtype == Dtype::bf16) return double(to_f32(p_.element(row, d)));
           if (row != of) of = row, quantiser = p_.quantiser(row);
@@ -247,12 +236,10 @@ class Cache {
       const size_t group = cuda::vmm::granularity(), bytes = size_t(p.length) * token;
       const int per_plane = int((bytes + group - 1) / group);
       const std::vector<int32_t> order = shuffled(size_t(2 * p.n_seqs * per_plane));
-      groups_ =
-          make_cuda_page_groups({.group_bytes = group, .n_groups = int(order.size())}).value();
+      groups_ = make_cuda_page_groups({.group_bytes = group, .n_groups = int(order.size())}).value();
       range_ = groups_->reserve(args_.layout.pool_bytes()).value();
       for (int i = 0; i < int(order.size()); ++i) {
-        const size_t slot =
-            args_.layout.offset(i / per_plane % p.n_seqs, 0, i / per_plane / p.n_seqs, 0, 0);
+        const size_t slot = args_.layout.offset(i / per_plane % p.n_seqs, 0, i / per_plane / p.n_seqs, 0, 0);
         XPYD_CHECK(range_->map(slot + size_t(i % per_plane) * group, order[size_t(i)], 1).ok());
       }
       args_.pool = range_->data();
@@ -266,10 +253,9 @@ class Cache {
     table_begins_ = upload(begins, queries.stream());
     args_.step.table_begins = table_begins_.as<int32_t>();
     args_.step.contiguous = contiguous;
-    cuda::launch(fill_cache_kernel, "fill_cache",
-                 cuda::Shape{dim3(unsigned(p.length), unsigned(p.n_seqs)), dim3(256)},
-                 queries.stream(), args_.pool, args_.layout.rows(0, contiguous),
-                 table_.as<const int32_t>(), per_seq, p);
+    cuda::launch(fill_cache_kernel, "fill_cache", cuda::Shape{dim3(unsigned(p.length), unsigned(p.n_seqs)), dim3(256)},
+                 queries.stream(), args_.pool, args_.layout.rows(0, contiguous), table_.as<const int32_t>(), per_seq,
+                 p);
   }
   const CudaAttentionArgs& args() const { return args_; }
 
@@ -290,11 +276,10 @@ class Cache {
 };
 
 // Whether a variant takes this; if not, its reason is said.
-bool takes(const CudaAttentionVariant& variant, const CudaAttentionArgs& args,
-           const cuda::Card& card, const std::string& what) {
+bool takes(const CudaAttentionVariant& variant, const CudaAttentionArgs& args, const cuda::Card& card,
+           const std::string& what) {
   const char* why = variant.refuses(args, card);
-  if (why)
-    std::printf("%-44s refused: %s\n", (std::string(variant.name) + " " + what).c_str(), why);
+  if (why) std::printf("%-44s refused: %s\n", (std::string(variant.name) + " " + what).c_str(), why);
   return why == nullptr;
 }
 
@@ -314,15 +299,13 @@ std::vector<Yardstick> read_yardsticks(const std::string& file, const std::strin
     if (fields.size() < 6 || !fields[2].starts_with(shape + " ")) continue;
     const double ms = std::atof(fields[3].c_str());
     if (ms > 0)
-      rows.push_back({fields[1] + " " + fields[2] + ", " + fields[5], 1e-3 * ms,
-                      1e3 * std::atof(fields[4].c_str())});
+      rows.push_back({fields[1] + " " + fields[2] + ", " + fields[5], 1e-3 * ms, 1e3 * std::atof(fields[4].c_str())});
   }
   return rows;
 }
 
 std::string shape_name(const Problem& p, const char* phase) {
-  return std::string(phase) + " " + (p.n_seqs > 1 ? std::to_string(p.n_seqs) + " x " : "") +
-         std::to_string(p.length);
+  return std::string(phase) + " " + (p.n_seqs > 1 ? std::to_string(p.n_seqs) + " x " : "") + std::to_string(p.length);
 }
 
 // One variant after the other, the newest last, and of each all memories: a fault of one leaves the
@@ -331,8 +314,8 @@ using Variant = CudaAttentionVariant;
 bool slow(const Variant& v) { return v.name == std::string("naive"); }  // and no contestant
 
 // Of `v` over another memory than contiguous slots, beside those.
-std::vector<Case> beside_slots(const Variant& v, const Cache& contiguous, const Cache& other,
-                               const std::string& shape, const std::string& memory) {
+std::vector<Case> beside_slots(const Variant& v, const Cache& contiguous, const Cache& other, const std::string& shape,
+                               const std::string& memory) {
   const std::string name = v.name + (" " + shape), on_slots = name + " contiguous";
   std::vector<Case> cases = {contiguous.make_case(v, on_slots, Limit::copy),
                              other.make_case(v, name + " " + memory, Limit::copy)};
@@ -353,16 +336,15 @@ std::vector<std::unique_ptr<Queries>> coded_queries(Problem p, cuda::Stream& str
 
 // The same problem over that KV, beside `plain`, a bf16 cache with the same blocks.
 void coded_attention(Rounds& rounds, const cuda::Card& card, const Variant& v,
-                     const std::vector<std::unique_ptr<Queries>>& coded, const Cache& plain,
-                     int block_tokens, const std::string& shape, Limit limit) {
+                     const std::vector<std::unique_ptr<Queries>>& coded, const Cache& plain, int block_tokens,
+                     const std::string& shape, Limit limit) {
   for (const auto& queries : coded) {
     const Cache cache(*queries, block_tokens);
     const std::string name = v.name + (" " + shape), on_bf16 = name + " bf16";
     const char* dtype = dtype_name(queries->problem().dtype);
     if (!takes(v, cache.args(), card, shape + " " + dtype)) continue;
     if (slow(v) && queries->problem().length > 4096) continue;
-    std::vector<Case> cases = {plain.make_case(v, on_bf16, limit),
-                               cache.make_case(v, name + " " + dtype, limit)};
+    std::vector<Case> cases = {plain.make_case(v, on_bf16, limit), cache.make_case(v, name + " " + dtype, limit)};
     cases[0].reported = false;
     cases[1].versus = on_bf16;
     rounds.measure(cases);
@@ -380,8 +362,7 @@ void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny) {
   for (const Variant& v : cuda_attention_variants()) {
     if (v.phase != Variant::decode || !takes(v, contiguous.args(), card, shape)) continue;
     const bool contestant = v.name == std::string("split_mma");
-    std::vector<Case> first = {
-        contiguous.make_case(v, v.name + (" " + shape) + " contiguous", Limit::copy)};
+    std::vector<Case> first = {contiguous.make_case(v, v.name + (" " + shape) + " contiguous", Limit::copy)};
     if (contestant) first[0].target = 0.85;
     rounds.measure(first);
     {
@@ -391,8 +372,7 @@ void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny) {
     for (int block : tiny ? std::vector{1, 16} : std::vector{1, 2, 4, 8, 16, 32, 64, 128, 256}) {
       if (slow(v) && block != 16) continue;
       const Cache paged(queries, block);
-      std::vector<Case> cases =
-          beside_slots(v, contiguous, paged, shape, "paged " + std::to_string(block));
+      std::vector<Case> cases = beside_slots(v, contiguous, paged, shape, "paged " + std::to_string(block));
       if (contestant && block == 16) cases[1].target = 0.85;
       rounds.measure(cases);
     }
@@ -401,8 +381,7 @@ void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny) {
   }
 }
 
-void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny,
-                       const std::string& yardsticks) {
+void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny, const std::string& yardsticks) {
   const Problem p = tiny ? Problem{1, 96, 96, 2, 1} : Problem{1, 16384, 16384, 32, 8};
   const Queries queries(p, rounds.stream());
   const Cache contiguous(queries, kContiguous), groups(queries, kPageGroups), paged(queries, 16);

@@ -24,8 +24,7 @@ struct Setting {
   bool tiny;
 
   // Not the defaults until this report has verified them: the ones that the targets are about.
-  CudaModelOptions options(int max_step_tokens, int batch, int max_length,
-                           const char* prefill) const {
+  CudaModelOptions options(int max_step_tokens, int batch, int max_length, const char* prefill) const {
     return {.max_step_tokens = max_step_tokens,
             .max_logits = batch,
             .max_seqs = batch,
@@ -36,8 +35,7 @@ struct Setting {
   }
 };
 
-std::unique_ptr<CudaModel> make_model(const Setting& setting, cuda::Stream& stream,
-                                      const CudaModelOptions& options) {
+std::unique_ptr<CudaModel> make_model(const Setting& setting, cuda::Stream& stream, const CudaModelOptions& options) {
   auto made = make_cuda_llama(setting.weights, setting.card, stream, options);
   XPYD_CHECK(made.ok(), made.ok() ? "" : made.error().message);
   return std::move(made).value();
@@ -45,8 +43,7 @@ std::unique_ptr<CudaModel> make_model(const Setting& setting, cuda::Stream& stre
 
 // The last n_q tokens of n_seqs sequences of `length`, over blocks in random order.
 struct Step {
-  Step(const ModelConfig& config, const KvLayout& layout, std::byte* pool, int n_seqs, int n_q,
-       int length)
+  Step(const ModelConfig& config, const KvLayout& layout, std::byte* pool, int n_seqs, int n_q, int length)
       : table(size_t(layout.n_blocks)) {
     std::iota(table.begin(), table.end(), 0);
     Random random(3);
@@ -61,11 +58,7 @@ struct Step {
     }
   }
   StepInput input() const {
-    return {.token_ids = ids,
-            .q_offsets = offsets,
-            .kv_lengths = lengths,
-            .views = views,
-            .logit_rows = rows};
+    return {.token_ids = ids, .q_offsets = offsets, .kv_lengths = lengths, .views = views, .logit_rows = rows};
   }
   std::vector<int32_t> table, ids, offsets{0}, lengths, rows;
   std::vector<KvView> views;
@@ -78,13 +71,10 @@ struct Shape {
   std::string name;
 };
 
-void measure_steps(Rounds& rounds, const Setting& setting, CudaModel& llama,
-                   const std::vector<Shape>& shapes) {
+void measure_steps(Rounds& rounds, const Setting& setting, CudaModel& llama, const std::vector<Shape>& shapes) {
   int blocks = 0;
-  for (const Shape& s : shapes)
-    blocks = std::max(blocks, s.n_seqs * ((s.length + kBlock - 1) / kBlock));
-  const KvLayout layout{kv_shape(setting.config, Dtype::bf16), KvOrder::layer_major, kBlock,
-                        blocks};
+  for (const Shape& s : shapes) blocks = std::max(blocks, s.n_seqs * ((s.length + kBlock - 1) / kBlock));
+  const KvLayout layout{kv_shape(setting.config, Dtype::bf16), KvOrder::layer_major, kBlock, blocks};
   cuda::Memory pool = cuda::Memory::device(layout.pool_bytes()).value();
   fill_random(pool.data(), layout.pool_bytes() / sizeof(bf16), 5, 1, rounds.stream());
   for (const Shape& shape : shapes) {
@@ -128,9 +118,8 @@ class NoSink final : public EventSink {
 // Full batches through the engine, as a server runs them: what the CPU does of a step, and how long
 // a step is. Without planning ahead, the first adds to the second.
 void measure_engine(Rounds& rounds, const Setting& setting) {
-  const int batch = setting.tiny ? 4 : kBatch, prompt = setting.tiny ? 8 : 256,
-            warm_up = setting.tiny ? 2 : 20, measured = setting.tiny ? 4 : 200,
-            length = prompt + warm_up + measured + 16;
+  const int batch = setting.tiny ? 4 : kBatch, prompt = setting.tiny ? 8 : 256, warm_up = setting.tiny ? 2 : 20,
+            measured = setting.tiny ? 4 : 200, length = prompt + warm_up + measured + 16;
   for (bool ahead : {true, false}) {
     std::unique_ptr<Device> device = make_cuda_device();
     ClusterOptions options;
@@ -139,8 +128,7 @@ void measure_engine(Rounds& rounds, const Setting& setting) {
     options.kv.shape = kv_shape(setting.config, Dtype::bf16);
     options.kv.block_tokens = kBlock;
     options.kv.prefix_cache = true;
-    options.kv.pool_bytes =
-        size_t(batch) * size_t(length / kBlock + 2) * kBlock * options.kv.shape.token_bytes();
+    options.kv.pool_bytes = size_t(batch) * size_t(length / kBlock + 2) * kBlock * options.kv.shape.token_bytes();
     options.batching = find_batch_policy("chunked");
     options.placement = find_placement_policy("least_loaded");
     options.transport = find_transport("local");
@@ -151,8 +139,7 @@ void measure_engine(Rounds& rounds, const Setting& setting) {
     options.device = device.get();
     options.make_model = [&](int, DeviceQueue& queue) {
       return Result<std::unique_ptr<Model>>(
-          make_model(setting, stream_of(queue),
-                     setting.options(options.step_tokens, batch, length, "flash_mma")));
+          make_model(setting, stream_of(queue), setting.options(options.step_tokens, batch, length, "flash_mma")));
     };
     RealClock clock;
     auto cluster = Cluster::create(options, clock);
@@ -161,8 +148,7 @@ void measure_engine(Rounds& rounds, const Setting& setting) {
     for (int i = 0; i < batch; ++i) {
       auto request = std::make_shared<Request>();
       request->id = uint64_t(i);
-      for (int t = 0; t < prompt; ++t)
-        request->prompt.push_back((i * 131 + t * 7 + 1) % setting.config.vocab);
+      for (int t = 0; t < prompt; ++t) request->prompt.push_back((i * 131 + t * 7 + 1) % setting.config.vocab);
       request->sampling.temperature = 0;
       request->ignore_eos = true;
       request->max_tokens = length - prompt;
@@ -179,8 +165,8 @@ void measure_engine(Rounds& rounds, const Setting& setting) {
     const InstanceStats after = stats();
     const double steps = double(after.steps - before.steps);
     auto spent = [&](double InstanceStats::*what) { return after.*what - before.*what; };
-    const double cpu = (spent(&InstanceStats::schedule_seconds) +
-                        spent(&InstanceStats::step_seconds) - spent(&InstanceStats::wait_seconds)) /
+    const double cpu = (spent(&InstanceStats::schedule_seconds) + spent(&InstanceStats::step_seconds) -
+                        spent(&InstanceStats::wait_seconds)) /
                        steps;
     const std::string name = "8B decode, batch " + std::to_string(batch) + " in the engine, " +
                              (ahead ? "a step ahead" : "step by step");
@@ -214,14 +200,12 @@ void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny) {
   }
   const int prompt = tiny ? 24 : 8192, batch = tiny ? 4 : kBatch, context = tiny ? 32 : 1024;
   {
-    auto llama =
-        make_model(setting, rounds.stream(), setting.options(batch, batch, context, "flash_mma"));
+    auto llama = make_model(setting, rounds.stream(), setting.options(batch, batch, context, "flash_mma"));
     // Batch 1 streams the weights; the target of a full batch is 1.15 times the roofline's time.
-    measure_steps(
-        rounds, setting, *llama,
-        {{1, 1, context, Limit::copy, 0.85, "8B decode, batch 1"},
-         {batch, 1, context, Limit::roofline, 1 / 1.15,
-          "8B decode, batch " + std::to_string(batch) + " x " + std::to_string(context)}});
+    measure_steps(rounds, setting, *llama,
+                  {{1, 1, context, Limit::copy, 0.85, "8B decode, batch 1"},
+                   {batch, 1, context, Limit::roofline, 1 / 1.15,
+                    "8B decode, batch " + std::to_string(batch) + " x " + std::to_string(context)}});
     std::printf("%s", llama->describe().c_str());
   }
   measure_engine(rounds, setting);
@@ -230,16 +214,13 @@ void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny) {
     if (v.phase != CudaAttentionVariant::prefill || v.name == std::string("naive")) continue;
     const CudaModelOptions options = setting.options(prompt, 1, prompt, v.name);
     const KvLayout layout{kv_shape(setting.config, Dtype::bf16), KvOrder::layer_major, kBlock, 1};
-    if (Status fits =
-            check_cuda_attention(options, setting.config, Dtype::bf16, layout, false, card);
-        !fits) {
+    if (Status fits = check_cuda_attention(options, setting.config, Dtype::bf16, layout, false, card); !fits) {
       std::printf("8B prefill, %s: refused: %s\n", v.name, fits.error().message.c_str());
       continue;
     }
     auto llama = make_model(setting, rounds.stream(), options);
     measure_steps(rounds, setting, *llama,
-                  {{1, prompt, prompt, Limit::gemm, 0.60,
-                    "8B prefill of " + std::to_string(prompt) + ", " + v.name}});
+                  {{1, prompt, prompt, Limit::gemm, 0.60, "8B prefill of " + std::to_string(prompt) + ", " + v.name}});
     std::printf("%s", llama->describe().c_str());
   }
 }

@@ -34,8 +34,7 @@ void peaks(Rounds& rounds, const cuda::Card& card, bool tiny) {
   bench.report({.name = "pinned host to device", .gbps = peak.to_card_gbps});
   bench.report({.name = "device to pinned host", .gbps = peak.from_card_gbps});
   bench.report({.name = "one empty kernel on a stream", .seconds = 1e-6 * peak.launch_us});
-  bench.report(
-      {.name = "one empty kernel in a graph of 100", .seconds = 1e-6 * peak.graph_launch_us});
+  bench.report({.name = "one empty kernel in a graph of 100", .seconds = 1e-6 * peak.graph_launch_us});
   bench.write_files();
 }
 
@@ -50,16 +49,14 @@ int run(int argc, char** argv) {
       tiny = true;
     else if (word == "--yardsticks" && i + 1 < argc)
       yardsticks = argv[++i];
-    else if (word == "peaks" || word == "decode" || word == "prefill" || word == "model" ||
-             word == "vmm")
+    else if (word == "peaks" || word == "decode" || word == "prefill" || word == "model" || word == "vmm")
       parts.push_back(word);
     else
       rest.push_back(argv[i]);
   }
   auto options = parse_bench_options(int(rest.size()), rest.data());
   if (!options.ok()) {
-    std::fprintf(stderr, "xpyd_gpu_report: peaks, decode, prefill, model, vmm; %s\n",
-                 options.error().message.c_str());
+    std::fprintf(stderr, "xpyd_gpu_report: peaks, decode, prefill, model, vmm; %s\n", options.error().message.c_str());
     return 2;
   }
   auto wanted = [&](const char* name) {
@@ -72,14 +69,12 @@ int run(int argc, char** argv) {
   }
   const cuda::Card& c = card.value();
   Bench bench(options.value());
-  std::printf("%s, compute capability %d.%d, %d SMs, %zu MiB, driver %d, runtime %d\n",
-              c.name.c_str(), c.major, c.minor, c.n_sms, c.memory_bytes >> 20, c.driver, c.runtime);
+  std::printf("%s, compute capability %d.%d, %d SMs, %zu MiB, driver %d, runtime %d\n", c.name.c_str(), c.major,
+              c.minor, c.n_sms, c.memory_bytes >> 20, c.driver, c.runtime);
   bench.print_conditions();
   Sizes sizes;
   if (tiny)
-    sizes = {.peak = {.copy_bytes = 1 << 16, .gemm_n = 32, .link_bytes = 1 << 16},
-             .rounds = 2,
-             .sample_seconds = 1e-9};
+    sizes = {.peak = {.copy_bytes = 1 << 16, .gemm_n = 32, .link_bytes = 1 << 16}, .rounds = 2, .sample_seconds = 1e-9};
   Rounds rounds(bench, sizes);
   if (wanted("peaks")) peaks(rounds, c, tiny);
   if (wanted("decode")) decode_attention(rounds, c, tiny);

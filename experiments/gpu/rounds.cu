@@ -40,8 +40,7 @@ std::vector<double> Rounds::measure(const std::vector<Case>& cases) {
       continue;
     }
     const double once = probe_->seconds(c.run, 1);
-    timed.push_back(
-        {&c, std::clamp(int(sizes_.sample_seconds / std::max(once, 1e-7)), 1, 1000), {}, {}});
+    timed.push_back({&c, std::clamp(int(sizes_.sample_seconds / std::max(once, 1e-7)), 1, 1000), {}, {}});
   }
   for (int round = 0; round < sizes_.rounds; ++round) {
     const double copy = 1e9 * probe_->copy_gbps(), gemm = 1e12 * probe_->gemm_tflops();
@@ -77,8 +76,7 @@ std::vector<double> Rounds::measure(const std::vector<Case>& cases) {
     for (const Timed& other : timed) {
       if (other.test->name != c.versus) continue;
       std::vector<double> ratios;
-      for (size_t i = 0; i < t.seconds.size(); ++i)
-        ratios.push_back(other.seconds[i] / t.seconds[i]);
+      for (size_t i = 0; i < t.seconds.size(); ++i) ratios.push_back(other.seconds[i] / t.seconds[i]);
       shared({.name = c.name, .rounds = sizes_.rounds, .measure = "x " + c.versus}, ratios);
     }
   }

@@ -23,8 +23,8 @@ struct Case {
   std::function<std::string()> check;  // "" when the result is right
   Work work;
   Limit limit = Limit::none;
-  double target = 0;   // share to reach; 0 reports only
-  std::string versus;  // another case of the same call: one more row has the ratio of speeds to it
+  double target = 0;     // share to reach; 0 reports only
+  std::string versus;    // another case of the same call: one more row has the ratio of speeds to it
   bool reported = true;  // false: it is here for `versus` of others
 };
 
@@ -58,8 +58,7 @@ class Rounds {
 void peaks(Rounds& rounds, const cuda::Card& card, bool tiny);
 void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny);
 // yardsticks: a CSV of other implementations' times on this card (experiments/gpu/sdpa.py), or "".
-void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny,
-                       const std::string& yardsticks);
+void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny, const std::string& yardsticks);
 void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny);
 void virtual_memory(Rounds& rounds, const cuda::Card& card, bool tiny);
 

@@ -27,9 +27,8 @@ struct Published {
   double table_3_us, kvcached_us;  // at 2 MiB; 0: not given
 };
 constexpr Published kPublished[] = {
-    {"cuMemAddressReserve", 2, 19}, {"cuMemCreate", 29, 193}, {"cuMemMap", 2, 1.45},
-    {"cuMemSetAccess", 38, 36},     {"cuMemUnmap", 34, 25.6}, {"cuMemRelease", 23, 0},
-    {"cuMemAddressFree", 1, 0},
+    {"cuMemAddressReserve", 2, 19}, {"cuMemCreate", 29, 193}, {"cuMemMap", 2, 1.45},      {"cuMemSetAccess", 38, 36},
+    {"cuMemUnmap", 34, 25.6},       {"cuMemRelease", 23, 0},  {"cuMemAddressFree", 1, 0},
 };
 
 class Calls {
@@ -47,8 +46,7 @@ class Calls {
     const size_t all = bytes_ * size_t(n);
     std::vector<vmm::Address> ranges(size_t(n), 0);
     std::vector<vmm::Handle> handles(size_t(n), 0);
-    each("cuMemAddressReserve",
-         [&](int i) { return vmm::address_reserve(&ranges[size_t(i)], all); });
+    each("cuMemAddressReserve", [&](int i) { return vmm::address_reserve(&ranges[size_t(i)], all); });
     each("cuMemCreate", [&](int i) { return vmm::create(&handles[size_t(i)], bytes_); });
     const vmm::Address base = ranges[0];
     auto at = [&](int i) { return base + size_t(order_[size_t(i)]) * bytes_; };
@@ -62,8 +60,7 @@ class Calls {
     // What is under way does not touch these addresses.
     cuda::Memory other = cuda::Memory::device(tiny ? 1 << 12 : 256 << 20).value();
     auto busy = [&](const char* call, auto f) {
-      for (int i = 0; i < (tiny ? 2 : 1000); ++i)
-        cuda::fill(other.data(), i, other.size(), rounds_.stream());
+      for (int i = 0; i < (tiny ? 2 : 1000); ++i) cuda::fill(other.data(), i, other.size(), rounds_.stream());
       each(call, f, ", the card busy");
       rounds_.stream().wait();
     };
@@ -74,9 +71,7 @@ class Calls {
     for (int i = 0; i < n; ++i) must(map(i), "cuMemMap");
     const int run = std::min(8, n);
     each_of(n / run, "cuMemSetAccess", ", " + std::to_string(run) + " mappings at once",
-            [&](int i) {
-              return vmm::set_access(base + size_t(i * run) * bytes_, size_t(run) * bytes_);
-            });
+            [&](int i) { return vmm::set_access(base + size_t(i * run) * bytes_, size_t(run) * bytes_); });
     must(vmm::unmap(base, all), "cuMemUnmap");
     each("cuMemRelease", [&](int i) { return vmm::release(handles[size_t(i)]); });
     each("cuMemAddressFree", [&](int i) { return vmm::address_free(ranges[size_t(i)], all); });
@@ -106,21 +101,18 @@ class Calls {
   }
 
   void report(const char* call, const std::string& how, const Summary& s) {
-    const Published& known =
-        *std::find_if(std::begin(kPublished), std::end(kPublished),
-                      [&](const Published& p) { return std::string(p.call) == call; });
+    const Published& known = *std::find_if(std::begin(kPublished), std::end(kPublished),
+                                           [&](const Published& p) { return std::string(p.call) == call; });
     const std::string name = std::string(call) + " " + std::to_string(bytes_ >> 10) + " KiB" + how;
     auto published = [](double us) {
       char text[32] = "      -";
       if (us > 0) std::snprintf(text, sizeof text, "%7.2f", us);
       return std::string(text);
     };
-    std::printf("%-58s p50 %8.2f  mean %8.2f  p90 %8.2f us of %3d | published: %s %s\n",
-                name.c_str(), s.median, s.mean, s.p90, int(s.count),
-                published(known.table_3_us).c_str(), published(known.kvcached_us).c_str());
-    rounds_.bench().report({.name = name + ", mean of " + std::to_string(s.count),
-                            .rounds = int(s.count),
-                            .seconds = 1e-6 * s.mean});
+    std::printf("%-58s p50 %8.2f  mean %8.2f  p90 %8.2f us of %3d | published: %s %s\n", name.c_str(), s.median, s.mean,
+                s.p90, int(s.count), published(known.table_3_us).c_str(), published(known.kvcached_us).c_str());
+    rounds_.bench().report(
+        {.name = name + ", mean of " + std::to_string(s.count), .rounds = int(s.count), .seconds = 1e-6 * s.mean});
     BenchRow row{.name = name, .rounds = int(s.count), .seconds = 1e-6 * s.median};
     if (known.table_3_us > 0) {
       row.measure = "x vAttention's Table 3 at 2 MiB (" + published(known.table_3_us) + " us)";
@@ -129,13 +121,12 @@ class Calls {
     }
     rounds_.bench().report(row);
     if (known.kvcached_us > 0)
-      rounds_.bench().report(
-          {.name = name,
-           .rounds = int(s.count),
-           .measure = "x kvcached's on an A100 at 2 MiB (" + published(known.kvcached_us) + " us)",
-           .share = s.median / known.kvcached_us,
-           .share_p10 = s.min / known.kvcached_us,
-           .share_p90 = s.p90 / known.kvcached_us});
+      rounds_.bench().report({.name = name,
+                              .rounds = int(s.count),
+                              .measure = "x kvcached's on an A100 at 2 MiB (" + published(known.kvcached_us) + " us)",
+                              .share = s.median / known.kvcached_us,
+                              .share_p10 = s.min / known.kvcached_us,
+                              .share_p90 = s.p90 / known.kvcached_us});
   }
 
   // What is mapped and accessible takes and gives words.
@@ -146,8 +137,7 @@ class Calls {
       cuda::copy(host.data(), reinterpret_cast<void*>(base + at), 8, rounds_.stream());
       rounds_.stream().wait();
       if (*host.as<uint64_t>() != 0x5a5a5a5a5a5a5a5a)
-        rounds_.found_wrong("page groups",
-                            "byte " + std::to_string(at) + " is not what was written");
+        rounds_.found_wrong("page groups", "byte " + std::to_string(at) + " is not what was written");
     }
   }
 
@@ -158,26 +148,22 @@ class Calls {
 
 // What a growing sequence waits for when nobody has mapped ahead: base/page_groups_cuda.cu.
 void rows(Rounds& rounds, size_t group, int n) {
-  for (auto [planes, what] :
-       {std::pair{64, "64 groups: layer_major, 32 layers"}, {1, "1 group: token_major"}}) {
+  for (auto [planes, what] : {std::pair{64, "64 groups: layer_major, 32 layers"}, {1, "1 group: token_major"}}) {
     auto groups = make_cuda_page_groups({.group_bytes = group, .n_groups = planes}).value();
     auto range = groups->reserve(2 * size_t(planes) * group).value();
     RealClock clock;
     std::vector<double> maps, unmaps;
     for (int i = 0; i < n; ++i) {
       const double start = clock.now();
-      for (int plane = 0; plane < planes; ++plane)
-        XPYD_CHECK(range->map(2 * size_t(plane) * group, plane, 1).ok());
+      for (int plane = 0; plane < planes; ++plane) XPYD_CHECK(range->map(2 * size_t(plane) * group, plane, 1).ok());
       const double mapped = clock.now();
       for (int plane = 0; plane < planes; ++plane) range->unmap(2 * size_t(plane) * group, 1);
       maps.push_back(mapped - start), unmaps.push_back(clock.now() - mapped);
     }
     auto report = [&, n_planes = planes](const std::string& name, std::vector<double> seconds) {
       const Summary s = summarize(std::move(seconds));
-      rounds.bench().report({.name = name,
-                             .rounds = n,
-                             .seconds = s.median,
-                             .gbps = 1e-9 * double(n_planes) * double(group) / s.median});
+      rounds.bench().report(
+          {.name = name, .rounds = n, .seconds = s.median, .gbps = 1e-9 * double(n_planes) * double(group) / s.median});
     };
     report(std::string("a row mapped, ") + what, std::move(maps));
     report(std::string("a row unmapped, ") + what, std::move(unmaps));

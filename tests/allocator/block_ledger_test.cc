@@ -57,8 +57,7 @@ TEST_CASE("BlockLedger: claims, shares, recycles, and gives back", "[allocator][
   CHECK(watch->count_free() == 100);
 }
 
-TEST_CASE("BlockLedger: as many members as it has bits, and a place again when one leaves",
-          "[allocator][ledger]") {
+TEST_CASE("BlockLedger: as many members as it has bits, and a place again when one leaves", "[allocator][ledger]") {
   SharedBlocks blocks(4, 0);
   std::deque<std::unique_ptr<BlockLedger>> members;
   for (int i = 0; i < BlockLedger::kMembers; ++i) members.push_back(blocks.join());
@@ -71,8 +70,7 @@ TEST_CASE("BlockLedger: as many members as it has bits, and a place again when o
 
 // Of a process that ends the kernel closes one file after another, and the lock's may be closed
 // long before those of a card, whose kernels may still write.
-TEST_CASE("BlockLedger: who has lost its lock, and has not ended yet, keeps its blocks",
-          "[allocator][ledger]") {
+TEST_CASE("BlockLedger: who has lost its lock, and has not ended yet, keeps its blocks", "[allocator][ledger]") {
   SharedBlocks blocks(16, sizeof(std::atomic<int>));
   auto& closed = *reinterpret_cast<std::atomic<int>*>(blocks.data());
   auto watch = blocks.join(As::observer);
@@ -128,8 +126,8 @@ uint64_t content_of(int32_t block, uint32_t generation) {
   };
   std::vector<Held> held;
   auto look = [&](const Held& h) {
-    if (arena.content[h.block] != content_of(h.block, h.generation) ||
-        ledger->generation(h.block) != h.generation || !ledger->holds(h.block))
+    if (arena.content[h.block] != content_of(h.block, h.generation) || ledger->generation(h.block) != h.generation ||
+        !ledger->holds(h.block))
       ++arena.wrong;
   };
   auto fill = [&](int32_t block) {
@@ -213,8 +211,7 @@ TEST_CASE("BlockLedger: processes killed at any instruction lose no block, and n
   };
   for (pid_t& pid : children) pid = start();
   for (int round = 0; round < 150; ++round) {
-    for (const uint64_t until = arena.steps + random.below(5000); arena.steps < until;)
-      sched_yield();
+    for (const uint64_t until = arena.steps + random.below(5000); arena.steps < until;) sched_yield();
     pid_t& victim = children[random.below(3)];
     end(victim);
     if (random.below(2)) watch->reap();  // else whoever comes, or runs short
@@ -229,8 +226,7 @@ TEST_CASE("BlockLedger: processes killed at any instruction lose no block, and n
   CHECK(arena.refusals > 0);
 }
 
-TEST_CASE("BlockLedger: a stopped process keeps its blocks until it is dead",
-          "[allocator][ledger]") {
+TEST_CASE("BlockLedger: a stopped process keeps its blocks until it is dead", "[allocator][ledger]") {
   SharedBlocks blocks(Arena::kBlocks, sizeof(Arena));
   Arena& arena = *new (blocks.data()) Arena();
   auto watch = blocks.join(As::observer);

@@ -24,8 +24,7 @@ TEST_CASE("add_block_copies: these tokens of this block and no other byte", "[al
           for (int kv = 0; kv < 2; ++kv)
             for (int t = begin; t < end; ++t)
               for (int head = 0; head < 2; ++head)
-                std::copy_n(from.begin() + ptrdiff_t(src.offset(2, layer, kv, t, head)),
-                            src.shape.row_bytes(),
+                std::copy_n(from.begin() + ptrdiff_t(src.offset(2, layer, kv, t, head)), src.shape.row_bytes(),
                             expected.begin() + ptrdiff_t(dst.offset(5, layer, kv, t, head)));
         std::vector<Copy> copies;
         add_block_copies(to.data(), dst, 5, from.data(), src, 2, begin, end, copies);
@@ -37,8 +36,7 @@ TEST_CASE("add_block_copies: these tokens of this block and no other byte", "[al
 
 // A sequence of `tokens` tokens somewhere in a pool of this shape.
 struct CopySide {
-  CopySide(KvShape shape, KvOrder order, int block_tokens, int tokens, bool contiguous,
-           Random& random) {
+  CopySide(KvShape shape, KvOrder order, int block_tokens, int tokens, bool contiguous, Random& random) {
     const int n_blocks = contiguous ? 1 : (tokens + block_tokens - 1) / block_tokens;
     layout = {shape, order, contiguous ? tokens + 3 : block_tokens, n_blocks + 3};
     pool.resize(layout.pool_bytes());
@@ -54,17 +52,14 @@ struct CopySide {
   bool is_contiguous;
 };
 
-TEST_CASE("add_copies: any box of heads, layers and tokens, against a copy row by row",
-          "[allocator]") {
+TEST_CASE("add_copies: any box of heads, layers and tokens, against a copy row by row", "[allocator]") {
   Random random(3);
   constexpr int kTokens = 23;
   auto below = [&](int n) { return int(random.below(uint64_t(n))); };
   for (int round = 0; round < 3000; ++round) {
-    const Dtype dtype =
-        std::vector{Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4}[random.below(4)];
+    const Dtype dtype = std::vector{Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4}[random.below(4)];
     auto side = [&] {
-      return CopySide({1 + below(4), 1 + below(4), 4, dtype},
-                      below(2) ? KvOrder::layer_major : KvOrder::token_major,
+      return CopySide({1 + below(4), 1 + below(4), 4, dtype}, below(2) ? KvOrder::layer_major : KvOrder::token_major,
                       std::vector{1, 4, 7, 16}[random.below(4)], kTokens, below(3) == 0, random);
     };
     CopySide from = side(), to = side();
@@ -87,8 +82,7 @@ TEST_CASE("add_copies: any box of heads, layers and tokens, against a copy row b
       for (int l = 0; l < layers; ++l)
         for (int kv = 0; kv < 2; ++kv)
           for (int h = 0; h < heads; ++h) {
-            const std::byte* row =
-                from.view().row(region.layer_begin + l, kv, token, region.head_begin + h);
+            const std::byte* row = from.view().row(region.layer_begin + l, kv, token, region.head_begin + h);
             std::copy_n(row, from.layout.shape.row_bytes(),
                         expected.view().row(region.to_layer + l, kv, token, region.to_head + h));
             bytes += from.layout.shape.row_bytes();

@@ -12,8 +12,7 @@
 
 namespace xpyd::testing {
 
-inline constexpr KvShape kTinyShape{
-    .n_layers = 2, .n_kv_heads = 2, .head_dim = 2};  // rows of 8 bytes
+inline constexpr KvShape kTinyShape{.n_layers = 2, .n_kv_heads = 2, .head_dim = 2};  // rows of 8 bytes
 
 inline uint64_t mix(uint64_t a, uint64_t b) {
   uint64_t x = (a ^ (b + 0x9e3779b97f4a7c15u)) * 0xff51afd7ed558ccdu;
@@ -34,8 +33,7 @@ inline std::vector<uint64_t> prefixes(std::span<const int32_t> tokens, uint64_t 
 }
 
 template <class F>  // f(row address, its pattern)
-void each_row(const KvView& view, std::span<const int32_t> tokens, uint64_t salt, int begin,
-              F&& f) {
+void each_row(const KvView& view, std::span<const int32_t> tokens, uint64_t salt, int begin, F&& f) {
   std::vector<uint64_t> prefix = prefixes(tokens, salt);
   for (int t = begin; t < int(tokens.size()); ++t)
     for (int layer = 0; layer < kTinyShape.n_layers; ++layer)
@@ -45,8 +43,7 @@ void each_row(const KvView& view, std::span<const int32_t> tokens, uint64_t salt
 }
 
 // Writes the rows of tokens [begin, tokens.size()).
-inline void write_rows(const KvView& view, std::span<const int32_t> tokens, uint64_t salt,
-                       int begin) {
+inline void write_rows(const KvView& view, std::span<const int32_t> tokens, uint64_t salt, int begin) {
   each_row(view, tokens, salt, begin,
            [](std::byte* row, uint64_t pattern) { std::memcpy(row, &pattern, sizeof pattern); });
 }
@@ -54,9 +51,8 @@ inline void write_rows(const KvView& view, std::span<const int32_t> tokens, uint
 // Rows among tokens [0, tokens.size()) that hold something else.
 inline int wrong_rows(const KvView& view, std::span<const int32_t> tokens, uint64_t salt) {
   int wrong = 0;
-  each_row(view, tokens, salt, 0, [&](std::byte* row, uint64_t pattern) {
-    wrong += std::memcmp(row, &pattern, sizeof pattern) != 0;
-  });
+  each_row(view, tokens, salt, 0,
+           [&](std::byte* row, uint64_t pattern) { wrong += std::memcmp(row, &pattern, sizeof pattern) != 0; });
   return wrong;
 }
 
@@ -74,9 +70,7 @@ inline KvOptions tiny_options(int block_tokens, int n_blocks, bool prefix_cache 
 
 struct Memory {
   explicit Memory(const KvOptions& o, const char* scheme = "paged")
-      : options(o),
-        pool(make_block_pool(scheme, o).value()),
-        kv(find_kv_scheme(scheme)->make(pool, o)) {}
+      : options(o), pool(make_block_pool(scheme, o).value()), kv(find_kv_scheme(scheme)->make(pool, o)) {}
   KvOptions options;
   std::shared_ptr<BlockPool> pool;
   std::unique_ptr<KvMemory> kv;

@@ -42,8 +42,7 @@ TEST_CASE("KvLayout: offsets are a bijection onto the pool, in both orders", "[a
                     wrong += at + l.shape.row_bytes() > covered.size();
                     if (wrong) continue;
                     for (size_t i = 0; i < l.shape.row_bytes(); ++i) ++covered[at + i];
-                    if (t > 0)
-                      wrong += at - l.offset(b, layer, kv, t - 1, head) != l.token_stride();
+                    if (t > 0) wrong += at - l.offset(b, layer, kv, t - 1, head) != l.token_stride();
                     // Heads of one token lie together.
                     if (head > 0) wrong += at - l.offset(b, layer, kv, t, 0) != l.shape.row_bytes();
                   }
@@ -59,8 +58,7 @@ TEST_CASE("KvView: a table and a slot name the same rows", "[allocator]") {
     int32_t table[] = {5, 0, 3};
     KvView paged{pool.data(), &l, table, 0};
     CHECK_FALSE(paged.contiguous());
-    for (int t = 0; t < 12; ++t)
-      REQUIRE(paged.row(1, 1, t, 2) == pool.data() + l.offset(table[t / 4], 1, 1, t % 4, 2));
+    for (int t = 0; t < 12; ++t) REQUIRE(paged.row(1, 1, t, 2) == pool.data() + l.offset(table[t / 4], 1, 1, t % 4, 2));
     KvView slot{pool.data(), &l, nullptr, 3};
     CHECK(slot.contiguous());
     for (int t = 0; t < 4; ++t) REQUIRE(slot.row(0, 1, t, 1) == paged.row(0, 1, 8 + t, 1));
@@ -105,8 +103,7 @@ TEST_CASE("plan_pool: the layout, or what is wrong with the options", "[allocato
   check(
       "paged", [](auto& c) { c.shape.dtype = Dtype::f16; }, "f16");
   check(
-      "paged", [](auto& c) { c.shape.n_layers = c.shape.head_dim = c.block_tokens = INT32_MAX; },
-      "64-bit");
+      "paged", [](auto& c) { c.shape.n_layers = c.shape.head_dim = c.block_tokens = INT32_MAX; }, "64-bit");
   check(
       "paged", [](auto& c) { c.pool_bytes = size_t(1) << 60; }, "2^31");
 }
@@ -125,10 +122,8 @@ TEST_CASE("KvRows: the rows of KvView, for every block size, order and head", "[
             auto row = [&](const KvView& view, int t) {
               return size_t(view.row(layer, kv, t, head) - pool.data()) / l.shape.row_bytes();
             };
-            for (int t = 0; t < 3 * block_tokens; ++t)
-              REQUIRE(blocks.row(table, kv, t, head) == row(paged, t));
-            for (int t = 0; t < block_tokens; ++t)
-              REQUIRE(whole.row(slot, kv, t, head) == row(contiguous, t));
+            for (int t = 0; t < 3 * block_tokens; ++t) REQUIRE(blocks.row(table, kv, t, head) == row(paged, t));
+            for (int t = 0; t < block_tokens; ++t) REQUIRE(whole.row(slot, kv, t, head) == row(contiguous, t));
           }
       }
     }

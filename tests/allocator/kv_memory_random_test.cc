@@ -30,14 +30,12 @@ class Trial {
  public:
   Trial(const Config& config, uint64_t seed) : config_(config), random_(seed) {
     paged_ = std::string(config.scheme) == "paged";
-    KvOptions options = tiny_options(config.block_tokens, config.n_blocks, config.prefix_cache,
-                                     config.order, paged_ ? 0 : config.block_tokens);
-    pool_ = std::make_shared<BlockPool>(plan_of(options),
-                                        cpu_device().allocate(options.pool_bytes).value(),
+    KvOptions options = tiny_options(config.block_tokens, config.n_blocks, config.prefix_cache, config.order,
+                                     paged_ ? 0 : config.block_tokens);
+    pool_ = std::make_shared<BlockPool>(plan_of(options), cpu_device().allocate(options.pool_bytes).value(),
                                         config.prefix_cache && paged_, config.hash_mask);
     pool_->poison_new_blocks(true);
-    for (int m = 0; m < config.memories; ++m)
-      memories_.push_back(find_kv_scheme(config.scheme)->make(pool_, options));
+    for (int m = 0; m < config.memories; ++m) memories_.push_back(find_kv_scheme(config.scheme)->make(pool_, options));
   }
 
   void run() {
@@ -83,9 +81,7 @@ class Trial {
     std::vector<int32_t> tokens;
   };
 
-  KvLayout plan_of(const KvOptions& o) const {
-    return {o.shape, o.order, o.block_tokens, config_.n_blocks};
-  }
+  KvLayout plan_of(const KvOptions& o) const { return {o.shape, o.order, o.block_tokens, config_.n_blocks}; }
 
   KvMemory& of(const Live& s) { return *memories_[s.memory]; }
   int64_t evictions() const {
@@ -98,8 +94,7 @@ class Trial {
   }
   int users(int32_t block) const {
     int n = 0;
-    for (const Live& s : live_)
-      n += std::ranges::count(memories_[s.memory]->blocks(s.handle), block);
+    for (const Live& s : live_) n += std::ranges::count(memories_[s.memory]->blocks(s.handle), block);
     for (const Flying& f : handovers_) n += std::ranges::count(f.handover.blocks, block);
     return n;
   }
@@ -109,16 +104,14 @@ class Trial {
     size_t longest = paged_ ? size_t(config_.block_tokens) * 6 : size_t(config_.block_tokens);
     std::vector<int32_t> tokens(1 + random_.below(longest));
     int32_t letter = int32_t(random_.below(3));
-    for (int32_t& t : tokens)
-      t = random_.below(16) == 0 ? letter = int32_t(random_.below(3)) : letter;
+    for (int32_t& t : tokens) t = random_.below(16) == 0 ? letter = int32_t(random_.below(3)) : letter;
     return tokens;
   }
 
   void step() {
     uint64_t what = random_.below(100);
     if (what < 18) return live_.size() < 8 ? reserve() : release(random_.below(live_.size()));
-    if (what < 20 && what == 18)
-      return memories_[random_.below(memories_.size())]->clear_prefix_cache();
+    if (what < 20 && what == 18) return memories_[random_.below(memories_.size())]->clear_prefix_cache();
     if (what < 26 && !handovers_.empty()) return land();
     if (what < 29 && !leases_.empty()) return unpin();
     if (live_.empty()) return;
@@ -167,16 +160,14 @@ class Trial {
     REQUIRE(kv.tail_shared(s.handle) == copy);
     std::vector<int32_t> before(kv.blocks(s.handle).begin(), kv.blocks(s.handle).end());
     KvStats stats = kv.stats();
-    int more =
-        std::max(0, blocks_for(s.tokens.size() + n) - int(before.size())) + int(copy && n > 0);
+    int more = std::max(0, blocks_for(s.tokens.size() + n) - int(before.size())) + int(copy && n > 0);
     bool fits = kv.append(s.handle, int(n));
     REQUIRE(fits == (!paged_ || more <= stats.available()));
     if (!fits) {
       ++refused_;
       REQUIRE(std::ranges::equal(kv.blocks(s.handle), before));
       KvStats after = kv.stats();
-      REQUIRE((after.free == stats.free && after.cached == stats.cached &&
-               after.evictions == stats.evictions));
+      REQUIRE((after.free == stats.free && after.cached == stats.cached && after.evictions == stats.evictions));
       if (random_.below(2) == 0) release(random_.below(live_.size()));  // a preemption
       return;
     }
@@ -214,8 +205,7 @@ class Trial {
       return;
     }
     const int bt = config_.block_tokens, last = int(random_.below(blocks.size())),
-              first = int(random_.below(size_t(last) + 1)),
-              begin = first * bt + int(random_.below(size_t(bt))),
+              first = int(random_.below(size_t(last) + 1)), begin = first * bt + int(random_.below(size_t(bt))),
               end = std::max(begin, last * bt + int(random_.below(size_t(bt)))) + 1;
     const std::span<const int32_t> held = blocks.subspan(size_t(first), size_t(last - first + 1));
     leases_.push_back({s.memory, of(s).pin(s.handle, begin, end), {held.begin(), held.end()}});
@@ -261,8 +251,7 @@ class Trial {
     for (size_t i = 0; i < live_.size(); ++i) {
       REQUIRE(of(live_[i]).written_tokens(live_[i].handle) == int(live_[i].tokens.size()));
       if (every_row || i == only)
-        REQUIRE(wrong_rows(of(live_[i]).view(live_[i].handle), live_[i].tokens, live_[i].salt) ==
-                0);
+        REQUIRE(wrong_rows(of(live_[i]).view(live_[i].handle), live_[i].tokens, live_[i].salt) == 0);
     }
   }
 
@@ -298,20 +287,14 @@ TEST_CASE("KvMemory: random operations against a model, paged", "[allocator]") {
 TEST_CASE("KvMemory: random operations against a model, contiguous", "[allocator]") {
   for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
     for (int memories : {1, 2})
-      Trial({.scheme = "contiguous",
-             .block_tokens = 24,
-             .n_blocks = 5,
-             .order = order,
-             .memories = memories},
+      Trial({.scheme = "contiguous", .block_tokens = 24, .n_blocks = 5, .order = order, .memories = memories},
             uint64_t(memories))
           .run();
 }
 
-TEST_CASE("KvMemory: random operations against a model, two memories over one pool",
-          "[allocator]") {
+TEST_CASE("KvMemory: random operations against a model, two memories over one pool", "[allocator]") {
   for (bool prefix_cache : {true, false})
-    Trial({.n_blocks = 34, .prefix_cache = prefix_cache, .memories = 2, .operations = 40'000}, 5)
-        .run();
+    Trial({.n_blocks = 34, .prefix_cache = prefix_cache, .memories = 2, .operations = 40'000}, 5).run();
 }
 
 TEST_CASE("KvMemory: random operations against a model, colliding hashes", "[allocator]") {

@@ -51,8 +51,7 @@ TEST_CASE("kv_schemes: every row makes a memory of its name", "[allocator]") {
   CHECK(find_kv_scheme("no such scheme") == nullptr);
 }
 
-TEST_CASE("paged: a hit covers full blocks of equal prefix and never the last token",
-          "[allocator]") {
+TEST_CASE("paged: a hit covers full blocks of equal prefix and never the last token", "[allocator]") {
   Memory m(tiny_options(4, 32));
   std::vector<int32_t> prompt = counting(12);
   KvReservation first = fill(*m.kv, prompt, 0);
@@ -95,9 +94,8 @@ TEST_CASE("paged: salts isolate", "[allocator]") {
 
 TEST_CASE("paged: a thousand forced collisions never give foreign KV", "[allocator]") {
   KvOptions options = tiny_options(4, 4096);
-  auto pool =
-      std::make_shared<BlockPool>(KvLayout{options.shape, options.order, 4, 4096},
-                                  cpu_device().allocate(options.pool_bytes).value(), true, 0xff);
+  auto pool = std::make_shared<BlockPool>(KvLayout{options.shape, options.order, 4, 4096},
+                                          cpu_device().allocate(options.pool_bytes).value(), true, 0xff);
   auto kv = find_kv_scheme("paged")->make(pool, options);
   Random random(3);
   int hits = 0;
@@ -221,17 +219,14 @@ TEST_CASE("paged: copy-on-write needs one block more, and fails without it", "[a
 TEST_CASE("a pool in page groups is as good as one allocation", "[allocator]") {
   for (const char* scheme : {"paged", "contiguous"})
     for (size_t group : {size_t{4096}, size_t{2} << 20}) {
-      KvOptions o =
-          tiny_options(4, 80, true, KvOrder::layer_major, 16);  // no whole groups of bytes
+      KvOptions o = tiny_options(4, 80, true, KvOrder::layer_major, 16);  // no whole groups of bytes
       o.pool_in_groups = true;
       o.page_group_bytes = group;
       Memory m(o, scheme);
       if (group > 4096) CHECK(reinterpret_cast<uintptr_t>(m.pool->data()) % group == 0);
       std::vector<std::pair<KvHandle, int32_t>> live;
-      for (int32_t i = 0; i < 20; ++i)
-        live.push_back({fill(*m.kv, counting(13, i * 100), 0).handle, i * 100});
-      for (const auto& [handle, from] : live)
-        CHECK(wrong_rows(m.kv->view(handle), counting(13, from), 0) == 0);
+      for (int32_t i = 0; i < 20; ++i) live.push_back({fill(*m.kv, counting(13, i * 100), 0).handle, i * 100});
+      for (const auto& [handle, from] : live) CHECK(wrong_rows(m.kv->view(handle), counting(13, from), 0) == 0);
       m.kv->check_invariants();
     }
 }
@@ -289,8 +284,7 @@ TEST_CASE("pin: of a range, blocks that hold none of it go with their sequence",
     KvView view = m.kv->view(handle);
     const std::vector<int32_t> table(m.kv->blocks(handle).begin(), m.kv->blocks(handle).end());
     if (view.block_table) view.block_table = table.data();
-    const KvLease last = m.kv->pin(handle, 20 * scale, 24 * scale),
-                  lease = m.kv->pin(handle, 8, 12);
+    const KvLease last = m.kv->pin(handle, 20 * scale, 24 * scale), lease = m.kv->pin(handle, 8, 12);
     m.kv->free(handle);
     m.kv->check_invariants();
     m.kv->unpin(last);
@@ -307,9 +301,8 @@ TEST_CASE("pin: of a range, blocks that hold none of it go with their sequence",
       m.kv->written(r.value().handle, other);
     }
     int wrong = 0, t = 0;
-    each_row(view, std::span(tokens).first(12), 0, 8, [&](std::byte* at, uint64_t pattern) {
-      wrong += std::memcmp(at, &pattern, sizeof pattern) != 0, ++t;
-    });
+    each_row(view, std::span(tokens).first(12), 0, 8,
+             [&](std::byte* at, uint64_t pattern) { wrong += std::memcmp(at, &pattern, sizeof pattern) != 0, ++t; });
     CHECK((wrong == 0 && t > 0));
     m.kv->unpin(lease);
     CHECK(m.kv->stats().in_transfer == 0);
@@ -317,8 +310,7 @@ TEST_CASE("pin: of a range, blocks that hold none of it go with their sequence",
   }
 }
 
-TEST_CASE("hand_over: blocks travel between two memories of one pool, no byte moves",
-          "[allocator]") {
+TEST_CASE("hand_over: blocks travel between two memories of one pool, no byte moves", "[allocator]") {
   for (const char* scheme : {"paged", "contiguous"}) {
     bool paged = std::string(scheme) == "paged";
     Memory p(tiny_options(4, 12, true, KvOrder::token_major, 16), scheme);
@@ -393,8 +385,7 @@ TEST_CASE("paged: what two sequences compute at once is indexed once", "[allocat
   m.kv->check_invariants();
 }
 
-TEST_CASE("paged: a block whose indexed ancestor was evicted comes back by adoption",
-          "[allocator]") {
+TEST_CASE("paged: a block whose indexed ancestor was evicted comes back by adoption", "[allocator]") {
   Memory m(tiny_options(4, 8));
   std::vector<int32_t> tokens = counting(8);
   KvHandle a = m.kv->reserve(tokens, 0).value().handle;
@@ -436,8 +427,7 @@ TEST_CASE("contiguous: a slot at reserve, unavailable without one", "[allocator]
   m.kv->check_invariants();
 }
 
-TEST_CASE("KvMemory: the view is stable between changes and the pool is exactly as asked",
-          "[allocator]") {
+TEST_CASE("KvMemory: the view is stable between changes and the pool is exactly as asked", "[allocator]") {
   KvOptions options = tiny_options(4, 10);
   options.pool_bytes += 100;  // the tail stays unused
   Memory m(options);

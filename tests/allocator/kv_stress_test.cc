@@ -42,8 +42,7 @@ TEST_CASE("BlockPool: two engines and two onlookers at once", "[allocator]") {
     for (int i = 0; i < kRounds;) {
       std::vector<int32_t> tokens = draw(random);
       KvReservation r = p->reserve(tokens, 0).value();
-      std::span<const int32_t> rest =
-          std::span<const int32_t>(tokens).subspan(size_t(r.cached_tokens));
+      std::span<const int32_t> rest = std::span<const int32_t>(tokens).subspan(size_t(r.cached_tokens));
       if (!p->append(r.handle, int(rest.size()))) {
         p->free(r.handle);
         std::this_thread::yield();  // D gives blocks back

@@ -17,8 +17,7 @@ namespace {
 
 struct TestIndex : std::vector<PrefixIndex::Node>, PrefixIndex {
   TestIndex(int n_blocks, int block_tokens, uint64_t hash_mask)
-      : std::vector<Node>(size_t(n_blocks)),
-        PrefixIndex(n_blocks, block_tokens, hash_mask, data(), sizeof(Node)) {}
+      : std::vector<Node>(size_t(n_blocks)), PrefixIndex(n_blocks, block_tokens, hash_mask, data(), sizeof(Node)) {}
   using PrefixIndex::insert, PrefixIndex::erase, PrefixIndex::size;
 };
 
@@ -90,14 +89,12 @@ TEST_CASE("PrefixIndex: random inserts and erases against a map", "[allocator]")
         hits += expected != model.end();
         index.advance(chain, hash, found);
       }
-      if (random.below(3) ==
-          0) {  // erase a leaf: a child without its parent is not to be found again
+      if (random.below(3) == 0) {  // erase a leaf: a child without its parent is not to be found again
         int32_t block = int32_t(random.below(kBlocks));
         bool leaf = index.contains(block);
         for (auto& [other, b] : model)
           leaf = leaf && !(other.size() > path_of[size_t(block)].size() &&
-                           std::equal(path_of[size_t(block)].begin(), path_of[size_t(block)].end(),
-                                      other.begin()));
+                           std::equal(path_of[size_t(block)].begin(), path_of[size_t(block)].end(), other.begin()));
         if (leaf) index.erase(block), model.erase(path_of[size_t(block)]);
       }
       index.check_invariants();
@@ -123,8 +120,7 @@ TEST_CASE("PrefixIndex: equal tokens after another prefix are another block", "[
   index.insert(after_b, 0, c, 3);  // b c
   CHECK(index.find(after_b, 0, c) == 3);
   // A salt that equals a block's identity number does not pass for that block.
-  for (uint64_t salt = 0; salt < 64; ++salt)
-    CHECK(index.find(PrefixChain{.hash = salt}, 0, c) == -1);
+  for (uint64_t salt = 0; salt < 64; ++salt) CHECK(index.find(PrefixChain{.hash = salt}, 0, c) == -1);
 
   // The parent goes and comes back as another block: the child is found again only when attached.
   index.erase(0);

@@ -42,8 +42,8 @@ KvOptions options_of(const std::string& scheme, KvOrder order, int n_ranks, int 
 
 // f(row, pattern) for tokens [begin, end) in all ranks.
 template <class F>
-void each_row_of_ranks(const KvMemory& kv, KvHandle handle, std::span<const int32_t> tokens,
-                       uint64_t salt, int begin, F&& f) {
+void each_row_of_ranks(const KvMemory& kv, KvHandle handle, std::span<const int32_t> tokens, uint64_t salt, int begin,
+                       F&& f) {
   const std::vector<uint64_t> prefix = prefixes(tokens, salt);
   for (int rank = 0; rank < kv.n_ranks(); ++rank) {
     const KvRect own = kv.shards() ? kv.shards()->rect(rank) : KvRect{{0, 3}, {0, 2}};
@@ -52,20 +52,16 @@ void each_row_of_ranks(const KvMemory& kv, KvHandle handle, std::span<const int3
       for (int l = own.layers.begin; l < own.layers.end; ++l)
         for (int v = 0; v < 2; ++v)
           for (int h = own.heads.begin; h < own.heads.end; ++h)
-            f(view.row(l - own.layers.begin, v, t, h - own.heads.begin),
-              row_pattern(prefix[size_t(t)], l, v, h));
+            f(view.row(l - own.layers.begin, v, t, h - own.heads.begin), row_pattern(prefix[size_t(t)], l, v, h));
   }
 }
-void compute(KvMemory& kv, KvHandle handle, std::span<const int32_t> tokens, uint64_t salt,
-             int from) {
-  each_row_of_ranks(kv, handle, tokens, salt, from,
-                    [](std::byte* row, uint64_t p) { std::memcpy(row, &p, sizeof p); });
+void compute(KvMemory& kv, KvHandle handle, std::span<const int32_t> tokens, uint64_t salt, int from) {
+  each_row_of_ranks(kv, handle, tokens, salt, from, [](std::byte* row, uint64_t p) { std::memcpy(row, &p, sizeof p); });
 }
 int wrong(const KvMemory& kv, KvHandle handle, std::span<const int32_t> tokens, uint64_t salt) {
   int n = 0;
-  each_row_of_ranks(kv, handle, tokens, salt, 0, [&](const std::byte* row, uint64_t p) {
-    n += std::memcmp(row, &p, sizeof p) != 0;
-  });
+  each_row_of_ranks(kv, handle, tokens, salt, 0,
+                    [&](const std::byte* row, uint64_t p) { n += std::memcmp(row, &p, sizeof p) != 0; });
   return n;
 }
 
@@ -111,8 +107,7 @@ Run random_run(KvMemory& kv, uint64_t seed, int operations) {
     if (what < 4) {
       std::vector<int32_t> prompt;
       const int family = below(3), n = 1 + below(30), own = below(n + 1);
-      for (int t = 0; t < n; ++t)
-        prompt.push_back(family * 100 + t + (t < own ? 0 : 1000 * below(3)));
+      for (int t = 0; t < n; ++t) prompt.push_back(family * 100 + t + (t < own ? 0 : 1000 * below(3)));
       const uint64_t salt = uint64_t(below(4) == 0);
       Result<KvReservation> r = kv.reserve(prompt, salt);
       run.log.push_back(r ? r.value().cached_tokens : -1);
@@ -181,23 +176,20 @@ Run random_run(KvMemory& kv, uint64_t seed, int operations) {
   return run;
 }
 
-TEST_CASE("sharded memory: every scheme, shape and share holds what was written, on each rank",
-          "[shards][allocator]") {
+TEST_CASE("sharded memory: every scheme, shape and share holds what was written, on each rank", "[shards][allocator]") {
   for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
-    for (const Case& c :
-         {Case{"paged", order}, Case{"token", order}, Case{"contiguous", order},
-          Case{"slots", order}, Case{"vattention", order},
-          Case{"vattention", order, KvShare::alias}, Case{"vattention", order, KvShare::takeover},
-          Case{"vattention", order, KvShare::copy}, Case{"paged", order, KvShare::off, true},
-          Case{"contiguous", order, KvShare::off, true},
-          Case{"vattention", order, KvShare::off, true}}) {
+    for (const Case& c : {Case{"paged", order}, Case{"token", order}, Case{"contiguous", order}, Case{"slots", order},
+                          Case{"vattention", order}, Case{"vattention", order, KvShare::alias},
+                          Case{"vattention", order, KvShare::takeover}, Case{"vattention", order, KvShare::copy},
+                          Case{"paged", order, KvShare::off, true}, Case{"contiguous", order, KvShare::off, true},
+                          Case{"vattention", order, KvShare::off, true}}) {
       int64_t hits = 0, checked = 0;
       const std::string name = c.scheme;
       for (auto [tp, pp] : {std::pair(1, 1), {2, 1}, {4, 1}, {1, 3}, {2, 2}}) {
         const KvShards s = shards(tp, pp);
         if (name == "vattention" && order == KvOrder::token_major && pp == 2) continue;  // refused
-        INFO(name << " order " << int(order) << " share " << int(c.share) << " tiers " << c.tiers
-                  << " tp " << tp << " pp " << pp);
+        INFO(name << " order " << int(order) << " share " << int(c.share) << " tiers " << c.tiers << " tp " << tp
+                  << " pp " << pp);
         const std::unique_ptr<KvMemory> kv = make(c, s);
         REQUIRE(kv->n_ranks() == tp * pp);
         CHECK(kv->layout().shape == kWhole);
@@ -207,8 +199,7 @@ TEST_CASE("sharded memory: every scheme, shape and share holds what was written,
       }
       INFO(name << " order " << int(order) << " share " << int(c.share) << " tiers " << c.tiers);
       CHECK(checked > 50);
-      const bool reuses = c.tiers || name == "paged" || name == "token" || name == "slots" ||
-                          c.share != KvShare::off;
+      const bool reuses = c.tiers || name == "paged" || name == "token" || name == "slots" || c.share != KvShare::off;
       CHECK((hits > 0) == reuses);
     }
 }
@@ -250,8 +241,7 @@ TEST_CASE("sharded memory: hand-over and adoption go through every rank", "[shar
   CHECK(kv->stats().active + kv->stats().in_transfer == 0);
 }
 
-TEST_CASE("sharded memory: a pool on ranks has the bytes of its blocks, and no more",
-          "[shards][allocator]") {
+TEST_CASE("sharded memory: a pool on ranks has the bytes of its blocks, and no more", "[shards][allocator]") {
   const KvShards s = shards(2, 3);
   KvOptions o = options_of("paged", KvOrder::layer_major, s.n_ranks());
   o.pool_bytes += 7;
@@ -263,23 +253,20 @@ TEST_CASE("sharded memory: a pool on ranks has the bytes of its blocks, and no m
   CHECK(stats.external_bytes == 0);
 }
 
-TEST_CASE("sharded memory: what cannot be is refused before anything is allocated",
-          "[shards][allocator]") {
+TEST_CASE("sharded memory: what cannot be is refused before anything is allocated", "[shards][allocator]") {
   auto message = [](const char* scheme, KvOptions o, const KvShards& s) {
     Result<ShardedPlan> plan = plan_sharded(scheme, o, s);
     return plan ? std::string() : plan.error().message;
   };
   // Stages of 1 and 2 layers: a page group holds twice as many tokens of one as of the other.
   KvOptions o = options_of("vattention", KvOrder::token_major, 2);
-  CHECK(message("vattention", o, shards(1, 2)).find("expected --kv-layout layer_major") !=
-        std::string::npos);
+  CHECK(message("vattention", o, shards(1, 2)).find("expected --kv-layout layer_major") != std::string::npos);
   CHECK(message("vattention", o, shards(1, 3)) == "");
   o = options_of("paged", KvOrder::layer_major, 4);
   o.pool_bytes = 4 * kWhole.token_bytes();  // one block, but not with its copies of heads
   CHECK(message("paged", o, shards(2, 1)) == "");
-  CHECK(
-      message("paged", o, shards(4, 1)).find("too small for 4 ranks: a block of 4 tokens needs") !=
-      std::string::npos);
+  CHECK(message("paged", o, shards(4, 1)).find("too small for 4 ranks: a block of 4 tokens needs") !=
+        std::string::npos);
   o.pool_bytes = 10;
   CHECK(message("paged", o, shards(2, 1)).find("too small for one block") != std::string::npos);
 }

@@ -22,8 +22,7 @@ class SharedBlocks {
     XPYD_CHECK(file_ >= 0 && ftruncate(file_, off_t(bytes_)) == 0);
     void* at = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
     XPYD_CHECK(at != MAP_FAILED);
-    memory_ = std::shared_ptr<std::byte>(static_cast<std::byte*>(at),
-                                         [n = bytes_](std::byte* p) { munmap(p, n); });
+    memory_ = std::shared_ptr<std::byte>(static_cast<std::byte*>(at), [n = bytes_](std::byte* p) { munmap(p, n); });
   }
   ~SharedBlocks() { close(file_); }
   SharedBlocks(const SharedBlocks&) = delete;
@@ -38,8 +37,8 @@ class SharedBlocks {
   // One process's pool over them.
   std::shared_ptr<BlockPool> pool(const KvOptions& options, int n_sharing) const {
     const KvLayout layout = plan_pool("paged", options).value();
-    return std::make_shared<BlockPool>(layout, std::shared_ptr<std::byte>(memory_, data()),
-                                       options.prefix_cache, join(), n_blocks_ / n_sharing);
+    return std::make_shared<BlockPool>(layout, std::shared_ptr<std::byte>(memory_, data()), options.prefix_cache,
+                                       join(), n_blocks_ / n_sharing);
   }
 
  private:

@@ -24,8 +24,7 @@ Tokens counted(int n, int first = 0) {
   return tokens;
 }
 
-TEST_CASE("shared pool: a sequence goes from process to process, its blocks stay",
-          "[allocator][ledger]") {
+TEST_CASE("shared pool: a sequence goes from process to process, its blocks stay", "[allocator][ledger]") {
   const KvOptions options = tiny_options(4, 16);
   SharedBlocks blocks(16, options.pool_bytes);
   Member p(blocks, options, 2), d(blocks, options, 2);
@@ -100,8 +99,7 @@ TEST_CASE("shared pool: what the giver does not hold any more is refused", "[all
   d.kv->check_invariants(true);
 }
 
-TEST_CASE("shared pool: cached blocks beyond a process's share leave the others room",
-          "[allocator][ledger]") {
+TEST_CASE("shared pool: cached blocks beyond a process's share leave the others room", "[allocator][ledger]") {
   const KvOptions options = tiny_options(4, 16);
   SharedBlocks blocks(16, options.pool_bytes);
   Member a(blocks, options, 2), b(blocks, options, 2);
@@ -125,8 +123,7 @@ TEST_CASE("shared pool: cached blocks beyond a process's share leave the others 
   a.kv->check_invariants(true);
 }
 
-TEST_CASE("shared pool: random operations of three processes, one of which dies now and then",
-          "[allocator][ledger]") {
+TEST_CASE("shared pool: random operations of three processes, one of which dies now and then", "[allocator][ledger]") {
   constexpr int kBlocks = 40;
   int adopted = 0, refused = 0;
   for (uint64_t seed = 1; seed <= 30; ++seed) {
@@ -210,8 +207,7 @@ TEST_CASE("shared pool: random operations of three processes, one of which dies 
       }
       for (Process& each : processes) {
         each.member->kv->check_invariants(each.given.empty());
-        for (const Live& one : each.live)
-          REQUIRE(wrong_rows(each.member->kv->view(one.handle), one.tokens, 0) == 0);
+        for (const Live& one : each.live) REQUIRE(wrong_rows(each.member->kv->view(one.handle), one.tokens, 0) == 0);
       }
       const KvStats s = processes[0].member->kv->stats();
       REQUIRE(s.free == watch->count_free());

@@ -45,11 +45,9 @@ class Trial {
     o_.max_sequence_tokens = vattention ? 6 * row - 5 : 60;
     o_.pool_bytes = vattention ? 24 * vattention_row_bytes(o_) : 250 * o_.shape.token_bytes() + 100;
     pool_ = make_block_pool(config.scheme, o_).value();
-    for (int i = 0; i < config.memories; ++i)
-      memories_.push_back(find_kv_scheme(config.scheme)->make(pool_, o_));
+    for (int i = 0; i < config.memories; ++i) memories_.push_back(find_kv_scheme(config.scheme)->make(pool_, o_));
     for (auto& document : documents_)
-      for (int i = 0; i < o_.max_sequence_tokens; ++i)
-        document.push_back(int32_t(random_.below(1000)));
+      for (int i = 0; i < o_.max_sequence_tokens; ++i) document.push_back(int32_t(random_.below(1000)));
   }
 
   void run() {
@@ -66,9 +64,8 @@ class Trial {
     const KvStats stats = memories_[0]->stats();
     CHECK(stats.written_bytes == 0);
     CHECK((stats.in_transfer == 0 && stats.active == 0));
-    const bool shares =
-        config_.scheme != std::string("contiguous") &&
-        (config_.scheme != std::string("vattention") || config_.share != KvShare::off);
+    const bool shares = config_.scheme != std::string("contiguous") &&
+                        (config_.scheme != std::string("vattention") || config_.share != KvShare::off);
     // It was not vacuous.
     if (shares && o_.keep_idle) CHECK(hits > kOperations / 200);
     if (!shares) CHECK(hits == 0);
@@ -130,10 +127,9 @@ class Trial {
 
   std::vector<int32_t> draw_prompt() {
     const uint64_t from = random_.below(10);
-    std::vector<int32_t> prompt = from < 4 || live_.empty() ? documents_[random_.below(2)]
-                                  : from < 7 || ended_.empty()
-                                      ? live_[random_.below(live_.size())].tokens
-                                      : ended_[random_.below(ended_.size())];
+    std::vector<int32_t> prompt = from < 4 || live_.empty()    ? documents_[random_.below(2)]
+                                  : from < 7 || ended_.empty() ? live_[random_.below(live_.size())].tokens
+                                                               : ended_[random_.below(ended_.size())];
     if (random_.below(2) == 0) prompt.resize(random_.below(prompt.size() + 1));
     const size_t most = size_t(o_.max_sequence_tokens);
     prompt.resize(std::min(prompt.size(), most - 1));
@@ -172,8 +168,7 @@ class Trial {
     while (int(s.prompt.size()) < n) s.prompt.push_back(int32_t(random_.below(1000)));
     const KvStats before = kv.stats();
     const int row = before.block_tokens, has = int(kv.blocks(s.handle).size()),
-              needs =
-                  (int(s.tokens.size()) + n + row - 1) / row - has + int(kv.tail_shared(s.handle));
+              needs = (int(s.tokens.size()) + n + row - 1) / row - has + int(kv.tail_shared(s.handle));
     if (!kv.append(s.handle, n)) {
       ++refused;
       REQUIRE(needs > (memories_.size() == 1 ? before.available() : 0));  // a promise
@@ -258,8 +253,7 @@ class Trial {
 };
 
 void run(Config config) {
-  CAPTURE(config.scheme, int(config.share), int(config.order), config.map_ahead, config.memories,
-          config.head_dim);
+  CAPTURE(config.scheme, int(config.share), int(config.order), config.map_ahead, config.memories, config.head_dim);
   Trial(config, uint64_t(config.share) + 7).run();
 }
 
@@ -276,15 +270,13 @@ TEST_CASE("sharing: random operations, vattention", "[allocator][vattention][sha
       run({.share = share, .order = order, .map_ahead = order == KvOrder::token_major});
 }
 
-TEST_CASE("sharing: random operations, vattention, two memories over one pool",
-          "[allocator][vattention][sharing]") {
+TEST_CASE("sharing: random operations, vattention, two memories over one pool", "[allocator][vattention][sharing]") {
   for (KvShare share : {KvShare::alias, KvShare::copy}) run({.share = share, .memories = 2});
 }
 
 TEST_CASE("sharing: random operations, vattention, page groups that end inside a token",
           "[allocator][vattention][sharing]") {
-  for (KvShare share : {KvShare::alias, KvShare::takeover, KvShare::copy})
-    run({.share = share, .head_dim = 6});
+  for (KvShare share : {KvShare::alias, KvShare::takeover, KvShare::copy}) run({.share = share, .head_dim = 6});
 }
 
 }  // namespace xpyd::sharing_random_test

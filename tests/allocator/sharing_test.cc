@@ -42,8 +42,7 @@ constexpr int kRow = 256, kPlanes = 4;
 
 }  // namespace
 
-TEST_CASE("SlotContents: the longest prefix, the least loss, never the last token",
-          "[allocator][sharing]") {
+TEST_CASE("SlotContents: the longest prefix, the least loss, never the last token", "[allocator][sharing]") {
   SlotContents contents(4);
   const auto a = tokens_of(100, 1);
   auto find = [&](const std::vector<int32_t>& tokens, uint64_t salt = 0, bool take = false) {
@@ -92,8 +91,7 @@ TEST_CASE("alias: full rows are mapped twice and counted once, the tail is copie
   CHECK(after.active - before.active == 1);
   CHECK(after.written_bytes - before.written_bytes == 50 * int64_t(kTinyShape.token_bytes()));
   CHECK(after.map_calls - before.map_calls == 2 * kPlanes);  // the two rows as one, and the tail's
-  CHECK((after.prefix_hit_tokens == 2 * kRow + 50 &&
-         after.prefix_query_tokens == int(a.size() + b.size())));
+  CHECK((after.prefix_hit_tokens == 2 * kRow + 50 && after.prefix_query_tokens == int(a.size() + b.size())));
   REQUIRE(m.kv->append(r.handle, int(b.size()) - r.cached_tokens));
   write_rows(m.kv->view(r.handle), b, 5, r.cached_tokens);
   m.kv->written(r.handle, std::span(b).subspan(size_t(r.cached_tokens)));
@@ -109,8 +107,7 @@ TEST_CASE("alias: full rows are mapped twice and counted once, the tail is copie
   m.kv->check_invariants();
 }
 
-TEST_CASE("alias: an idle donor may be reclaimed under those who share its rows",
-          "[allocator][vattention][sharing]") {
+TEST_CASE("alias: an idle donor may be reclaimed under those who share its rows", "[allocator][vattention][sharing]") {
   Memory m(options_of(KvShare::alias, 8), "vattention");
   const auto a = tokens_of(4 * kRow, 1);
   m.kv->free(fill(*m.kv, a, 0).handle);
@@ -141,8 +138,7 @@ TEST_CASE("alias: fork shares full rows and copies the tail", "[allocator][vatte
   m.kv->check_invariants();
 }
 
-TEST_CASE("takeover: the ended sequence's slot goes on, without a map",
-          "[allocator][vattention][sharing]") {
+TEST_CASE("takeover: the ended sequence's slot goes on, without a map", "[allocator][vattention][sharing]") {
   Memory m(options_of(KvShare::takeover), "vattention");
   const auto a = tokens_of(3 * kRow, 1), b = like(a, 2 * kRow + 7, 30, 2);
   const KvHandle donor = fill(*m.kv, a, 0).handle;
@@ -160,12 +156,10 @@ TEST_CASE("takeover: the ended sequence's slot goes on, without a map",
   m.kv->check_invariants();
 }
 
-TEST_CASE("takeover: a row that others share is not written to",
-          "[allocator][vattention][sharing]") {
+TEST_CASE("takeover: a row that others share is not written to", "[allocator][vattention][sharing]") {
   KvOptions o = options_of(KvShare::alias, 64, 2);
   Memory m(o, "vattention");
-  const auto a = tokens_of(3 * kRow, 1), b = like(a, 2 * kRow + 200, 10, 2),
-             c = like(a, kRow + 100, 10, 3);
+  const auto a = tokens_of(3 * kRow, 1), b = like(a, 2 * kRow + 200, 10, 2), c = like(a, kRow + 100, 10, 3);
   m.kv->free(fill(*m.kv, a, 0).handle);
   const KvHandle sharer = fill(*m.kv, b, 0).handle;  // rows 0 and 1 of a
   // No third slot: c goes on in a's, in whose row 1 it would write.
@@ -176,8 +170,7 @@ TEST_CASE("takeover: a row that others share is not written to",
   m.kv->check_invariants();
 }
 
-TEST_CASE("copy: the donor keeps its rows, and no row is shared",
-          "[allocator][vattention][sharing]") {
+TEST_CASE("copy: the donor keeps its rows, and no row is shared", "[allocator][vattention][sharing]") {
   Memory m(options_of(KvShare::copy), "vattention");
   const auto a = tokens_of(2 * kRow, 1), b = like(a, 300, 30, 2);
   const KvHandle donor = fill(*m.kv, a, 0).handle;
@@ -207,8 +200,7 @@ TEST_CASE("sharing: what slots hold is kept while there are empty ones, then the
   m.kv->check_invariants();
 }
 
-TEST_CASE("sharing: rows are reclaimed from the end, and the head stays usable",
-          "[allocator][vattention][sharing]") {
+TEST_CASE("sharing: rows are reclaimed from the end, and the head stays usable", "[allocator][vattention][sharing]") {
   Memory m(options_of(KvShare::takeover, 8), "vattention");
   const auto a = tokens_of(6 * kRow, 1);
   m.kv->free(fill(*m.kv, a, 0).handle);
@@ -221,8 +213,7 @@ TEST_CASE("sharing: rows are reclaimed from the end, and the head stays usable",
   m.kv->check_invariants();
 }
 
-TEST_CASE("sharing: a sequence travels with rows that others share",
-          "[allocator][vattention][sharing]") {
+TEST_CASE("sharing: a sequence travels with rows that others share", "[allocator][vattention][sharing]") {
   KvOptions o = options_of(KvShare::alias);
   o.keep_idle = false;
   Memory p(o, "vattention");
@@ -255,12 +246,10 @@ TEST_CASE("sharing: off without a prefix cache", "[allocator][vattention][sharin
 
 // ---- slots (TurboMind) --------------------------------------------------------------------------
 
-TEST_CASE("slots: the next turn of a conversation computes only what is new",
-          "[allocator][sharing]") {
+TEST_CASE("slots: the next turn of a conversation computes only what is new", "[allocator][sharing]") {
   Memory m(tiny_options(1, 3 * 200, true, KvOrder::layer_major, 200), "slots");
   CHECK(m.kv->stats().capacity == 3);
-  const auto turn1 = tokens_of(60, 1), turn2 = like(turn1, 60, 40, 2),
-             turn3 = like(turn2, 100, 40, 3);
+  const auto turn1 = tokens_of(60, 1), turn2 = like(turn1, 60, 40, 2), turn3 = like(turn2, 100, 40, 3);
   auto run = [&](const std::vector<int32_t>& tokens, uint64_t session) {
     const KvReservation r = fill(*m.kv, tokens, session);
     CHECK(wrong_rows(m.kv->view(r.handle), tokens, session) == 0);
@@ -327,8 +316,7 @@ TEST_CASE("KvStats: where the bytes of the pool are", "[allocator][sharing]") {
       CHECK(s.reserved_bytes == reserved * token);
       CHECK(s.internal_bytes == internal * token);
       CHECK(s.external_bytes == row.external * token);
-      CHECK(s.idle_bytes ==
-            s.capacity_bytes - (written + reserved + internal + row.external) * token);
+      CHECK(s.idle_bytes == s.capacity_bytes - (written + reserved + internal + row.external) * token);
       m.kv->check_invariants();
     };
     expect(0, 0, 0);

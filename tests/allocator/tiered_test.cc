@@ -65,8 +65,8 @@ class Tiered {
     pool = make_block_pool(s.scheme, options).value();
     auto tiers = KvTiers::create(options.shape, options.tiers, *s.device, s.seams);
     if (!tiers) FAIL(tiers.error().message);
-    kv = std::make_unique<TieredMemory>(find_kv_scheme(s.scheme)->make(pool, options),
-                                        std::move(tiers).value(), *s.device, clock);
+    kv = std::make_unique<TieredMemory>(find_kv_scheme(s.scheme)->make(pool, options), std::move(tiers).value(),
+                                        *s.device, clock);
   }
   // As an engine: waits for what is loading, computes the rest. Returns the tokens not computed.
   int run(std::span<const int32_t> tokens, uint64_t salt = 0) {
@@ -122,8 +122,7 @@ TEST_CASE("tiers: a prompt's KV comes back after the pool has forgotten it", "[t
     for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
       for (int disk : {0, 64}) {
         INFO(scheme << " order " << int(order) << " disk " << disk);
-        Tiered t(
-            {.scheme = scheme, .order = order, .host_blocks = disk ? 20 : 40, .disk_blocks = disk});
+        Tiered t({.scheme = scheme, .order = order, .host_blocks = disk ? 20 : 40, .disk_blocks = disk});
         const int n = 22;  // five blocks and two tokens
         for (int round = 0; round < 2; ++round)
           for (int family = 0; family < 6; ++family) {
@@ -169,8 +168,7 @@ TEST_CASE("tiers: eviction policies", "[tiers]") {
 TEST_CASE("tiers: a sequence longer than the host leaves its beginning there", "[tiers]") {
   for (const EvictionPolicy& policy : eviction_policies()) {
     INFO(policy.name);
-    Tiered t(
-        {.pool_tokens = 256, .max_tokens = 128, .host_blocks = 8, .host_eviction = policy.name});
+    Tiered t({.pool_tokens = 256, .max_tokens = 128, .host_blocks = 8, .host_eviction = policy.name});
     const auto tokens = tokens_of(1, 100);
     CHECK(t.run(tokens) == 0);
     t.kv->drain();
@@ -186,11 +184,7 @@ TEST_CASE("tiers: a block is moved once, however many want it", "[tiers]") {
     INFO(scheme);
     LateCopies device;
     std::atomic<int> reads{0};
-    Setup setup{.scheme = scheme,
-                .pool_tokens = 256,
-                .host_blocks = 20,
-                .disk_blocks = 64,
-                .device = &device};
+    Setup setup{.scheme = scheme, .pool_tokens = 256, .host_blocks = 20, .disk_blocks = 64, .device = &device};
     setup.seams.disk_fault = [&](bool write, std::span<std::byte>, int result) {
       reads += !write;
       return result;
@@ -245,8 +239,7 @@ TEST_CASE("tiers: a block is moved once, however many want it", "[tiers]") {
   }
 }
 
-TEST_CASE("tiers: a sequence that is given up while its KV comes keeps its memory until then",
-          "[tiers]") {
+TEST_CASE("tiers: a sequence that is given up while its KV comes keeps its memory until then", "[tiers]") {
   for (const char* scheme : kSchemes) {
     INFO(scheme);
     LateCopies device;
@@ -325,8 +318,7 @@ TEST_CASE("tiers: a disk that fails costs computing, not tokens", "[tiers]") {
 }
 
 // What the kernel does with operations when it has no memory for them.
-TEST_CASE("disk file: operations that the kernel does not take are tried again, then fail",
-          "[tiers]") {
+TEST_CASE("disk file: operations that the kernel does not take are tried again, then fail", "[tiers]") {
   TempDir dir;
   std::atomic<int> refuse{0};  // so many times more; negative: always
   const auto refusal = [&] {
@@ -360,15 +352,13 @@ TEST_CASE("disk file: operations that the kernel does not take are tried again, 
   std::vector<DiskFile::Done> done = write(64);
   for (const DiskFile::Done& d : done) CHECK(d.outcome == DiskFile::Outcome::done);
   for (int i = 0; i < 64; ++i) {
-    const auto own =
-        std::find_if(done.begin(), done.end(), [i](const auto& d) { return d.id == i; });
+    const auto own = std::find_if(done.begin(), done.end(), [i](const auto& d) { return d.id == i; });
     disk.read(i, memory.get() + size_t(63 - i) * DiskFile::kSector, own->checksum, 100 + i);
   }
   done.clear();
   while (done.size() < 64) disk.take(done);
   for (const DiskFile::Done& d : done) CHECK(d.outcome == DiskFile::Outcome::done);
-  for (int i = 0; i < 64; ++i)
-    CHECK(memory.get()[size_t(63 - i) * DiskFile::kSector + 17] == std::byte(i + 1));
+  for (int i = 0; i < 64; ++i) CHECK(memory.get()[size_t(63 - i) * DiskFile::kSector + 17] == std::byte(i + 1));
 }
 
 TEST_CASE("tiers: a kernel that takes no operations costs the disk tier, not tokens", "[tiers]") {
@@ -428,8 +418,7 @@ TEST_CASE("tiers: options that cannot be met are told by name", "[tiers]") {
   has(disk("/proc", 1 << 20), "/proc");
 }
 
-TEST_CASE("tiers: forgotten by another thread while blocks are found, loaded and stored",
-          "[tiers][stress]") {
+TEST_CASE("tiers: forgotten by another thread while blocks are found, loaded and stored", "[tiers][stress]") {
   for (const char* scheme : kSchemes)
     for (int disk : {0, 64}) {
       INFO(scheme << " disk " << disk);
@@ -466,8 +455,7 @@ TEST_CASE("tiers: forgotten by another thread while blocks are found, loaded and
     }
 }
 
-TEST_CASE("tiers: a sequence that goes while one of its blocks is copied out frees the others",
-          "[tiers]") {
+TEST_CASE("tiers: a sequence that goes while one of its blocks is copied out frees the others", "[tiers]") {
   struct {
     const char* scheme;
     KvOrder order;

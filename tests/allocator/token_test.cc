@@ -52,8 +52,7 @@ TEST_CASE("token: a hit is exact to the token", "[allocator]") {
     std::vector<int32_t> first(size_t(1 + random.below(60)));
     for (int32_t& t : first) t = int32_t(random.below(1000));
     KvReservation a = fill(*m.kv, first, 7);
-    std::vector<int32_t> second(first.begin(),
-                                first.begin() + ptrdiff_t(random.below(first.size() + 1)));
+    std::vector<int32_t> second(first.begin(), first.begin() + ptrdiff_t(random.below(first.size() + 1)));
     const size_t common = second.size();
     for (uint64_t more = 1 + random.below(20); more > 0; --more) second.push_back(5000);
     REQUIRE(m.kv->probe(second, 7) == int(common));

@@ -48,8 +48,7 @@ std::vector<int32_t> tokens_of(int n, int salt) {
 // Page groups whose maps fail when told to.
 class Faulty final : public PageGroups {
  public:
-  explicit Faulty(std::shared_ptr<PageGroups> groups)
-      : PageGroups(groups->options()), groups_(std::move(groups)) {}
+  explicit Faulty(std::shared_ptr<PageGroups> groups) : PageGroups(groups->options()), groups_(std::move(groups)) {}
   Result<std::unique_ptr<VirtualRange>> reserve(size_t bytes) override {
     auto range = std::make_unique<Range>(*this, groups_->reserve(bytes).value());
     return std::unique_ptr<VirtualRange>(std::move(range));
@@ -60,8 +59,7 @@ class Faulty final : public PageGroups {
  private:
   class Range final : public VirtualRange {
    public:
-    Range(Faulty& owner, std::unique_ptr<VirtualRange> range)
-        : owner_(owner), range_(std::move(range)) {
+    Range(Faulty& owner, std::unique_ptr<VirtualRange> range) : owner_(owner), range_(std::move(range)) {
       data_ = range_->data();
       bytes_ = range_->bytes();
     }
@@ -208,8 +206,7 @@ class Trial {
     for (size_t i = 0; i < live_.size(); ++i) {
       const Live& s = live_[i];
       REQUIRE(memories_[s.memory]->written_tokens(s.handle) == int(s.tokens.size()));
-      if (all || i == only)
-        REQUIRE(wrong_rows(memories_[s.memory]->view(s.handle), s.tokens, 0) == 0);
+      if (all || i == only) REQUIRE(wrong_rows(memories_[s.memory]->view(s.handle), s.tokens, 0) == 0);
     }
   }
 
@@ -265,14 +262,12 @@ TEST_CASE("vattention: a later sequence takes the best fitting slot and maps onl
   m.kv->check_invariants();
 }
 
-TEST_CASE("vattention: idle rows are unmapped for those who need them, oldest first",
-          "[allocator][vattention]") {
+TEST_CASE("vattention: idle rows are unmapped for those who need them, oldest first", "[allocator][vattention]") {
   KvOptions o = options_of(KvOrder::layer_major, 8, 4, 2048);
   o.map_ahead = false;
   Memory m(o, "vattention");
   const int row = vattention_row_tokens(o);
-  KvReservation a = fill(*m.kv, tokens_of(4 * row, 1), 0),
-                b = fill(*m.kv, tokens_of(3 * row, 2), 0);
+  KvReservation a = fill(*m.kv, tokens_of(4 * row, 1), 0), b = fill(*m.kv, tokens_of(3 * row, 2), 0);
   m.kv->free(a.handle);
   KvReservation c = m.kv->reserve(tokens_of(row, 1), 0).value();  // takes a's slot with its 4 rows
   CHECK(m.kv->stats().cached == 4);
@@ -288,8 +283,7 @@ TEST_CASE("vattention: idle rows are unmapped for those who need them, oldest fi
   m.kv->check_invariants();
 }
 
-TEST_CASE("vattention: decoding maps in the background and does not wait",
-          "[allocator][vattention]") {
+TEST_CASE("vattention: decoding maps in the background and does not wait", "[allocator][vattention]") {
   KvOptions o = options_of(KvOrder::layer_major, 64, 4, 4096);
   Memory m(o, "vattention");
   const int row = vattention_row_tokens(o);
@@ -310,8 +304,7 @@ TEST_CASE("vattention: decoding maps in the background and does not wait",
 // Page groups that tell the owner's maps from the mapper's, and can hold the mapper's up.
 class Watched final : public PageGroups {
  public:
-  explicit Watched(std::shared_ptr<PageGroups> groups)
-      : PageGroups(groups->options()), groups_(std::move(groups)) {}
+  explicit Watched(std::shared_ptr<PageGroups> groups) : PageGroups(groups->options()), groups_(std::move(groups)) {}
   Result<std::unique_ptr<VirtualRange>> reserve(size_t bytes) override {
     auto range = std::make_unique<Range>(*this, groups_->reserve(bytes).value());
     return std::unique_ptr<VirtualRange>(std::move(range));
@@ -323,8 +316,7 @@ class Watched final : public PageGroups {
  private:
   class Range final : public VirtualRange {
    public:
-    Range(Watched& owner, std::unique_ptr<VirtualRange> range)
-        : owner_(owner), range_(std::move(range)) {
+    Range(Watched& owner, std::unique_ptr<VirtualRange> range) : owner_(owner), range_(std::move(range)) {
       data_ = range_->data();
       bytes_ = range_->bytes();
     }
@@ -361,13 +353,11 @@ class Watched final : public PageGroups {
 std::shared_ptr<BlockPool> watched_pool(const KvOptions& o, std::shared_ptr<Watched>& watched) {
   const KvLayout layout = plan_pool("vattention", o).value();
   const int planes = int(vattention_row_bytes(o) / o.page_group_bytes);
-  watched = std::make_shared<Watched>(
-      make_host_page_groups({o.page_group_bytes, layout.n_blocks * planes}).value());
+  watched = std::make_shared<Watched>(make_host_page_groups({o.page_group_bytes, layout.n_blocks * planes}).value());
   return std::make_shared<BlockPool>(layout, watched);
 }
 
-TEST_CASE("vattention: steady-state decode makes no map call on the critical path",
-          "[allocator][vattention]") {
+TEST_CASE("vattention: steady-state decode makes no map call on the critical path", "[allocator][vattention]") {
   constexpr int kSequences = 64, kSteps = 2400;
   KvOptions o = options_of(KvOrder::layer_major, 64 * 16, kSequences, 4096);
   std::shared_ptr<Watched> watched;
@@ -394,8 +384,7 @@ TEST_CASE("vattention: steady-state decode makes no map call on the critical pat
   CHECK(watched->by_mapper >= (rows - before.cached - kSequences) * 2 * kTinyShape.n_layers);
 }
 
-TEST_CASE("vattention: who maps for itself waits for nobody else's rows",
-          "[allocator][vattention]") {
+TEST_CASE("vattention: who maps for itself waits for nobody else's rows", "[allocator][vattention]") {
   KvOptions o = options_of(KvOrder::layer_major, 64, 4, 4096);
   std::shared_ptr<Watched> watched;
   auto kv = make_vattention(watched_pool(o, watched), o);
@@ -416,8 +405,7 @@ TEST_CASE("vattention: who maps for itself waits for nobody else's rows",
   kv->check_invariants();
 }
 
-TEST_CASE("vattention: rows that a sequence does not need yet are there for others",
-          "[allocator][vattention]") {
+TEST_CASE("vattention: rows that a sequence does not need yet are there for others", "[allocator][vattention]") {
   KvOptions o = options_of(KvOrder::layer_major, 8, 4, 2048);
   o.map_ahead = false;
   Memory m(o, "vattention");
@@ -491,8 +479,7 @@ TEST_CASE("vattention: 64 tensors of 64 sequences of 64 groups stay below the li
   {
     Memory m(o, "vattention");
     std::vector<KvHandle> handles;
-    for (int i = 0; i < 64; ++i)
-      handles.push_back(m.kv->reserve(tokens_of(16, i), 0).value().handle);
+    for (int i = 0; i < 64; ++i) handles.push_back(m.kv->reserve(tokens_of(16, i), 0).value().handle);
     for (int i = 0; i < 16; ++i)  // in turn, as decoding sequences do
       for (KvHandle handle : handles) {
         REQUIRE(m.kv->append(handle, 4 * 16));
@@ -508,8 +495,7 @@ TEST_CASE("vattention: 64 tensors of 64 sequences of 64 groups stay below the li
   CHECK(counted_mappings() == 0);
 }
 
-TEST_CASE("vattention: a map that the system refuses is undone and nothing is lost",
-          "[allocator][vattention]") {
+TEST_CASE("vattention: a map that the system refuses is undone and nothing is lost", "[allocator][vattention]") {
   for (bool ahead : {false, true})
     for (int fail = 0; fail < 14; ++fail) {
       CAPTURE(ahead, fail);
@@ -517,8 +503,7 @@ TEST_CASE("vattention: a map that the system refuses is undone and nothing is lo
       o.map_ahead = ahead;
       KvLayout layout = plan_pool("vattention", o).value();
       const int planes = 2 * kTinyShape.n_layers;
-      auto faulty =
-          std::make_shared<Faulty>(make_host_page_groups({4096, layout.n_blocks * planes}).value());
+      auto faulty = std::make_shared<Faulty>(make_host_page_groups({4096, layout.n_blocks * planes}).value());
       auto pool = std::make_shared<BlockPool>(layout, faulty);
       auto kv = make_vattention(pool, o);
       const int row = layout.block_tokens;
@@ -549,8 +534,7 @@ TEST_CASE("vattention: a map that the system refuses is undone and nothing is lo
     }
 }
 
-TEST_CASE("vattention: a group that ends inside a token leaves the neighbour slot alone",
-          "[allocator][vattention]") {
+TEST_CASE("vattention: a group that ends inside a token leaves the neighbour slot alone", "[allocator][vattention]") {
   for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major}) {
     CAPTURE(int(order));
     KvOptions o = options_of(order, 64, 3, 256);
@@ -565,8 +549,7 @@ TEST_CASE("vattention: a group that ends inside a token leaves the neighbour slo
   }
 }
 
-TEST_CASE("vattention: who has no addresses for a sequence does not adopt it",
-          "[allocator][vattention]") {
+TEST_CASE("vattention: who has no addresses for a sequence does not adopt it", "[allocator][vattention]") {
   KvOptions o = options_of(KvOrder::layer_major, 16, 2, 1024);
   o.keep_idle = false;
   const KvLayout layout = plan_pool("vattention", o).value();
@@ -636,8 +619,7 @@ TEST_CASE("vattention: what cannot work is refused with a word", "[allocator][va
   refuse(o, "less than one token");
 }
 
-TEST_CASE("vattention: rows come in runs, so that one mapping holds many",
-          "[allocator][vattention]") {
+TEST_CASE("vattention: rows come in runs, so that one mapping holds many", "[allocator][vattention]") {
   KvOptions o = options_of(KvOrder::token_major, 512, 8, 64 * 48);
   auto pool = make_block_pool("vattention", o).value();
   std::vector<std::vector<int32_t>> tables(8);

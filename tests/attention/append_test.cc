@@ -48,12 +48,10 @@ TEST_CASE("append: every row lands in its place and nothing else changes", "[att
         }
 }
 
-TEST_CASE("append: bf16 rounds to nearest, ties to even, and keeps NaN and infinity",
-          "[attention]") {
+TEST_CASE("append: bf16 rounds to nearest, ties to even, and keeps NaN and infinity", "[attention]") {
   // 1 + 2^-8 lies half way between bf16 1 and 1 + 2^-7; 1 + 3 2^-8 between 1 + 2^-7 and 1 + 2^-6.
-  float in[16] = {1.0f,     1.00390625f, 1.01171875f, 1.0039063692f, -1.00390625f, 3.4e38f,
-                  INFINITY, -INFINITY,   NAN,         0.0f,          -0.0f,        1e-40f,
-                  65504.0f, 0.1f,        1e-45f,      -3.0f};
+  float in[16] = {1.0f, 1.00390625f, 1.01171875f, 1.0039063692f, -1.00390625f, 3.4e38f, INFINITY, -INFINITY,
+                  NAN,  0.0f,        -0.0f,       1e-40f,        65504.0f,     0.1f,    1e-45f,   -3.0f};
   uint16_t out[16] = {0x3f80, 0x3f80, 0x3f82, 0x3f81, 0xbf80, 0x7f80, 0x7f80, 0xff80,
                       0x7fc0, 0x0000, 0x8000, 0x0001, 0x4780, 0x3dcd, 0x0000, 0xc040};
   KvShape shape = {1, 1, 16, Dtype::bf16};

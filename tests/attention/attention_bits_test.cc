@@ -10,9 +10,8 @@ using namespace testing;
 
 // Outputs of tokens [0, length) of sequence `seq`, computed in steps of `chunk` tokens. `mates`:
 // other sequences of the same cache decode in the same steps.
-std::vector<float> in_chunks(const AttentionVariant& variant, const Cache& cache, int seq,
-                             int length, int chunk, int n_heads, int window, ThreadTeam& team,
-                             bool mates) {
+std::vector<float> in_chunks(const AttentionVariant& variant, const Cache& cache, int seq, int length, int chunk,
+                             int n_heads, int window, ThreadTeam& team, bool mates) {
   std::vector<float> all;
   for (int done = 0; done < length;) {
     int n = std::min(chunk, length - done);
@@ -39,10 +38,9 @@ struct BitCase {
 }  // namespace
 
 TEST_CASE("attention: bits do not depend on chunking, batch, memory or threads", "[attention]") {
-  const BitCase cases[] = {{4, 1, 16, 530, 0},  {8, 2, 64, 200, 0},   {2, 2, 12, 1040, 0},
-                           {4, 1, 128, 140, 0}, {4, 2, 16, 600, 70},  {8, 1, 8, 300, 7},
-                           {16, 1, 16, 150, 0}, {2, 2, 32, 90, 1},    {6, 2, 80, 100, 0},
-                           {4, 4, 48, 70, 0},   {3, 1, 96, 1030, 90}, {5, 1, 64, 70, 0}};
+  const BitCase cases[] = {{4, 1, 16, 530, 0},  {8, 2, 64, 200, 0}, {2, 2, 12, 1040, 0},  {4, 1, 128, 140, 0},
+                           {4, 2, 16, 600, 70}, {8, 1, 8, 300, 7},  {16, 1, 16, 150, 0},  {2, 2, 32, 90, 1},
+                           {6, 2, 80, 100, 0},  {4, 4, 48, 70, 0},  {3, 1, 96, 1030, 90}, {5, 1, 64, 70, 0}};
   for (const AttentionVariant& variant : attention_variants()) {
     if (!variant.available()) continue;
     for (const BitCase& c : cases)
@@ -61,12 +59,11 @@ TEST_CASE("attention: bits do not depend on chunking, batch, memory or threads",
           ThreadTeam team(1 + n_compared % 3);
           for (int chunk : {c.length, 7, 64, 97}) {
             bool mates = n_compared % 2 == 1;
-            std::vector<float> got =
-                in_chunks(variant, cache, 0, c.length, chunk, c.n_heads, c.window, team, mates);
+            std::vector<float> got = in_chunks(variant, cache, 0, c.length, chunk, c.n_heads, c.window, team, mates);
             if (want.empty()) want = got;
-            INFO(variant.name << " " << memory.name << " threads " << team.size() << " chunk "
-                              << chunk << " dim " << c.head_dim << " length " << c.length
-                              << " window " << c.window << " " << dtype_name(dtype));
+            INFO(variant.name << " " << memory.name << " threads " << team.size() << " chunk " << chunk << " dim "
+                              << c.head_dim << " length " << c.length << " window " << c.window << " "
+                              << dtype_name(dtype));
             REQUIRE(got.size() == want.size());
             CHECK(same_bits(got.data(), want.data(), want.size()));
             ++n_compared;
@@ -101,8 +98,7 @@ TEST_CASE("attention: rows that a query may not see are never read", "[attention
             clean.fill(0, 0, length + 40);
             int first = window ? std::max(0, length - n_q - window + 1) : 0;
             poisoned.fill(0, first, length);
-            Step want(clean, {{0, n_q, length}}, 4, 0, window),
-                got(poisoned, {{0, n_q, length}}, 4, 0, window);
+            Step want(clean, {{0, n_q, length}}, 4, 0, window), got(poisoned, {{0, n_q, length}}, 4, 0, window);
             variant.run(want.args, team);
             variant.run(got.args, team);
             INFO(variant.name << " " << memory.name << " window " << window << " n_q " << n_q);

@@ -21,12 +21,8 @@ inline float number(int what, int seq, int layer, int token, int head, int d) {
   for (int i : {seq, layer, token, head, d}) key = key * 1000003u + uint64_t(i);
   return float(2 * Random(key * 0x9e3779b97f4a7c15u).uniform() - 1);
 }
-inline float k_number(int seq, int layer, int token, int head, int d) {
-  return number(1, seq, layer, token, head, d);
-}
-inline float v_number(int seq, int layer, int token, int head, int d) {
-  return number(2, seq, layer, token, head, d);
-}
+inline float k_number(int seq, int layer, int token, int head, int d) { return number(1, seq, layer, token, head, d); }
+inline float v_number(int seq, int layer, int token, int head, int d) { return number(2, seq, layer, token, head, d); }
 
 inline constexpr Dtype kKvDtypes[] = {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4};
 
@@ -36,14 +32,10 @@ struct CaseMemory {
   int block_tokens;  // 0: contiguous slots
 };
 inline constexpr CaseMemory kMemories[] = {
-    {"contiguous layer_major", KvOrder::layer_major, 0},
-    {"contiguous token_major", KvOrder::token_major, 0},
-    {"paged 16 layer_major", KvOrder::layer_major, 16},
-    {"paged 16 token_major", KvOrder::token_major, 16},
-    {"paged 1 layer_major", KvOrder::layer_major, 1},
-    {"paged 1 token_major", KvOrder::token_major, 1},
-    {"paged 64 layer_major", KvOrder::layer_major, 64},
-    {"paged 64 token_major", KvOrder::token_major, 64},
+    {"contiguous layer_major", KvOrder::layer_major, 0}, {"contiguous token_major", KvOrder::token_major, 0},
+    {"paged 16 layer_major", KvOrder::layer_major, 16},  {"paged 16 token_major", KvOrder::token_major, 16},
+    {"paged 1 layer_major", KvOrder::layer_major, 1},    {"paged 1 token_major", KvOrder::token_major, 1},
+    {"paged 64 layer_major", KvOrder::layer_major, 64},  {"paged 64 token_major", KvOrder::token_major, 64},
 };
 
 // KV of `lengths.size()` sequences; every byte is 0xff until it is written: a NaN in f32 and bf16,
@@ -54,8 +46,7 @@ struct Cache {
   std::vector<std::vector<int32_t>> tables;
   std::vector<KvView> views;
 
-  Cache(const KvShape& shape, const CaseMemory& memory, const std::vector<int>& lengths,
-        uint64_t seed = 1) {
+  Cache(const KvShape& shape, const CaseMemory& memory, const std::vector<int>& lengths, uint64_t seed = 1) {
     int longest = 1, n_blocks = 0;
     for (int n : lengths) longest = std::max(longest, n);
     int block = memory.block_tokens ? memory.block_tokens : longest;
@@ -84,8 +75,7 @@ struct Cache {
       for (int kv = 0; kv < 2; ++kv)
         for (int t = begin; t < end; ++t)
           for (int h = 0; h < layout.shape.n_kv_heads; ++h) {
-            for (int d = 0; d < layout.shape.head_dim; ++d)
-              row[size_t(d)] = number(kv + 1, s, layer, t, h, d);
+            for (int d = 0; d < layout.shape.head_dim; ++d) row[size_t(d)] = number(kv + 1, s, layer, t, h, d);
             put_row(s, layer, kv, t, h, row.data());
           }
   }
@@ -117,8 +107,7 @@ struct Step {
   std::vector<float> q, out;
   AttentionArgs args;
 
-  Step(const Cache& cache, const std::vector<Part>& parts, int n_heads, int layer, int window,
-       float sharpness = 4.0f) {
+  Step(const Cache& cache, const std::vector<Part>& parts, int n_heads, int layer, int window, float sharpness = 4.0f) {
     const KvShape& shape = cache.layout.shape;
     for (const Part& part : parts) {
       q_offsets.push_back(q_offsets.back() + part.n_q);
@@ -126,8 +115,7 @@ struct Step {
       views.push_back(cache.views[size_t(part.seq)]);
       for (int p = part.kv_length - part.n_q; p < part.kv_length; ++p)
         for (int h = 0; h < n_heads; ++h)
-          for (int d = 0; d < shape.head_dim; ++d)
-            q.push_back(sharpness * number(3, part.seq, layer, p, h, d));
+          for (int d = 0; d < shape.head_dim; ++d) q.push_back(sharpness * number(3, part.seq, layer, p, h, d));
     }
     out.assign(q.size(), std::nanf(""));
     args = {.q = q.data(),
@@ -143,8 +131,6 @@ struct Step {
   Step(const Step&) = delete;
 };
 
-inline bool same_bits(const float* a, const float* b, size_t n) {
-  return std::memcmp(a, b, n * sizeof(float)) == 0;
-}
+inline bool same_bits(const float* a, const float* b, size_t n) { return std::memcmp(a, b, n * sizeof(float)) == 0; }
 
 }  // namespace xpyd::testing

@@ -62,8 +62,7 @@ bool is_contiguous(const Cache& cache) { return cache.views[0].contiguous(); }
 // A step's tables on the device. An entry of a block table is out of this world unless one of its
 // tokens [first, kv_length) is visible, where `first` is what the step's first query sees.
 struct DeviceStep {
-  cuda::Memory q_offsets, kv_lengths, token_seqs, positions, tables, table_begins, splits,
-      split_begins;
+  cuda::Memory q_offsets, kv_lengths, token_seqs, positions, tables, table_begins, splits, split_begins;
   CudaStep step;
 
   DeviceStep(const Cache& cache, const std::vector<Part>& parts, int window, cuda::Stream& stream) {
@@ -76,8 +75,7 @@ struct DeviceStep {
       begins.push_back(int32_t(table.size()));
       listed.push_back(int32_t(list.size()));
       const CudaSplitRange range = cuda_splits(part.n_q == 1 ? part.kv_length : 0, window);
-      for (int split = range.begin; split < range.end; ++split)
-        list.push_back({int32_t(lengths.size()), split});
+      for (int split = range.begin; split < range.end; ++split) list.push_back({int32_t(lengths.size()), split});
       offsets.push_back(offsets.back() + part.n_q);
       lengths.push_back(part.kv_length);
       for (int i = 0; i < part.n_q; ++i) {
@@ -86,16 +84,15 @@ struct DeviceStep {
       }
       int first = window ? std::max(0, part.kv_length - part.n_q - window + 1) : 0;
       for (int i = 0; i < entries; ++i) {
-        bool used = part.n_q > 0 && (is_contiguous(cache) ||
-                                     (i * block < part.kv_length && (i + 1) * block > first));
+        bool used = part.n_q > 0 && (is_contiguous(cache) || (i * block < part.kv_length && (i + 1) * block > first));
         table.push_back(used ? cache.tables[size_t(part.seq)][size_t(i)] : 0x3fffffff);
       }
       step.max_q_tokens = std::max(step.max_q_tokens, part.n_q);
       step.max_kv_length = std::max(step.max_kv_length, part.kv_length);
     }
     q_offsets = upload(offsets, stream), kv_lengths = upload(lengths, stream);
-    token_seqs = upload(seqs, stream), positions = upload(places, stream),
-    tables = upload(table, stream), table_begins = upload(begins, stream);
+    token_seqs = upload(seqs, stream), positions = upload(places, stream), tables = upload(table, stream),
+    table_begins = upload(begins, stream);
     splits = upload(list, stream), split_begins = upload(listed, stream);
     step.q_offsets = q_offsets.as<int32_t>(), step.kv_lengths = kv_lengths.as<int32_t>();
     step.token_seqs = token_seqs.as<int32_t>(), step.positions = positions.as<int32_t>();
@@ -121,8 +118,7 @@ struct DeviceCall {
     const KvShape& shape = cache.layout.shape;
     pool = upload(cache.pool, stream), q = upload(as(dtype, step.q), stream);
     out = upload(std::vector<std::byte>(n * dtype_bytes(dtype), std::byte{0xff}), stream);
-    size_t floats =
-        cuda_attention_workspace(tables.step.n_splits, step.args.n_heads, shape.head_dim);
+    size_t floats = cuda_attention_workspace(tables.step.n_splits, step.args.n_heads, shape.head_dim);
     workspace = upload(std::vector<float>(floats, std::nanf("")), stream);
     args = {.q = q.data(),
             .out = out.data(),
@@ -144,9 +140,7 @@ const cuda::Card& card() {
   return opened;
 }
 
-bool needs_mma(const Variant& variant) {
-  return std::string(variant.name).find("mma") != std::string::npos;
-}
+bool needs_mma(const Variant& variant) { return std::string(variant.name).find("mma") != std::string::npos; }
 
 double cached(const AttentionArgs& args, int s, int kv, int t, int h, int d) {
   const KvView& view = args.views[size_t(s)];
@@ -188,8 +182,7 @@ struct Truth {
       const double x = std::abs(element(s, kv, t, h, d));
       if (!coded) return x;
       const std::byte* row = view.row(step.args.layer, kv, t, h);
-      return x + (shape.dtype == Dtype::int8 ? 256 : 16) *
-                     double(kv_scale(row + shape.element_bytes()).scale);
+      return x + (shape.dtype == Dtype::int8 ? 256 : 16) * double(kv_scale(row + shape.element_bytes()).scale);
     };
     attention_reference_over(absolute, [&](int s, int kv, int t, int h, int d) {
       return kv ? size(s, kv, t, h, d) : element(s, kv, t, h, d);
@@ -202,8 +195,7 @@ struct Truth {
       int dim = shape.head_dim, group = args.n_heads / shape.n_kv_heads;
       for (int i = args.q_offsets[s]; i < args.q_offsets[s + 1]; ++i) {
         int end = args.kv_lengths[s] - args.q_offsets[s + 1] + i + 1;
-        int begin = args.sliding_window ? std::max(0, end - args.sliding_window) : 0,
-            n = end - begin;
+        int begin = args.sliding_window ? std::max(0, end - args.sliding_window) : 0, n = end - begin;
         for (int h = 0; h < args.n_heads; ++h) {
           size_t row = (size_t(i) * size_t(args.n_heads) + size_t(h)) * size_t(dim);
           double magnitude = 0;
@@ -215,25 +207,21 @@ struct Truth {
           }
           double weight = (2 * dim + 16) * u * magnitude + (n / 32 + 3) * 0x1p-22;
           for (int d = 0; d < dim; ++d)
-            chain[row + size_t(d)] = 2 * weight + 4 * (n + 8) * u,
-                        magnitudes[row + size_t(d)] = magnitude;
+            chain[row + size_t(d)] = 2 * weight + 4 * (n + 8) * u, magnitudes[row + size_t(d)] = magnitude;
         }
       }
     }
   }
 
   // "" or the first element that is off. undone: `got` is over elements rounded to bf16.
-  std::string compare(const std::vector<float>& got, bool mma, Dtype dtype,
-                      bool undone = false) const {
+  std::string compare(const std::vector<float>& got, bool mma, Dtype dtype, bool undone = false) const {
     for (size_t i = 0; i < out.size(); ++i) {
-      double relative =
-          chain[i] + (mma ? 0x1.01p-8 : 0) + (dtype == Dtype::bf16 ? 0x1.01p-8 : 0x1p-24);
+      double relative = chain[i] + (mma ? 0x1.01p-8 : 0) + (dtype == Dtype::bf16 ? 0x1.01p-8 : 0x1p-24);
       if (undone) relative += std::expm1(0x1.01p-8 * magnitudes[i]) + 0x1.01p-9;
       double bound = relative * weighted[i] + 1e-30;
       if (!(std::abs(double(got[i]) - double(out[i])) <= bound))
-        return "element " + std::to_string(i) + " of " + std::to_string(out.size()) + ": " +
-               std::to_string(got[i]) + " for " + std::to_string(out[i]) + ", bound " +
-               std::to_string(bound);
+        return "element " + std::to_string(i) + " of " + std::to_string(out.size()) + ": " + std::to_string(got[i]) +
+               " for " + std::to_string(out[i]) + ", bound " + std::to_string(bound);
     }
     return "";
   }
@@ -242,9 +230,8 @@ struct Truth {
 struct Dtypes {
   Dtype q, kv;
 };
-constexpr Dtypes kDtypes[] = {{Dtype::f32, Dtype::f32},   {Dtype::bf16, Dtype::bf16},
-                              {Dtype::f32, Dtype::bf16},  {Dtype::bf16, Dtype::int8},
-                              {Dtype::bf16, Dtype::int4}, {Dtype::f32, Dtype::int4}};
+constexpr Dtypes kDtypes[] = {{Dtype::f32, Dtype::f32},   {Dtype::bf16, Dtype::bf16}, {Dtype::f32, Dtype::bf16},
+                              {Dtype::bf16, Dtype::int8}, {Dtype::bf16, Dtype::int4}, {Dtype::f32, Dtype::int4}};
 
 struct Heads {
   int n_heads, n_kv_heads, head_dim;
@@ -272,8 +259,7 @@ void round_q(Step& step, Dtype dtype) {
 void fill_visible(Cache& cache, const std::vector<Part>& parts, int window) {
   for (const Part& part : parts)
     if (part.n_q > 0)
-      cache.fill(part.seq, window ? std::max(0, part.kv_length - part.n_q - window + 1) : 0,
-                 part.kv_length);
+      cache.fill(part.seq, window ? std::max(0, part.kv_length - part.n_q - window + 1) : 0, part.kv_length);
 }
 
 std::vector<int> lengths_of(const std::vector<Part>& parts) {
@@ -304,12 +290,10 @@ int check_variants(const Heads& heads, const Dtypes& dtypes, const testing::Case
     const bool mma_codes = needs_mma(variant) && shape.quantised(),
                undone = mma_codes && variant.phase == Variant::prefill;
     const std::vector<float> got = call.result();
-    std::string off =
-        (mma_codes && !undone ? coded : truth).compare(got, needs_mma(variant), dtypes.q, undone);
+    std::string off = (mma_codes && !undone ? coded : truth).compare(got, needs_mma(variant), dtypes.q, undone);
     if (undone && off.empty()) off = rounded.compare(got, true, dtypes.q);
-    INFO(variant.name << (variant.phase == Variant::decode ? " (decode), " : " (prefill), ")
-                      << memory.name << ", q " << dtype_name(dtypes.q) << ", kv "
-                      << dtype_name(dtypes.kv) << ", heads " << heads.n_heads << "/"
+    INFO(variant.name << (variant.phase == Variant::decode ? " (decode), " : " (prefill), ") << memory.name << ", q "
+                      << dtype_name(dtypes.q) << ", kv " << dtype_name(dtypes.kv) << ", heads " << heads.n_heads << "/"
                       << heads.n_kv_heads << ", dim " << heads.head_dim << ", window " << window);
     CHECK(off == "");
     ++ran;
@@ -317,8 +301,8 @@ int check_variants(const Heads& heads, const Dtypes& dtypes, const testing::Case
   return ran;
 }
 
-std::vector<float> run(const Variant& variant, const Cache& cache, const std::vector<Part>& parts,
-                       Step& step, Dtype dtype) {
+std::vector<float> run(const Variant& variant, const Cache& cache, const std::vector<Part>& parts, Step& step,
+                       Dtype dtype) {
   round_q(step, dtype);
   DeviceCall call(cache, parts, step, dtype);
   variant.run(call.args, call.stream);
@@ -329,15 +313,13 @@ const testing::CaseMemory kPaged16 = kMemories[2];
 
 }  // namespace
 
-TEST_CASE("cuda attention: decode at every edge agrees with double precision",
-          "[cuda][attention][numeric]") {
+TEST_CASE("cuda attention: decode at every edge agrees with double precision", "[cuda][attention][numeric]") {
   std::vector<Part> parts;
   for (int length : {1, 15, 16, 17, 63, 64, 65, 129, 300, 511, 512, 513, 1025})
     parts.push_back({int(parts.size()), 1, length});
   parts.push_back({int(parts.size()), 0, 40});
   parts.push_back({int(parts.size()), 0, 0});
-  const Heads all[] = {{2, 2, 8},  {4, 1, 8},   {2, 2, 64},  {4, 1, 64},
-                       {8, 1, 64}, {1, 1, 128}, {8, 2, 128}, {8, 1, 128}};
+  const Heads all[] = {{2, 2, 8}, {4, 1, 8}, {2, 2, 64}, {4, 1, 64}, {8, 1, 64}, {1, 1, 128}, {8, 2, 128}, {8, 1, 128}};
   for (const Heads& heads : all)
     for (const Dtypes& dtypes : kDtypes)
       CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == n_rows(heads, dtypes));
@@ -345,16 +327,14 @@ TEST_CASE("cuda attention: decode at every edge agrees with double precision",
 
 TEST_CASE("cuda attention: unusual head shapes agree with double precision", "[cuda][attention]") {
   std::vector<Part> parts = {{0, 1, 70}, {1, 1, 9}};
-  for (const Heads& heads :
-       {Heads{7, 1, 20}, {5, 1, 33}, {12, 1, 24}, {6, 2, 80}, {4, 1, 256}, {20, 1, 64}})
+  for (const Heads& heads : {Heads{7, 1, 20}, {5, 1, 33}, {12, 1, 24}, {6, 2, 80}, {4, 1, 256}, {20, 1, 64}})
     for (const Dtypes& dtypes : kDtypes) {
       if (!kv_rows_supported({1, 1, heads.head_dim, dtypes.kv})) continue;  // int4, 33 dims
       CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == n_rows(heads, dtypes));
     }
 }
 
-TEST_CASE("cuda attention: prefill on a cached prefix agrees with double precision",
-          "[cuda][attention][numeric]") {
+TEST_CASE("cuda attention: prefill on a cached prefix agrees with double precision", "[cuda][attention][numeric]") {
   std::vector<Part> parts = {{0, 1, 1},  {1, 15, 15},   {2, 17, 17},  {3, 64, 64}, {4, 65, 65},
                              {5, 0, 30}, {6, 129, 129}, {7, 40, 300}, {8, 1, 129}, {9, 0, 0}};
   for (const Heads& heads : {Heads{2, 2, 8}, {2, 1, 64}, {2, 2, 128}, {8, 1, 64}})
@@ -374,8 +354,7 @@ TEST_CASE("cuda attention: sliding windows agree with double precision", "[cuda]
   for (int window : {1, 2, 16, 17, 63, 64, 65, 100, 512, 4000}) {
     std::vector<Part> decodes = {{0, 1, 50}, {1, 1, 300}, {2, 1, 600}};
     for (const Dtypes& dtypes : {kDtypes[1], kDtypes[3]}) {
-      CHECK(check_variants({4, 1, 64}, dtypes, kPaged16, decodes, window) ==
-            n_rows({4, 1, 64}, dtypes));
+      CHECK(check_variants({4, 1, 64}, dtypes, kPaged16, decodes, window) == n_rows({4, 1, 64}, dtypes));
       CHECK(check_variants({1, 1, 64}, dtypes, kPaged16, {{0, 70, 70}, {1, 90, 300}}, window) ==
             n_rows({1, 1, 64}, dtypes, Variant::prefill));
     }
@@ -383,8 +362,7 @@ TEST_CASE("cuda attention: sliding windows agree with double precision", "[cuda]
   }
 }
 
-TEST_CASE("cuda attention: every memory, block size and order gives the same bits",
-          "[cuda][attention]") {
+TEST_CASE("cuda attention: every memory, block size and order gives the same bits", "[cuda][attention]") {
   const std::vector<Part> decodes = {{0, 1, 1}, {1, 1, 77}, {2, 0, 30}, {3, 1, 530}};
   const std::vector<Part> prefills = {{0, 1, 1}, {1, 77, 77}, {2, 0, 30}, {3, 30, 161}};
   for (const Variant& variant : cuda_attention_variants())
@@ -426,8 +404,7 @@ TEST_CASE("cuda attention: bits depend on the query and what it sees alone", "[c
         auto bits = [&](const std::vector<Part>& parts, size_t skip, size_t tokens) {
           Step step(cache, parts, n_heads, 0, window);
           std::vector<float> out = run(variant, cache, parts, step, dtypes.q);
-          return std::vector<float>(out.begin() + long(skip * row),
-                                    out.begin() + long((skip + tokens) * row));
+          return std::vector<float>(out.begin() + long(skip * row), out.begin() + long((skip + tokens) * row));
         };
         Step probe(cache, {{0, 1, n}}, n_heads, 0, window);
         if (variant.refuses(DeviceCall(cache, {{0, 1, n}}, probe, dtypes.q).args, card())) continue;
@@ -453,12 +430,10 @@ TEST_CASE("cuda attention: bits depend on the query and what it sees alone", "[c
       }
 }
 
-TEST_CASE("cuda attention: a captured step runs with other lengths under its bounds",
-          "[cuda][attention]") {
+TEST_CASE("cuda attention: a captured step runs with other lengths under its bounds", "[cuda][attention]") {
   Heads heads = {4, 1, 64};
   for (const Variant& variant : cuda_attention_variants()) {
-    std::vector<Part> large = {{0, 1, 600}, {1, 1, 1100}, {2, 1, 90}},
-                      small = {{0, 1, 33}, {1, 0, 0}, {2, 1, 540}};
+    std::vector<Part> large = {{0, 1, 600}, {1, 1, 1100}, {2, 1, 90}}, small = {{0, 1, 33}, {1, 0, 0}, {2, 1, 540}};
     Cache cache({1, 1, 64, Dtype::bf16}, kPaged16, {600, 1100, 540});
     fill_visible(cache, small, 0);
     Step step(cache, small, heads.n_heads, 0, 0);
@@ -466,8 +441,7 @@ TEST_CASE("cuda attention: a captured step runs with other lengths under its bou
     Truth truth(step);
     Step bounds(cache, large, heads.n_heads, 0, 0);
     DeviceCall call(cache, large, bounds, Dtype::bf16);
-    cuda::Graph graph =
-        cuda::Graph::capture(call.stream, [&] { variant.run(call.args, call.stream); });
+    cuda::Graph graph = cuda::Graph::capture(call.stream, [&] { variant.run(call.args, call.stream); });
     DeviceCall now(cache, small, step, Dtype::bf16);
     auto move = [&](const cuda::Memory& to, const cuda::Memory& from) {
       cuda::copy(to.data(), from.data(), std::min(to.size(), from.size()), call.stream);
@@ -476,20 +450,17 @@ TEST_CASE("cuda attention: a captured step runs with other lengths under its bou
     move(call.tables.table_begins, now.tables.table_begins);
     // Its list is longer than this step's: the rest is padding.
     cuda::fill(call.tables.splits.data(), 0xff, call.tables.splits.size(), call.stream);
-    cuda::copy(call.tables.splits.data(), now.tables.splits.data(),
-               size_t(now.args.step.n_splits) * sizeof(CudaSplit), call.stream);
+    cuda::copy(call.tables.splits.data(), now.tables.splits.data(), size_t(now.args.step.n_splits) * sizeof(CudaSplit),
+               call.stream);
     move(call.tables.split_begins, now.tables.split_begins);
-    move(call.tables.q_offsets, now.tables.q_offsets),
-        move(call.tables.kv_lengths, now.tables.kv_lengths);
-    move(call.tables.token_seqs, now.tables.token_seqs),
-        move(call.tables.positions, now.tables.positions);
+    move(call.tables.q_offsets, now.tables.q_offsets), move(call.tables.kv_lengths, now.tables.kv_lengths);
+    move(call.tables.token_seqs, now.tables.token_seqs), move(call.tables.positions, now.tables.positions);
     move(call.q, now.q);
     graph.launch(call.stream);
     std::vector<float> got = call.result();
     INFO(variant.name);
     CHECK(truth.compare(got, needs_mma(variant), Dtype::bf16) == "");
-    CHECK(std::all_of(got.begin() + long(step.q.size()), got.end(),
-                      [](float x) { return std::isnan(x); }));
+    CHECK(std::all_of(got.begin() + long(step.q.size()), got.end(), [](float x) { return std::isnan(x); }));
   }
 }
 
@@ -497,8 +468,7 @@ TEST_CASE("cuda attention: huge scores give a one-hot weight, not NaN", "[cuda][
   for (const Variant& variant : cuda_attention_variants()) {
     Cache cache({1, 1, 64, Dtype::bf16}, kPaged16, {700});
     cache.fill(0, 0, 700);
-    for (int d = 0; d < 64; ++d)
-      cache.put(0, 0, 0, 333, 0, d, 1000.0f), cache.put(0, 0, 0, 5, 0, d, -1000.0f);
+    for (int d = 0; d < 64; ++d) cache.put(0, 0, 0, 333, 0, d, 1000.0f), cache.put(0, 0, 0, 5, 0, d, -1000.0f);
     Step step(cache, {{0, 1, 700}}, 1, 0, 0);
     for (float& q : step.q) q = 1000.0f;
     std::vector<float> got = run(variant, cache, {{0, 1, 700}}, step, Dtype::bf16);
@@ -542,8 +512,7 @@ TEST_CASE("cuda attention: tiles in shared memory have no bank conflicts", "[cud
   check_banks<128>();
 }
 
-TEST_CASE("cuda attention: what is not verified is never a default, and refusals say why",
-          "[cuda][attention]") {
+TEST_CASE("cuda attention: what is not verified is never a default, and refusals say why", "[cuda][attention]") {
   CudaAttentionArgs args;
   args.dtype = Dtype::bf16, args.layout.shape = {1, 1, 128, Dtype::bf16}, args.n_heads = 4;
   args.layout.block_tokens = 16;
@@ -578,13 +547,8 @@ TEST_CASE("cuda attention: what is not verified is never a default, and refusals
     other.layout.shape.head_dim = 96;
     CHECK(why(other, hopper) == "needs head_dim 64 or 128");
     const char* blocks = "needs blocks of 8, 16, 32, 64 or a multiple of 128 tokens";
-    for (auto [block, taken] : {std::pair{1, false},
-                                {4, false},
-                                {8, true},
-                                {24, false},
-                                {64, true},
-                                {192, false},
-                                {256, true}}) {
+    for (auto [block, taken] :
+         {std::pair{1, false}, {4, false}, {8, true}, {24, false}, {64, true}, {192, false}, {256, true}}) {
       other = args;
       other.layout.block_tokens = block;
       CHECK(why(other, hopper) == (taken || !wgmma ? "" : blocks));
@@ -596,26 +560,20 @@ TEST_CASE("cuda attention: what is not verified is never a default, and refusals
 
 // Its tiles, rows and boxes are larger than those of the other rows: cases of its own.
 TEST_CASE("cuda attention: flash_wgmma at its own edges", "[cuda][attention]") {
-  const testing::CaseMemory memories[] = {kMemories[0],
-                                          {"paged 8", KvOrder::layer_major, 8},
-                                          kPaged16,
-                                          kMemories[7],
-                                          {"paged 128", KvOrder::token_major, 128},
-                                          {"paged 256", KvOrder::layer_major, 256}};
-  const Variant& variant =
-      *std::find_if(cuda_attention_variants().begin(), cuda_attention_variants().end(),
-                    [](const Variant& v) { return std::string(v.name) == "flash_wgmma"; });
+  const testing::CaseMemory memories[] = {
+      kMemories[0], {"paged 8", KvOrder::layer_major, 8},     kPaged16,
+      kMemories[7], {"paged 128", KvOrder::token_major, 128}, {"paged 256", KvOrder::layer_major, 256}};
+  const Variant& variant = *std::find_if(cuda_attention_variants().begin(), cuda_attention_variants().end(),
+                                         [](const Variant& v) { return std::string(v.name) == "flash_wgmma"; });
   if (card().major != 9) SKIP_TEST("flash_wgmma needs sm_90");
-  for (auto [heads, window] : {std::pair{Heads{4, 1, 128}, 0},
-                               {Heads{7, 1, 64}, 0},
-                               {Heads{6, 2, 128}, 130},
-                               {Heads{8, 1, 64}, 129}}) {
+  for (auto [heads, window] :
+       {std::pair{Heads{4, 1, 128}, 0}, {Heads{7, 1, 64}, 0}, {Heads{6, 2, 128}, 130}, {Heads{8, 1, 64}, 129}}) {
     // Whole tiles and one more, chunks on a cached prefix, nothing.
     const std::vector<Part> parts = {{0, 40, 128}, {1, 33, 385}, {2, 1, 129}, {3, 0, 9}};
     std::vector<float> first;
     for (const testing::CaseMemory& memory : memories) {
-      INFO(memory.name << ", heads " << heads.n_heads << "/" << heads.n_kv_heads << ", dim "
-                       << heads.head_dim << ", window " << window);
+      INFO(memory.name << ", heads " << heads.n_heads << "/" << heads.n_kv_heads << ", dim " << heads.head_dim
+                       << ", window " << window);
       Cache cache({2, heads.n_kv_heads, heads.head_dim, Dtype::bf16}, memory, lengths_of(parts));
       fill_visible(cache, parts, window);
       Step step(cache, parts, heads.n_heads, 1, window);

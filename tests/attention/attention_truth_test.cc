@@ -45,8 +45,7 @@ std::vector<double> bounds(const AttentionArgs& args) {
         for (int t = begin; t < end; ++t) {
           double sum = 0;
           for (int d = 0; d < dim; ++d)
-            sum += std::abs(double(args.q[row + size_t(d)]) *
-                            cached(args, int(s), 0, t, h / group, d));
+            sum += std::abs(double(args.q[row + size_t(d)]) * cached(args, int(s), 0, t, h / group, d));
           magnitude = std::max(magnitude, sum * double(args.scale));
         }
         int n = end - begin;
@@ -67,8 +66,7 @@ std::string compare(const Step& got, const Step& want, const std::vector<double>
     double error = std::abs(double(got.out[i]) - double(want.out[i]));
     if (!(error <= bound[i]))
       return "element " + std::to_string(i) + " of " + std::to_string(got.out.size()) + ": " +
-             std::to_string(got.out[i]) + " for " + std::to_string(want.out[i]) + ", bound " +
-             std::to_string(bound[i]);
+             std::to_string(got.out[i]) + " for " + std::to_string(want.out[i]) + ", bound " + std::to_string(bound[i]);
   }
   return "";
 }
@@ -77,8 +75,8 @@ struct Heads {
   int n_heads, n_kv_heads, head_dim;
 };
 
-void check_all_variants(const KvShape& shape, int n_heads, const CaseMemory& memory,
-                        const std::vector<Part>& parts, int window, int n_threads) {
+void check_all_variants(const KvShape& shape, int n_heads, const CaseMemory& memory, const std::vector<Part>& parts,
+                        int window, int n_threads) {
   if (!kv_rows_supported(shape)) return;  // int4 of an odd head_dim
   std::vector<int> lengths;
   for (const Part& part : parts) lengths.push_back(part.kv_length);
@@ -94,10 +92,9 @@ void check_all_variants(const KvShape& shape, int n_heads, const CaseMemory& mem
       Step got(cache, parts, n_heads, layer, window);
       variant.run(got.args, team);
       std::string off = compare(got, want, bound);
-      INFO(variant.name << ", " << memory.name << ", " << dtype_name(shape.dtype) << ", heads "
-                        << n_heads << "/" << shape.n_kv_heads << ", dim " << shape.head_dim
-                        << ", layer " << layer << ", window " << window << ", kv "
-                        << parts[0].kv_length);
+      INFO(variant.name << ", " << memory.name << ", " << dtype_name(shape.dtype) << ", heads " << n_heads << "/"
+                        << shape.n_kv_heads << ", dim " << shape.head_dim << ", layer " << layer << ", window "
+                        << window << ", kv " << parts[0].kv_length);
       CHECK(off == "");
     }
   }
@@ -111,8 +108,7 @@ TEST_CASE("attention: the reference gives what can be worked out by hand", "[att
   // Two keys orthogonal to q share the weight with one that is ln 2 / scale ahead: 1/4, 1/4, 1/2.
   float k[3][2] = {{0, 1}, {0, -3}, {1, 7}}, v[3][2] = {{4, 0}, {8, 0}, {2, 6}};
   for (int t = 0; t < 3; ++t)
-    for (int d = 0; d < 2; ++d)
-      cache.put(0, 0, 0, t, 0, d, k[t][d]), cache.put(0, 0, 1, t, 0, d, v[t][d]);
+    for (int d = 0; d < 2; ++d) cache.put(0, 0, 0, t, 0, d, k[t][d]), cache.put(0, 0, 1, t, 0, d, v[t][d]);
   Step step(cache, {{0, 1, 3}}, 1, 0, 0);
   step.q = {float(std::log(2.0) * std::sqrt(2.0)), 0};
   attention_reference(step.args);
@@ -126,29 +122,25 @@ TEST_CASE("attention: the reference gives what can be worked out by hand", "[att
 TEST_CASE("attention: every length at an edge agrees with double precision", "[attention]") {
   // Block, panel, tile and split boundaries, plus and minus one; decode and a few tokens of
   // prefill.
-  for (int length :
-       {1, 2, 15, 16, 17, 31, 63, 64, 65, 127, 129, 511, 512, 513, 575, 577, 1023, 1025})
+  for (int length : {1, 2, 15, 16, 17, 31, 63, 64, 65, 127, 129, 511, 512, 513, 575, 577, 1023, 1025})
     for (int n_q : {1, 3, 40}) {
       if (n_q > length) continue;
-      for (Dtype dtype : kKvDtypes)
-        check_all_variants({1, 2, 16, dtype}, 4, kMemories[2], {{0, n_q, length}}, 0, 2);
+      for (Dtype dtype : kKvDtypes) check_all_variants({1, 2, 16, dtype}, 4, kMemories[2], {{0, n_q, length}}, 0, 2);
     }
 }
 
 TEST_CASE("attention: every head shape agrees with double precision", "[attention]") {
-  const Heads all[] = {{1, 1, 1},    {2, 1, 3},   {4, 4, 4},  {4, 1, 8},   {6, 2, 12},
-                       {7, 1, 20},   {8, 1, 24},  {8, 2, 64}, {16, 2, 64}, {8, 8, 128},
-                       {16, 4, 128}, {16, 1, 80}, {5, 1, 33}, {12, 2, 256}};
+  const Heads all[] = {{1, 1, 1},  {2, 1, 3},   {4, 4, 4},   {4, 1, 8},    {6, 2, 12},  {7, 1, 20}, {8, 1, 24},
+                       {8, 2, 64}, {16, 2, 64}, {8, 8, 128}, {16, 4, 128}, {16, 1, 80}, {5, 1, 33}, {12, 2, 256}};
   for (const Heads& heads : all)
     for (Dtype dtype : kKvDtypes)
       for (int n_q : {1, 2, 50})
-        check_all_variants({1, heads.n_kv_heads, heads.head_dim, dtype}, heads.n_heads,
-                           kMemories[3], {{0, n_q, 50}, {1, n_q, 83}}, 0, 1);
+        check_all_variants({1, heads.n_kv_heads, heads.head_dim, dtype}, heads.n_heads, kMemories[3],
+                           {{0, n_q, 50}, {1, n_q, 83}}, 0, 1);
 }
 
 TEST_CASE("attention: ragged batches in every memory agree with double precision", "[attention]") {
-  std::vector<Part> mixed = {{0, 1, 1}, {1, 77, 77},  {2, 1, 600},
-                             {3, 0, 9}, {4, 33, 161}, {5, 2, 530}};
+  std::vector<Part> mixed = {{0, 1, 1}, {1, 77, 77}, {2, 1, 600}, {3, 0, 9}, {4, 33, 161}, {5, 2, 530}};
   for (const CaseMemory& memory : kMemories)
     for (Dtype dtype : kKvDtypes)
       for (int window : {0, memory.block_tokens == 16 ? 1 : 20})
@@ -157,8 +149,7 @@ TEST_CASE("attention: ragged batches in every memory agree with double precision
 
 TEST_CASE("attention: sliding windows of every length agree with double precision", "[attention]") {
   for (int window : {1, 2, 5, 15, 16, 17, 63, 64, 65, 100, 511, 512, 513, 700, 4000})
-    for (int n_q : {1, 7, 90})
-      check_all_variants({1, 1, 16, Dtype::f32}, 2, kMemories[2], {{0, n_q, 640}}, window, 2);
+    for (int n_q : {1, 7, 90}) check_all_variants({1, 1, 16, Dtype::f32}, 2, kMemories[2], {{0, n_q, 640}}, window, 2);
 }
 
 TEST_CASE("attention: weights are exponentials to a few parts in 10^7", "[attention]") {
@@ -178,8 +169,7 @@ TEST_CASE("attention: weights are exponentials to a few parts in 10^7", "[attent
       step.q = {1.0f};
       variant.run(step.args, team);
       double want = 1 / (1 + std::exp(double(x)));
-      worst = std::max(worst,
-                       std::abs(double(step.out[0]) / want - 1) / (4e-7 + 3 * 0x1p-24 * double(x)));
+      worst = std::max(worst, std::abs(double(step.out[0]) / want - 1) / (4e-7 + 3 * 0x1p-24 * double(x)));
     }
     INFO(variant.name);
     CHECK(worst <= 1);
@@ -190,8 +180,7 @@ TEST_CASE("attention: huge scores give a one-hot weight, not NaN", "[attention]"
   KvShape shape = {1, 1, 16, Dtype::f32};
   Cache cache(shape, kMemories[2], {700});
   cache.fill(0, 0, 700);
-  for (int d = 0; d < 16; ++d)
-    cache.put(0, 0, 0, 333, 0, d, 1000.0f), cache.put(0, 0, 0, 5, 0, d, -1000.0f);
+  for (int d = 0; d < 16; ++d) cache.put(0, 0, 0, 333, 0, d, 1000.0f), cache.put(0, 0, 0, 5, 0, d, -1000.0f);
   for (const AttentionVariant& variant : attention_variants()) {
     if (!variant.available()) continue;
     ThreadTeam team(1);

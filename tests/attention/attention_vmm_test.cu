@@ -47,14 +47,11 @@ int compare(const Problem& p, size_t group_bytes) {
   const bool by_layer = p.layout.order == KvOrder::layer_major;
   const int planes = by_layer ? 2 * shape.n_layers : 1;
   const size_t token = by_layer ? p.layout.token_stride() : shape.token_bytes();
-  auto groups_of = [&](int length) {
-    return (size_t(length) * token + group_bytes - 1) / group_bytes;
-  };
+  auto groups_of = [&](int length) { return (size_t(length) * token + group_bytes - 1) / group_bytes; };
   size_t n_groups = 0;
   for (int length : p.lengths) n_groups += size_t(planes) * groups_of(length);
   auto device = make_cuda_device();
-  auto groups =
-      device->make_page_groups({.group_bytes = group_bytes, .n_groups = int(n_groups)}).value();
+  auto groups = device->make_page_groups({.group_bytes = group_bytes, .n_groups = int(n_groups)}).value();
   auto range = groups->reserve(apart.pool_bytes()).value();
   for (int slot = 0; slot < n_seqs; ++slot)
     for (int plane = 0; plane < planes; ++plane) {
@@ -62,8 +59,7 @@ int compare(const Problem& p, size_t group_bytes) {
       const size_t from = p.layout.offset(slot, plane / 2, plane % 2, 0, 0),
                    at = apart.offset(slot, plane / 2, plane % 2, 0, 0), m = groups_of(length);
       n_groups -= m;  // the last ones first: neighbours in memory are not neighbours here
-      for (size_t i = 0; i < m; ++i)
-        REQUIRE(range->map(at + i * group_bytes, int(n_groups + m - 1 - i), 1));
+      for (size_t i = 0; i < m; ++i) REQUIRE(range->map(at + i * group_bytes, int(n_groups + m - 1 - i), 1));
       cuda::copy(range->data() + at, whole.data() + from, size_t(length) * token, stream);
     }
 
@@ -74,23 +70,17 @@ int compare(const Problem& p, size_t group_bytes) {
     listed.push_back(int32_t(list.size()));
     const CudaSplitRange seen = cuda_splits(p.lengths[size_t(s)], p.window);
     for (int split = seen.begin; split < seen.end; ++split) list.push_back({s, split});
-    for (int i = 0; i < p.n_q; ++i)
-      seqs.push_back(s), positions.push_back(p.lengths[size_t(s)] - p.n_q + i);
+    for (int i = 0; i < p.n_q; ++i) seqs.push_back(s), positions.push_back(p.lengths[size_t(s)] - p.n_q + i);
   }
   const size_t n_out = size_t(n) * size_t(n_heads) * size_t(shape.head_dim);
   const int longest = *std::max_element(p.lengths.begin(), p.lengths.end());
   cuda::Memory q = upload(random_values(n_out, 6), stream), offsets_at = upload(offsets, stream),
-               lengths_at =
-                   upload(std::vector<int32_t>(p.lengths.begin(), p.lengths.end()), stream),
+               lengths_at = upload(std::vector<int32_t>(p.lengths.begin(), p.lengths.end()), stream),
                seqs_at = upload(seqs, stream), positions_at = upload(positions, stream),
-               slots_at = upload(slots, stream), splits_at = upload(list, stream),
-               listed_at = upload(listed, stream);
-  cuda::Memory out = cuda::Memory::device(2 * n_out).value(),
-               host = cuda::Memory::pinned(2 * n_out);
+               slots_at = upload(slots, stream), splits_at = upload(list, stream), listed_at = upload(listed, stream);
+  cuda::Memory out = cuda::Memory::device(2 * n_out).value(), host = cuda::Memory::pinned(2 * n_out);
   cuda::Memory workspace =
-      cuda::Memory::device(16 +
-                           4 * cuda_attention_workspace(int(list.size()), n_heads, shape.head_dim))
-          .value();
+      cuda::Memory::device(16 + 4 * cuda_attention_workspace(int(list.size()), n_heads, shape.head_dim)).value();
   auto bits = [&](const CudaAttentionVariant& variant, std::byte* pool, const KvLayout& layout) {
     CudaAttentionArgs args{.q = q.data(),
                            .out = out.data(),
@@ -130,8 +120,8 @@ int compare(const Problem& p, size_t group_bytes) {
     if (variant.phase == CudaAttentionVariant::decode && p.n_q > 1) continue;
     const std::vector<uint16_t> expected = bits(variant, whole.data(), p.layout);
     if (expected.empty()) continue;
-    INFO(variant.name << ", dim " << shape.head_dim << (by_layer ? ", layer" : ", token")
-                      << "_major, " << p.n_q << " tokens ask, window " << p.window);
+    INFO(variant.name << ", dim " << shape.head_dim << (by_layer ? ", layer" : ", token") << "_major, " << p.n_q
+                      << " tokens ask, window " << p.window);
     CHECK(std::count(expected.begin(), expected.end(), uint16_t(0xffff)) == 0);
     CHECK(bits(variant, range->data(), apart) == expected);
     ++ran;
@@ -166,8 +156,7 @@ TEST_CASE(
   REQUIRE(apart.pool_bytes() / shape.row_bytes() > size_t(1) << 32);
   int ran = 0;
   for (auto [n_q, window] : {std::pair{1, 0}, {3, 0}})
-    ran += compare({{shape, KvOrder::layer_major, 384, 4}, {128, 257, 135, 40}, n_q, window, room},
-                   group);
+    ran += compare({{shape, KvOrder::layer_major, 384, 4}, {128, 257, 135, 40}, n_q, window, room}, group);
   CHECK(ran > 5);
 }
 

@@ -19,9 +19,7 @@ struct Row {
   std::vector<std::byte> bytes;
 
   Row(Dtype given, const std::vector<float>& x)
-      : dtype(given),
-        head_dim(int(x.size())),
-        bytes(KvShape{1, 1, head_dim, dtype}.row_bytes() + 1, std::byte{0xab}) {
+      : dtype(given), head_dim(int(x.size())), bytes(KvShape{1, 1, head_dim, dtype}.row_bytes() + 1, std::byte{0xab}) {
     write_kv_row(dtype, head_dim, x.data(), bytes.data());
     CHECK(bytes.back() == std::byte{0xab});
   }
@@ -44,8 +42,8 @@ void check_bound(Dtype dtype, const std::vector<float>& x, const char* what) {
   for (size_t d = 0; d < x.size(); ++d) {
     const double want = std::clamp(double(x[d]), -65504.0, 65504.0);
     min = std::min(min, want), max = std::max(max, want);
-    INFO(what << " " << dtype_name(dtype) << " element " << d << " of " << x.size() << ": " << x[d]
-              << " became " << got[d] << ", scale " << scale);
+    INFO(what << " " << dtype_name(dtype) << " element " << d << " of " << x.size() << ": " << x[d] << " became "
+              << got[d] << ", scale " << scale);
     CHECK(std::abs(double(got[d]) - want) <= scale * (0.5 + 4 * n * u) + u * std::abs(got[d]));
     // One rounding, whoever multiplies and adds.
     const uint32_t code = kv_code(dtype, row.bytes.data(), int(d));
@@ -70,8 +68,8 @@ TEST_CASE("kv row: f16 on either side", "[attention]") {
       REQUIRE(to_f16(x, false) == half);
       if (h == 0x7bff) continue;
       const uint16_t outer = uint16_t(half + 1);  // the next further from 0
-      for (float between : {std::nextafter(x, f16_to_f32(outer)), (x + f16_to_f32(outer)) / 2,
-                            std::nextafter(f16_to_f32(outer), x)}) {
+      for (float between :
+           {std::nextafter(x, f16_to_f32(outer)), (x + f16_to_f32(outer)) / 2, std::nextafter(f16_to_f32(outer), x)}) {
         REQUIRE(to_f16(between, true) == (sign ? half : outer));
         REQUIRE(to_f16(between, false) == (sign ? outer : half));
       }
@@ -90,8 +88,7 @@ TEST_CASE("kv row: bytes that can be worked out by hand", "[attention]") {
   for (int i = 0; i < 9; ++i) CHECK(int(eight.bytes[size_t(i)]) == want8[i]);
   CHECK(eight.values() == std::vector<float>{510, 0, 4, 8, 100});
   // Zeros of either sign are one row of bytes.
-  for (Dtype dtype : kQuantised)
-    CHECK((Row(dtype, {0.0f, -0.0f}).bytes == Row(dtype, {-0.0f, 0.0f}).bytes));
+  for (Dtype dtype : kQuantised) CHECK((Row(dtype, {0.0f, -0.0f}).bytes == Row(dtype, {-0.0f, 0.0f}).bytes));
   // 128 dims: 1.94 and 3.76 times as many tokens as f16.
   const double f16 = double(KvShape{1, 1, 128, Dtype::f16}.row_bytes());
   CHECK(f16 / double(KvShape{1, 1, 128, Dtype::int8}.row_bytes()) == Approx(1.939).margin(5e-4));
@@ -100,9 +97,7 @@ TEST_CASE("kv row: bytes that can be worked out by hand", "[attention]") {
 
 TEST_CASE("kv row: no element is further off than half a scale and f32's rounding", "[attention]") {
   Random random(5);
-  auto uniform = [&](double from, double to) {
-    return float(from + (to - from) * random.uniform());
-  };
+  auto uniform = [&](double from, double to) { return float(from + (to - from) * random.uniform()); };
   for (Dtype dtype : kQuantised)
     for (int dim : {1, 2, 7, 8, 12, 16, 64, 80, 128, 256}) {
       if (dtype == Dtype::int4 && dim % 2 != 0) continue;
@@ -117,12 +112,11 @@ TEST_CASE("kv row: no element is further off than half a scale and f32's roundin
         const double offset = uniform(-6e4, 6e4);
         check_bound(dtype, row([&](int) { return uniform(offset, offset + size); }), "far from 0");
       }
-      for (float c : {0.0f, -0.0f, 1.0f, -1.0f, 0.1f, -0.1f, 3.14159f, -65504.0f, 1e-7f, -1e-7f,
-                      1e-40f, 65503.9f, 1234.567f})
+      for (float c :
+           {0.0f, -0.0f, 1.0f, -1.0f, 0.1f, -0.1f, 3.14159f, -65504.0f, 1e-7f, -1e-7f, 1e-40f, 65503.9f, 1234.567f})
         check_bound(dtype, row([&](int) { return c; }), "constant");
       for (float outlier : {100.0f, -100.0f, 6e4f, -6e4f, 1e-3f})
-        check_bound(dtype, row([&](int d) { return d == dim / 2 ? outlier : uniform(-1, 1); }),
-                    "one outlier");
+        check_bound(dtype, row([&](int d) { return d == dim / 2 ? outlier : uniform(-1, 1); }), "one outlier");
       check_bound(dtype, row([&](int d) { return d % 2 ? 1e-40f : -3e-42f; }), "denormal");
       check_bound(dtype, row([&](int d) { return float(d - dim / 2) * 1e-8f; }), "denormal f16");
       check_bound(dtype, row([&](int d) { return d % 2 ? 65504.0f : -65504.0f; }), "large");
@@ -145,8 +139,7 @@ TEST_CASE("kv row: one element that is not finite makes all of them NaN", "[atte
         }
 }
 
-TEST_CASE("attention: over int8 and int4 KV it is as far from f32 as the rows' scales allow",
-          "[attention]") {
+TEST_CASE("attention: over int8 and int4 KV it is as far from f32 as the rows' scales allow", "[attention]") {
   // With |K' - K| <= e_K and |V' - V| <= e_V per row, scores move by at most D = max_t scale
   // sum_d |q_d| e_K(t), each weight by a factor within exp(+-2 D), so an output by at most
   // exp(2 D) sum_t w_t e_V(t) + (exp(2 D) - 1) sum_t w_t |V_t|; 1e-5 more is the arithmetic in f32.
@@ -163,9 +156,7 @@ TEST_CASE("attention: over int8 and int4 KV it is as far from f32 as the rows' s
       auto half_scale = [&](int kv, int t, int h) {
         const std::byte* row = rows.views[0].row(0, kv, t, h);
         const double u = 0x1p-24;
-        return kv_scale(row + rows.layout.shape.element_bytes()).scale *
-                   (0.5 + 4 * levels(dtype) * u) +
-               u;
+        return kv_scale(row + rows.layout.shape.element_bytes()).scale * (0.5 + 4 * levels(dtype) * u) + u;
       };
       // The weighted sums that the bound needs: e_V, and |V|, in the place of V.
       Step error(plain, {{0, n_q, length}}, n_heads, 0, 0);

@@ -21,8 +21,7 @@ void group_for_test(Bench& bench) {
 }
 REGISTER_BENCH("bench_test", group_for_test);
 
-BenchCase sleeper(const char* name, int us, std::vector<std::string> versus = {},
-                  double target = 0) {
+BenchCase sleeper(const char* name, int us, std::vector<std::string> versus = {}, double target = 0) {
   return {.name = name,
           .n_threads = 1,
           .run = [us] { usleep(useconds_t(us)); },
@@ -65,8 +64,7 @@ TEST_CASE("a wrong result is not timed and fails the bench", "[base][bench]") {
 
 TEST_CASE("versus is the ratio of speeds to the fastest other case", "[base][bench]") {
   Bench bench(quick());
-  bench.measure({sleeper("slow", 20000), sleeper("fast", 4000),
-                 sleeper("ours", 2000, {"slow", "fast"}, 1000.0)});
+  bench.measure({sleeper("slow", 20000), sleeper("fast", 4000), sleeper("ours", 2000, {"slow", "fast"}, 1000.0)});
   REQUIRE(bench.rows().size() == 3);
   const BenchRow& ours = bench.rows()[2];
   // Against `fast` about 2, against `slow` about 10; sleeping longer than asked only lowers both.

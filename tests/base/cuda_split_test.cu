@@ -25,8 +25,8 @@ TEST_CASE("cuda split: work on both parts, in the order that events give it", "[
   Memory device = Memory::device(host.size()).value();
   Event filled, added(true), again(true);
   auto add_on = [&](Stream& stream, int what) {
-    launch(add, "add", {.grid = unsigned(kValues / kThreads + 1), .block = unsigned(kThreads)},
-           stream, device.as<int>(), kValues, what);
+    launch(add, "add", {.grid = unsigned(kValues / kThreads + 1), .block = unsigned(kThreads)}, stream,
+           device.as<int>(), kValues, what);
   };
   const Graph graph = Graph::capture(second, [&] { add_on(second, 100); });
   fill(device.data(), 0, device.size(), plain);

@@ -50,8 +50,7 @@ bf16 small_integer(Random& random) { return to_bf16(float(int(random.below(17)) 
 __global__ void multiply_tile(const bf16* a, const bf16* b, float* c, int how) {
   cuda::Carver carver;
   auto a_tile = carver.take<bf16>(16 * 16);
-  auto b_tile =
-      carver.take<bf16>(16 * 16);  // ldmatrix x4 reads 16 columns (or rows): the rest is zero
+  auto b_tile = carver.take<bf16>(16 * 16);  // ldmatrix x4 reads 16 columns (or rows): the rest is zero
   int lane = threadIdx.x;
   for (int i = lane; i < 256; i += 32) {
     a_tile[i] = a[i];
@@ -103,12 +102,11 @@ TEST_CASE("mma and ldmatrix give the matrix product, every element", "[cuda]") {
       for (size_t i = 0; i < 16; ++i)
         for (size_t j = 0; j < 8; ++j) {
           want[i * 8 + j] = c[i * 8 + j];
-          for (size_t k = 0; k < 16; ++k)
-            want[i * 8 + j] += to_f32(a[i * 16 + k]) * to_f32(b[k * 8 + j]);
+          for (size_t k = 0; k < 16; ++k) want[i * 8 + j] += to_f32(a[i * 16 + k]) * to_f32(b[k * 8 + j]);
         }
       cuda::launch(multiply_tile, "multiply_tile",
-                   {.grid = 1, .block = 32, .shared_bytes = 2 * cuda::shared_bytes<bf16>(256)},
-                   stream, a.upload(stream), b.upload(stream), c.upload(stream), how);
+                   {.grid = 1, .block = 32, .shared_bytes = 2 * cuda::shared_bytes<bf16>(256)}, stream,
+                   a.upload(stream), b.upload(stream), c.upload(stream), how);
       c.download(stream);
       for (size_t i = 0; i < 128; ++i) {
         CAPTURE(i);
@@ -138,9 +136,8 @@ TEST_CASE("ldmatrix hands every element to its lane", "[cuda]") {
   Buffer<uint32_t> out(128);
   for (size_t i = 0; i < in.n; ++i) in[i].bits = uint16_t(1000 + i);
   for (bool transposed : {false, true}) {
-    cuda::launch(load_four, "load_four",
-                 {.grid = 1, .block = 32, .shared_bytes = cuda::shared_bytes<bf16>(in.n)}, stream,
-                 in.upload(stream), out.device.as<uint32_t>(), transposed);
+    cuda::launch(load_four, "load_four", {.grid = 1, .block = 32, .shared_bytes = cuda::shared_bytes<bf16>(in.n)},
+                 stream, in.upload(stream), out.device.as<uint32_t>(), transposed);
     out.download(stream);
     for (uint32_t lane = 0; lane < 32; ++lane)
       for (uint32_t j = 0; j < 4; ++j)
@@ -162,8 +159,7 @@ __global__ void shuffle_all(int* out, int argument, int width) {
   mine[2] = __shfl_down_sync(0xffffffffu, value, unsigned(argument), width);
   mine[3] = __shfl_xor_sync(0xffffffffu, value, argument, width);
   mine[4] = int(__ballot_sync(0xffffffffu, lane % 3 == 0));
-  mine[5] =
-      __any_sync(0xffffffffu, lane == argument) + 2 * __all_sync(0xffffffffu, lane < argument);
+  mine[5] = __any_sync(0xffffffffu, lane == argument) + 2 * __all_sync(0xffffffffu, lane < argument);
   mine[6] = __reduce_add_sync(0xffffffffu, lane - 5);
   mine[7] = int(cuda::warp_sum(float(lane))) + int(cuda::warp_max(float(lane)));
 }
@@ -174,8 +170,7 @@ TEST_CASE("shuffles and votes of a warp", "[cuda]") {
   for (int width : {32, 16, 4})
     for (int argument : {0, 1, 3, 8}) {
       CAPTURE(width, argument);
-      cuda::launch(shuffle_all, "shuffle_all", {.grid = 1, .block = 64}, stream, out.upload(stream),
-                   argument, width);
+      cuda::launch(shuffle_all, "shuffle_all", {.grid = 1, .block = 64}, stream, out.upload(stream), argument, width);
       out.download(stream);
       for (int t = 0; t < 64; ++t) {
         int lane = t % 32, warp = t - lane, first = lane / width * width;
@@ -226,10 +221,9 @@ TEST_CASE("barriers: sums and votes of blocks", "[cuda]") {
       unsigned n_blocks = (unsigned(n) + block - 1) / block;
       Buffer<int> in{size_t(n)}, out(n_blocks * 4);
       for (size_t i = 0; i < in.n; ++i) in[i] = int(random.below(1000));
-      cuda::launch(
-          sum_blocks, "sum_blocks",
-          {.grid = n_blocks, .block = block, .shared_bytes = cuda::shared_bytes<int>(block)},
-          stream, in.upload(stream), out.upload(stream), n);
+      cuda::launch(sum_blocks, "sum_blocks",
+                   {.grid = n_blocks, .block = block, .shared_bytes = cuda::shared_bytes<int>(block)}, stream,
+                   in.upload(stream), out.upload(stream), n);
       out.download(stream);
       for (size_t b = 0; b < n_blocks; ++b) {
         size_t begin = b * block, end = std::min(in.n, begin + block);
@@ -250,16 +244,15 @@ __global__ void name_places(unsigned* out, Places shape) {
   unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
   unsigned threads = blockDim.x * blockDim.y * blockDim.z;
-  if (gridDim.z == shape.grid.z && blockDim.y == shape.block.y)
-    atomicAdd(&out[block * threads + thread], 1u + thread);
+  if (gridDim.z == shape.grid.z && blockDim.y == shape.block.y) atomicAdd(&out[block * threads + thread], 1u + thread);
 }
 
 TEST_CASE("every thread of a three-dimensional launch runs once", "[cuda]") {
   cuda::Stream stream;
   Places shape{dim3(3, 2, 4), dim3(5, 7, 3)};
   Buffer<unsigned> out(24 * 105);
-  cuda::launch(name_places, "name_places", {.grid = shape.grid, .block = shape.block}, stream,
-               out.upload(stream), shape);
+  cuda::launch(name_places, "name_places", {.grid = shape.grid, .block = shape.block}, stream, out.upload(stream),
+               shape);
   out.download(stream);
   for (size_t i = 0; i < out.n; ++i) REQUIRE(out[i] == 1 + i % 105);
 }
@@ -285,8 +278,8 @@ TEST_CASE("atomics on shared and on global memory", "[cuda]") {
   Buffer<unsigned> out(17);
   std::vector<unsigned> want(16);
   for (size_t i = 0; i < in.n; ++i) ++want[size_t(in[i] = int(random.below(16)))];
-  cuda::launch(histogram, "histogram", {.grid = 3, .block = 128, .shared_bytes = 64}, stream,
-               in.upload(stream), out.upload(stream), int(in.n));
+  cuda::launch(histogram, "histogram", {.grid = 3, .block = 128, .shared_bytes = 64}, stream, in.upload(stream),
+               out.upload(stream), int(in.n));
   out.download(stream);
   for (size_t i = 0; i < 16; ++i) CHECK(out[i] == want[i]);
   CHECK(out[16] >= *std::max_element(want.begin(), want.end()) / 3);
@@ -325,9 +318,8 @@ TEST_CASE("cp.async in a pipeline of two stages", "[cuda]") {
     Buffer<float> in{size_t(n)}, out(1);
     float want = 0;
     for (size_t i = 0; i < in.n; ++i) want += in[i] = float(i % 13);
-    cuda::launch(sum_tiles, "sum_tiles",
-                 {.grid = 1, .block = 32, .shared_bytes = cuda::shared_bytes<float>(256)}, stream,
-                 in.upload(stream), out.upload(stream), n);
+    cuda::launch(sum_tiles, "sum_tiles", {.grid = 1, .block = 32, .shared_bytes = cuda::shared_bytes<float>(256)},
+                 stream, in.upload(stream), out.upload(stream), n);
     out.download(stream);
     REQUIRE(out[0] == want);
   }
@@ -345,8 +337,8 @@ TEST_CASE("16 bytes at once through shared memory", "[cuda]") {
   cuda::Stream stream;
   Buffer<uint4> in(64), out(64);
   for (unsigned i = 0; i < 64; ++i) in[i] = make_uint4(i, i + 100, i + 200, i + 300);
-  cuda::launch(reverse_16, "reverse_16", {.grid = 1, .block = 64, .shared_bytes = 1024}, stream,
-               in.upload(stream), out.upload(stream), 64);
+  cuda::launch(reverse_16, "reverse_16", {.grid = 1, .block = 64, .shared_bytes = 1024}, stream, in.upload(stream),
+               out.upload(stream), 64);
   out.download(stream);
   for (unsigned i = 0; i < 64; ++i) {
     CHECK(out[i].x == 63 - i);
@@ -392,8 +384,7 @@ TEST_CASE("events order streams and time them", "[cuda]") {
   cuda::Event begin(true), end(true), never;
   CHECK(never.done());
   begin.record(first);
-  for (int i = 0; i < 20; ++i)
-    cuda::launch(add, "add", {.grid = 20, .block = 256}, first, device, 5000, 1);
+  for (int i = 0; i < 20; ++i) cuda::launch(add, "add", {.grid = 20, .block = 256}, first, device, 5000, 1);
   end.record(first);
   end.hold(second);
   cuda::copy(values.host.data(), device, 5000 * sizeof(int), second);

@@ -36,8 +36,7 @@ bool has_sm90() {
 
 constexpr int kBoxRows = 24;
 
-__global__ void copy_one_box(const __grid_constant__ TensorMap map, int column, int row,
-                             uint4* out) {
+__global__ void copy_one_box(const __grid_constant__ TensorMap map, int column, int row, uint4* out) {
   Carver carver;
   Shared<bf16> tile = carver.take<bf16>(kBoxRows * kRow);
   Shared<uint64_t> barriers = carver.take<uint64_t>(1);
@@ -51,8 +50,7 @@ __global__ void copy_one_box(const __grid_constant__ TensorMap map, int column, 
     copy_box(tile, 0, map, column, row, barriers, 0);
   }
   mbarrier_wait(barriers, 0, 0);
-  for (int i = int(threadIdx.x); i < kBoxRows * 8; i += int(blockDim.x))
-    out[i] = load_16(tile, 8 * i);
+  for (int i = int(threadIdx.x); i < kBoxRows * 8; i += int(blockDim.x)) out[i] = load_16(tile, 8 * i);
 }
 
 TEST_CASE("cuda sm90: a box lands swizzled, zeros for what is outside", "[cuda][sm90]") {
@@ -62,19 +60,13 @@ TEST_CASE("cuda sm90: a box lands swizzled, zeros for what is outside", "[cuda][
   std::vector<uint16_t> matrix(kRows * kStride);
   for (size_t i = 0; i < matrix.size(); ++i) matrix[i] = uint16_t(i + 1);
   const Memory data = to_card(matrix, stream);
-  const TensorMap map = make_tensor_map({.data = data.data(),
-                                         .rows = kRows,
-                                         .columns = kColumns,
-                                         .row_stride = 2 * kStride,
-                                         .box_rows = kBoxRows});
-  for (auto [column, row] :
-       {std::pair{0, 0}, {0, 8}, {32, 0}, {64, 40}, {0, -5}, {0, kRows}, {kColumns, 3}}) {
+  const TensorMap map = make_tensor_map(
+      {.data = data.data(), .rows = kRows, .columns = kColumns, .row_stride = 2 * kStride, .box_rows = kBoxRows});
+  for (auto [column, row] : {std::pair{0, 0}, {0, 8}, {32, 0}, {64, 40}, {0, -5}, {0, kRows}, {kColumns, 3}}) {
     CAPTURE(column, row);
     const Memory out = Memory::device(kBoxRows * kRow * 2).value();
     launch(copy_one_box, "copy_one_box",
-           {.grid = 1,
-            .block = 64,
-            .shared_bytes = shared_bytes<bf16>(kBoxRows * kRow) + shared_bytes<uint64_t>(1)},
+           {.grid = 1, .block = 64, .shared_bytes = shared_bytes<bf16>(kBoxRows * kRow) + shared_bytes<uint64_t>(1)},
            stream, map, column, row, out.as<uint4>());
     const std::vector<uint16_t> got = from_card<uint16_t>(out, stream);
     int wrong = 0;
@@ -95,10 +87,8 @@ constexpr int kM = 64, kK = 64, kN = 128;
 
 // One warpgroup: out = a b^T, then a v, [64, 128] each, then a v[:, 64 to 127] by the instruction
 // of 64 columns. stored: a comes to shared memory by the threads' own stores.
-__global__ void multiply(const __grid_constant__ TensorMap a_map,
-                         const __grid_constant__ TensorMap b_map,
-                         const __grid_constant__ TensorMap v_map, const bf16* a, float* out,
-                         bool stored) {
+__global__ void multiply(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
+                         const __grid_constant__ TensorMap v_map, const bf16* a, float* out, bool stored) {
   Carver carver;
   Shared<bf16> a_tile = carver.take<bf16>(kM * kRow), b_tile = carver.take<bf16>(kN * kRow),
                v_tiles = carver.take<bf16>(2 * kK * kRow);
@@ -118,8 +108,7 @@ __global__ void multiply(const __grid_constant__ TensorMap a_map,
   }
   if (stored) {
     for (int i = thread; i < kM * 8; i += 128)
-      store_16(a_tile, (i / 8) * kRow + (i % 8 ^ i / 8 % 8) * 8,
-               *reinterpret_cast<const uint4*>(a + 8 * i));
+      store_16(a_tile, (i / 8) * kRow + (i % 8 ^ i / 8 % 8) * 8, *reinterpret_cast<const uint4*>(a + 8 * i));
     fence_proxy_async();
     __syncthreads();
   }
@@ -130,8 +119,7 @@ __global__ void multiply(const __grid_constant__ TensorMap a_map,
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n)
 #pragma unroll
-      for (int c = 0; c < 4; ++c)
-        to[(row + c / 2 * 8) * 8 * kBlocks + 8 * n + column + c % 2] = d[n][c];
+      for (int c = 0; c < 4; ++c) to[(row + c / 2 * 8) * 8 * kBlocks + 8 * n + column + c % 2] = d[n][c];
   };
   const uint64_t a_matrix = matrix_descriptor(shared_address(a_tile, 0)),
                  b_matrix = matrix_descriptor(shared_address(b_tile, 0)),
@@ -140,8 +128,7 @@ __global__ void multiply(const __grid_constant__ TensorMap a_map,
   float s[16][4] = {};
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < kK / 16; ++k)
-    wgmma_shared(s, advance(a_matrix, 32 * k), advance(b_matrix, 32 * k), k > 0);
+  for (int k = 0; k < kK / 16; ++k) wgmma_shared(s, advance(a_matrix, 32 * k), advance(b_matrix, 32 * k), k > 0);
   wgmma_commit();
   wgmma_wait<0>();
   keep_operands(s);
@@ -152,8 +139,7 @@ __global__ void multiply(const __grid_constant__ TensorMap a_map,
   for (int k = 0; k < kK / 16; ++k)
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      p[k][j] = *reinterpret_cast<const uint32_t*>(a + (row + j % 2 * 8) * kK + 16 * k + column +
-                                                   j / 2 * 8);
+      p[k][j] = *reinterpret_cast<const uint32_t*>(a + (row + j % 2 * 8) * kK + 16 * k + column + j / 2 * 8);
   float whole[16][4] = {}, half[8][4] = {};
   keep_operands(whole);
   keep_operands(half);
@@ -194,13 +180,12 @@ TEST_CASE("cuda sm90: products of a warpgroup, every element", "[cuda][sm90]") {
   for (bool stored : {false, true}) {
     CAPTURE(stored);
     const Memory out = to_card(std::vector<float>(2 * kM * kN + kM * kN / 2, -1), stream);
-    launch(
-        multiply, "multiply",
-        {.grid = 1,
-         .block = 128,
-         .shared_bytes = shared_bytes<bf16>((kM + kN + 2 * kK) * kRow) + shared_bytes<uint64_t>(1)},
-        stream, map_of(on_a, kM, kK), map_of(on_b, kN, kK), map_of(on_v, kK, kN),
-        on_a.as<const bf16>(), out.as<float>(), stored);
+    launch(multiply, "multiply",
+           {.grid = 1,
+            .block = 128,
+            .shared_bytes = shared_bytes<bf16>((kM + kN + 2 * kK) * kRow) + shared_bytes<uint64_t>(1)},
+           stream, map_of(on_a, kM, kK), map_of(on_b, kN, kK), map_of(on_v, kK, kN), on_a.as<const bf16>(),
+           out.as<float>(), stored);
     const std::vector<float> got = from_card<float>(out, stream);
     int wrong[3] = {};
     for (int m = 0; m < kM; ++m)

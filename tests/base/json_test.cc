@@ -174,8 +174,7 @@ TEST_CASE("json: files that are absent, too long or not files", "[base]") {
   CHECK(parse_json_file(dir.path + "/none").error().code == ErrorCode::not_found);
   CHECK(parse_json_file(dir.path + "/a.json/b").error().code == ErrorCode::not_found);
   contains(parse_json_file(dir.path).error().message, "not a regular file");
-  contains(parse_json_file(dir.path + "/a.json", {.max_bytes = 5}).error().message,
-           "/a.json: 6 bytes, at most 5");
+  contains(parse_json_file(dir.path + "/a.json", {.max_bytes = 5}).error().message, "/a.json: 6 bytes, at most 5");
   REQUIRE(mkfifo((dir.path + "/fifo").c_str(), 0600) == 0);
   contains(parse_json_file(dir.path + "/fifo").error().message, "not a regular file");
 }

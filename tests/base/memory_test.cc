@@ -6,8 +6,7 @@
 
 namespace xpyd::memory_test {
 
-TEST_CASE("a buffer is zeroed, page aligned, writable to its last byte and does not move",
-          "[base][memory]") {
+TEST_CASE("a buffer is zeroed, page aligned, writable to its last byte and does not move", "[base][memory]") {
   for (size_t bytes : {size_t(1), size_t(4096), size_t(4097), size_t(3) << 20}) {
     Buffer buffer(bytes);
     REQUIRE(buffer.size() == bytes);

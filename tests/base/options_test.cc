@@ -77,9 +77,8 @@ TEST_CASE("options: defaults of the group alone", "[options]") {
 }
 
 TEST_CASE("options: each kind, and each way of writing it", "[options]") {
-  Options options =
-      good({"--port=1", "--name", "a b", "--offset", "-3", "--rate", "2.5", "--kv-bytes", "1.5MiB",
-            "--allocator=contiguous", "--prefix-cache", "off", "--chat", "MODEL", "--top-p", "0"});
+  Options options = good({"--port=1", "--name", "a b", "--offset", "-3", "--rate", "2.5", "--kv-bytes", "1.5MiB",
+                          "--allocator=contiguous", "--prefix-cache", "off", "--chat", "MODEL", "--top-p", "0"});
   CHECK(options.integer("port") == 1);
   CHECK(options.text("name") == "a b");
   CHECK(options.integer("offset") == -3);
@@ -113,8 +112,7 @@ TEST_CASE("options: a bad value names the option and what was expected", "[optio
   }
   for (const char* bad : {"nan", "x", "0.4", "-inf", ""})
     contains(error({"--rate", bad}), "expected a number at least 0.5 1/s");
-  for (const char* bad : {"inf", "1.01", "-0.1"})
-    contains(error({"--top-p", bad}), "expected a number from 0 to 1");
+  for (const char* bad : {"inf", "1.01", "-0.1"}) contains(error({"--top-p", bad}), "expected a number from 0 to 1");
   contains(error({"--kv-bytes", "12XB"}), "unknown unit");
   contains(error({"--kv-bytes", "2GiB"}), "from 1 to 1073741824 bytes");
   contains(error({"--allocator", "pagd"}), "expected contiguous|paged; nearest: 'paged'");

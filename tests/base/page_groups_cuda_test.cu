@@ -75,8 +75,7 @@ TEST_CASE("cuda page groups: a size that the card does not map is refused", "[cu
   }
 }
 
-TEST_CASE("cuda page groups: more than the card has is an error, and all is given back",
-          "[cuda][base]") {
+TEST_CASE("cuda page groups: more than the card has is an error, and all is given back", "[cuda][base]") {
   auto device = make_cuda_device();
   const size_t free = cuda::open().value().free_bytes;
   const size_t size = (free / 64 + granularity()) / granularity() * granularity();

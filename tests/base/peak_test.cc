@@ -63,17 +63,15 @@ TEST_CASE("a peak survives JSON, and its text names every figure", "[base][peak]
 }
 
 TEST_CASE("a damaged peak file is an error, not a peak", "[base][peak]") {
-  for (const char* text :
-       {"", "[]", "{}", "{\"machine\":\"x\"}",
-        R"({"machine":"m","isa":"avx2","wake_spin_us":0,"wake_parked_us":0,"one":{},"all":{}})",
-        R"({"machine":"m","isa":"avx2","wake_spin_us":0,"wake_parked_us":0,
+  for (const char* text : {"", "[]", "{}", "{\"machine\":\"x\"}",
+                           R"({"machine":"m","isa":"avx2","wake_spin_us":0,"wake_parked_us":0,"one":{},"all":{}})",
+                           R"({"machine":"m","isa":"avx2","wake_spin_us":0,"wake_parked_us":0,
             "one":{"n_threads":1,"fma_gflops":0,"read_gbps":1,"copy_gbps":1},
             "all":{"n_threads":1,"fma_gflops":1,"read_gbps":1,"copy_gbps":1}})"})
     REQUIRE_FALSE(peak_from_json(text).ok());
 }
 
-TEST_CASE("the kept peak is used on this machine and replaced when it is another's",
-          "[base][peak]") {
+TEST_CASE("the kept peak is used on this machine and replaced when it is another's", "[base][peak]") {
   testing::TempDir dir;
   ScopedVariable cache("XDG_CACHE_HOME", dir.path);
   REQUIRE(peak_cache_path() == dir.path + "/xpyd/peak.json");

@@ -52,8 +52,7 @@ TEST_CASE("barrier separates phases, with more threads than cores too", "[base][
   }
 }
 
-TEST_CASE("members that parked wake up, and so does an owner that waited long",
-          "[base][thread_team]") {
+TEST_CASE("members that parked wake up, and so does an owner that waited long", "[base][thread_team]") {
   ThreadTeam team(3);
   int sum = 0;
   for (int round = 0; round < 20; ++round) {
@@ -96,8 +95,7 @@ TEST_CASE("a team pins its threads to the cpus asked for", "[base][thread_team]"
   REQUIRE(ran_on == cpus);
 }
 
-TEST_CASE("share cuts n into ranges that cover it once, in multiples of the grain",
-          "[base][thread_team]") {
+TEST_CASE("share cuts n into ranges that cover it once, in multiples of the grain", "[base][thread_team]") {
   for (int n : {0, 1, 5, 16, 100})
     for (int size : {1, 2, 3, 7})
       for (int grain : {1, 4, 8}) {

@@ -153,8 +153,8 @@ struct Outcome {
 };
 
 // Requests of known length, one batch of arrivals after another, into a pool that cannot hold all.
-Outcome serve(const std::string& scheme, const std::string& policy, const std::string& rule,
-              int step_tokens, uint64_t seed) {
+Outcome serve(const std::string& scheme, const std::string& policy, const std::string& rule, int step_tokens,
+              uint64_t seed) {
   ModelConfig config = tiny_config();
   KvOptions kv{.shape = kv_shape(config, Dtype::bf16)};
   kv.max_sequence_tokens = 256;
@@ -176,15 +176,14 @@ Outcome serve(const std::string& scheme, const std::string& policy, const std::s
     auto request = std::make_shared<Request>();
     request->id = uint64_t(id);
     const int prompt = 1 + int(random.below(100)), family = int(random.below(3));
-    for (int i = 0; i < prompt; ++i)
-      request->prompt.push_back((i * 7 + (i < 40 ? family : id)) % 96);
+    for (int i = 0; i < prompt; ++i) request->prompt.push_back((i * 7 + (i < 40 ? family : id)) % 96);
     request->sampling.temperature = 0;
     request->max_tokens = 1 + int(random.below(120));
     request->ignore_eos = true;
     request->n = random.below(8) == 0 ? 3 : 1;
     choices += request->n;
-    engine.submit(make_sequence(request, {.stands_for = request->n}, sink,
-                                std::make_shared<std::atomic<bool>>(false), nullptr));
+    engine.submit(
+        make_sequence(request, {.stands_for = request->n}, sink, std::make_shared<std::atomic<bool>>(false), nullptr));
     for (uint64_t turns = random.below(4); turns > 0; --turns) engine.step();
   }
   while (!engine.idle()) REQUIRE(engine.step());

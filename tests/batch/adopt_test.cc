@@ -7,17 +7,13 @@ namespace {
 
 // Engine::adopt() promised to take any sequence whose KV is in place, and took the prompt of one
 // that was not marked as started for one of its own: it counted it, and said it was cached.
-TEST_CASE("engine: a prompt computed elsewhere was counted as this engine's, and as cached",
-          "[engine]") {
+TEST_CASE("engine: a prompt computed elsewhere was counted as this engine's, and as cached", "[engine]") {
   ThreadTeam team(1);
   RealClock clock;
-  const KvOptions kv{.shape = kv_shape(tiny_config(), Dtype::f32),
-                     .pool_bytes = 1 << 20,
-                     .max_sequence_tokens = 256};
+  const KvOptions kv{.shape = kv_shape(tiny_config(), Dtype::f32), .pool_bytes = 1 << 20, .max_sequence_tokens = 256};
   const auto memory = find_kv_scheme("paged")->make(make_block_pool("paged", kv).value(), kv);
   const auto model = make_llama(tiny_weights(), team, 64, 4);
-  Engine engine(*model, *memory,
-                {.policy = find_batch_policy("chunked"), .max_batch = 4, .step_tokens = 64}, clock,
+  Engine engine(*model, *memory, {.policy = find_batch_policy("chunked"), .max_batch = 4, .step_tokens = 64}, clock,
                 nullptr);
   const auto request = tiny_request(1, std::vector<int32_t>(40, 7), 3);
   const auto recorder = std::make_shared<Recorder>();

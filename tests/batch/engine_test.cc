@@ -29,8 +29,7 @@ Load make_load(uint64_t seed) {
   for (int id = 0; id < n; ++id) {
     std::vector<int32_t> prompt(size_t(1 + below(60)));
     const int family = below(4);
-    for (size_t i = 0; i < prompt.size(); ++i)
-      prompt[i] = int32_t((i * 7 + size_t(i < 20 ? family : id) * 13) % 96);
+    for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = int32_t((i * 7 + size_t(i < 20 ? family : id) * 13) % 96);
     auto request = tiny_request(uint64_t(id), prompt, 1 + below(12));
     for (int stops = below(6); stops > 0; --stops) request->stop_token_ids.push_back(below(96));
     if (below(6) == 0) request->n = 2 + below(2);
@@ -53,10 +52,8 @@ Results run(const Load& load, const TinySetup& setup) {
   // What ends in one turn may be noticed by the other instance in the next.
   for (int turn = 0, still = 0; still < 3 || turn <= load.arrivals.rbegin()->first; ++turn) {
     if (auto due = load.arrivals.find(turn); due != load.arrivals.end())
-      for (; submitted < due->second; ++submitted)
-        REQUIRE(tiny.submit(load.requests[size_t(submitted)]).ok());
-    if (auto due = load.aborts.find(turn); due != load.aborts.end())
-      tiny.cluster->abort(due->second);
+      for (; submitted < due->second; ++submitted) REQUIRE(tiny.submit(load.requests[size_t(submitted)]).ok());
+    if (auto due = load.aborts.find(turn); due != load.aborts.end()) tiny.cluster->abort(due->second);
     still = tiny.cluster->turn() ? 0 : still + 1;
     for (const auto& instance : tiny.cluster->instances())
       instance->memory().check_invariants(!tiny.cluster->stats().shared_pool);
@@ -68,8 +65,7 @@ Results run(const Load& load, const TinySetup& setup) {
   }
   Results results;
   for (const auto& request : load.requests)
-    for (int c = 0; c < request->n; ++c)
-      results[{request->id, c}] = tiny.recorder->choice(request->id, c);
+    for (int c = 0; c < request->n; ++c) results[{request->id, c}] = tiny.recorder->choice(request->id, c);
   return results;
 }
 

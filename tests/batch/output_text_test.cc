@@ -15,8 +15,8 @@ const Tokenizer& byte_tokenizer() {
     for (int byte = 0; byte < 256; ++byte) {
       bool printable = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
       char name[32];
-      std::snprintf(name, sizeof name, "%s\"\\u%04x\":%d", byte ? "," : "",
-                    unsigned(printable ? byte : shifted++), byte);
+      std::snprintf(name, sizeof name, "%s\"\\u%04x\":%d", byte ? "," : "", unsigned(printable ? byte : shifted++),
+                    byte);
       vocab += name;
     }
     std::string json = R"({"added_tokens":[],"normalizer":null,"post_processor":null,

@@ -20,21 +20,14 @@ struct Scene {
 };
 
 SequenceView decoding(int tokens) {
-  return {.n_tokens = tokens,
-          .n_computed = tokens - 1,
-          .n_limit = tokens + 50,
-          .n_blocks = (tokens + 14) / 16};
+  return {.n_tokens = tokens, .n_computed = tokens - 1, .n_limit = tokens + 50, .n_blocks = (tokens + 14) / 16};
 }
 SequenceView prompt(int tokens, int computed = 0) {
-  return {.n_tokens = tokens,
-          .n_computed = computed,
-          .n_limit = tokens + 50,
-          .n_blocks = (computed + 15) / 16};
+  return {.n_tokens = tokens, .n_computed = computed, .n_limit = tokens + 50, .n_blocks = (computed + 15) / 16};
 }
 
 TEST_CASE("chunked: decodes first, then pieces of prompts", "[batch]") {
-  Scene scene{.running = {decoding(20), prompt(100, 40), decoding(33)},
-              .waiting = {prompt(30), prompt(5)}};
+  Scene scene{.running = {decoding(20), prompt(100, 40), decoding(33)}, .waiting = {prompt(30), prompt(5)}};
   BatchPlan plan = scene.plan("chunked");
   REQUIRE(plan.preempts.empty());
   REQUIRE(plan.runs.size() == 3);
@@ -56,8 +49,7 @@ TEST_CASE("prefill_first: prompts alone, then decodes alone", "[batch]") {
   CHECK(plan.runs.size() == 2);
 }
 
-TEST_CASE("static: nobody joins a running batch, and memory is held for the longest output",
-          "[batch]") {
+TEST_CASE("static: nobody joins a running batch, and memory is held for the longest output", "[batch]") {
   Scene scene{.running = {decoding(20)}, .waiting = {prompt(30), prompt(30), prompt(30)}};
   scene.running[0].n_output = 2;
   CHECK(scene.plan("static").admits.empty());
@@ -102,8 +94,7 @@ TEST_CASE("every policy asks the rule that it is given", "[batch]") {
     scene.rule = find_admission_rule("longest");  // 80 tokens each
     CHECK(scene.plan(policy.name).admits.size() == 2);
     scene.rule = find_admission_rule("prompt");
-    CHECK(scene.plan(policy.name).admits.size() ==
-          (std::string(policy.name) == "persistent" ? 2 : 3));
+    CHECK(scene.plan(policy.name).admits.size() == (std::string(policy.name) == "persistent" ? 2 : 3));
   }
 }
 
@@ -119,11 +110,9 @@ TEST_CASE("a full batch and a missing block stop admission in order", "[batch]")
   CHECK(scene.plan("chunked").admits.empty());
 }
 
-TEST_CASE("the youngest is preempted when blocks run out, and what it had is counted again",
-          "[batch]") {
+TEST_CASE("the youngest is preempted when blocks run out, and what it had is counted again", "[batch]") {
   Scene scene{.running = {decoding(33), decoding(17), decoding(49)}, .available = 0};
-  for (SequenceView& s : scene.running)
-    s.n_blocks = (s.n_tokens - 1) / 16;  // each needs a block now
+  for (SequenceView& s : scene.running) s.n_blocks = (s.n_tokens - 1) / 16;  // each needs a block now
   BatchPlan plan = scene.plan("chunked");
   REQUIRE(plan.preempts == std::vector<int>{2});
   REQUIRE(plan.runs.size() == 2);
@@ -194,8 +183,7 @@ TEST_CASE("every policy's plan is sound on random scenes", "[batch]") {
       REQUIRE((plan.admits.empty() || sequences <= scene.max_batch));
       REQUIRE((decode_only || tokens <= std::max(scene.step, int(scene.running.size()))));
       // Something moves whenever something can.
-      if (!scene.running.empty())
-        REQUIRE(plan.runs.size() + plan.preempts.size() + plan.admits.size() > 0);
+      if (!scene.running.empty()) REQUIRE(plan.runs.size() + plan.preempts.size() + plan.admits.size() > 0);
     }
   }
 }

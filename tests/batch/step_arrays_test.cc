@@ -61,16 +61,13 @@ TEST_CASE("a step's arrays are right however steps follow one another", "[batch]
     Random random(seed);
     const bool keeps_rows = seed % 2;
     for (int step = 0; step < 200; ++step) {
-      for (uint64_t n = random.below(3); n > 0 && scene.alive.size() < 20; --n)
-        scene.add(1 + int(random.below(30)));
-      if (!scene.alive.empty() && random.below(3) == 0)
-        scene.remove(size_t(random.below(scene.alive.size())));
+      for (uint64_t n = random.below(3); n > 0 && scene.alive.size() < 20; --n) scene.add(1 + int(random.below(30)));
+      if (!scene.alive.empty() && random.below(3) == 0) scene.remove(size_t(random.below(scene.alive.size())));
       std::vector<StepEntry> entries;
       for (const SequencePtr& s : scene.alive) {
         if (random.below(8) == 0) continue;  // not in this step
         const bool decodes = random.below(4) != 0;
-        const int last = int(s->tokens.size()),
-                  n = decodes ? 1 : 1 + int(random.below(uint64_t(last)));
+        const int last = int(s->tokens.size()), n = decodes ? 1 : 1 + int(random.below(uint64_t(last)));
         entries.push_back({s.get(), last - n, n, random.below(6) != 0});
       }
       if (keeps_rows) scene.arrays.arrange(entries);

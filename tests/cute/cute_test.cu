@@ -60,8 +60,8 @@ std::vector<float> numbers(size_t n, unsigned seed) {  // small integers: sums a
   for (float& v : x) v = float(int(random() % 5) - 2);
   return x;
 }
-std::vector<float> product(const std::vector<float>& a, const std::vector<float>& b, int m, int n,
-                           int k, bool b_is_kn) {
+std::vector<float> product(const std::vector<float>& a, const std::vector<float>& b, int m, int n, int k,
+                           bool b_is_kn) {
   std::vector<float> c(size_t(m) * size_t(n));
   for (int i = 0; i < m; ++i)
     for (int j = 0; j < n; ++j)
@@ -69,9 +69,7 @@ std::vector<float> product(const std::vector<float>& a, const std::vector<float>
         c[size_t(i * n + j)] += a[size_t(i * k + l)] * b[size_t(b_is_kn ? l * n + j : j * k + l)];
   return c;
 }
-uint32_t pack(float low, float high) {
-  return uint32_t(to_bf16(low).bits) | uint32_t(to_bf16(high).bits) << 16;
-}
+uint32_t pack(float low, float high) { return uint32_t(to_bf16(low).bits) | uint32_t(to_bf16(high).bits) << 16; }
 At planted(At at, Plant plant) {
   if (plant == Plant::fragment_rows) at.row ^= 8;
   if (plant == Plant::fragment_columns) at.column ^= 1;
@@ -114,8 +112,7 @@ __device__ void fill(const Shared<bf16>& to, const bf16* from, int n) {
 // --- flash_wgmma's scores and values, of one warpgroup.
 
 template <int kDim>
-__global__ void scores_kernel(const bf16* queries, const bf16* keys, int group, Plant plant,
-                              float* out) {
+__global__ void scores_kernel(const bf16* queries, const bf16* keys, int group, Plant plant, float* out) {
   Carver carver;
   Shared<bf16> q = carver.take<bf16>(Plan<kDim>::kRows * kDim);
   Shared<bf16> tile = carver.take<bf16>(kTile * kDim);
@@ -127,24 +124,20 @@ __global__ void scores_kernel(const bf16* queries, const bf16* keys, int group, 
   rows.start_scores(matrix_descriptor(shared_address(q, group * kGroupRows * kBoxColumns)),
                     planted(matrix_descriptor(shared_address(tile, 0)), plant));
   wgmma_wait<0>();
-  for (int i = 0; i < kTile / 2; ++i)
-    out[int(threadIdx.x) * (kTile / 2) + i] = rows.s[i / 4][i % 4];
+  for (int i = 0; i < kTile / 2; ++i) out[int(threadIdx.x) * (kTile / 2) + i] = rows.s[i / 4][i % 4];
 }
 template <int kDim>
-__global__ void values_kernel(const uint32_t* weights, const bf16* values, Plant plant,
-                              float* out) {
+__global__ void values_kernel(const uint32_t* weights, const bf16* values, Plant plant, float* out) {
   Carver carver;
   Shared<bf16> tile = carver.take<bf16>(kTile * kDim);
   begin(carver);
   fill(tile, values, kTile * kDim);
   Computing<kDim> rows;
   rows.clear();
-  for (int i = 0; i < kTile / 4; ++i)
-    rows.p[i / 4][i % 4] = weights[int(threadIdx.x) * (kTile / 4) + i];
+  for (int i = 0; i < kTile / 4; ++i) rows.p[i / 4][i % 4] = weights[int(threadIdx.x) * (kTile / 4) + i];
   rows.start_values(planted(matrix_descriptor(shared_address(tile, 0), kTile * 128), plant));
   wgmma_wait<0>();
-  for (int i = 0; i < kDim / 2; ++i)
-    out[int(threadIdx.x) * (kDim / 2) + i] = rows.acc[i / 4][i % 4];
+  for (int i = 0; i < kDim / 2; ++i) out[int(threadIdx.x) * (kDim / 2) + i] = rows.acc[i / 4][i % 4];
 }
 
 struct Outcome {
@@ -187,21 +180,16 @@ Outcome scores(Plant plant) {
     simt::FaultCatcher catcher;
     launch(scores_kernel<kDim>, "scores",
            {.block = kGroupThreads, .shared_bytes = size_t(q.rows + kTile) * kDim * 2 + 16}, stream,
-           queries.template as<const bf16>(), keys.template as<const bf16>(), group, plant,
-           out.template as<float>());
+           queries.template as<const bf16>(), keys.template as<const bf16>(), group, plant, out.template as<float>());
     stream.wait();
     for (const std::string& fault : catcher.faults()) outcome.faults += fault + "\n";
-    std::vector<float> mine(x.begin() + group * kGroupRows * kDim,
-                            x.begin() + (group + 1) * kGroupRows * kDim);
-    outcome.products +=
-        wrong(out, product(mine, y, kGroupRows, kTile, kDim, false), kTile, kGroupThreads,
-              [&](int t, int i) { return planted(cute::wgmma_c(kTile, t, i), plant); });
+    std::vector<float> mine(x.begin() + group * kGroupRows * kDim, x.begin() + (group + 1) * kGroupRows * kDim);
+    outcome.products += wrong(out, product(mine, y, kGroupRows, kTile, kDim, false), kTile, kGroupThreads,
+                              [&](int t, int i) { return planted(cute::wgmma_c(kTile, t, i), plant); });
     outcome.descriptors += asked.a.size() != kDim / 16;
     for (int step = 0; step < int(asked.a.size()); ++step) {
-      outcome.descriptors +=
-          asked.a[size_t(step)] != cute::descriptor(q, 0, group * kGroupRows, kGroupRows, step);
-      outcome.descriptors +=
-          asked.b[size_t(step)] != cute::descriptor(k, uint32_t(q.rows * kDim * 2), 0, kTile, step);
+      outcome.descriptors += asked.a[size_t(step)] != cute::descriptor(q, 0, group * kGroupRows, kGroupRows, step);
+      outcome.descriptors += asked.b[size_t(step)] != cute::descriptor(k, uint32_t(q.rows * kDim * 2), 0, kTile, step);
     }
   }
   return outcome;
@@ -212,8 +200,7 @@ Outcome values(Plant plant) {
   Stream stream;
   Outcome outcome;
   Matrix v{kTile, kDim, false};
-  std::vector<float> x = numbers(size_t(kGroupRows * kTile), 3),
-                     y = numbers(size_t(kTile * kDim), 4);
+  std::vector<float> x = numbers(size_t(kGroupRows * kTile), 3), y = numbers(size_t(kTile * kDim), 4);
   std::vector<uint32_t> p(size_t(kGroupRows * kTile / 2));
   for (int t = 0; t < kGroupThreads; ++t)
     for (int j = 0; j < kTile / 4; ++j) {
@@ -228,10 +215,8 @@ Outcome values(Plant plant) {
   Memory out = std::move(Memory::device(kGroupRows * kDim * 4).value());
   asked = {};
   simt::FaultCatcher catcher;
-  launch(values_kernel<kDim>, "values",
-         {.block = kGroupThreads, .shared_bytes = size_t(kTile) * kDim * 2 + 16}, stream,
-         weights.template as<const uint32_t>(), tile.template as<const bf16>(), plant,
-         out.template as<float>());
+  launch(values_kernel<kDim>, "values", {.block = kGroupThreads, .shared_bytes = size_t(kTile) * kDim * 2 + 16}, stream,
+         weights.template as<const uint32_t>(), tile.template as<const bf16>(), plant, out.template as<float>());
   stream.wait();
   for (const std::string& fault : catcher.faults()) outcome.faults += fault + "\n";
   outcome.products = wrong(out, product(x, y, kGroupRows, kDim, kTile, true), kDim, kGroupThreads,
@@ -247,8 +232,8 @@ Outcome values(Plant plant) {
 }
 
 TEST_CASE("cute: flash_wgmma's descriptors, swizzle and fragments are CuTe's", "[cute]") {
-  for (Outcome o : {scores<64>(Plant::none), scores<128>(Plant::none), values<64>(Plant::none),
-                    values<128>(Plant::none)}) {
+  for (Outcome o :
+       {scores<64>(Plant::none), scores<128>(Plant::none), values<64>(Plant::none), values<128>(Plant::none)}) {
     CHECK(o.faults == "");
     CHECK(o.products == 0);
     CHECK(o.descriptors == 0);
@@ -274,11 +259,9 @@ TEST_CASE("cute: a box lies in shared memory as CuTe's swizzle says", "[cute]") 
   for (int row = 0; row < 128; ++row)
     for (int column = 0; column < 128; ++column) {
       int box = (column / 64 * 128 + row) * 64 + ((column / 8 % 8) ^ (row & 7)) * 8 + column % 8;
-      if (box != cute::element({128, 128, true}, row, column) ||
-          box != cute::element({128, 128, false}, row, column) ||
+      if (box != cute::element({128, 128, true}, row, column) || box != cute::element({128, 128, false}, row, column) ||
           swizzled<128>(row, column / 8) + column % 8 != cute::row_major(128, row, column) ||
-          (column < 64 &&
-           swizzled<64>(row, column / 8) + column % 8 != cute::row_major(64, row, column)))
+          (column < 64 && swizzled<64>(row, column / 8) + column % 8 != cute::row_major(64, row, column)))
         FAIL("row " << row << ", column " << column);
     }
   CHECK(cute::element({128, 128, true}, 1, 0) != 64);  // it does swizzle
@@ -293,15 +276,13 @@ __global__ void warp_kernel(bool of_values, const uint32_t* a, const bf16* tile,
   Shared<bf16> kept = carver.take<bf16>(kTokens * kDim);
   int lane = int(threadIdx.x);
   for (int i = lane; i < kTokens * kDim / 8; i += 32)
-    store_16(kept, swizzled<kDim>(i / (kDim / 8), i % (kDim / 8)),
-             reinterpret_cast<const uint4*>(tile)[i]);
+    store_16(kept, swizzled<kDim>(i / (kDim / 8), i % (kDim / 8)), reinterpret_cast<const uint4*>(tile)[i]);
   __syncwarp();
   float s[1][kTokens / 8][4] = {};
   if (of_values) {  // `a`: weights, as the scores lie
     Rows<kDim, 1> rows;
     rows.clear();
-    for (int i = 0; i < kTokens / 2; ++i)
-      s[0][i / 4][i % 4] = __uint_as_float(a[lane * (kTokens / 2) + i]);
+    for (int i = 0; i < kTokens / 2; ++i) s[0][i / 4][i % 4] = __uint_as_float(a[lane * (kTokens / 2) + i]);
     rows.template add_values<kTokens>(s, kept, 0, lane);
     for (int i = 0; i < kDim / 2; ++i) out[lane * kOut + i] = rows.acc[0][i / 4][i % 4];
     return;
@@ -341,15 +322,14 @@ int warp_products(bool of_values, Plant plant) {
     }
   Memory words = on_device(a, stream), rows = on_device(tile, stream);
   Memory out = std::move(Memory::device(size_t(16 * n) * 4).value());
-  launch(warp_kernel<kDim>, "warp", {.block = 32, .shared_bytes = kTokens * kDim * 2}, stream,
-         of_values, words.template as<const uint32_t>(), rows.template as<const bf16>(),
-         out.template as<float>());
+  launch(warp_kernel<kDim>, "warp", {.block = 32, .shared_bytes = kTokens * kDim * 2}, stream, of_values,
+         words.template as<const uint32_t>(), rows.template as<const bf16>(), out.template as<float>());
   stream.wait();
   return wrong(out, product(x, y, 16, n, k, of_values), n, 32, block_at);
 }
 
-__global__ void instructions_kernel(const uint32_t* a, const uint32_t* b, float* out,
-                                    const bf16* matrices, uint32_t* loaded) {
+__global__ void instructions_kernel(const uint32_t* a, const uint32_t* b, float* out, const bf16* matrices,
+                                    uint32_t* loaded) {
   Carver carver;
   Shared<bf16> kept = carver.take<bf16>(256);
   int lane = int(threadIdx.x);
@@ -374,18 +354,13 @@ TEST_CASE("cute: mma's fragments and ldmatrix's rows are CuTe's", "[cute]") {
   for (size_t i = 0; i < 256; ++i) ids[i].bits = uint16_t(i);
   for (int lane = 0; lane < 32; ++lane) {
     auto of = [](const std::vector<float>& m, At at) { return m[size_t(at.row * 16 + at.column)]; };
-    for (int j = 0; j < 4; ++j)
-      a.push_back(pack(of(x, cute::mma_a(lane, 2 * j)), of(x, cute::mma_a(lane, 2 * j + 1))));
-    for (int j = 0; j < 2; ++j)
-      b.push_back(pack(of(y, cute::mma_b(lane, 2 * j)), of(y, cute::mma_b(lane, 2 * j + 1))));
+    for (int j = 0; j < 4; ++j) a.push_back(pack(of(x, cute::mma_a(lane, 2 * j)), of(x, cute::mma_a(lane, 2 * j + 1))));
+    for (int j = 0; j < 2; ++j) b.push_back(pack(of(y, cute::mma_b(lane, 2 * j)), of(y, cute::mma_b(lane, 2 * j + 1))));
   }
-  Memory out = std::move(Memory::device(128 * 4).value()),
-         loaded = std::move(Memory::device(256 * 4).value());
-  Memory a_device = on_device(a, stream), b_device = on_device(b, stream),
-         matrices = on_device(ids, stream);
-  launch(instructions_kernel, "instructions", {.block = 32, .shared_bytes = 512}, stream,
-         a_device.as<const uint32_t>(), b_device.as<const uint32_t>(), out.as<float>(),
-         matrices.as<const bf16>(), loaded.as<uint32_t>());
+  Memory out = std::move(Memory::device(128 * 4).value()), loaded = std::move(Memory::device(256 * 4).value());
+  Memory a_device = on_device(a, stream), b_device = on_device(b, stream), matrices = on_device(ids, stream);
+  launch(instructions_kernel, "instructions", {.block = 32, .shared_bytes = 512}, stream, a_device.as<const uint32_t>(),
+         b_device.as<const uint32_t>(), out.as<float>(), matrices.as<const bf16>(), loaded.as<uint32_t>());
   stream.wait();
   CHECK(wrong(out, product(x, y, 16, 8, 16, false), 8, 32, cute::mma_c) == 0);
   int differ[2][2] = {};  // as it is, and against the other kind
@@ -404,8 +379,7 @@ TEST_CASE("cute: mma's fragments and ldmatrix's rows are CuTe's", "[cute]") {
     INFO(of_values);
     CHECK(warp_products<64>(of_values, Plant::none) == 0);
     CHECK(warp_products<128>(of_values, Plant::none) == 0);
-    for (Plant plant : {Plant::fragment_rows, Plant::fragment_columns})
-      CHECK(warp_products<64>(of_values, plant) > 0);
+    for (Plant plant : {Plant::fragment_rows, Plant::fragment_columns}) CHECK(warp_products<64>(of_values, plant) > 0);
   }
 }
 

@@ -38,10 +38,8 @@ auto with(const Matrix& m, F f) {
     using Innermost = SM90::GMMA::Layout_K_SW128_Atom<bfloat16_t>;
     using Outermost = SM90::GMMA::Layout_MN_SW128_Atom<bfloat16_t>;
     if (m.k_innermost)
-      return f(make_tensor(pointer, tile_to_shape(Innermost{}, Shape<Int<kRows>, Int<kColumns>>{})),
-               true_type{});
-    return f(make_tensor(pointer, tile_to_shape(Outermost{}, Shape<Int<kColumns>, Int<kRows>>{},
-                                                Step<_2, _1>{})),
+      return f(make_tensor(pointer, tile_to_shape(Innermost{}, Shape<Int<kRows>, Int<kColumns>>{})), true_type{});
+    return f(make_tensor(pointer, tile_to_shape(Outermost{}, Shape<Int<kColumns>, Int<kRows>>{}, Step<_2, _1>{})),
              false_type{});
   };
   if (m.rows == 128 && m.columns == 64) return of.template operator()<128, 64>();

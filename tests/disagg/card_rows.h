@@ -10,8 +10,7 @@
 namespace xpyd::testing {
 
 // Writes or compares rows by the card's copies; 0: all are right.
-inline int rows_on_card(const KvMemory& kv, KvHandle handle, std::span<const int32_t> tokens,
-                        int begin, bool write) {
+inline int rows_on_card(const KvMemory& kv, KvHandle handle, std::span<const int32_t> tokens, int begin, bool write) {
   cuda::Stream stream;
   cuda::Memory host = cuda::Memory::pinned(kTinyShape.row_bytes());
   int wrong = 0;

@@ -40,13 +40,8 @@ struct WireFaults {
 // are, whatever becomes of its poster: it arrives when advance() says that its time has come.
 class FaultyWire final : public WrappedTransport {
  public:
-  FaultyWire(const TransportOptions& options, WireFaults faults, Random& random,
-             std::set<FaultyWire*>& all)
-      : WrappedTransport("local", options),
-        clock_(*options.clock),
-        faults_(faults),
-        random_(random),
-        all_(all) {
+  FaultyWire(const TransportOptions& options, WireFaults faults, Random& random, std::set<FaultyWire*>& all)
+      : WrappedTransport("local", options), clock_(*options.clock), faults_(faults), random_(random), all_(all) {
     all_.insert(this);
   }
   ~FaultyWire() override { all_.erase(this); }
@@ -62,8 +57,7 @@ class FaultyWire final : public WrappedTransport {
   }
   TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
     Flight flight{.transfer = transfer, .plan = plan};
-    flight.at_s =
-        clock_.now() + (random_.uniform() < faults_.late ? faults_.most_s * random_.uniform() : 0);
+    flight.at_s = clock_.now() + (random_.uniform() < faults_.late ? faults_.most_s * random_.uniform() : 0);
     const double fate = random_.uniform();
     flight.fails = fate < faults_.fail;
     flight.dropped = !flight.fails && fate < faults_.fail + faults_.drop;
@@ -117,11 +111,9 @@ class FaultyWire final : public WrappedTransport {
   TransferState arrive(Flight& flight) {
     if (flight.dropped) return TransferState::done;
     if (flight.transfer.op == KvOp::write) take_bytes(flight);
-    const TransferState state =
-        WrappedTransport::poll(WrappedTransport::post(flight.transfer, flight.plan));
+    const TransferState state = WrappedTransport::poll(WrappedTransport::post(flight.transfer, flight.plan));
     if (flight.fails || state != TransferState::done) return TransferState::failed;
-    if (flight.transfer.op == KvOp::read && flight.changed)
-      flight.plan.copies[0].destination[0] ^= std::byte{0x20};
+    if (flight.transfer.op == KvOp::read && flight.changed) flight.plan.copies[0].destination[0] ^= std::byte{0x20};
     return TransferState::done;
   }
 
@@ -212,8 +204,7 @@ double Sim::when(InstanceId from, InstanceId to, const Message& message) {
     std::visit(
         [&](const auto& m) {
           if constexpr (requires { m.attempt; })
-            tell("  %d -> %d: %s of attempt %d, due %.4f", from, to, message_name(message),
-                 int(m.attempt), at);
+            tell("  %d -> %d: %s of attempt %d, due %.4f", from, to, message_name(message), int(m.attempt), at);
         },
         message);
   return at;
@@ -255,9 +246,7 @@ void Sim::configure() {
   for (int i = 0; i < p; ++i) wanted_.push_back(Role::prefill);
   for (int i = 0; i < d; ++i) wanted_.push_back(Role::decode);
   for (int i = 0; i < c; ++i) wanted_.push_back(Role::colocated);
-  auto sometimes = [&](double p_on, double most) {
-    return chance(p_on) ? most * random_.uniform() : 0;
-  };
+  auto sometimes = [&](double p_on, double most) { return chance(p_on) ? most * random_.uniform() : 0; };
   late_s_ = 0.0005 + sometimes(0.7, 0.02);
   wire_ = {.late = sometimes(0.5, 1),
            .most_s = chance(0.8) ? 0.1 : 3 * lease_s_,
@@ -275,16 +264,13 @@ void Sim::configure() {
   leave_rate_ = sometimes(0.4, 4);
   abort_rate_ = sometimes(0.5, 20);
   to_submit_ = 8 + int(random_.below(25));
-  tell("%dP%dD%dC %s block %d %s, placement %s, disagg %s%s, stream %d, batch %d, step %d", p, d, c,
-       sim.scheme.c_str(), kv.block_tokens, kv.prefix_cache ? "cache" : "no cache",
-       options.placement->name, options.disagg->name, options.disagg_options.pull ? " pull" : "",
-       int(sim.stream_kv), max_batch_, sim.step_tokens);
+  tell("%dP%dD%dC %s block %d %s, placement %s, disagg %s%s, stream %d, batch %d, step %d", p, d, c, sim.scheme.c_str(),
+       kv.block_tokens, kv.prefix_cache ? "cache" : "no cache", options.placement->name, options.disagg->name,
+       options.disagg_options.pull ? " pull" : "", int(sim.stream_kv), max_batch_, sim.step_tokens);
   sim.wire = [this](const TransportOptions& wire) {
     return std::make_unique<FaultyWire>(wire, wire_, random_, wires_);
   };
-  due = [this](InstanceId from, InstanceId to, const Message& message) {
-    return when(from, to, message);
-  };
+  due = [this](InstanceId from, InstanceId to, const Message& message) { return when(from, to, message); };
   open(std::move(sim));
 }
 
@@ -336,8 +322,7 @@ void Sim::notice_gone() {
   for (const InstanceInfo& info : conductor().members()) members.insert(info.id);
   std::vector<std::shared_ptr<Node>> over;
   for (auto& [id, node] : nodes) {
-    if (!members.contains(id) && node->zombie_turns < 0)
-      node->zombie_turns = int(random_.below(60));
+    if (!members.contains(id) && node->zombie_turns < 0) node->zombie_turns = int(random_.below(60));
     if (node->zombie_turns == 0) over.push_back(node);
     if (node->leaving && members.contains(id) && conductor().idle(id) && node->instance->idle()) {
       conductor().left(id, "it leaves");
@@ -368,8 +353,7 @@ void Sim::submit() {
   auto request = std::make_shared<Request>();
   request->id = id;
   const int length = up_to(90), family = int(random_.below(4));
-  for (int i = 0; i < length; ++i)
-    request->prompt.push_back((i * 5 + (i < 24 ? family : int(id) + i)) % 251);
+  for (int i = 0; i < length; ++i) request->prompt.push_back((i * 5 + (i < 24 ? family : int(id) + i)) % 251);
   request->sampling.temperature = 0;
   request->n = chance(0.2) ? std::min(max_batch_, up_to(3)) : 1;
   request->max_tokens = up_to(30);
@@ -398,8 +382,7 @@ void Sim::on_event(const TokenEvent& event) {
   auto found = expected_.find(event.request_id);
   if (found == expected_.end()) return wrong("an event of a request that nobody sent");
   Expected& e = found->second;
-  const std::string who =
-      "request " + std::to_string(event.request_id) + "." + std::to_string(event.choice);
+  const std::string who = "request " + std::to_string(event.request_id) + "." + std::to_string(event.choice);
   Tokens& got = e.got[size_t(event.choice)];
   if (e.ends[size_t(event.choice)] > 0) wrong(who + " goes on after its end");
   if (event.token >= 0) {
@@ -410,10 +393,9 @@ void Sim::on_event(const TokenEvent& event) {
   if (event.finish == FinishReason::none) return;
   ++e.ends[size_t(event.choice)];
   ++ended_;
-  tell("%s ends with %s after %d tokens %s", who.c_str(), finish_reason_name(event.finish),
-       int(got.size()), event.error.c_str());
-  if (event.finish == FinishReason::length && int(got.size()) != e.max_tokens)
-    wrong(who + " is short");
+  tell("%s ends with %s after %d tokens %s", who.c_str(), finish_reason_name(event.finish), int(got.size()),
+       event.error.c_str());
+  if (event.finish == FinishReason::length && int(got.size()) != e.max_tokens) wrong(who + " is short");
   if (event.finish == FinishReason::error || (event.finish != FinishReason::length && !e.aborted))
     wrong(who + " ended with " + finish_reason_name(event.finish) + " " + event.error);
 }
@@ -444,16 +426,15 @@ std::string Sim::run() {
     if (clock.seconds > at_rest_s + 1.5 * lease_s_ + 4 * late_s_) break;
   }
   if (wrong_.empty() && clock.seconds >= kMost)
-    wrong("it hangs: " + std::to_string(ended_) + " of " + std::to_string(expected_choices_) +
-          " choices have ended");
+    wrong("it hangs: " + std::to_string(ended_) + " of " + std::to_string(expected_choices_) + " choices have ended");
   if (wrong_.empty()) wrong_ = check_memory(true);
   for (const auto& [id, e] : expected_)
     for (int ends : e.ends)
       if (wrong_.empty() && ends != 1)
         wrong("request " + std::to_string(id) + " ended " + std::to_string(ends) + " times");
   const ConductorStats s = conductor().totals();
-  tell("attempts %d, failed %d, late tokens %d, joined %d, left %d", int(s.attempts),
-       int(s.failed_attempts), int(s.late_tokens), int(s.joined), int(s.left));
+  tell("attempts %d, failed %d, late tokens %d, joined %d, left %d", int(s.attempts), int(s.failed_attempts),
+       int(s.late_tokens), int(s.joined), int(s.left));
   close();
   return wrong_;
 }

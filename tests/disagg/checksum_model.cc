@@ -34,8 +34,7 @@ class ChecksumModel final : public Model {
           const int position = step.kv_lengths[s] - (end - i);
           for (int kv = 0; kv < 2; ++kv) {
             uint64_t before[2] = {kStart, 0};
-            if (position > 0)
-              std::memcpy(before, view.row(layer, kv, position - 1, 0), sizeof before);
+            if (position > 0) std::memcpy(before, view.row(layer, kv, position - 1, 0), sizeof before);
             const uint64_t prefix = fold(before[0], uint64_t(uint32_t(step.token_ids[size_t(i)])));
             const uint64_t row[2] = {prefix, row_of(prefix, 2 * layer + kv)};
             std::memcpy(view.row(layer, kv, position, 0), row, sizeof row);

@@ -31,8 +31,7 @@ TEST_CASE("checksums of KV do not depend on its layout, and see every bit", "[di
           for (int token = 0; token < kTokens; ++token)
             for (int head = 0; head < 2; ++head)
               for (size_t i = 0; i < shape.row_bytes(); ++i)
-                view.row(layer, kv, token, head)[i] =
-                    std::byte(layer * 89 + kv * 57 + token * 31 + head * 17 + int(i));
+                view.row(layer, kv, token, head)[i] = std::byte(layer * 89 + kv * 57 + token * 31 + head * 17 + int(i));
       const std::vector<uint64_t> sums = kv_checksums({&view, 1}, one, 0, kTokens);
       REQUIRE(sums.size() == 3);
       if (expected.empty()) expected = sums;

@@ -58,8 +58,7 @@ class SlowWire final : public WrappedTransport {
     const bool fails = fail_every > 0 && ++posts_ % fail_every == 0;
     const TransferId id = fails ? -posts_ : WrappedTransport::post(transfer, plan);
     if (fails)  // an unknown part of it, which nobody counts
-      for (const Copy& copy : plan.copies)
-        std::memcpy(copy.destination, copy.source, copy.bytes / 2);
+      for (const Copy& copy : plan.copies) std::memcpy(copy.destination, copy.source, copy.bytes / 2);
     flights_[id] = {1 + int(random_.below(9)), fails};
     return id;
   }
@@ -92,8 +91,7 @@ TEST_CASE("requests end once with the oracle's tokens, in every topology", "[clu
         INFO(topology << " " << transport << " " << placement);
         TinyCluster tiny({.topology = topology, .placement = placement, .transport = transport});
         for (int i = 0; i < 12; ++i)
-          REQUIRE(
-              tiny.submit(tiny_request(uint64_t(i), prompt_of(10 + 9 * (i % 5), i % 5), 4)).ok());
+          REQUIRE(tiny.submit(tiny_request(uint64_t(i), prompt_of(10 + 9 * (i % 5), i % 5), 4)).ok());
         tiny.run();
         for (int i = 0; i < 12; ++i) {
           Recorder::Choice choice = tiny.recorder->choice(uint64_t(i));
@@ -118,8 +116,7 @@ const Order kOrders[] = {{"prefill_first", false, 0},          {"prefill_first",
 TinySetup in_order(const Order& order, const char* topology) {
   TinySetup setup{.topology = topology};
   setup.disagg = order.disagg;
-  setup.disagg_options = {
-      .pull = order.pull, .max_local_prefill_tokens = order.max_local, .max_prefill_queue = 100};
+  setup.disagg_options = {.pull = order.pull, .max_local_prefill_tokens = order.max_local, .max_prefill_queue = 100};
   return setup;
 }
 
@@ -128,8 +125,8 @@ TEST_CASE("every order of prefill and decode gives the oracle's tokens", "[clust
     for (const char* topology : {"1P1D", "2P1D", "1P2D", "2P2D", "1C1P1D"})
       for (const char* scheme : {"paged", "contiguous", "vattention"})
         for (StreamKv stream : {StreamKv::layer, StreamKv::request}) {
-          INFO(order.disagg << " pull " << order.pull << " local to " << order.max_local << " "
-                            << topology << " " << scheme << " stream " << int(stream));
+          INFO(order.disagg << " pull " << order.pull << " local to " << order.max_local << " " << topology << " "
+                            << scheme << " stream " << int(stream));
           TinySetup setup = in_order(order, topology);
           setup.scheme = scheme;
           setup.stream_kv = stream;
@@ -152,9 +149,8 @@ TEST_CASE("every order of prefill and decode gives the oracle's tokens", "[clust
         }
 }
 
-TEST_CASE(
-    "the threshold of decode_first keeps short prompts on D, and D's prefix is not sent again",
-    "[cluster][order]") {
+TEST_CASE("the threshold of decode_first keeps short prompts on D, and D's prefix is not sent again",
+          "[cluster][order]") {
   TinyCluster tiny(in_order({"conditional_threshold", false, 25}, "1P1D"));
   REQUIRE(tiny.submit(tiny_request(1, prompt_of(25), 4)).ok());
   tiny.run();
@@ -187,12 +183,10 @@ TEST_CASE("a pool too small for all: preemption by recompute changes nothing", "
           setup.step_tokens = 24;
           setup.pool_bytes = 112 * 256;  // 112 tokens; six sequences of 40 + 30 want 420
           TinyCluster tiny(setup);
-          for (int i = 0; i < 6; ++i)
-            REQUIRE(tiny.submit(tiny_request(uint64_t(i), prompt_of(40, i), 30)).ok());
+          for (int i = 0; i < 6; ++i) REQUIRE(tiny.submit(tiny_request(uint64_t(i), prompt_of(40, i), 30)).ok());
           tiny.run();
           int64_t preemptions = 0;
-          for (const InstanceStats& s : tiny.cluster->stats().instances)
-            preemptions += s.preemptions;
+          for (const InstanceStats& s : tiny.cluster->stats().instances) preemptions += s.preemptions;
           if (std::string(batching) == "chunked" && topology[1] == 'C') CHECK(preemptions > 0);
           for (int i = 0; i < 6; ++i) {
             REQUIRE(tiny.recorder->choice(uint64_t(i)).ends == 1);
@@ -253,14 +247,12 @@ TEST_CASE("a shared pool full of prompts to be handed over does not stop D", "[c
       while (!tiny.cluster->wait_idle(0) && ++turns < 100000) tiny.cluster->turn();
       CHECK(tiny.recorder->ended() == 24 * n);
       for (uint64_t id = 0; id < 24; ++id)
-        for (int c = 0; c < n; ++c)
-          CHECK(tiny.recorder->choice(id, c).tokens == oracle(prompt_of(30, int(id)), 25));
+        for (int c = 0; c < n; ++c) CHECK(tiny.recorder->choice(id, c).tokens == oracle(prompt_of(30, int(id)), 25));
       check_quiescent(tiny);
     }
 }
 
-TEST_CASE("a prefix hit is used, reported, kept apart by salt, and never changes a token",
-          "[cluster]") {
+TEST_CASE("a prefix hit is used, reported, kept apart by salt, and never changes a token", "[cluster]") {
   TinyCluster tiny({.topology = "1P1D"});
   Tokens prompt = prompt_of(50);
   for (uint64_t id = 0; id < 3; ++id) {
@@ -387,8 +379,7 @@ TEST_CASE("the queue is bounded and what can never fit is refused at once", "[cl
 TEST_CASE("one-token answers end on P and give D's reservation back", "[cluster]") {
   for (const char* transport : {"local", "handoff"}) {
     TinyCluster tiny({.topology = "1P1D", .transport = transport});
-    for (uint64_t id = 0; id < 5; ++id)
-      REQUIRE(tiny.submit(tiny_request(id, prompt_of(30, int(id)), 1)).ok());
+    for (uint64_t id = 0; id < 5; ++id) REQUIRE(tiny.submit(tiny_request(id, prompt_of(30, int(id)), 1)).ok());
     tiny.run();
     CHECK(tiny.recorder->ended() == 5);
     CHECK(tiny.cluster->stats().instances[0].transfers == 0);
@@ -406,8 +397,7 @@ TEST_CASE("a slow or failing wire delays or recomputes, and no token changes", "
         setup.step_tokens = 16;
         setup.pool_bytes = 256 * 256;
         TinyCluster tiny(setup, SlowWire::make);
-        for (uint64_t id = 0; id < 8; ++id)
-          REQUIRE(tiny.submit(tiny_request(id, prompt_of(45, int(id)), 6)).ok());
+        for (uint64_t id = 0; id < 8; ++id) REQUIRE(tiny.submit(tiny_request(id, prompt_of(45, int(id)), 6)).ok());
         for (int i = 0; i < 9; ++i) tiny.cluster->turn();
         for (int id = 0; id < aborted; ++id) tiny.cluster->abort(uint64_t(id));
         while (!tiny.cluster->wait_idle(0)) tiny.cluster->turn();
@@ -481,8 +471,7 @@ TEST_CASE("instances as threads: many clients, aborts, and a stop in the middle"
         CHECK(choice.ends == 1);
         if (i % 5 != 4) CHECK(choice.tokens == oracle(prompt_of(20 + i, i % 7), 10));
       }
-      for (uint64_t id = 1000; id < 1020; ++id)
-        CHECK(tiny.submit(tiny_request(id, prompt_of(60, int(id)), 200)).ok());
+      for (uint64_t id = 1000; id < 1020; ++id) CHECK(tiny.submit(tiny_request(id, prompt_of(60, int(id)), 200)).ok());
       tiny.cluster->stop();
       CHECK(tiny.recorder->ended() == kRequests + 40 + 20);
     }

@@ -59,8 +59,7 @@ std::string print(const T& x) {
 }
 
 std::string print_message(const Message& message) {
-  return std::to_string(message.index()) +
-         std::visit([](const auto& m) { return print(m); }, message);
+  return std::to_string(message.index()) + std::visit([](const auto& m) { return print(m); }, message);
 }
 
 // Catches a field that codec_fields.h does not send: its default arrives.
@@ -79,8 +78,7 @@ TEST_CASE("every field of every message arrives", "[disagg][control][codec]") {
     REQUIRE(to.ok());
     CHECK(to.value() == 9);
     // And the filler has left no default, which could not be told from a field that was forgotten.
-    Message blank =
-        std::visit([](const auto& m) -> Message { return std::decay_t<decltype(m)>(); }, message);
+    Message blank = std::visit([](const auto& m) -> Message { return std::decay_t<decltype(m)>(); }, message);
     if (!std::visit(
             [](const auto& m) {
               return requires { m.request; }
@@ -167,8 +165,7 @@ TEST_CASE("what no honest peer sends is refused by name", "[disagg][control][cod
   CHECK(has(error(request([](Request& r) { r.max_tokens = 0; })), "max_tokens: 0"));
   CHECK(has(error(request([](Request& r) { r.min_tokens = -1; })), "min_tokens: -1"));
   CHECK(has(error(request([](Request& r) { r.stop_token_ids = {3, -3}; })), "stop_token_ids"));
-  CHECK(has(error(request([](Request& r) { r.sampling.temperature = std::nanf(""); })),
-            "temperature"));
+  CHECK(has(error(request([](Request& r) { r.sampling.temperature = std::nanf(""); })), "temperature"));
   CHECK(has(error(request([](Request& r) { r.sampling.top_p = 1.5f; })), "top_p"));
   CHECK(has(error(request([](Request& r) { r.sampling.top_logprobs = -2; })), "top_logprobs"));
   CHECK(has(error(request([](Request& r) { r.arrival_s = std::nan(""); })), "arrival_s"));
@@ -233,8 +230,7 @@ TEST_CASE("no bytes make the codec do anything else", "[disagg][control][codec]"
     const std::string good = encode(1, 2, message, kSender);
     for (int round = 0; round < 2000; ++round) {
       std::string bytes = good;
-      for (uint64_t k = 1 + random.below(4); k > 0; --k)
-        bytes[random.below(bytes.size())] = char(random.below(256));
+      for (uint64_t k = 1 + random.below(4); k > 0; --k) bytes[random.below(bytes.size())] = char(random.below(256));
       auto got = decode(frame_type(message), bytes, kSender);
       if (!got) continue;
       ++taken;
@@ -260,12 +256,10 @@ TEST_CASE("seeds of fuzz_wire", "[.seeds]") {
   std::string_view none;
   REQUIRE(handshake.feed(none, hello).ok());
   for (char side : {2, 3})
-    std::ofstream(dir + "handshake-" + std::to_string(side), std::ios::binary)
-        << side << '\0' << hello;
+    std::ofstream(dir + "handshake-" + std::to_string(side), std::ios::binary) << side << '\0' << hello;
   FrameWriter(SipKey()).append(frame, 16, "payload");
   for (char kind : {0, 1})
-    std::ofstream(dir + "frames-" + std::to_string(kind), std::ios::binary)
-        << kind << '\7' << frame << frame;
+    std::ofstream(dir + "frames-" + std::to_string(kind), std::ios::binary) << kind << '\7' << frame << frame;
 }
 
 TEST_CASE("the schema is one number for one program", "[disagg][control][codec]") {

@@ -84,11 +84,8 @@ TEST_CASE("connect: a peer that listens and is silent is waited for by nobody", 
       VirtualClock clock;
       clock.seconds = 100;
       const auto memory = wire.memory(1 << 16), theirs = wire.memory(1 << 16);
-      TransportOptions options{.regions = {{memory.get(), 1 << 16}},
-                               .queue = &cpu_queue(),
-                               .clock = &clock,
-                               .self = 1,
-                               .connect_s = 3};
+      TransportOptions options{
+          .regions = {{memory.get(), 1 << 16}}, .queue = &cpu_queue(), .clock = &clock, .self = 1, .connect_s = 3};
       auto here = wire.make(options).value();
       const SilentPeer silent(here->address(), full);
       for (int round = 0; round < 2; ++round) {  // and it may be tried again
@@ -137,9 +134,7 @@ TEST_CASE("connect: an instance goes on while a peer is silent", "[transport][cl
           : ForwardingTransport(std::move(inner)), silent_(silent), self_(self) {
         if (!silent_) silent_.emplace(ForwardingTransport::address());
       }
-      std::string address() const override {
-        return self_ == 2 ? silent_->address : ForwardingTransport::address();
-      }
+      std::string address() const override { return self_ == 2 ? silent_->address : ForwardingTransport::address(); }
 
      private:
       std::optional<SilentPeer>& silent_;

@@ -58,22 +58,18 @@ TEST_CASE("a ByteReader refuses what does not fit and names the field", "[disagg
     writer.number(n);
     return writer.take() + rest;
   };
-  CHECK(error("abc", [](ByteReader& r) { CHECK(r.number<uint32_t>("x") == 0); }) ==
-        "x: needs 4 bytes, 3 are left");
+  CHECK(error("abc", [](ByteReader& r) { CHECK(r.number<uint32_t>("x") == 0); }) == "x: needs 4 bytes, 3 are left");
   CHECK(error("", [](ByteReader& r) { r.number<uint8_t>("x"); }) == "x: needs 1 bytes, 0 are left");
   CHECK(error("\2", [](ByteReader& r) { CHECK(!r.boolean("flag")); }).find("flag: 2") == 0);
-  CHECK(error("\x09", [](ByteReader& r) { r.number<uint8_t>("role", 0, 8); }) ==
-        "role: 9, expected from 0 to 8");
+  CHECK(error("\x09", [](ByteReader& r) { r.number<uint8_t>("role", 0, 8); }) == "role: 9, expected from 0 to 8");
   // The largest count there is, with four bytes behind it: nothing is allocated for it.
   CHECK(error(count(0xffffffff, "abcd"), [](ByteReader& r) {
           CHECK(r.numbers<int64_t>("ids", 0xffffffff).capacity() == 0);
         }) == "ids: 4294967295 elements in 4 bytes");
   CHECK(error(count(2, "abcdefg"), [](ByteReader& r) { r.numbers<int32_t>("ids", 9); }) ==
         "ids: 2 elements in 7 bytes");
-  CHECK(error(count(3, "abc"), [](ByteReader& r) { r.text("name", 2); }) ==
-        "name: 3 elements, at most 2 are expected");
-  CHECK(error(count(2, "\xc3\x28"), [](ByteReader& r) { CHECK(r.utf8("name", 9).empty()); }) ==
-        "name: not UTF-8");
+  CHECK(error(count(3, "abc"), [](ByteReader& r) { r.text("name", 2); }) == "name: 3 elements, at most 2 are expected");
+  CHECK(error(count(2, "\xc3\x28"), [](ByteReader& r) { CHECK(r.utf8("name", 9).empty()); }) == "name: not UTF-8");
   CHECK(error("ab", [](ByteReader& r) { r.number<uint8_t>("x"); }) == "message: 1 bytes too many");
   // The first error stays, and reads after it give zeros.
   CHECK(error(std::string(1, 5), [](ByteReader& r) {
@@ -84,9 +80,7 @@ TEST_CASE("a ByteReader refuses what does not fit and names the field", "[disagg
   float nan = std::numeric_limits<float>::quiet_NaN();
   ByteWriter writer;
   writer.number(nan);
-  CHECK(error(writer.bytes(), [](ByteReader& r) {
-          r.number<float>("p", 0.0f, 1.0f);
-        }).find("p: ") == 0);
+  CHECK(error(writer.bytes(), [](ByteReader& r) { r.number<float>("p", 0.0f, 1.0f); }).find("p: ") == 0);
 }
 
 // RFC 4231, sections 4.2 to 4.8 (without 4.6, which truncates).
@@ -97,14 +91,11 @@ TEST_CASE("HMAC-SHA256 agrees with RFC 4231", "[disagg][control]") {
   std::string counting;
   for (char c = 1; c <= 25; ++c) counting += c;
   const Row rows[] = {
-      {std::string(20, '\x0b'), "Hi There",
-       "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7"},
-      {"Jefe", "what do ya want for nothing?",
-       "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"},
+      {std::string(20, '\x0b'), "Hi There", "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7"},
+      {"Jefe", "what do ya want for nothing?", "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"},
       {std::string(20, '\xaa'), std::string(50, '\xdd'),
        "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe"},
-      {counting, std::string(50, '\xcd'),
-       "82558a389a443c0ea4cc819899f2083a85f0faa3e578f8077a2e3ff46729665b"},
+      {counting, std::string(50, '\xcd'), "82558a389a443c0ea4cc819899f2083a85f0faa3e578f8077a2e3ff46729665b"},
       {std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First",
        "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54"},
       {std::string(131, '\xaa'),

@@ -136,8 +136,7 @@ TEST_CASE("many threads send on one channel", "[disagg][control]") {
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t)
     threads.emplace_back([&, t] {
-      for (int i = 0; i < kEach; ++i)
-        XPYD_CHECK(near->send(uint16_t(16 + t), std::to_string(i), (i + t) % 3 != 0));
+      for (int i = 0; i < kEach; ++i) XPYD_CHECK(near->send(uint16_t(16 + t), std::to_string(i), (i + t) % 3 != 0));
       XPYD_CHECK(near->send(uint16_t(16 + t), "end"));
     });
   for (auto& thread : threads) thread.join();
@@ -211,8 +210,7 @@ TEST_CASE("a stranger has five seconds, and strangers have little room", "[disag
   CHECK(rig.far_loop->stats().refused >= 13);
 }
 
-TEST_CASE("a peer that falls silent is closed, and one that has nothing to say is not",
-          "[disagg][control]") {
+TEST_CASE("a peer that falls silent is closed, and one that has nothing to say is not", "[disagg][control]") {
   Rig rig;
   ChannelPtr near = rig.connect();
   // 30 s of heartbeats alone: nobody closes. Steps are shorter than the silence that is allowed.
@@ -252,8 +250,7 @@ TEST_CASE("a dial waits for nobody: a silent peer holds up no other", "[disagg][
   });
   stopped.get_future().wait();
   std::promise<Result<ChannelPtr>> silent, open;
-  rig.near_loop->dial(rig.client, 5, rig.near.on_open(),
-                      [&](Result<ChannelPtr> r) { silent.set_value(std::move(r)); });
+  rig.near_loop->dial(rig.client, 5, rig.near.on_open(), [&](Result<ChannelPtr> r) { silent.set_value(std::move(r)); });
   rig.near_loop->dial({bound.value(), rig.key, rig.client.self}, 5, rig.near.on_open(),
                       [&](Result<ChannelPtr> r) { open.set_value(std::move(r)); });
   const Result<ChannelPtr> channel = open.get_future().get();  // while the first is not answered
@@ -349,8 +346,8 @@ TEST_CASE("where nobody listens connect() says so", "[disagg][control]") {
   CHECK(error.find("not complete in time") != std::string::npos);
   close(peer);
   close(fd);
-  for (const char* bad : {"", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:-1", ":80",
-                          "::1:80", "unix:", "127.0.0.1:8x"})
+  for (const char* bad :
+       {"", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:-1", ":80", "::1:80", "unix:", "127.0.0.1:8x"})
     CHECK(!parse_control_address(bad).ok());
   CHECK(!parse_control_address("unix:" + std::string(200, 'p')).ok());
   CHECK(parse_control_address("[::1]:80").ok());

@@ -138,15 +138,10 @@ TEST_CASE("a handshake tells both who is there and gives them the same keys", "[
   }
 }
 
-TEST_CASE("a handshake refuses another key, another version, another protocol and a replay",
-          "[disagg][control]") {
+TEST_CASE("a handshake refuses another key, another version, another protocol and a replay", "[disagg][control]") {
   Pair pair;
-  auto acceptor = [&](const ClusterKey& key) {
-    return Handshake(Handshake::Side::acceptor, key, pair.conductor);
-  };
-  auto initiator = [&](const ClusterKey& key) {
-    return Handshake(Handshake::Side::initiator, key, pair.worker);
-  };
+  auto acceptor = [&](const ClusterKey& key) { return Handshake(Handshake::Side::acceptor, key, pair.conductor); };
+  auto initiator = [&](const ClusterKey& key) { return Handshake(Handshake::Side::initiator, key, pair.worker); };
   {
     Handshake i = initiator(ClusterKey::random()), a = acceptor(pair.key);
     CHECK(shake(i, a) == "acceptor: handshake: the peer has another cluster key");
@@ -163,8 +158,7 @@ TEST_CASE("a handshake refuses another key, another version, another protocol an
     CHECK(out.empty());
     return status ? "" : status.error().message;
   };
-  CHECK(first_words("GET / HTTP/1.1\r\nHost: x\r\n\r\n").find("does not speak") !=
-        std::string::npos);
+  CHECK(first_words("GET / HTTP/1.1\r\nHost: x\r\n\r\n").find("does not speak") != std::string::npos);
   std::string hello, none_out;
   {
     Handshake i = initiator(pair.key);
@@ -173,8 +167,7 @@ TEST_CASE("a handshake refuses another key, another version, another protocol an
   }
   std::string changed = hello;
   changed[10] = 2;
-  CHECK(first_words(changed).find("the peer speaks version 2, this is version 1") !=
-        std::string::npos);
+  CHECK(first_words(changed).find("the peer speaks version 2, this is version 1") != std::string::npos);
   changed = hello;
   changed[44] = 9;
   CHECK(first_words(changed).find("role: 9") != std::string::npos);
@@ -186,8 +179,7 @@ TEST_CASE("a handshake refuses another key, another version, another protocol an
     NodeIdentity old = pair.worker;
     old.schema = 7;
     Handshake i(Handshake::Side::initiator, pair.key, old), a = acceptor(pair.key);
-    CHECK(shake(i, a) ==
-          "acceptor: handshake: the peer is another build of this program, with other messages");
+    CHECK(shake(i, a) == "acceptor: handshake: the peer is another build of this program, with other messages");
   }
 
   // What an initiator once said, said again: the acceptor's nonce is another now.

@@ -5,8 +5,7 @@
 namespace xpyd::testing::control_netns_test {
 namespace {
 
-TEST_CASE("a channel between hosts ends when the cable is pulled and comes back with it",
-          "[disagg][control][netns]") {
+TEST_CASE("a channel between hosts ends when the cable is pulled and comes back with it", "[disagg][control][netns]") {
   if (geteuid() != 0) SKIP_TEST("network namespaces need root");
   TwoHosts hosts;
   if (!hosts.missing.empty()) SKIP_TEST(hosts.missing);
@@ -20,8 +19,7 @@ TEST_CASE("a channel between hosts ends when the cable is pulled and comes back 
   ControlEndpoint endpoint{"", key, {NodeRole::prefill, "P0"}};
   TwoHosts::on(hosts.a, [&] {
     conductor_loop = std::make_unique<ControlLoop>(clock, limits);
-    auto bound = conductor_loop->listen({"10.77.0.1:0", key, {NodeRole::conductor, "conductor"}},
-                                        conductor.on_open());
+    auto bound = conductor_loop->listen({"10.77.0.1:0", key, {NodeRole::conductor, "conductor"}}, conductor.on_open());
     XPYD_CHECK(bound.ok());
     endpoint.address = bound.value();
   });

@@ -53,9 +53,7 @@ class HeldWire final : public WrappedTransport {
     --hand_.close_late;
     return false;
   }
-  int arrived(const WindowKey& window) const override {
-    return closing_ ? 0 : WrappedTransport::arrived(window);
-  }
+  int arrived(const WindowKey& window) const override { return closing_ ? 0 : WrappedTransport::arrived(window); }
 
  private:
   struct Flight {
@@ -84,9 +82,7 @@ class HeldWire final : public WrappedTransport {
 class Scene : public SimCluster {
  public:
   explicit Scene(const std::string& topology, SimOptions options = {}) {
-    options.wire = [this](const TransportOptions& wire) {
-      return std::make_unique<HeldWire>(wire, hand);
-    };
+    options.wire = [this](const TransportOptions& wire) { return std::make_unique<HeldWire>(wire, hand); };
     options.lease_s = 0.4;
     open(std::move(options));
     add_all(topology);
@@ -142,8 +138,7 @@ SimOptions in(const char* disagg) {
   return options;
 }
 
-TEST_CASE("delivery: posts may be on their way, and D takes the KV when it has counted them",
-          "[disagg][delivery]") {
+TEST_CASE("delivery: posts may be on their way, and D takes the KV when it has counted them", "[disagg][delivery]") {
   for (StreamKv grain : {StreamKv::layer, StreamKv::chunk, StreamKv::request}) {
     SimOptions options;
     options.stream_kv = grain;
@@ -181,8 +176,7 @@ TEST_CASE("delivery: a post that fails behind it is a recompute, at once", "[dis
   }
 }
 
-TEST_CASE("delivery: posts that never come are waited for no longer than a lease",
-          "[disagg][delivery]") {
+TEST_CASE("delivery: posts that never come are waited for no longer than a lease", "[disagg][delivery]") {
   Scene scene("1P1D");
   scene.deliver_and_hold();
   scene.ticks(600);
@@ -191,8 +185,7 @@ TEST_CASE("delivery: posts that never come are waited for no longer than a lease
   CHECK(scene.stats("D1").kv_refused == 1);
 }
 
-TEST_CASE("delivery: what has arrived whole is taken, however long its window takes to close",
-          "[disagg][delivery]") {
+TEST_CASE("delivery: what has arrived whole is taken, however long its window takes to close", "[disagg][delivery]") {
   Scene scene("1P1D");
   scene.deliver_and_hold();
   scene.hand.close_late = 30;
@@ -216,8 +209,7 @@ TEST_CASE("delivery: a client that goes does not wait for posts", "[disagg][deli
   CHECK(scene.check_memory(true) == "");
 }
 
-TEST_CASE("delivery: a P that dies behind it costs a recompute, and no token",
-          "[disagg][delivery]") {
+TEST_CASE("delivery: a P that dies behind it costs a recompute, and no token", "[disagg][delivery]") {
   for (bool noticed : {true, false}) {
     Scene scene("2P1D");
     scene.deliver_and_hold();
@@ -244,8 +236,7 @@ class Misled final : public Scene {
       std::exchange(wrong, nullptr)(reserved->destination);
     if (auto* offered = std::get_if<KvOffered>(&message); offered && wrong)
       std::exchange(wrong, nullptr)(offered->source);
-    if (auto* failed = std::get_if<AttemptFailed>(&message))
-      refused += failed->why.starts_with("its place for KV");
+    if (auto* failed = std::get_if<AttemptFailed>(&message)) refused += failed->why.starts_with("its place for KV");
     const auto* start = std::get_if<StartRequest>(&message);
     const auto* offered = std::get_if<KvOffered>(&message);
     std::optional<Envelope> early;
@@ -309,8 +300,7 @@ TEST_CASE("delivery: a promise of room that nobody asked for is not heard", "[di
   }
 }
 
-TEST_CASE("delivery: what is said again of one that is delivered is not heard",
-          "[disagg][delivery]") {
+TEST_CASE("delivery: what is said again of one that is delivered is not heard", "[disagg][delivery]") {
   for (const char* disagg : {"prefill_first", "decode_first"}) {
     INFO(disagg);
     Misled scene("1P1D", in(disagg));
@@ -364,8 +354,7 @@ SimOptions far() {
   return options;
 }
 
-TEST_CASE("far caches: a prompt goes to the instance that reports its prefix",
-          "[disagg][delivery]") {
+TEST_CASE("far caches: a prompt goes to the instance that reports its prefix", "[disagg][delivery]") {
   Scene scene("3P1D", far());
   for (uint64_t id = 1; id <= 3; ++id) scene.ask(id, 60, 4, int(id));  // one each
   scene.settle();
@@ -380,8 +369,7 @@ TEST_CASE("far caches: a prompt goes to the instance that reports its prefix",
     scene.settle();
     CHECK(scene.recorder->choice(id).cached_tokens == 56);  // never the last token's block
   }
-  for (const char* name : {"P0", "P1", "P2"})
-    CHECK(scene.stats(name).kv.prefix_hit_tokens == hits[name] + 56);
+  for (const char* name : {"P0", "P1", "P2"}) CHECK(scene.stats(name).kv.prefix_hit_tokens == hits[name] + 56);
 }
 
 TEST_CASE("far caches: what is evicted or cleared is reported, and a late report costs time alone",

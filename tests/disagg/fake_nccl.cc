@@ -139,8 +139,7 @@ class Comm {
     }
     socket_ = fd;
     char ours = char(rank_), theirs = 0;
-    if (fd >= 0 && ::send(fd, &ours, 1, MSG_NOSIGNAL) == 1 && wait(fd, POLLIN) &&
-        recv(fd, &theirs, 1, 0) == 1) {
+    if (fd >= 0 && ::send(fd, &ours, 1, MSG_NOSIGNAL) == 1 && wait(fd, POLLIN) && recv(fd, &theirs, 1, 0) == 1) {
       XPYD_CHECK(theirs == 1 - ours, "fake NCCL: two ranks with one number");
       state_ = kNcclSuccess;
     } else {
@@ -217,16 +216,14 @@ int get_unique_id(NcclUniqueId* id) {
   sockaddr_un at{.sun_family = AF_UNIX, .sun_path = {}};
   std::memcpy(at.sun_path + 1, id->internal, 24);
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  XPYD_CHECK(bind(fd, reinterpret_cast<sockaddr*>(&at), offsetof(sockaddr_un, sun_path) + 25) ==
-                 0 &&
+  XPYD_CHECK(bind(fd, reinterpret_cast<sockaddr*>(&at), offsetof(sockaddr_un, sun_path) + 25) == 0 &&
              listen(fd, 1) == 0);
   std::lock_guard lock(library().mutex);
   library().listeners[name_of(*id)] = fd;
   return kNcclSuccess;
 }
 
-int comm_init_rank_config(NcclComm* comm, int n_ranks, NcclUniqueId id, int rank,
-                          NcclConfig* config) {
+int comm_init_rank_config(NcclComm* comm, int n_ranks, NcclUniqueId id, int rank, NcclConfig* config) {
   XPYD_CHECK(n_ranks == 2 && (rank == 0 || rank == 1));
   XPYD_CHECK(config->magic == 0xcafebeef && config->size >= 20 && config->blocking == 0);
   std::lock_guard lock(library().mutex);
@@ -285,8 +282,7 @@ int add(bool send, void* data, size_t count, int type, int peer, NcclComm handle
   XPYD_CHECK(!comm->launching, "fake NCCL: the last group is still being enqueued");
   XPYD_CHECK(type == kNcclUint8 && peer == 1 - comm->rank() && count > 0 && stream);
   XPYD_CHECK(!grouped.comm || (grouped.comm == comm && grouped.stream == stream));
-  XPYD_CHECK(grouped.calls.empty() || grouped.calls[0].send == send,
-             "fake NCCL: a group here goes one way");
+  XPYD_CHECK(grouped.calls.empty() || grouped.calls[0].send == send, "fake NCCL: a group here goes one way");
   XPYD_CHECK(grouped.calls.size() < 2048);
   grouped.comm = comm, grouped.stream = static_cast<FakeStream*>(stream);
   grouped.calls.push_back({send, static_cast<char*>(data), count});
@@ -304,16 +300,13 @@ int group_end() {
   Grouped group = std::exchange(grouped, {});
   if (!group.comm) return kNcclSuccess;
   group.comm->launching = true;
-  group.comm->launch = [weak = std::weak_ptr(group.comm), stream = group.stream,
-                        calls = std::move(group.calls)] {
+  group.comm->launch = [weak = std::weak_ptr(group.comm), stream = group.stream, calls = std::move(group.calls)] {
     stream->enqueue([comm = weak.lock(), calls] { comm->run(calls); });
   };
   return kNcclInProgress;
 }
 
-const char* get_error_string(int result) {
-  return result == kNcclInvalidUsage ? "invalid usage" : "fake error";
-}
+const char* get_error_string(int result) { return result == kNcclInvalidUsage ? "invalid usage" : "fake error"; }
 const char* get_last_error(NcclComm) { return ""; }
 
 }  // namespace

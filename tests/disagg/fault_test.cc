@@ -45,8 +45,7 @@ struct Faulty {
   }
   int differing_bits() const {
     int n = 0;
-    for (size_t i = 0; i < source.size(); ++i)
-      n += std::popcount(unsigned(source[i] ^ destination[i]));
+    for (size_t i = 0; i < source.size(); ++i) n += std::popcount(unsigned(source[i] ^ destination[i]));
     return n;
   }
   const FaultCounts& counts() const { return *fault_counts(*poster); }
@@ -106,8 +105,7 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
     std::byte* there = f.poster->remote(2, 0);
     int overtaken = 0;
     for (int i = 0; i < 200; ++i) {  // two posts to one place: the later one counts last
-      const TransferPlan first{{{f.source.data(), there, 64}}, 64},
-          second{{{f.source.data() + 64, there, 64}}, 64};
+      const TransferPlan first{{{f.source.data(), there, 64}}, 64}, second{{{f.source.data() + 64, there, 64}}, 64};
       const TransferId a = f.poster->post({2, KvOp::write, key}, first),
                        b = f.poster->post({2, KvOp::write, key}, second);
       f.clock.seconds += 1;
@@ -165,13 +163,8 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
 
 TEST_CASE("fault: a seed repeats itself, another does not", "[transport]") {
   const auto run = [](uint64_t seed) {
-    Faulty f({.seed = seed,
-              .drop = 0.2,
-              .reorder = 0.2,
-              .duplicate = 0.2,
-              .truncate = 0.2,
-              .corrupt = 0.2,
-              .delay_s = 0.5});
+    Faulty f(
+        {.seed = seed, .drop = 0.2, .reorder = 0.2, .duplicate = 0.2, .truncate = 0.2, .corrupt = 0.2, .delay_s = 0.5});
     const WindowKey key = f.open();
     std::vector<std::byte> seen;
     for (int i = 0; i < 50; ++i) {
@@ -209,8 +202,7 @@ TEST_CASE("fault: what posts bytes of its own is refused where the wire cannot",
   CHECK(!refused("fault:tcp,corrupt=0.1", &cpu_queue()));
 }
 
-TEST_CASE("--transport: a wire, or faults around one; errors say what was expected",
-          "[transport]") {
+TEST_CASE("--transport: a wire, or faults around one; errors say what was expected", "[transport]") {
   const auto plain = parse_transport("tcp");
   REQUIRE(plain.ok());
   CHECK(std::string(plain.value().row->name) == "tcp");
@@ -227,25 +219,24 @@ TEST_CASE("--transport: a wire, or faults around one; errors say what was expect
   CHECK(f.truncate == 0.5);
   CHECK(f.corrupt == 1e-3);
   CHECK(parse_transport("fault:local").ok());
-  for (const auto& [text, part] :
-       {std::pair{"pigeon", "no wire is called \"pigeon\"; there are local handoff"},
-        {"", "no wire is called \"\""},
-        {"fault", "no wire is called \"\""},
-        {"fault:", "no wire is called \"\""},
-        {"fault:pigeon,drop=1", "no wire is called \"pigeon\""},
-        {"fault:fault:tcp", "no wire is called \"fault:tcp\""},
-        {"fault:handoff,drop=1", "moves no bytes"},
-        {"fault:tcp,dorp=1", "no fault is called \"dorp\"; expected fault:WIRE,KEY=VALUE"},
-        {"fault:tcp,", "no fault is called \"\""},
-        {"fault:tcp,drop", "drop is not a probability"},
-        {"fault:tcp,drop=2", "drop is not a probability"},
-        {"fault:tcp,drop=-1", "drop is not a probability"},
-        {"fault:tcp,drop=nan", "drop is not a probability"},
-        {"fault:tcp,drop=0.1x", "drop is not a probability"},
-        {"fault:tcp,delay=2", "delay needs a unit"},
-        {"fault:tcp,delay=ms", "delay is not a time"},
-        {"fault:tcp,seed=1.5", "seed is not a whole number"},
-        {"fault:tcp,seed=", "seed is not a whole number"}}) {
+  for (const auto& [text, part] : {std::pair{"pigeon", "no wire is called \"pigeon\"; there are local handoff"},
+                                   {"", "no wire is called \"\""},
+                                   {"fault", "no wire is called \"\""},
+                                   {"fault:", "no wire is called \"\""},
+                                   {"fault:pigeon,drop=1", "no wire is called \"pigeon\""},
+                                   {"fault:fault:tcp", "no wire is called \"fault:tcp\""},
+                                   {"fault:handoff,drop=1", "moves no bytes"},
+                                   {"fault:tcp,dorp=1", "no fault is called \"dorp\"; expected fault:WIRE,KEY=VALUE"},
+                                   {"fault:tcp,", "no fault is called \"\""},
+                                   {"fault:tcp,drop", "drop is not a probability"},
+                                   {"fault:tcp,drop=2", "drop is not a probability"},
+                                   {"fault:tcp,drop=-1", "drop is not a probability"},
+                                   {"fault:tcp,drop=nan", "drop is not a probability"},
+                                   {"fault:tcp,drop=0.1x", "drop is not a probability"},
+                                   {"fault:tcp,delay=2", "delay needs a unit"},
+                                   {"fault:tcp,delay=ms", "delay is not a time"},
+                                   {"fault:tcp,seed=1.5", "seed is not a whole number"},
+                                   {"fault:tcp,seed=", "seed is not a whole number"}}) {
     INFO(text);
     const auto parsed = parse_transport(text);
     REQUIRE(!parsed.ok());

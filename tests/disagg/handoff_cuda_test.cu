@@ -9,8 +9,7 @@
 namespace xpyd::testing {
 namespace {
 
-TEST_CASE("cuda handoff: members with a mapping each of one exported pool hand a sequence over",
-          "[cuda][handoff]") {
+TEST_CASE("cuda handoff: members with a mapping each of one exported pool hand a sequence over", "[cuda][handoff]") {
   REQUIRE(cuda::open().ok());
   auto device = make_cuda_device();
   KvOptions options = tiny_options(4, 8);

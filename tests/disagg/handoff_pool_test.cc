@@ -15,8 +15,7 @@
 namespace xpyd::testing::handoff_pool_test {
 namespace {
 
-TEST_CASE("handoff pool: members of one file hand a sequence over, and outlive who made it",
-          "[transport][handoff]") {
+TEST_CASE("handoff pool: members of one file hand a sequence over, and outlive who made it", "[transport][handoff]") {
   const KvOptions options = tiny_options(4, 8);
   auto made = HandoffPool::create("paged", options, 2).value();
   JoinedPool p = join_handoff_pool(made->address(), "paged", options).value();
@@ -42,18 +41,15 @@ TEST_CASE("handoff pool: members of one file hand a sequence over, and outlive w
 }
 
 // Rows of each rank say which rank they are.
-int rows_of_ranks(const KvMemory& kv, KvHandle handle, std::span<const int32_t> tokens, int begin,
-                  bool write) {
+int rows_of_ranks(const KvMemory& kv, KvHandle handle, std::span<const int32_t> tokens, int begin, bool write) {
   int wrong = 0;
   for (int rank = 0; rank < kv.n_ranks(); ++rank) {
     const KvView view = kv.rank_view(handle, rank);
     const KvShape& own = view.layout->shape;
     for (int t = begin; t < int(tokens.size()); ++t)
       for (int i = 0; i < own.n_layers * 2 * own.n_kv_heads; ++i) {
-        std::byte* row =
-            view.row(i / 2 / own.n_kv_heads, i / own.n_kv_heads % 2, t, i % own.n_kv_heads);
-        const uint64_t pattern =
-            mix(uint64_t(tokens[size_t(t)]) * 64 + uint64_t(t), uint64_t(rank * 64 + i));
+        std::byte* row = view.row(i / 2 / own.n_kv_heads, i / own.n_kv_heads % 2, t, i % own.n_kv_heads);
+        const uint64_t pattern = mix(uint64_t(tokens[size_t(t)]) * 64 + uint64_t(t), uint64_t(rank * 64 + i));
         if (write)
           std::memcpy(row, &pattern, sizeof pattern);
         else
@@ -63,8 +59,7 @@ int rows_of_ranks(const KvMemory& kv, KvHandle handle, std::span<const int32_t> 
   return wrong;
 }
 
-TEST_CASE("handoff pool: instances of equal ranks hand over every rank's bytes",
-          "[transport][handoff][shards]") {
+TEST_CASE("handoff pool: instances of equal ranks hand over every rank's bytes", "[transport][handoff][shards]") {
   for (auto [tp, pp] : {std::pair(2, 1), {1, 2}, {4, 2}})
     for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major}) {
       INFO("tp " << tp << " pp " << pp << " order " << int(order));
@@ -108,8 +103,7 @@ TEST_CASE("handoff pool: instances of equal ranks hand over every rank's bytes",
       CHECK(rows_of_ranks(*d_kv, here, prompt, 0, false) == 0);
       CHECK(rows_of_ranks(*p_kv, neighbour, other, 0, false) == 0);
       const KvStats stats = d_kv->stats();
-      CHECK(stats.written_bytes ==
-            int64_t(12 + 3) * int64_t(shards.replicas()) * int64_t(kTinyShape.token_bytes()));
+      CHECK(stats.written_bytes == int64_t(12 + 3) * int64_t(shards.replicas()) * int64_t(kTinyShape.token_bytes()));
       d_kv->check_invariants(true);
       p_kv->check_invariants(true);
       const auto unequal = join_handoff_pool(made->address(), "paged", options);
@@ -130,21 +124,15 @@ TEST_CASE("handoff pool: who means another pool is told what differs", "[transpo
     return joined.error().message;
   };
   CHECK(error([](KvOptions& o) { o.pool_bytes *= 2; }).find("--kv-bytes") != std::string::npos);
-  CHECK(error([](KvOptions& o) { o.shape.n_layers = 1; }).find("layers is 1 here, 2 at") !=
-        std::string::npos);
-  CHECK(error([](KvOptions& o) { o.shape.dtype = Dtype::bf16; }).find("--kv-dtype") !=
-        std::string::npos);
-  CHECK(error([](KvOptions& o) { o.order = KvOrder::token_major; }).find("--kv-layout") !=
-        std::string::npos);
-  CHECK(error([](KvOptions& o) { o.block_tokens = 2; }).find("tokens of a block is 2 here, 4 at") !=
-        std::string::npos);
+  CHECK(error([](KvOptions& o) { o.shape.n_layers = 1; }).find("layers is 1 here, 2 at") != std::string::npos);
+  CHECK(error([](KvOptions& o) { o.shape.dtype = Dtype::bf16; }).find("--kv-dtype") != std::string::npos);
+  CHECK(error([](KvOptions& o) { o.order = KvOrder::token_major; }).find("--kv-layout") != std::string::npos);
+  CHECK(error([](KvOptions& o) { o.block_tokens = 2; }).find("tokens of a block is 2 here, 4 at") != std::string::npos);
   const auto ranks = join_handoff_pool(made->address(), "paged", options,
                                        {.n_layers = 2, .n_kv_heads = 2, .tp = 1, .pp = 2});
   REQUIRE_FALSE(ranks.ok());
-  CHECK(ranks.error().message.find("pipeline stages is 2 here, 1 at the conductor") !=
-        std::string::npos);
-  for (const std::string& address :
-       {std::string(), std::string("@"), std::string("x"), std::string(200, '@')}) {
+  CHECK(ranks.error().message.find("pipeline stages is 2 here, 1 at the conductor") != std::string::npos);
+  for (const std::string& address : {std::string(), std::string("@"), std::string("x"), std::string(200, '@')}) {
     const auto joined = join_handoff_pool(address, "paged", options);
     REQUIRE_FALSE(joined.ok());
     CHECK(joined.error().code == ErrorCode::invalid_argument);
@@ -157,8 +145,7 @@ TEST_CASE("handoff pool: who means another pool is told what differs", "[transpo
 
 // One that ends slowly has lost its lock and has its blocks: the next one is not told that all are
 // there, but waits for its place.
-TEST_CASE("handoff pool: the successor of one that ends slowly gets its place",
-          "[transport][handoff]") {
+TEST_CASE("handoff pool: the successor of one that ends slowly gets its place", "[transport][handoff]") {
   const KvOptions options = tiny_options(4, 8);
   auto made = HandoffPool::create("paged", options, 1).value();
   SharedBlocks shared(1, sizeof(std::atomic<int>));

@@ -84,8 +84,8 @@ struct Order {
 };
 
 TEST_CASE("long steps: nobody is given up for one, in any order", "[disagg][cluster][long_step]") {
-  for (const Order& order : {Order{"prefill_first", false}, Order{"prefill_first", true},
-                             Order{"decode_first", false}, Order{"conditional_threshold", false}})
+  for (const Order& order : {Order{"prefill_first", false}, Order{"prefill_first", true}, Order{"decode_first", false},
+                             Order{"conditional_threshold", false}})
     for (const bool slow_p : {false, true})
       for (const bool slow_d : {false, true}) {
         INFO(order.disagg << " pull " << order.pull << ", slow: P " << slow_p << " D " << slow_d);
@@ -105,8 +105,7 @@ TEST_CASE("long steps: nobody is given up for one, in any order", "[disagg][clus
       }
 }
 
-TEST_CASE("what is asked of an instance whose wire still connects is not given up",
-          "[disagg][cluster][long_step]") {
+TEST_CASE("what is asked of an instance whose wire still connects is not given up", "[disagg][cluster][long_step]") {
   for (const bool pull : {false, true})
     for (const InstanceId late : {0, 1}) {  // P, D
       INFO("pull " << pull << ", late " << late);
@@ -117,8 +116,7 @@ TEST_CASE("what is asked of an instance whose wire still connects is not given u
     }
 }
 
-TEST_CASE("a conductor that was stopped gives nobody up for what it has not read",
-          "[disagg][cluster][long_step]") {
+TEST_CASE("a conductor that was stopped gives nobody up for what it has not read", "[disagg][cluster][long_step]") {
   for (const double leases : {0.5, 1.5, 10.0}) {
     SlowCluster cluster("1P2D", "prefill_first", false);
     for (int i = 0; i < 6; ++i) cluster.ask(10 + 9 * i, 20);

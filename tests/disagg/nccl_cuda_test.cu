@@ -30,21 +30,19 @@ std::string missing() {
   return why;
 }
 
-const RegisterWire nccl_wire(
-    {.name = "nccl on a card",
-     .make =
-         [](const TransportOptions& options) {
-           TransportOptions ours = options;
-           ours.queue = on_card().queue.get();
-           return make_nccl_transport(ours);
-         },
-     .memory = [](size_t bytes) { return on_card().device->allocate_host(bytes).value(); },
-     .shares_process = false,
-     .environment = "NCCL_HOSTID",
-     .missing = missing});
+const RegisterWire nccl_wire({.name = "nccl on a card",
+                              .make =
+                                  [](const TransportOptions& options) {
+                                    TransportOptions ours = options;
+                                    ours.queue = on_card().queue.get();
+                                    return make_nccl_transport(ours);
+                                  },
+                              .memory = [](size_t bytes) { return on_card().device->allocate_host(bytes).value(); },
+                              .shares_process = false,
+                              .environment = "NCCL_HOSTID",
+                              .missing = missing});
 
-TEST_CASE("nccl: two instances of one process on one card are refused, with the remedy",
-          "[transport][nccl]") {
+TEST_CASE("nccl: two instances of one process on one card are refused, with the remedy", "[transport][nccl]") {
   if (!missing().empty()) SKIP_TEST(missing());
   for (const Wire& wire : wires()) {
     if (wire.name != "nccl on a card") continue;

@@ -38,8 +38,8 @@ const Wire& fake_wire() {
 std::string body(const std::string& frame) { return frame.substr(4); }
 
 // A SideCall to its end: there is somebody who answers, or hangs up.
-Result<std::string> call_side(const std::string& host, uint16_t port, const std::string& frame,
-                              SideLimits limits, std::shared_ptr<SideChannel>& channel) {
+Result<std::string> call_side(const std::string& host, uint16_t port, const std::string& frame, SideLimits limits,
+                              std::shared_ptr<SideChannel>& channel) {
   auto call = SideCall::begin(host, port, frame, limits);
   if (!call) return call.error();
   channel = call.value().channel();
@@ -73,8 +73,7 @@ TEST_CASE("nccl: a library that is not there, or is none, is named", "[nccl]") {
   REQUIRE(!other);
   CHECK(other.error().message.find("ncclCommInitRankConfig") != std::string::npos);
   auto here = load_nccl();
-  CHECK((here ? here.value()->version >= kNcclOldest
-              : here.error().message.find("libnccl.so.2") != std::string::npos));
+  CHECK((here ? here.value()->version >= kNcclOldest : here.error().message.find("libnccl.so.2") != std::string::npos));
 }
 
 Message some_ask() {
@@ -105,11 +104,10 @@ TEST_CASE("nccl: messages come through whole or not at all", "[nccl]") {
   CHECK(ask->asked.op == KvOp::read);
   CHECK(ask->asked.ranges == some_ask().asked.ranges);
   for (size_t n = 0; n < asked.size(); ++n)  // 16 and 32 fewer are asks of fewer ranges
-    CHECK(bool(parse_message(asked.substr(0, n))) ==
-          (n + 16 == asked.size() || n + 32 == asked.size()));
+    CHECK(bool(parse_message(asked.substr(0, n))) == (n + 16 == asked.size() || n + 32 == asked.size()));
   CHECK(!parse_message(asked + "x"));
-  for (auto kind : {Message::accepted, Message::refused, Message::go, Message::drop,
-                    Message::placed, Message::lost, Message::renew}) {
+  for (auto kind : {Message::accepted, Message::refused, Message::go, Message::drop, Message::placed, Message::lost,
+                    Message::renew}) {
     const std::string text = body(frame(Message{.kind = kind, .seq = 3}));
     auto message = parse_message(text);
     REQUIRE(message);
@@ -273,8 +271,7 @@ TEST_CASE("nccl: an owner that is stopped in the middle of a group", "[nccl]") {
   poster->fill(0, 16 * MiB, 1);
   const WindowKey key = owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
   std::vector<TransferId> ids;
-  for (int i = 0; i < 8; ++i)
-    ids.push_back(poster->post({kOwner, KvOp::write, key, 0}, {{0, 0, 16 * MiB}}));
+  for (int i = 0; i < 8; ++i) ids.push_back(poster->post({kOwner, KvOp::write, key, 0}, {{0, 0, 16 * MiB}}));
   while (owner->arrived(key) < 1) sched_yield();
   REQUIRE(kill(owner->pid(), SIGSTOP) == 0);
   int status;
@@ -291,8 +288,7 @@ TEST_CASE("nccl: an owner that is stopped in the middle of a group", "[nccl]") {
   close_for_good(*owner, key);
   owner->fill(0, 16 * MiB, 2);
   const WindowKey next = owner->open(kPoster, KvOp::write, {{0, MiB}});
-  CHECK(settle(*poster, poster->post({kOwner, KvOp::write, next, 0}, {{0, 0, MiB}})) ==
-        TransferState::done);
+  CHECK(settle(*poster, poster->post({kOwner, KvOp::write, next, 0}, {{0, 0, MiB}})) == TransferState::done);
   CHECK(owner->differing(0, MiB, 1) == 0);
   CHECK(owner->differing(MiB, 15 * MiB, 2, MiB) == 0);
 }
@@ -373,16 +369,14 @@ TEST_CASE("nccl: a peer that talks nonsense is hung up on", "[nccl]") {
     message.asked.op = KvOp::write;
     message.asked.ranges = {{address.regions[0].base, 4096}};
     std::string bytes = frame(message);
-    for (uint64_t n = random.below(4); n > 0; --n)
-      bytes[random.below(bytes.size())] = char(random.below(256));
+    for (uint64_t n = random.below(4); n > 0; --n) bytes[random.below(bytes.size())] = char(random.below(256));
     channel->send(bytes);
     channel->end();
   }
   CHECK(owner->arrived(key) == 0);
   CHECK(owner->differing(0, kSideBytes, 2) == 0);
   poster->fill(0, MiB, 1);
-  CHECK(settle(*poster, poster->post({kOwner, KvOp::write, key, 0}, {{0, 0, MiB}})) ==
-        TransferState::done);
+  CHECK(settle(*poster, poster->post({kOwner, KvOp::write, key, 0}, {{0, 0, MiB}})) == TransferState::done);
   CHECK(owner->differing(0, MiB, 1) == 0);
   close_for_good(*owner, key);
 }

@@ -8,8 +8,7 @@
 namespace xpyd::placement_test {
 namespace {
 
-Placement place(const char* policy, const std::vector<InstanceView>& instances,
-                uint64_t random = 0) {
+Placement place(const char* policy, const std::vector<InstanceView>& instances, uint64_t random = 0) {
   return find_placement_policy(policy)->place({instances, 100, random});
 }
 
@@ -18,8 +17,7 @@ TEST_CASE("topologies parse, and wrong ones say what is expected", "[disagg]") {
   CHECK(parse_topology("2P1D").value() == std::vector{Role::prefill, Role::prefill, Role::decode});
   CHECK(parse_topology("1P1D2C").value().size() == 4);
   CHECK(parse_topology("2C1P1D").value()[0] == Role::colocated);
-  for (const char* bad :
-       {"", "P", "1P", "1D", "0C", "1X", "1P1D1", "1C1C", "-1C", "99999C", "1p1d", "65C"}) {
+  for (const char* bad : {"", "P", "1P", "1D", "0C", "1X", "1P1D1", "1C1C", "-1C", "99999C", "1p1d", "65C"}) {
     INFO(bad);
     Result<std::vector<Role>> roles = parse_topology(bad);
     REQUIRE_FALSE(roles.ok());

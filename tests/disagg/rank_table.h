@@ -26,13 +26,10 @@ struct RankTable {
   int decode_per_prefill() const { return decode_tp / prefill_tp; }
 
   int n_groups() const { return prefill_tp; }
-  int group(int kv_rank, int tp_rank) const {
-    return is_prefill(kv_rank) ? tp_rank : tp_rank / decode_per_prefill();
-  }
+  int group(int kv_rank, int tp_rank) const { return is_prefill(kv_rank) ? tp_rank : tp_rank / decode_per_prefill(); }
   int group_rank(int kv_rank, int tp_rank) const {
     if (is_prefill(kv_rank)) return kv_rank;
-    return prefill_instances + (kv_rank - prefill_instances) * decode_per_prefill() +
-           tp_rank % decode_per_prefill();
+    return prefill_instances + (kv_rank - prefill_instances) * decode_per_prefill() + tp_rank % decode_per_prefill();
   }
   int group_size() const { return prefill_instances + decode_instances * decode_per_prefill(); }
   int global_rank(int kv_rank, int tp_rank) const {
@@ -54,13 +51,11 @@ inline Status check_rank_table(const RankTable& t, int n_kv_heads) {
   if (t.prefill_instances < 1 || t.decode_instances < 1 || t.prefill_tp < 1 || t.decode_tp < 1)
     return invalid("rank table: expected at least one instance and one rank on each side");
   if (t.decode_tp % t.prefill_tp != 0)
-    return invalid("rank table: decode tp " + std::to_string(t.decode_tp) +
-                   " is not a multiple of prefill tp " + std::to_string(t.prefill_tp) +
-                   ": the table has no rows for that, map_shards() has");
+    return invalid("rank table: decode tp " + std::to_string(t.decode_tp) + " is not a multiple of prefill tp " +
+                   std::to_string(t.prefill_tp) + ": the table has no rows for that, map_shards() has");
   if (n_kv_heads % t.decode_tp != 0)
     return invalid("rank table: decode tp " + std::to_string(t.decode_tp) + " does not divide " +
-                   std::to_string(n_kv_heads) +
-                   " kv heads: the table has no rows for that, map_shards() has");
+                   std::to_string(n_kv_heads) + " kv heads: the table has no rows for that, map_shards() has");
   return ok();
 }
 

@@ -20,8 +20,8 @@ TEST_CASE("rank table: the worked case, PS = DS = 1, PTP 2, DTP 4", "[shards]") 
   CHECK(t.decode_per_prefill() == 2);
   CHECK(t.group_size() == 3);
   CHECK(t.world_size() == 6);
-  for (Row row : {Row{0, 0, 0, 0, 0, 1}, Row{0, 1, 1, 0, 1, 3}, Row{1, 0, 0, 1, 2, 1},
-                  Row{1, 1, 0, 2, 3, 1}, Row{1, 2, 1, 1, 4, 3}, Row{1, 3, 1, 2, 5, 3}}) {
+  for (Row row : {Row{0, 0, 0, 0, 0, 1}, Row{0, 1, 1, 0, 1, 3}, Row{1, 0, 0, 1, 2, 1}, Row{1, 1, 0, 2, 3, 1},
+                  Row{1, 2, 1, 1, 4, 3}, Row{1, 3, 1, 2, 5, 3}}) {
     INFO("kv rank " << row.k << " tp rank " << row.r);
     CHECK(t.group(row.k, row.r) == row.group);
     CHECK(t.group_rank(row.k, row.r) == row.group_rank);
@@ -50,8 +50,7 @@ TEST_CASE("rank table: ranks are a numbering, and slices are what the planner se
             CHECK(int(group.size()) == t.group_size());
             CHECK(*group.rbegin() == t.group_size() - 1);
           }
-          const KvShards from{.n_layers = 1, .n_kv_heads = 8, .tp = ptp},
-              to{.n_layers = 1, .n_kv_heads = 8, .tp = dtp};
+          const KvShards from{.n_layers = 1, .n_kv_heads = 8, .tp = ptp}, to{.n_layers = 1, .n_kv_heads = 8, .tp = dtp};
           for (const ShardMove& m : map_shards(from, to).moves) {
             CHECK(m.source_rank == t.group(ps, m.destination_rank));
             const int origin = from.rect(m.source_rank).heads.begin;
@@ -89,8 +88,7 @@ TEST_CASE("erratum 3: 8 // p_tp // d_tp heads per rank lose half of the KV", "[s
   CHECK(t.slice(1, 8) == KvRange{2, 4});  // as printed P rank 0 sends {0, 1} of {0, 1, 2, 3}
 }
 
-TEST_CASE("erratum 4: an unsharded [10, 8, 8] reshaped to [20, 4, 8] is not indexed by slot",
-          "[shards]") {
+TEST_CASE("erratum 4: an unsharded [10, 8, 8] reshaped to [20, 4, 8] is not indexed by slot", "[shards]") {
   std::vector<int> kv(10 * 8 * 8);
   std::iota(kv.begin(), kv.end(), 0);
   const int slot = 5;
@@ -109,30 +107,25 @@ TEST_CASE("erratum 5: 1024 per token are elements of K or V of one layer", "[sha
   CHECK(8 * 5120 / 40 == 1024);
   CHECK(whole.token_bytes() == 2 * 1024 * 40 * 2);
   // "512 on D if the ratio of tp is 2" presumes P tp 1.
-  const KvShards d2{.n_layers = 40, .n_kv_heads = 8, .tp = 2},
-      d4{.n_layers = 40, .n_kv_heads = 8, .tp = 4};
+  const KvShards d2{.n_layers = 40, .n_kv_heads = 8, .tp = 2}, d4{.n_layers = 40, .n_kv_heads = 8, .tp = 4};
   CHECK(rank_shape(whole, d2, 0).n_kv_heads * 128 == 512);
   CHECK(rank_shape(whole, d4, 0).n_kv_heads * 128 == 256);  // P tp 2, D tp 4: the ratio is 2, too
 }
 
-TEST_CASE("erratum 6: P's copy goes to several D ranks only where they hold the same head",
-          "[shards]") {
+TEST_CASE("erratum 6: P's copy goes to several D ranks only where they hold the same head", "[shards]") {
   auto receivers = [](int n_kv, int d_tp) {  // of each head
-    const KvShards from{.n_layers = 1, .n_kv_heads = n_kv},
-        to{.n_layers = 1, .n_kv_heads = n_kv, .tp = d_tp};
+    const KvShards from{.n_layers = 1, .n_kv_heads = n_kv}, to{.n_layers = 1, .n_kv_heads = n_kv, .tp = d_tp};
     int most = 0;
     std::vector<int> n(size_t(n_kv), 0);
     for (const ShardMove& m : map_shards(from, to).moves)
-      for (int h = m.rect.heads.begin; h < m.rect.heads.end; ++h)
-        most = std::max(most, ++n[size_t(h)]);
+      for (int h = m.rect.heads.begin; h < m.rect.heads.end; ++h) most = std::max(most, ++n[size_t(h)]);
     return most;
   };
   CHECK(receivers(8, 2) == 1);  // "both" would be twice the bytes
   CHECK(receivers(1, 2) == 2);  // MLA
 }
 
-TEST_CASE("erratum 7: kv_rank <= producers is <, and the branches agree where it matters",
-          "[shards]") {
+TEST_CASE("erratum 7: kv_rank <= producers is <, and the branches agree where it matters", "[shards]") {
   const RankTable t{2, 3, 2, 4};
   for (int r = 0; r < t.decode_tp; ++r) {
     const int k = t.prefill_instances;  // the first D: `<=` takes P's branch
@@ -150,8 +143,7 @@ TEST_CASE("erratum 8: TPM floors to 0 for D tp < P tp, and pp is asserted away",
   CHECK(status.error().message.find("not a multiple") != std::string::npos);
   CHECK_FALSE(check_rank_table({1, 1, 2, 4}, 2).ok());  // more D ranks than kv heads
   CHECK(check_rank_table({1, 1, 2, 4}, 8).ok());
-  const KvShards p{.n_layers = 4, .n_kv_heads = 8, .tp = 4, .pp = 2},
-      d{.n_layers = 4, .n_kv_heads = 8, .tp = 2};
+  const KvShards p{.n_layers = 4, .n_kv_heads = 8, .tp = 4, .pp = 2}, d{.n_layers = 4, .n_kv_heads = 8, .tp = 2};
   CHECK(map_shards(p, d).moves.size() == 8);  // the planner has these
 }
 

@@ -28,9 +28,8 @@ WindowKeys window_of(KvOp op, std::initializer_list<std::pair<uint64_t, uint64_t
 
 TEST_CASE("rdma: a window's ranges are its pieces, joined where they touch", "[rdma]") {
   const std::vector<MemoryRange> regions = {piece(kHere, 1000), piece(kHere + 1000, 1000)};
-  const std::vector<MemoryRange> pieces = {piece(kHere + 50, 50),  piece(kHere, 50),
-                                           piece(kHere + 90, 20),  piece(kHere + 300, 0),
-                                           piece(kHere + 990, 10), piece(kHere + 1000, 5)};
+  const std::vector<MemoryRange> pieces = {piece(kHere + 50, 50), piece(kHere, 50),       piece(kHere + 90, 20),
+                                           piece(kHere + 300, 0), piece(kHere + 990, 10), piece(kHere + 1000, 5)};
   auto covered = cover(pieces, regions);
   REQUIRE(covered);
   const std::vector<Range>& ranges = covered.value();
@@ -38,8 +37,7 @@ TEST_CASE("rdma: a window's ranges are its pieces, joined where they touch", "[r
   CHECK((ranges[0].begin == kHere && ranges[0].end == kHere + 110 && ranges[0].region == 0));
   CHECK((ranges[1].begin == kHere + 990 && ranges[1].end == kHere + 1000));
   CHECK((ranges[2].begin == kHere + 1000 && ranges[2].region == 1));
-  for (const MemoryRange& stray :
-       {piece(kHere - 1, 2), piece(kHere + 1999, 2), piece(kHere + 999, 2)}) {
+  for (const MemoryRange& stray : {piece(kHere - 1, 2), piece(kHere + 1999, 2), piece(kHere + 999, 2)}) {
     auto refused = cover(std::span(&stray, 1), regions);
     REQUIRE(!refused);
     CHECK(refused.error().message.find("outside") != std::string::npos);
@@ -89,15 +87,13 @@ TEST_CASE("rdma: a window of many pieces has at most 256 keys, over the smallest
 
 // What each remote byte is copied from or to, as the requests say; and that they keep the limits.
 std::map<uint64_t, uint64_t> moved(const Requests& planned, const WindowKeys& window,
-                                   std::span<const MemoryRange> regions,
-                                   const RequestLimits& limits) {
+                                   std::span<const MemoryRange> regions, const RequestLimits& limits) {
   std::map<uint64_t, uint64_t> bytes;
   size_t next_piece = 0, total = 0;
   for (const Request& request : planned.list) {
     REQUIRE(request.range < window.ranges.size());
     const WindowKeys::Range& range = window.ranges[request.range];
-    CHECK((request.remote >= range.begin &&
-           request.remote + request.bytes <= range.begin + range.bytes));
+    CHECK((request.remote >= range.begin && request.remote + request.bytes <= range.begin + range.bytes));
     CHECK((request.bytes > 0 && request.bytes <= limits.bytes));
     CHECK((request.n_pieces > 0 && request.n_pieces <= limits.pieces));
     CHECK(request.first_piece == next_piece);
@@ -106,8 +102,7 @@ std::map<uint64_t, uint64_t> moved(const Requests& planned, const WindowKeys& wi
       const LocalPiece& local = planned.pieces[next_piece++];
       REQUIRE(local.region < regions.size());
       const auto base = reinterpret_cast<uint64_t>(regions[local.region].data());
-      CHECK((local.address >= base &&
-             local.address + local.bytes <= base + regions[local.region].size()));
+      CHECK((local.address >= base && local.address + local.bytes <= base + regions[local.region].size()));
       for (uint32_t b = 0; b < local.bytes; ++b) bytes[remote++] = local.address + b;
     }
     CHECK(remote == request.remote + request.bytes);
@@ -162,9 +157,7 @@ TEST_CASE("rdma: neighbours become one request, and a copy may cross ranges", "[
   const WindowKeys window = window_of(KvOp::write, {{kThere, 1000}, {kThere + 1000, 1000}});
   const RequestLimits limits{1 << 20, 16};
   Requests planned;
-  auto plan = [&](std::vector<Copy> copies) {
-    return plan_requests(copies, window, regions, limits, planned);
-  };
+  auto plan = [&](std::vector<Copy> copies) { return plan_requests(copies, window, regions, limits, planned); };
   // Two blocks side by side there and apart here: one request of two pieces.
   REQUIRE(plan({{at(kHere), at(kThere), 100}, {at(kHere + 500), at(kThere + 100), 100}}));
   CHECK((planned.list.size() == 1 && planned.pieces.size() == 2 && planned.bytes == 200));

@@ -17,9 +17,7 @@ namespace {
 
 using namespace rdma;
 
-std::shared_ptr<std::byte> plain_memory(size_t bytes) {
-  return cpu_device().allocate(bytes).value();
-}
+std::shared_ptr<std::byte> plain_memory(size_t bytes) { return cpu_device().allocate(bytes).value(); }
 
 std::string missing() {
   auto memory = plain_memory(1 << 20);
@@ -32,23 +30,19 @@ std::string missing() {
 }
 
 // All devices that are up: two rails in the virtual machine of `make test-rdma`.
-const RegisterWire rdma_wire(
-    {.name = "rdma",
-     .make = [](const TransportOptions& options) { return make_rdma_transport(options); },
+const RegisterWire rdma_wire({.name = "rdma",
+                              .make = [](const TransportOptions& options) { return make_rdma_transport(options); },
+                              .memory = plain_memory,
+                              .needs_owner = false,
+                              .missing = missing});
+
+// As on a device without memory windows.
+const RegisterWire registrations_wire(
+    {.name = "rdma by registrations",
+     .make = [](const TransportOptions& options) { return make_rdma_transport(options, Keys::registrations); },
      .memory = plain_memory,
      .needs_owner = false,
      .missing = missing});
-
-// As on a device without memory windows.
-const RegisterWire registrations_wire({.name = "rdma by registrations",
-                                       .make =
-                                           [](const TransportOptions& options) {
-                                             return make_rdma_transport(options,
-                                                                        Keys::registrations);
-                                           },
-                                       .memory = plain_memory,
-                                       .needs_owner = false,
-                                       .missing = missing});
 
 Message opened() {
   Message message{Message::opened, {7, 9, KvOp::read, {}}, 0, {}};
@@ -68,10 +62,9 @@ TEST_CASE("rdma: addresses", "[rdma]") {
   REQUIRE(parsed.value().regions.size() == 2);
   CHECK(parsed.value().regions[1].base == 0x7000);
   CHECK(parsed.value().regions[1].bytes == 1);
-  for (const char* wrong :
-       {"", "rdma1", "rdma2,h,1,1", "rdma1,,1,1", "rdma1,h,0,1", "rdma1,h,65536,1", "rdma1,h,1,x",
-        "rdma1,h,1,", "rdma1,h,1,1,5", "rdma1,h,1,1,5+", "rdma1,h,1,1,+5", "rdma1,h,1,1,-1+5",
-        "rdma1,h,1,1,ffffffffffffffff+1", "rdma1,h,1,1,11111111111111111+1"}) {
+  for (const char* wrong : {"", "rdma1", "rdma2,h,1,1", "rdma1,,1,1", "rdma1,h,0,1", "rdma1,h,65536,1", "rdma1,h,1,x",
+                            "rdma1,h,1,", "rdma1,h,1,1,5", "rdma1,h,1,1,5+", "rdma1,h,1,1,+5", "rdma1,h,1,1,-1+5",
+                            "rdma1,h,1,1,ffffffffffffffff+1", "rdma1,h,1,1,11111111111111111+1"}) {
     INFO(wrong);
     CHECK(!parse_address(wrong));
   }
@@ -100,8 +93,8 @@ TEST_CASE("rdma: messages come through whole or not at all", "[rdma]") {
   CHECK(told->window.ranges[1].keys == std::vector<uint32_t>{3, 4});
 
   // Cut anywhere, or one byte longer, they are refused.
-  for (const std::string& whole : {frame(opened()), frame(Message{Message::renew, {}, 1, {end}}),
-                                   frame(Message{Message::sync, {}, 3, {}})}) {
+  for (const std::string& whole :
+       {frame(opened()), frame(Message{Message::renew, {}, 1, {end}}), frame(Message{Message::sync, {}, 3, {}})}) {
     for (size_t n = 0; n + 4 < whole.size(); ++n) {
       auto part = parse_message(body(whole).substr(0, n), 2);
       // A list of ranges may end early and still be one.
@@ -142,8 +135,7 @@ TEST_CASE("rdma: no bytes upset the parsers", "[rdma]") {
   int parsed = 0;
   for (int i = 0; i < 20000; ++i) {
     std::string bytes = samples[i % 3];
-    for (uint64_t n = random.below(4); n > 0; --n)
-      bytes[random.below(bytes.size())] = char(random.below(256));
+    for (uint64_t n = random.below(4); n > 0; --n) bytes[random.below(bytes.size())] = char(random.below(256));
     bytes.resize(random.below(2 * bytes.size()), char(random.below(256)));
     parsed += parse_message(bytes, random.below(3)).has_value() + parse_hello(bytes).has_value();
     (void)parse_address(bytes).ok();

@@ -64,8 +64,8 @@ TEST_CASE("shards: every (rank, layer, head) is written once, in every configura
                 const ShardMap map = map_shards(shards(L, n, a, p), shards(L, n, b, q), use);
                 const std::string fault = first_fault(map);
                 if (!fault.empty()) {
-                  INFO("n " << n << " tp " << a << " -> " << b << " pp " << p << " -> " << q
-                            << " layers " << L << " stripe " << int(use));
+                  INFO("n " << n << " tp " << a << " -> " << b << " pp " << p << " -> " << q << " layers " << L
+                            << " stripe " << int(use));
                   REQUIRE(fault == "");
                 }
                 n_configurations += use == ReplicaUse::spread;
@@ -73,8 +73,7 @@ TEST_CASE("shards: every (rank, layer, head) is written once, in every configura
   CHECK(n_configurations == 3600);
 }
 
-TEST_CASE("shards: heads that tp does not divide, chosen long stages, tables of layers",
-          "[shards]") {
+TEST_CASE("shards: heads that tp does not divide, chosen long stages, tables of layers", "[shards]") {
   for (int a : {1, 3, 5, 7, 8, 16})
     for (int b : {2, 3, 6, 8, 24})
       for (int long_stage : {-1, 0, 1, 2}) {
@@ -113,8 +112,7 @@ TEST_CASE("shards: numbers that cannot be are named", "[shards]") {
   CHECK(message(shards(4, 8, 0)) == "--decode-tp 0: expected at least 1");
   CHECK(message(shards(4, 8, 1, -1)) == "--decode-pp -1: expected at least 1");
   CHECK(message(shards(4, 8, 1, 5)) == "--decode-pp 5: more stages than the 4 layers");
-  CHECK(message(shards(4, 8, 12)) ==
-        "--decode-tp 12: more than the 8 kv heads, expected a multiple of them");
+  CHECK(message(shards(4, 8, 12)) == "--decode-tp 12: more than the 8 kv heads, expected a multiple of them");
   KvShards s = shards(4, 8, 1, 2);
   s.stage_layers = {3, 2};
   CHECK(message(s).find("add up to 4") != std::string::npos);
@@ -135,13 +133,12 @@ struct Published {
 
 TEST_CASE("shards: edges and bytes of the published table", "[shards]") {
   // reference: 8 2->4, 8 4->2, 8 8->16, 8 16->8, 2 1->4, MLA 16->4, 8 (4,PP4)->(8,PP1)
-  for (Published row : {Published{8, 2, 1, 4, 1, 4, 1, 2}, Published{8, 4, 1, 2, 1, 4, 1, 4},
-                        Published{8, 8, 1, 16, 1, 16, 2, 8}, Published{8, 16, 1, 8, 1, 8, 1, 8},
-                        Published{2, 1, 1, 4, 1, 4, 2, 1}, Published{1, 16, 1, 4, 1, 4, 4, 4},
-                        Published{8, 4, 4, 8, 1, 32, 1, 16}}) {
+  for (Published row :
+       {Published{8, 2, 1, 4, 1, 4, 1, 2}, Published{8, 4, 1, 2, 1, 4, 1, 4}, Published{8, 8, 1, 16, 1, 16, 2, 8},
+        Published{8, 16, 1, 8, 1, 8, 1, 8}, Published{2, 1, 1, 4, 1, 4, 2, 1}, Published{1, 16, 1, 4, 1, 4, 4, 4},
+        Published{8, 4, 4, 8, 1, 32, 1, 16}}) {
     const KvShape whole{.n_layers = 8, .n_kv_heads = row.n, .head_dim = 128, .dtype = Dtype::bf16};
-    const ShardMap map =
-        map_shards(shards(8, row.n, row.a, row.pa), shards(8, row.n, row.b, row.pb));
+    const ShardMap map = map_shards(shards(8, row.n, row.a, row.pa), shards(8, row.n, row.b, row.pb));
     const ShardTraffic t = shard_traffic(map, whole, KvOrder::layer_major, 16);
     INFO("kv heads " << row.n << " tp " << row.a << " -> " << row.b);
     CHECK(t.edges == row.edges);
@@ -161,8 +158,7 @@ TEST_CASE("shards: edges and bytes of the published table", "[shards]") {
 // ---- One sequence in the KV of every rank of one side.
 
 struct Side {
-  Side(const KvShape& whole, const KvShards& s, KvOrder order, int block_tokens, int n_tokens,
-       Random& random)
+  Side(const KvShape& whole, const KvShards& s, KvOrder order, int block_tokens, int n_tokens, Random& random)
       : shards(s) {
     const int n_blocks = (n_tokens + block_tokens - 1) / block_tokens;
     for (int i = 0; i < n_blocks; ++i) table.push_back(2 * i);  // no two are neighbours
@@ -184,8 +180,7 @@ struct Side {
         for (int kv = 0; kv < 2; ++kv)
           for (int t = 0; t < n_tokens; ++t)
             for (int h = own.heads.begin; h < own.heads.end; ++h)
-              f(views[size_t(rank)].row(l - own.layers.begin, kv, t, h - own.heads.begin), l, kv, t,
-                h);
+              f(views[size_t(rank)].row(l - own.layers.begin, kv, t, h - own.heads.begin), l, kv, t, h);
     }
   }
   KvShards shards;
@@ -195,14 +190,11 @@ struct Side {
   std::vector<KvView> views;
 };
 
-uint32_t pattern(int l, int kv, int t, int h) {
-  return uint32_t(((l * 2 + kv) * 1024 + t) * 64 + h) * 2654435761u | 1;
-}
+uint32_t pattern(int l, int kv, int t, int h) { return uint32_t(((l * 2 + kv) * 1024 + t) * 64 + h) * 2654435761u | 1; }
 
 // Moves a region and compares every row of the destination. Returns copies made.
-size_t move_and_check(const ShardMap& map, const KvShape& whole, KvOrder from, KvOrder to,
-                      int from_block, int to_block, int n_tokens, const KvRegion& region,
-                      Random& random) {
+size_t move_and_check(const ShardMap& map, const KvShape& whole, KvOrder from, KvOrder to, int from_block, int to_block,
+                      int n_tokens, const KvRegion& region, Random& random) {
   Side source(whole, map.source, from, from_block, n_tokens, random),
       destination(whole, map.destination, to, to_block, n_tokens, random);
   source.each_row(n_tokens, [&](std::byte* row, int l, int kv, int t, int h) {
@@ -212,10 +204,8 @@ size_t move_and_check(const ShardMap& map, const KvShape& whole, KvOrder from, K
   TransferPlan plan;  // of one move after the other: old contents must not matter
   size_t n_copies = 0, bytes = 0, planned = 0, expected = 0, wrong = 0;
   for (const ShardMove& move : map.moves) {
-    plan_sharded_transfer({map.source, map.destination, {move}}, source.views, destination.views,
-                          region, plan);
-    const Buffer &src = source.pools[size_t(move.source_rank)],
-                 &dst = destination.pools[size_t(move.destination_rank)];
+    plan_sharded_transfer({map.source, map.destination, {move}}, source.views, destination.views, region, plan);
+    const Buffer &src = source.pools[size_t(move.source_rank)], &dst = destination.pools[size_t(move.destination_rank)];
     for (const Copy& c : plan.copies) {
       REQUIRE((c.source >= src.data() && c.source + c.bytes <= src.data() + src.size()));
       REQUIRE((c.destination >= dst.data() && c.destination + c.bytes <= dst.data() + dst.size()));
@@ -226,8 +216,7 @@ size_t move_and_check(const ShardMap& map, const KvShape& whole, KvOrder from, K
     n_copies += plan.copies.size();
   }
   destination.each_row(n_tokens, [&](const std::byte* row, int l, int kv, int t, int h) {
-    const bool in = l >= region.layer_begin && l < region.layer_end && t >= region.token_begin &&
-                    t < region.token_end;
+    const bool in = l >= region.layer_begin && l < region.layer_end && t >= region.token_begin && t < region.token_end;
     const uint32_t p = in ? pattern(l, kv, t, h) : 0xeeeeeeeeu;
     expected += in ? whole.row_bytes() : 0;
     for (size_t i = 0; i < whole.row_bytes(); i += 4) wrong += std::memcmp(row + i, &p, 4) != 0;
@@ -244,22 +233,18 @@ TEST_CASE("a sharded transfer moves every row of the region and no other", "[sha
   constexpr int kTokens = 21;
   for (int round = 0; round < 600; ++round) {
     auto side = [&] {
-      return shards(5, 4, int(std::vector{1, 2, 3, 4, 8, 16}[random.below(6)]),
-                    1 + int(random.below(5)));
+      return shards(5, 4, int(std::vector{1, 2, 3, 4, 8, 16}[random.below(6)]), 1 + int(random.below(5)));
     };
     const KvShards from = side(), to = side();
-    const ShardMap map =
-        map_shards(from, to, random.below(2) ? ReplicaUse::spread : ReplicaUse::stripe);
+    const ShardMap map = map_shards(from, to, random.below(2) ? ReplicaUse::spread : ReplicaUse::stripe);
     auto order = [&] { return random.below(2) ? KvOrder::layer_major : KvOrder::token_major; };
     auto block = [&] { return int(std::vector{1, 4, 16, 64}[random.below(4)]); };
     KvRegion region;
     region.token_begin = int(random.below(kTokens));
-    region.token_end =
-        region.token_begin + 1 + int(random.below(uint64_t(kTokens - region.token_begin)));
+    region.token_end = region.token_begin + 1 + int(random.below(uint64_t(kTokens - region.token_begin)));
     region.layer_begin = int(random.below(5));
     region.layer_end = region.layer_begin + 1 + int(random.below(uint64_t(5 - region.layer_begin)));
-    INFO("round " << round << ": tp " << from.tp << " pp " << from.pp << " -> tp " << to.tp
-                  << " pp " << to.pp);
+    INFO("round " << round << ": tp " << from.tp << " pp " << from.pp << " -> tp " << to.tp << " pp " << to.pp);
     move_and_check(map, whole, order(), order(), block(), block(), kTokens, region, random);
   }
 }
@@ -276,23 +261,21 @@ TEST_CASE("traffic of a map is what its transfer of full blocks has", "[shards]"
               const KvShape whole{.n_layers = 5, .n_kv_heads = n, .head_dim = 2};
               const ShardMap map = map_shards(shards(5, n, a, p), shards(5, n, b, q));
               const ShardTraffic t = shard_traffic(map, whole, order, kBlock);
-              INFO("kv heads " << n << " tp " << a << " -> " << b << " pp " << p << " -> " << q
-                               << " order " << int(order));
-              const size_t copies =
-                  move_and_check(map, whole, order, order, kBlock, kBlock, kBlock * kBlocks,
-                                 {0, kBlock * kBlocks, 0, 5}, random);
+              INFO("kv heads " << n << " tp " << a << " -> " << b << " pp " << p << " -> " << q << " order "
+                               << int(order));
+              const size_t copies = move_and_check(map, whole, order, order, kBlock, kBlock, kBlock * kBlocks,
+                                                   {0, kBlock * kBlocks, 0, 5}, random);
               CHECK(int64_t(copies) == t.messages * kBlocks);
             }
 }
 
 // ---- Found in the field (reference: scheduling 3.5), each under its name.
 
-TEST_CASE("sglang#31968, #30997: num_groups = d_tp / p_tp reads past the buffer when d_tp > n_kv",
-          "[shards]") {
+TEST_CASE("sglang#31968, #30997: num_groups = d_tp / p_tp reads past the buffer when d_tp > n_kv", "[shards]") {
   // Qwen, 2 kv heads, P tp 1 -> D tp 4: four groups of 2 / 4 heads were cut from a buffer of two.
   const int n_kv = 2, p_tp = 1, d_tp = 4, num_groups = d_tp / p_tp;
   const int heads_of_a_group = std::max(1, n_kv / p_tp / num_groups);  // there is no half head
-  CHECK(num_groups * heads_of_a_group > n_kv);  // what the formula reads: heads 2 and 3 of two
+  CHECK(num_groups * heads_of_a_group > n_kv);                         // what the formula reads: heads 2 and 3 of two
   const ShardMap map = map_shards(shards(2, n_kv, p_tp), shards(2, n_kv, d_tp));
   CHECK(first_fault(map) == "");
   std::vector<KvRange> read;
@@ -309,13 +292,11 @@ TEST_CASE("vllm#45330: with tp > n_kv the bytes of a block stop shrinking with t
     for (int rank = 0; rank < tp; ++rank)
       total += KvLayout{rank_shape(whole, s, rank), KvOrder::layer_major, 16, 1}.block_bytes();
     CHECK(total == block * size_t(s.replicas()));
-    CHECK((total == block / size_t(tp) * size_t(tp)) ==
-          (tp <= 2));  // block / tp is wrong from 4 on
+    CHECK((total == block / size_t(tp) * size_t(tp)) == (tp <= 2));  // block / tp is wrong from 4 on
   }
 }
 
-TEST_CASE("vllm#27274: P tp > D tp, and a reader of one replica still leaves none waiting",
-          "[shards]") {
+TEST_CASE("vllm#27274: P tp > D tp, and a reader of one replica still leaves none waiting", "[shards]") {
   // MLA: one kv head, 16 P ranks hold it, 4 D ranks read it. Ranks that nobody reads have no edge:
   // who waits for a reader of each P rank waits for ever, so what a rank waits for comes from the
   // map.
@@ -354,14 +335,12 @@ TEST_CASE("vllm#43366: unequal pp: layers go by their number in the model", "[sh
 }
 
 // Two paged pools; what the transfer of blocks `from` to blocks `to` leaves of the tokens' order.
-std::vector<int> tokens_after(std::vector<int32_t> from, std::vector<int32_t> to, int n_tokens,
-                              int block_tokens) {
+std::vector<int> tokens_after(std::vector<int32_t> from, std::vector<int32_t> to, int n_tokens, int block_tokens) {
   const KvShape whole{.n_layers = 1, .n_kv_heads = 1, .head_dim = 1};
   const KvLayout layout{whole, KvOrder::layer_major, block_tokens, 8};
   Buffer a(layout.pool_bytes()), b(layout.pool_bytes());
   std::memset(b.data(), 0xff, b.size());
-  const KvView source{a.data(), &layout, from.data(), 0},
-      destination{b.data(), &layout, to.data(), 0};
+  const KvView source{a.data(), &layout, from.data(), 0}, destination{b.data(), &layout, to.data(), 0};
   for (int t = 0; t < n_tokens; ++t)
     for (int kv = 0; kv < 2; ++kv) *reinterpret_cast<int*>(source.row(0, kv, t, 0)) = t;
   const ShardMap map = map_shards(shards(1, 1, 1), shards(1, 1, 1));
@@ -369,8 +348,7 @@ std::vector<int> tokens_after(std::vector<int32_t> from, std::vector<int32_t> to
   plan_sharded_transfer(map, {&source, 1}, {&destination, 1}, {0, n_tokens, 0, 1}, plan);
   for (const Copy& c : plan.copies) std::memcpy(c.destination, c.source, c.bytes);
   std::vector<int> order;
-  for (int t = 0; t < n_tokens; ++t)
-    order.push_back(*reinterpret_cast<const int*>(destination.row(0, 1, t, 0)));
+  for (int t = 0; t < n_tokens; ++t) order.push_back(*reinterpret_cast<const int*>(destination.row(0, 1, t, 0)));
   return order;
 }
 

@@ -38,10 +38,7 @@ void SimCluster::open(SimOptions options) {
   if (!o.conductor.disagg) o.conductor.disagg = find_disagg_policy("prefill_first");
   o.conductor.max_model_len = o.kv.max_sequence_tokens;
   o.conductor.lease_s = o.lease_s;
-  if (!o.wire)
-    o.wire = [](const TransportOptions& wire) {
-      return find_transport("local")->make(wire).value();
-    };
+  if (!o.wire) o.wire = [](const TransportOptions& wire) { return find_transport("local")->make(wire).value(); };
   conductor_ = std::make_unique<Conductor>(o.conductor, clock, *this);
 }
 
@@ -68,11 +65,9 @@ SimCluster::NodePtr SimCluster::add(Role role) {
                            .lease_s = o.lease_s,
                            .checksum = o.checksum,
                            .cache_log = node->log};
-  instance.engine = {.policy = find_batch_policy("chunked"),
-                     .max_batch = o.max_batch,
-                     .step_tokens = o.step_tokens};
-  node->instance = std::make_unique<Instance>(std::move(instance), make_checksum_model(),
-                                              std::move(memory), o.wire(wire), clock, *this);
+  instance.engine = {.policy = find_batch_policy("chunked"), .max_batch = o.max_batch, .step_tokens = o.step_tokens};
+  node->instance = std::make_unique<Instance>(std::move(instance), make_checksum_model(), std::move(memory),
+                                              o.wire(wire), clock, *this);
   nodes[node->id] = node;
   conductor_->joined(node->instance->info(), std::make_shared<Probe>(node));
   return node;
@@ -91,16 +86,14 @@ void SimCluster::crash(InstanceId id, bool noticed) {
 }
 
 void SimCluster::break_connection(InstanceId a, InstanceId b) {
-  std::erase_if(letters_, [&](const Letter& letter) {
-    return std::minmax(letter.from, letter.to) == std::minmax(a, b);
-  });
+  std::erase_if(letters_,
+                [&](const Letter& letter) { return std::minmax(letter.from, letter.to) == std::minmax(a, b); });
   for (auto [one, other] : {std::pair(a, b), std::pair(b, a)}) {
     auto at = nodes.find(one), peer = nodes.find(other);
     if (at == nodes.end()) continue;
     at->second->instance->send(kConductor, PeerBroken{other});
     // And there is a new one at once.
-    if (peer != nodes.end())
-      at->second->instance->send(kConductor, PeerJoined{peer->second->instance->info()});
+    if (peer != nodes.end()) at->second->instance->send(kConductor, PeerJoined{peer->second->instance->info()});
   }
 }
 
@@ -161,8 +154,8 @@ std::string SimCluster::check_memory(bool at_rest) const {
     const KvStats kv = node->instance->memory().stats();
     if (!node->instance->idle()) return node->name + " is not idle";
     if (kv.free + kv.cached != kv.capacity)
-      return node->name + " leaks " + std::to_string(kv.capacity - kv.free - kv.cached) +
-             " blocks, " + std::to_string(kv.in_transfer) + " in transfer";
+      return node->name + " leaks " + std::to_string(kv.capacity - kv.free - kv.cached) + " blocks, " +
+             std::to_string(kv.in_transfer) + " in transfer";
     const PlacedLoad load = conductor_->load(id);
     if (load.queued_requests || load.queued_tokens || load.sequences)
       return node->name + " has load that nobody placed";

@@ -24,8 +24,7 @@ struct SimOptions {
   StreamKv stream_kv = StreamKv::layer;
   int step_tokens = 16, max_batch = 4;
   bool checksum = false;
-  bool far_caches =
-      false;  // the conductor knows the instances' prefix caches by their reports alone
+  bool far_caches = false;  // the conductor knows the instances' prefix caches by their reports alone
   double lease_s = 0.4;
   ConductorOptions conductor;
   std::function<std::unique_ptr<KvTransport>(const TransportOptions&)> wire;  // null: local

@@ -43,8 +43,7 @@ int call(const std::string& address) {
   return fd;
 }
 
-TEST_CASE("transport: silent strangers at the port of a wire do not keep a peer out",
-          "[transport]") {
+TEST_CASE("transport: silent strangers at the port of a wire do not keep a peer out", "[transport]") {
   for (const Wire& wire : wires()) {
     if (wire.name == "local" || !wire.shares_process) continue;
     if (wire.missing && !wire.missing().empty()) {
@@ -54,11 +53,8 @@ TEST_CASE("transport: silent strangers at the port of a wire do not keep a peer 
     INFO(wire.name);
     RealClock clock;
     const auto memory = wire.memory(1 << 16), theirs = wire.memory(1 << 16);
-    TransportOptions options{.regions = {{memory.get(), 1 << 16}},
-                             .queue = &cpu_queue(),
-                             .clock = &clock,
-                             .self = 1,
-                             .connect_s = 5};
+    TransportOptions options{
+        .regions = {{memory.get(), 1 << 16}}, .queue = &cpu_queue(), .clock = &clock, .self = 1, .connect_s = 5};
     auto here = wire.make(options).value();
     std::vector<int> strangers;
     for (int i = 0; i < 200; ++i) {

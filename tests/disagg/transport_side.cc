@@ -38,8 +38,7 @@ void for_pattern(uint64_t seed, size_t from, size_t bytes, Run run) {
   for (size_t done = 0; done < bytes;) {
     const size_t first = (from + done) >> 3, skip = (from + done) & 7;
     const size_t n = std::min<size_t>(bytes - done, 4096);
-    for (size_t w = 0; w < (skip + n + 7) / 8; ++w)
-      words[w] = mix64(seed * 0x9e3779b97f4a7c15u + first + w);
+    for (size_t w = 0; w < (skip + n + 7) / 8; ++w) words[w] = mix64(seed * 0x9e3779b97f4a7c15u + first + w);
     run(done, std::span(reinterpret_cast<const std::byte*>(words) + skip, n));
     done += n;
   }
@@ -71,10 +70,8 @@ class SideHere final : public Side {
     for (const Extent& extent : extents) {
       REQUIRE(extent.begin + extent.bytes <= kSideBytes);
       const size_t end = extent.begin + extent.bytes, border = kRegionBytes[0];
-      if (extent.begin < border)
-        ranges.push_back({at(extent.begin), std::min(end, border) - extent.begin});
-      if (const size_t begin = std::max(extent.begin, border); begin < end)
-        ranges.push_back({at(begin), end - begin});
+      if (extent.begin < border) ranges.push_back({at(extent.begin), std::min(end, border) - extent.begin});
+      if (const size_t begin = std::max(extent.begin, border); begin < end) ranges.push_back({at(begin), end - begin});
     }
     auto key = transport_->open(peer, op, ranges);
     if (!key.ok()) throw std::runtime_error(key.error().message);
@@ -85,12 +82,10 @@ class SideHere final : public Side {
 
   TransferId post(const KvTransfer& transfer, const std::vector<Piece>& pieces) override {
     TransferPlan plan;
-    const std::byte* bases[] = {transport_->remote(transfer.peer, 0),
-                                transport_->remote(transfer.peer, 1)};
+    const std::byte* bases[] = {transport_->remote(transfer.peer, 0), transport_->remote(transfer.peer, 1)};
     for (const Piece& piece : pieces) {
       const bool second = piece.remote >= kRegionBytes[0];
-      auto* remote =
-          const_cast<std::byte*>(bases[second]) + (piece.remote - (second ? kRegionBytes[0] : 0));
+      auto* remote = const_cast<std::byte*>(bases[second]) + (piece.remote - (second ? kRegionBytes[0] : 0));
       std::byte* local = at(piece.local);
       plan.copies.push_back(transfer.op == KvOp::write ? Copy{local, remote, piece.bytes}
                                                        : Copy{remote, local, piece.bytes});
@@ -104,9 +99,8 @@ class SideHere final : public Side {
   double now() override { return clock_.now(); }
 
   void fill(size_t begin, size_t bytes, uint64_t seed, size_t from) override {
-    each_run(begin, bytes, seed, from, [](std::byte* memory, std::span<const std::byte> run) {
-      std::memcpy(memory, run.data(), run.size());
-    });
+    each_run(begin, bytes, seed, from,
+             [](std::byte* memory, std::span<const std::byte> run) { std::memcpy(memory, run.data(), run.size()); });
   }
   size_t differing(size_t begin, size_t bytes, uint64_t seed, size_t from) override {
     size_t n = 0;
@@ -134,17 +128,15 @@ class SideHere final : public Side {
     REQUIRE(begin + bytes <= kSideBytes);
     const size_t head = begin < border ? std::min(bytes, border - begin) : 0;
     auto part = [&](size_t offset, size_t n) {
-      for_pattern(seed, from + offset, n, [&](size_t done, std::span<const std::byte> run) {
-        each(at(begin + offset) + done, run);
-      });
+      for_pattern(seed, from + offset, n,
+                  [&](size_t done, std::span<const std::byte> run) { each(at(begin + offset) + done, run); });
     };
     part(0, head);
     part(head, bytes - head);
     transport_->stats();
   }
   std::byte* at(size_t offset) {
-    return offset < kRegionBytes[0] ? memory_[0].get() + offset
-                                    : memory_[1].get() + (offset - kRegionBytes[0]);
+    return offset < kRegionBytes[0] ? memory_[0].get() + offset : memory_[1].get() + (offset - kRegionBytes[0]);
   }
   RealClock clock_;
   std::vector<std::shared_ptr<std::byte>> memory_;
@@ -157,13 +149,11 @@ class SideHere final : public Side {
 std::ostream& operator<<(std::ostream& out, const WindowKey& key) {
   return out << key.index << ' ' << key.generation << ' ' << key.secret;
 }
-std::istream& operator>>(std::istream& in, WindowKey& key) {
-  return in >> key.index >> key.generation >> key.secret;
-}
+std::istream& operator>>(std::istream& in, WindowKey& key) { return in >> key.index >> key.generation >> key.secret; }
 void write_post(std::ostream& out, const KvTransfer& t, const std::vector<Piece>& pieces) {
   out.precision(17);
-  out << t.peer << ' ' << int(t.op) << ' ' << t.window << ' ' << t.deadline_s << ' ' << t.number
-      << ' ' << pieces.size();
+  out << t.peer << ' ' << int(t.op) << ' ' << t.window << ' ' << t.deadline_s << ' ' << t.number << ' '
+      << pieces.size();
   for (const Piece& p : pieces) out << ' ' << p.local << ' ' << p.remote << ' ' << p.bytes;
 }
 void read_post(std::istream& in, KvTransfer& t, std::vector<Piece>& pieces) {
@@ -199,8 +189,7 @@ class SideThere final : public Side {
       if (!std::strstr(*e, "XPYD_REQUIRE_DEVICE")) environment.push_back(*e);
     environment.push_back(const_cast<char*>(command.c_str()));
     const std::string more = wire.environment + "=" + std::to_string(self);
-    if (!wire.environment.empty())
-      environment.insert(environment.begin(), const_cast<char*>(more.c_str()));
+    if (!wire.environment.empty()) environment.insert(environment.begin(), const_cast<char*>(more.c_str()));
     environment.push_back(nullptr);
     char program[] = "/proc/self/exe";
     std::string test = kPeerTest;
@@ -222,9 +211,7 @@ class SideThere final : public Side {
   }
 
   std::string address() override { return ask("address"); }
-  std::string connect(PeerId peer, const std::string& address) override {
-    return ask("connect", peer, address);
-  }
+  std::string connect(PeerId peer, const std::string& address) override { return ask("connect", peer, address); }
   void disconnect(PeerId peer) override { ask("disconnect", peer); }
   WindowKey open(PeerId peer, KvOp op, const std::vector<Extent>& extents) override {
     std::ostringstream list;
@@ -247,9 +234,7 @@ class SideThere final : public Side {
     return s;
   }
   double now() override { return answer<double>(ask("now")); }
-  void fill(size_t begin, size_t bytes, uint64_t seed, size_t from) override {
-    ask("fill", begin, bytes, seed, from);
-  }
+  void fill(size_t begin, size_t bytes, uint64_t seed, size_t from) override { ask("fill", begin, bytes, seed, from); }
   size_t differing(size_t begin, size_t bytes, uint64_t seed, size_t from) override {
     return answer<size_t>(ask("differing", begin, bytes, seed, from));
   }
@@ -281,8 +266,7 @@ class SideThere final : public Side {
     ((out << words << ' '), ...);
     tell(out.str());
     std::string line;
-    if (!read_line(socket_, line))
-      throw std::runtime_error("the other process of the test is gone");
+    if (!read_line(socket_, line)) throw std::runtime_error("the other process of the test is gone");
     if (line.starts_with("error ")) throw std::runtime_error(line.substr(6));
     return line;
   }
@@ -365,8 +349,7 @@ class Peer {
         side_.cancel(id);
     } else if (verb == "stats") {
       const TransportStats s = side_.stats();
-      out << s.posts << ' ' << s.failed << ' ' << s.bytes << ' ' << s.descriptors << ' '
-          << s.refused;
+      out << s.posts << ' ' << s.failed << ' ' << s.bytes << ' ' << s.descriptors << ' ' << s.refused;
     } else if (verb == "now") {
       out << side_.now();
     } else if (verb == "fill" || verb == "differing") {
@@ -436,12 +419,8 @@ TEST_CASE("the other process of a transport test", "[.transport-peer]") {
 RegisterWire::RegisterWire(Wire wire) { registered().push_back(std::move(wire)); }
 const std::vector<Wire>& wires() { return registered(); }
 
-std::unique_ptr<Side> make_side_here(const Wire& wire, PeerId self) {
-  return std::make_unique<SideHere>(wire, self);
-}
-std::unique_ptr<Side> make_side_there(const Wire& wire, PeerId self) {
-  return std::make_unique<SideThere>(wire, self);
-}
+std::unique_ptr<Side> make_side_here(const Wire& wire, PeerId self) { return std::make_unique<SideHere>(wire, self); }
+std::unique_ptr<Side> make_side_there(const Wire& wire, PeerId self) { return std::make_unique<SideThere>(wire, self); }
 
 TransferState settle(Side& side, TransferId id) {
   RealClock clock;

@@ -21,9 +21,9 @@ struct Wire {
   std::function<Result<std::unique_ptr<KvTransport>>(const TransportOptions&)> make;
   std::function<std::shared_ptr<std::byte>(size_t bytes)> memory;  // KV memory for it, zeroed
   bool leaves_process = true;
-  bool shares_process = true;    // two of them may be in one process
-  bool needs_owner = true;       // nothing is done while the owner of the window stands still
-  std::string environment = {};  // variable of the other process, which becomes NAME=<instance>
+  bool shares_process = true;            // two of them may be in one process
+  bool needs_owner = true;               // nothing is done while the owner of the window stands still
+  std::string environment = {};          // variable of the other process, which becomes NAME=<instance>
   std::function<std::string()> missing;  // why it cannot work on this machine, or ""; may be null
 };
 struct RegisterWire {

@@ -28,21 +28,17 @@ constexpr PeerId kPoster = 1, kOwner = 2, kThird = 3;
 constexpr size_t KiB = 1024, MiB = 1024 * KiB;
 
 enum class Mode { here, poster_there, owner_there };
-const char* const kModes[] = {"both in this process", "the poster in another process",
-                              "the owner in another process"};
+const char* const kModes[] = {"both in this process", "the poster in another process", "the owner in another process"};
 
 // A poster and the owner of memory, connected.
 struct Pair {
   Pair(const Wire& wire_, Mode mode_) : wire(wire_), mode(mode_) {
-    poster =
-        mode == Mode::poster_there ? make_side_there(wire, kPoster) : make_side_here(wire, kPoster);
-    owner =
-        mode == Mode::owner_there ? make_side_there(wire, kOwner) : make_side_here(wire, kOwner);
+    poster = mode == Mode::poster_there ? make_side_there(wire, kPoster) : make_side_here(wire, kPoster);
+    owner = mode == Mode::owner_there ? make_side_there(wire, kOwner) : make_side_here(wire, kOwner);
     REQUIRE(poster->connect(kOwner, owner->address()) == "");
     REQUIRE(owner->connect(kPoster, poster->address()) == "");
   }
-  TransferId post(KvOp op, const WindowKey& key, const std::vector<Piece>& pieces,
-                  double deadline_s = 0) {
+  TransferId post(KvOp op, const WindowKey& key, const std::vector<Piece>& pieces, double deadline_s = 0) {
     return poster->post({kOwner, op, key, deadline_s}, pieces);
   }
   TransferState move(KvOp op, const WindowKey& key, const std::vector<Piece>& pieces) {
@@ -105,8 +101,7 @@ size_t wrong_after(Pair& pair, KvOp op, std::vector<Piece> pieces) {
   const uint64_t old = write ? 2 : 1, now = write ? 1 : 2;
   auto to = [&](const Piece& p) { return write ? p.remote : p.local; };
   auto from = [&](const Piece& p) { return write ? p.local : p.remote; };
-  std::sort(pieces.begin(), pieces.end(),
-            [&](const Piece& a, const Piece& b) { return to(a) < to(b); });
+  std::sort(pieces.begin(), pieces.end(), [&](const Piece& a, const Piece& b) { return to(a) < to(b); });
   size_t wrong = 0, at = 0;
   for (const Piece& piece : pieces) {
     wrong += changed.differing(at, to(piece) - at, old, at);
@@ -125,8 +120,7 @@ TEST_CASE("transports: writes and reads place every byte and no other", "[transp
   everywhere([](Pair& pair) {
     Random random(5);
     for (KvOp op : {KvOp::write, KvOp::read}) {
-      for (auto [n, most] :
-           {std::pair<int, size_t>{1, 1}, {3, 200}, {1000, 300}, {40, 300 * KiB}, {2, 8 * MiB}}) {
+      for (auto [n, most] : {std::pair<int, size_t>{1, 1}, {3, 200}, {1000, 300}, {40, 300 * KiB}, {2, 8 * MiB}}) {
         fill_both(pair);
         const std::vector<Piece> pieces = scattered(random, n, most);
         const WindowKey key = pair.owner->open(kPoster, op, remote_extents(pieces));
@@ -155,8 +149,7 @@ TEST_CASE("transports: 1 byte to 8 MiB, both regions, and nothing at all", "[tra
     CHECK(pair.move(KvOp::write, key, {{5, 9, 0}}) == TransferState::done);
     CHECK(pair.owner->arrived(key) == ++posts);
     CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
-    for (size_t bytes :
-         {size_t(1), size_t(7), size_t(4096), 64 * KiB - 1, 256 * KiB + 1, 3 * MiB, 8 * MiB}) {
+    for (size_t bytes : {size_t(1), size_t(7), size_t(4096), 64 * KiB - 1, 256 * KiB + 1, 3 * MiB, 8 * MiB}) {
       const Piece piece{3 * MiB + 11, 7 * MiB + 5, bytes};
       REQUIRE(pair.move(KvOp::write, key, {piece}) == TransferState::done);
       CHECK(pair.owner->arrived(key) == ++posts);
@@ -164,8 +157,7 @@ TEST_CASE("transports: 1 byte to 8 MiB, both regions, and nothing at all", "[tra
     }
     // From the first region to the second and the other way round.
     pair.owner->fill(0, kSideBytes, 2);
-    const std::vector<Piece> across = {{100, kRegionBytes[0] + 50, 5000},
-                                       {kRegionBytes[0] + 7, 31, 6000}};
+    const std::vector<Piece> across = {{100, kRegionBytes[0] + 50, 5000}, {kRegionBytes[0] + 7, 31, 6000}};
     REQUIRE(pair.move(KvOp::write, key, across) == TransferState::done);
     CHECK(wrong_after(pair, KvOp::write, across) == 0);
     const TransportStats stats = pair.poster->stats();
@@ -184,25 +176,22 @@ TEST_CASE("transports: KV of either layout arrives in the other", "[transport]")
           {KvOrder::layer_major, KvOrder::token_major, 16, 16},
           {KvOrder::token_major, KvOrder::layer_major, 1, 64}}) {
       fill_both(pair);
-      const KvLayout source{shape, from, source_tokens, 200},
-          destination{shape, to, destination_tokens, 200};
+      const KvLayout source{shape, from, source_tokens, 200}, destination{shape, to, destination_tokens, 200};
       auto table = [&](const KvLayout& layout) {
         std::vector<int32_t> blocks(size_t(layout.n_blocks));
         for (int i = 0; i < layout.n_blocks; ++i) blocks[size_t(i)] = i;
-        for (size_t i = blocks.size(); i > 1; --i)
-          std::swap(blocks[i - 1], blocks[random.below(i)]);
+        for (size_t i = blocks.size(); i > 1; --i) std::swap(blocks[i - 1], blocks[random.below(i)]);
         return blocks;
       };
       const auto source_table = table(source), destination_table = table(destination);
       Buffer source_pool(source.pool_bytes()), destination_pool(destination.pool_bytes());
       TransferPlan plan;  // over pools of this test, of which only the offsets count
       plan_transfer({source_pool.data(), &source, source_table.data()},
-                    {destination_pool.data(), &destination, destination_table.data()},
-                    {3, kTokens, 1, 4}, plan);
+                    {destination_pool.data(), &destination, destination_table.data()}, {3, kTokens, 1, 4}, plan);
       std::vector<Piece> pieces;
       for (const Copy& copy : plan.copies)
-        pieces.push_back({size_t(copy.source - source_pool.data()),
-                          size_t(copy.destination - destination_pool.data()), copy.bytes});
+        pieces.push_back(
+            {size_t(copy.source - source_pool.data()), size_t(copy.destination - destination_pool.data()), copy.bytes});
       const WindowKey key = pair.owner->open(kPoster, KvOp::write, remote_extents(pieces));
       const TransportStats before = pair.poster->stats();
       REQUIRE(pair.move(KvOp::write, key, pieces) == TransferState::done);
@@ -228,8 +217,7 @@ TEST_CASE("transports: many posts in flight, polled in any order", "[transport]"
     for (int i = 0; i < 100; ++i) {
       std::vector<Piece> pieces;
       for (int p = 0; p < 3; ++p, at += 50 * KiB)
-        pieces.push_back(
-            {at + random.below(100), at + random.below(100), 1 + random.below(49 * KiB)});
+        pieces.push_back({at + random.below(100), at + random.below(100), 1 + random.below(49 * KiB)});
       const WindowKey key = pair.owner->open(kPoster, KvOp::write, remote_extents(pieces));
       for (const Posted& other : posted) REQUIRE(!(other.key == key));
       posted.push_back({pair.post(KvOp::write, key, pieces), key});
@@ -249,8 +237,7 @@ TEST_CASE("transports: a window counts all its posts", "[transport]") {
   everywhere([](Pair& pair) {
     const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, MiB}});
     std::vector<TransferId> ids;
-    for (size_t i = 0; i < 64; ++i)
-      ids.push_back(pair.post(KvOp::write, key, {{i * KiB, i * 16 * KiB, 16 * KiB}}));
+    for (size_t i = 0; i < 64; ++i) ids.push_back(pair.post(KvOp::write, key, {{i * KiB, i * 16 * KiB, 16 * KiB}}));
     for (TransferId id : ids) CHECK(settle(*pair.poster, id) == TransferState::done);
     CHECK(pair.owner->arrived(key) == 64);
     close_for_good(*pair.owner, key);
@@ -276,11 +263,10 @@ TEST_CASE("transports: what no open window allows is refused and counted", "[tra
     CHECK(pair.owner->differing(4104, kSideBytes - 4104, 2, 4104) == 0);
     pair.owner->fill(4096, 8, 2, 4096);  // of the first a wire may have moved what it may
     // Out of the memory altogether: no wire does that.
-    CHECK(pair.move(KvOp::write, key, {{0, kSideBytes + (size_t(1) << 40), 16}}) ==
-          TransferState::failed);
-    for (WindowKey no : {WindowKey{}, WindowKey{key.index, key.generation + 1, key.secret},
-                         WindowKey{key.index + 1, key.generation, key.secret},
-                         WindowKey{UINT32_MAX, UINT32_MAX, UINT64_MAX}})
+    CHECK(pair.move(KvOp::write, key, {{0, kSideBytes + (size_t(1) << 40), 16}}) == TransferState::failed);
+    for (WindowKey no :
+         {WindowKey{}, WindowKey{key.index, key.generation + 1, key.secret},
+          WindowKey{key.index + 1, key.generation, key.secret}, WindowKey{UINT32_MAX, UINT32_MAX, UINT64_MAX}})
       CHECK(refused(KvOp::write, no, piece));
     CHECK(pair.owner->arrived(key) == 0);
     CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
@@ -310,8 +296,7 @@ TEST_CASE("transports: a post that comes again is counted once", "[transport]") 
     for (int window = 0; window < 2; ++window) {  // numbers are each window's own
       const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 4 * MiB}});
       const auto post = [&](uint32_t number, size_t bytes) {
-        return settle(*pair.poster,
-                      pair.poster->post({kOwner, KvOp::write, key, 0, number}, {{0, 0, bytes}}));
+        return settle(*pair.poster, pair.poster->post({kOwner, KvOp::write, key, 0, number}, {{0, 0, bytes}}));
       };
       int arrived = 0;
       std::set<uint32_t> seen;
@@ -343,14 +328,12 @@ TEST_CASE("transports: a window is one peer's", "[transport]") {
     const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, MiB}});
     const WindowKey thirds = pair.owner->open(kThird, KvOp::write, {{MiB, MiB}});
     const Piece piece{0, 100, 5000};
-    CHECK(settle(*third, third->post({kOwner, KvOp::write, key, 0}, {piece})) ==
-          TransferState::failed);
+    CHECK(settle(*third, third->post({kOwner, KvOp::write, key, 0}, {piece})) == TransferState::failed);
     CHECK(pair.move(KvOp::write, thirds, {{0, MiB, 16}}) == TransferState::failed);
     CHECK(pair.owner->stats().refused == 2);
     CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
     third->fill(0, MiB, 3);
-    CHECK(settle(*third, third->post({kOwner, KvOp::write, thirds, 0}, {{0, MiB, 5000}})) ==
-          TransferState::done);
+    CHECK(settle(*third, third->post({kOwner, KvOp::write, thirds, 0}, {{0, MiB, 5000}})) == TransferState::done);
     CHECK(pair.owner->differing(MiB, 5000, 3) == 0);
     // The third goes; the first goes on.
     third.reset();
@@ -365,8 +348,7 @@ TEST_CASE("transports: deadlines and cancelled transfers", "[transport]") {
   everywhere([](Pair& pair) {
     fill_both(pair);
     const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 9 * MiB}});
-    const TransferId late =
-        pair.post(KvOp::write, key, {{0, 0, MiB}}, std::max(pair.poster->now() - 1, 1e-9));
+    const TransferId late = pair.post(KvOp::write, key, {{0, 0, MiB}}, std::max(pair.poster->now() - 1, 1e-9));
     CHECK(settle(*pair.poster, late) == TransferState::failed);
     CHECK(pair.owner->arrived(key) == 0);
     CHECK(pair.move(KvOp::write, key, {}) == TransferState::done);
@@ -441,23 +423,21 @@ TEST_CASE("transports: addresses that are none of theirs are errors with a reaso
   everywhere(
       [](Pair& pair) {
         for (const char* address :
-             {"", "nonsense", "local", "local:1:1", "tcp", "tcp:", "tcp:127.0.0.1", "shm:",
-              "shm:@nobody", "tcp:127.0.0.1:1:00", "tcp:127.0.0.1:99999:00", "tcp:256.0.0.1:80:00",
-              "tcp:127.0.0.1:1:00000000000000000000000000000000", "shm:/nonexistent/socket:1",
-              "rdma:mlx5_0:1:2:3", "fault:", "local:99999999999999999999:1"}) {
+             {"", "nonsense", "local", "local:1:1", "tcp", "tcp:", "tcp:127.0.0.1", "shm:", "shm:@nobody",
+              "tcp:127.0.0.1:1:00", "tcp:127.0.0.1:99999:00", "tcp:256.0.0.1:80:00",
+              "tcp:127.0.0.1:1:00000000000000000000000000000000", "shm:/nonexistent/socket:1", "rdma:mlx5_0:1:2:3",
+              "fault:", "local:99999999999999999999:1"}) {
           INFO(address);
           CHECK(pair.poster->connect(77, address) != "");
         }
         const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16}});
-        CHECK(settle(*pair.poster, pair.poster->post({77, KvOp::write, key, 0}, {})) ==
-              TransferState::failed);
+        CHECK(settle(*pair.poster, pair.poster->post({77, KvOp::write, key, 0}, {})) == TransferState::failed);
         CHECK(pair.move(KvOp::write, key, {{0, 0, 16}}) == TransferState::done);
       },
       {Mode::here});
 }
 
-TEST_CASE("transports: windows of what is not one's own memory, or of strangers, are errors",
-          "[transport]") {
+TEST_CASE("transports: windows of what is not one's own memory, or of strangers, are errors", "[transport]") {
   everywhere(
       [](Pair& pair) {
         CHECK_THROWS(pair.owner->open(kThird, KvOp::write, {{0, 16}}));
@@ -501,8 +481,7 @@ TEST_CASE("transports: the poster is killed in the middle of a write", "[transpo
         REQUIRE(pair.owner->connect(kThird, third->address()) == "");
         third->fill(0, MiB, 3);
         const WindowKey thirds = pair.owner->open(kThird, KvOp::write, {{0, MiB}});
-        CHECK(settle(*third, third->post({kOwner, KvOp::write, thirds, 0}, {{0, 0, MiB}})) ==
-              TransferState::done);
+        CHECK(settle(*third, third->post({kOwner, KvOp::write, thirds, 0}, {{0, 0, MiB}})) == TransferState::done);
         CHECK(pair.owner->differing(0, MiB, 3) == 0);
         CHECK(pair.owner->differing(MiB, kSideBytes - MiB, 2, MiB) == 0);
       },
@@ -523,8 +502,7 @@ TEST_CASE("transports: the owner is killed in the middle of a write", "[transpor
       {Mode::owner_there});
 }
 
-TEST_CASE("transports: a stopped owner does not hold a transfer beyond its deadline",
-          "[transport]") {
+TEST_CASE("transports: a stopped owner does not hold a transfer beyond its deadline", "[transport]") {
   everywhere(
       [](Pair& pair) {
         const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
@@ -625,12 +603,9 @@ TEST_CASE("window table: random operations against a list", "[transport]") {
       } else if (what <= 3) {
         const PeerId peer = random.below(4) ? one->peer : PeerId(1 + random.below(3));
         const KvOp op = random.below(4) ? one->op : KvOp(random.below(2));
-        const size_t begin =
-            random.below(4) ? one->begin + random.below(one->bytes) : random.below(60000);
-        const size_t bytes =
-            random.below(one->begin + one->bytes - std::min(begin, one->begin) + 2);
-        const bool inside =
-            bytes == 0 || (begin >= one->begin && begin + bytes <= one->begin + one->bytes);
+        const size_t begin = random.below(4) ? one->begin + random.below(one->bytes) : random.below(60000);
+        const size_t bytes = random.below(one->begin + one->bytes - std::min(begin, one->begin) + 2);
+        const bool inside = bytes == 0 || (begin >= one->begin && begin + bytes <= one->begin + one->bytes);
         const bool may = one->open && peer == one->peer && op == one->op && inside;
         REQUIRE(table.enter(one->key, peer, op, memory.data() + begin, bytes) == may);
         one->inside += may, refused += !may;
@@ -650,14 +625,12 @@ TEST_CASE("window table: random operations against a list", "[transport]") {
 TEST_CASE("window table: ranges join, and nothing outside them is inside", "[transport]") {
   std::vector<std::byte> memory(100);
   const MemoryRange all(memory);
-  const std::vector<MemoryRange> ranges = {all.subspan(10, 10), all.subspan(20, 5),
-                                           all.subspan(40, 10), all.subspan(45, 10),
-                                           all.subspan(70, 0)};
+  const std::vector<MemoryRange> ranges = {all.subspan(10, 10), all.subspan(20, 5), all.subspan(40, 10),
+                                           all.subspan(45, 10), all.subspan(70, 0)};
   const RangeSet set(ranges);
   for (size_t begin = 0; begin < 100; ++begin)
     for (size_t bytes = 0; begin + bytes <= 100; ++bytes) {
-      const bool inside = bytes == 0 || (begin >= 10 && begin + bytes <= 25) ||
-                          (begin >= 40 && begin + bytes <= 55);
+      const bool inside = bytes == 0 || (begin >= 10 && begin + bytes <= 25) || (begin >= 40 && begin + bytes <= 55);
       REQUIRE(set.contains(memory.data() + begin, bytes) == inside);
     }
   CHECK(!set.contains(memory.data() + 10, SIZE_MAX));

@@ -10,9 +10,7 @@
 namespace xpyd::testing {
 namespace {
 
-std::shared_ptr<std::byte> plain_memory(size_t bytes) {
-  return cpu_device().allocate(bytes).value();
-}
+std::shared_ptr<std::byte> plain_memory(size_t bytes) { return cpu_device().allocate(bytes).value(); }
 
 const RegisterWire local_wire({.name = "local",
                                .make = make_local_transport,
@@ -22,16 +20,13 @@ const RegisterWire local_wire({.name = "local",
 
 const RegisterWire shm_wire({.name = "shm",
                              .make = make_shm_transport,
-                             .memory =
-                                 [](size_t bytes) { return shared_pool_memory(bytes).value(); },
+                             .memory = [](size_t bytes) { return shared_pool_memory(bytes).value(); },
                              .needs_owner = false});
 
 const RegisterWire tcp_wire({.name = "tcp", .make = make_tcp_transport, .memory = plain_memory});
 
 // Everything but NCCL itself.
-const RegisterWire nccl_wire({.name = "nccl",
-                              .make = make_fake_nccl_transport,
-                              .memory = plain_memory});
+const RegisterWire nccl_wire({.name = "nccl", .make = make_fake_nccl_transport, .memory = plain_memory});
 
 // Late and out of order, but within what is promised.
 const RegisterWire fault_wire(

@@ -32,8 +32,7 @@ void append(std::string& out, const T& value) {
 }
 
 // Sends, says that no more will come, and reads until the other side closes; what it said.
-std::string say(const sockaddr* address, socklen_t length, int type, const std::string& bytes,
-                bool end = true) {
+std::string say(const sockaddr* address, socklen_t length, int type, const std::string& bytes, bool end = true) {
   const int fd = socket(address->sa_family, type | SOCK_CLOEXEC, 0);
   REQUIRE(connect(fd, address, length) == 0);
   std::string heard;
@@ -59,14 +58,12 @@ struct Door {
   }
   void still_works() {
     CHECK(owner->differing(1 << 20, kSideBytes - (1 << 20), 2, 1 << 20) == 0);
-    CHECK(settle(*poster, poster->post({2, KvOp::write, key}, {{0, 0, 1 << 20}})) ==
-          TransferState::done);
+    CHECK(settle(*poster, poster->post({2, KvOp::write, key}, {{0, 0, 1 << 20}})) == TransferState::done);
     CHECK(owner->differing(0, 1 << 20, 1) == 0);
   }
   void wait_refused(int64_t n) {  // the owner's thread counts when it sees
     RealClock clock;
-    for (const double start = clock.now(); owner->stats().refused < n; sched_yield())
-      REQUIRE(clock.now() < start + 60);
+    for (const double start = clock.now(); owner->stats().refused < n; sched_yield()) REQUIRE(clock.now() < start + 60);
     CHECK(owner->stats().refused == n);
   }
   const Wire& wire;
@@ -74,8 +71,7 @@ struct Door {
   WindowKey key;
 };
 
-TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and counted",
-          "[transport]") {
+TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and counted", "[transport]") {
   Door door("tcp");
   const std::string address = door.owner->address();  // tcp:127.0.0.1:PORT:TOKEN
   const size_t port_at = address.find(':', 4) + 1, token_at = address.find(':', port_at) + 1;
@@ -86,8 +82,7 @@ TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and c
   using namespace tcp;
   TcpHello hello;
   hello.session = 99, hello.self = 1;
-  for (size_t i = 0; i < 16; ++i)
-    hello.token[i] = uint8_t(std::stoi(address.substr(token_at + 2 * i, 2), nullptr, 16));
+  for (size_t i = 0; i < 16; ++i) hello.token[i] = uint8_t(std::stoi(address.substr(token_at + 2 * i, 2), nullptr, 16));
   std::string good, wrong_token, wrong_magic;
   append(good, hello);
   hello.token[15] ^= 1;
@@ -113,12 +108,7 @@ TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and c
   CHECK(tell(good.substr(0, 20), false) == "");
 
   const auto frame = [&](auto change) {
-    FrameHead head{.type = FrameType::write,
-                   .n_ranges = 1,
-                   .post = 1,
-                   .n_frames = 1,
-                   .window = door.key,
-                   .bytes = 64};
+    FrameHead head{.type = FrameType::write, .n_ranges = 1, .post = 1, .n_frames = 1, .window = door.key, .bytes = 64};
     TcpRange range{1, 64};
     change(head, range);
     std::string bytes = good;
@@ -134,18 +124,15 @@ TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and c
         frame([](FrameHead&h, TcpRange&) { h.type = FrameType::placed; }),
         frame([](FrameHead&h, TcpRange&) { h.n_ranges = 65535; }),
         frame([](FrameHead&h, TcpRange&) { h.bytes = uint32_t(1) << 31; }),
-        frame([](FrameHead&h, TcpRange&) { h.bytes = 65; }),
-        frame([](FrameHead&, TcpRange&r) { r.bytes = 0; }),
-        frame([](FrameHead&, TcpRange&r) { r.bytes = UINT64_MAX; }),
-        frame([](FrameHead&h, TcpRange&) { h.frame = 1; }),
+        frame([](FrameHead&h, TcpRange&) { h.bytes = 65; }), frame([](FrameHead&, TcpRange&r) { r.bytes = 0; }),
+        frame([](FrameHead&, TcpRange&r) { r.bytes = UINT64_MAX; }), frame([](FrameHead&h, TcpRange&) { h.frame = 1; }),
         frame([](FrameHead&h, TcpRange&) { h.n_frames = 0; })}) {
     CHECK(tell(bytes).size() == welcome);
     door.wait_refused(++refused);
   }
   // Within the rules, but not allowed: read, dropped, answered.
   for (const std::string& bytes :
-       {frame([](FrameHead&, TcpRange&) {}),
-        frame([](FrameHead&, TcpRange&r) { r.address = UINT64_MAX - 10; }),
+       {frame([](FrameHead&, TcpRange&) {}), frame([](FrameHead&, TcpRange&r) { r.address = UINT64_MAX - 10; }),
         frame([](FrameHead&h, TcpRange&) { h.window.secret ^= 1; }),
         frame([](FrameHead&h, TcpRange&) { h.window.generation += 1; })}) {
     CHECK(tell(bytes).size() == welcome + sizeof(FrameHead));
@@ -177,8 +164,7 @@ TEST_CASE("shm: garbage at its door is closed and counted", "[transport]") {
   };
   int64_t refused = 0;
   CHECK(tell("") == "");
-  for (const std::string& bytes :
-       {std::string("x"), std::string(16, 'y'), std::string(5000, 'z')}) {
+  for (const std::string& bytes : {std::string("x"), std::string(16, 'y'), std::string(5000, 'z')}) {
     CHECK(tell(bytes) == "");
     door.wait_refused(++refused);
   }

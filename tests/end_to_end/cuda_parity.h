@@ -21,8 +21,7 @@ struct OnCuda {
   }
   void put(TinySetup& setup, bool graphs) {
     setup.device = device.get();
-    setup.make_model = [this, graphs](const TinySetup& s,
-                                      DeviceQueue& queue) -> Result<std::unique_ptr<Model>> {
+    setup.make_model = [this, graphs](const TinySetup& s, DeviceQueue& queue) -> Result<std::unique_ptr<Model>> {
       CudaModelOptions options{.max_step_tokens = std::max(s.step_tokens, s.max_batch),
                                .max_logits = s.max_batch,
                                .max_seqs = s.max_batch,

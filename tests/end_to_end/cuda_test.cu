@@ -16,16 +16,14 @@ namespace {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr int kStride = 97;
 #else
-constexpr int kStride =
-    11;  // of 1440 combinations; coprime with every factor, so that each value occurs
+constexpr int kStride = 11;  // of 1440 combinations; coprime with every factor, so that each value occurs
 #endif
 
 }  // namespace
 
 void check_cuda_parity(int stride) {
   OnCuda cuda;
-  TinySetup first{
-      .scheme = "contiguous", .batching = "static", .prefix_cache = false, .step_tokens = 2048};
+  TinySetup first{.scheme = "contiguous", .batching = "static", .prefix_cache = false, .step_tokens = 2048};
   first.ahead = false;
   RaggedRun on_cpu = run_ragged(first);
   cuda.put(first, false);
@@ -33,23 +31,16 @@ void check_cuda_parity(int stride) {
   CHECK(expected.tokens == on_cpu.tokens);
   int index = 0, ran = 0;
   for (const char* topology : {"1C", "1P1D", "2P2D"})
-    for (auto& [scheme, block] : {std::pair{"contiguous", 16},
-                                  {"paged", 1},
-                                  {"paged", 16},
-                                  {"paged", 64},
-                                  {"vattention", 16}})
+    for (auto& [scheme, block] :
+         {std::pair{"contiguous", 16}, {"paged", 1}, {"paged", 16}, {"paged", 64}, {"vattention", 16}})
       for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
-        for (auto& [batching, step] :
-             {std::pair{"prefill_first", 2048}, {"chunked", 7}, {"chunked", 64}})
+        for (auto& [batching, step] : {std::pair{"prefill_first", 2048}, {"chunked", 7}, {"chunked", 64}})
           for (const char* transport : {"local", "handoff"})
             for (StreamKv stream : {StreamKv::layer, StreamKv::request})
               for (bool prefix : {false, true})
                 for (bool graphs : {false, true}) {
                   if (index++ % stride != 0) continue;
-                  TinySetup setup{.topology = topology,
-                                  .scheme = scheme,
-                                  .batching = batching,
-                                  .transport = transport};
+                  TinySetup setup{.topology = topology, .scheme = scheme, .batching = batching, .transport = transport};
                   setup.order = order;
                   setup.stream_kv = stream;
                   setup.block_tokens = block;
@@ -59,8 +50,7 @@ void check_cuda_parity(int stride) {
                   setup.pool_bytes = scheme == std::string("contiguous") ? 3 << 20 : 1 << 19;
                   if (scheme == std::string("vattention")) {  // six sequences at once
                     setup.page_group_bytes = cuda::vmm::granularity();
-                    setup.pool_bytes =
-                        6 * size_t(order == KvOrder::layer_major ? 4 : 1) * setup.page_group_bytes;
+                    setup.pool_bytes = 6 * size_t(order == KvOrder::layer_major ? 4 : 1) * setup.page_group_bytes;
                   }
                   cuda.put(setup, graphs);
                   INFO(setup.describe() << (graphs ? ", graphs" : ""));
@@ -69,19 +59,17 @@ void check_cuda_parity(int stride) {
                   REQUIRE(got.hash == expected.hash);
                   ++ran;
                 }
-  std::printf("cuda parity on %s: %d of %d combinations have the hash %016llx\n",
-              cuda.card.name.c_str(), ran, index, static_cast<unsigned long long>(expected.hash));
+  std::printf("cuda parity on %s: %d of %d combinations have the hash %016llx\n", cuda.card.name.c_str(), ran, index,
+              static_cast<unsigned long long>(expected.hash));
 }
 
 namespace {
 
-TEST_CASE("cuda parity: one hash for memory, batching, topology and wire, and the CPU's tokens",
-          "[cuda][parity]") {
+TEST_CASE("cuda parity: one hash for memory, batching, topology and wire, and the CPU's tokens", "[cuda][parity]") {
   check_cuda_parity(kStride);
 }
 
-TEST_CASE("gpu report: its tiny run finds every result right, beside the yardsticks",
-          "[cuda][report]") {
+TEST_CASE("gpu report: its tiny run finds every result right, beside the yardsticks", "[cuda][report]") {
   TempDir dir;
   std::ofstream(dir.path + "/sdpa.csv")
       << "yardstick,backend,shape,ms,tflops,versions\n"
@@ -102,8 +90,7 @@ TEST_CASE("gpu report: its tiny run finds every result right, beside the yardsti
     shares += line.find("of copy bandwidth") != std::string::npos;
     published += line.find("Table 3 at 2 MiB") != std::string::npos;
     over_groups += line.find(" vattention") != std::string::npos;
-    coded += line.find(" paged 16 int8") != std::string::npos ||
-             line.find(" paged 16 int4") != std::string::npos;
+    coded += line.find(" paged 16 int8") != std::string::npos || line.find(" paged 16 int4") != std::string::npos;
     if (line.find("x cuDNN's best") == std::string::npos) continue;
     ++of_cudnn;
     CHECK(line.ends_with(",1"));  // faster than 1e9 ms: the target is met

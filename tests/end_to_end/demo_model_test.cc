@@ -24,8 +24,7 @@ constexpr int kContext = 256;
 struct Demo {
   ModelConfig config = load_model_config(kDemoModel).value();
   std::unique_ptr<const Tokenizer> tokenizer = Tokenizer::load(kDemoModel).value();
-  std::unique_ptr<const ChatTemplate> chat =
-      ChatTemplate::load("auto", kDemoModel, [] { return int64_t{0}; }).value();
+  std::unique_ptr<const ChatTemplate> chat = ChatTemplate::load("auto", kDemoModel, [] { return int64_t{0}; }).value();
   ThreadTeam team{1};
   std::shared_ptr<const Weights> weights = load_weights(kDemoModel, config, {}, team).value();
 
@@ -55,8 +54,7 @@ struct Answer {
   FinishReason finish = FinishReason::none;
 };
 
-Answer ask(const std::vector<int32_t>& prompt, const char* topology,
-           const TransportRow* transport) {
+Answer ask(const std::vector<int32_t>& prompt, const char* topology, const TransportRow* transport) {
   RealClock clock;
   ClusterOptions options;
   options.topology = parse_topology(topology).value();
@@ -71,9 +69,7 @@ Answer ask(const std::vector<int32_t>& prompt, const char* topology,
   options.max_model_len = kContext;
   options.eos_tokens = demo().config.eos_tokens;
   options.tokenizer = demo().tokenizer.get();
-  options.make_model = [](int, DeviceQueue&) {
-    return make_llama(demo().weights, demo().team, 64, 4);
-  };
+  options.make_model = [](int, DeviceQueue&) { return make_llama(demo().weights, demo().team, 64, 4); };
   auto cluster = Cluster::create(std::move(options), clock).value();
   auto request = std::make_shared<Request>();
   request->id = 1;
@@ -111,8 +107,7 @@ TEST_CASE("demo model: answers from the context, and says what was not stated", 
     }
   }
   // As plain text, without a chat: what follows is the answer.
-  std::vector<int32_t> plain =
-      demo().tokenizer->encode(kFacts + std::string("What is the key of box 17?"));
+  std::vector<int32_t> plain = demo().tokenizer->encode(kFacts + std::string("What is the key of box 17?"));
   CHECK(ask(plain, "1C", find_transport("local")).text == " The key of box 17 is amber.");
 }
 
@@ -129,8 +124,7 @@ class SpoilingTransport final : public WrappedTransport {
   static Result<std::unique_ptr<KvTransport>> make(const TransportOptions& options) {
     return std::unique_ptr<KvTransport>(std::make_unique<SpoilingTransport>(options));
   }
-  explicit SpoilingTransport(const TransportOptions& options)
-      : WrappedTransport("local", options) {}
+  explicit SpoilingTransport(const TransportOptions& options) : WrappedTransport("local", options) {}
   TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
     const TransferId id = WrappedTransport::post(transfer, plan);
     const size_t row = spoiled.row.size();
@@ -144,11 +138,9 @@ class SpoilingTransport final : public WrappedTransport {
   }
 };
 
-TEST_CASE("demo model: one flipped byte between P and D changes the hash and the answer",
-          "[demo]") {
+TEST_CASE("demo model: one flipped byte between P and D changes the hash and the answer", "[demo]") {
   std::vector<int32_t> prompt = demo().prompt("What is the key of box 17?");
-  const int32_t amber =
-      demo().tokenizer->token_id("\u0120amber");  // as byte-level BPE spells " amber"
+  const int32_t amber = demo().tokenizer->token_id("\u0120amber");  // as byte-level BPE spells " amber"
   auto fact = std::find(prompt.begin(), prompt.end(), amber);
   REQUIRE(fact != prompt.end());
 
@@ -206,8 +198,7 @@ TEST_CASE("demo model: the embedded folder is model/demo", "[demo]") {
   CHECK_FALSE(embedded_file(dir + "//config.json").has_value());
   CHECK_FALSE(embedded_file("config.json").has_value());
   CHECK(read_model_file(dir + "/nothing", 8).error().code == ErrorCode::not_found);
-  CHECK(read_model_file(dir + "/config.json", 8).error().message.find("at most 8 are read") !=
-        std::string::npos);
+  CHECK(read_model_file(dir + "/config.json", 8).error().message.find("at most 8 are read") != std::string::npos);
   CHECK(Checkpoint::open(dir + "x").error().code == ErrorCode::not_found);
 }
 

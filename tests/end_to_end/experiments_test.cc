@@ -80,8 +80,7 @@ TEST_CASE("experiments: generated lengths have the published means", "[experimen
   CHECK(mean(papers, &Lengths::output) == Approx(428).epsilon(0.05));
 }
 
-TEST_CASE("experiments: what is drawn for a virtual clock is drawn six times, not once",
-          "[experiments]") {
+TEST_CASE("experiments: what is drawn for a virtual clock is drawn six times, not once", "[experiments]") {
   const Setting setting{.tiny = true, .traces = testing::shared_path("traces")};
   for (const Experiment& e : experiments()) {
     if (e.name != std::string("waste") && e.name != std::string("admission") &&
@@ -106,9 +105,8 @@ TEST_CASE("experiments: what is drawn for a virtual clock is drawn six times, no
 
 TEST_CASE("experiments: the runner, result files and claims", "[experiments]") {
   if (std::system("python3 -c 'import dataclasses' 2>/dev/null") != 0) SKIP_TEST("no python3");
-  CHECK(std::system(
-            "mkdir -p build/tmp && python3 experiments/test_run.py >build/tmp/test_run.log 2>&1 || "
-            "{ cat build/tmp/test_run.log; false; }") == 0);
+  CHECK(std::system("mkdir -p build/tmp && python3 experiments/test_run.py >build/tmp/test_run.log 2>&1 || "
+                    "{ cat build/tmp/test_run.log; false; }") == 0);
 }
 
 }  // namespace xpyd::experiments::experiments_test

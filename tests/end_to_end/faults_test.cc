@@ -47,9 +47,7 @@ struct Scene {
 };
 
 const Scene kScenes[] = {
-    {"one-process",
-     "serve",
-     {"--host-kv-bytes", "4MiB", "--disk-kv-bytes", "8MiB", "--disk-kv-dir"}},
+    {"one-process", "serve", {"--host-kv-bytes", "4MiB", "--disk-kv-bytes", "8MiB", "--disk-kv-dir"}},
     {"processes", "serve", {"--processes", "--lease", "2"}},
     {"worker", "worker", {"--processes", "--lease", "2"}},
     {"processes-tcp", "worker", {"--processes", "--lease", "2", "--transport", "tcp"}},
@@ -107,34 +105,24 @@ class Victim {
   Victim(const Scene& scene, const Fault& fault, const std::string& list = "") {
     fs::create_directories(dir_.path + "/tmp");
     fs::create_directories(dir_.path + "/disk");
-    std::vector<std::string> words{std::getenv("XPYD_BIN"),
-                                   "serve",
-                                   "--topology",
-                                   "1P1D",
-                                   "--port",
-                                   "0",
-                                   "--kv-bytes",
-                                   "2MiB",
-                                   "--threads",
-                                   "1"};
+    std::vector<std::string> words{
+        std::getenv("XPYD_BIN"), "serve", "--topology", "1P1D", "--port", "0", "--kv-bytes", "2MiB", "--threads", "1"};
     words.insert(words.end(), scene.options.begin(), scene.options.end());
     if (words.back() == "--disk-kv-dir") words.push_back(dir_.path + "/disk");
     const fs::path here = fs::current_path();
     auto absolute = [&](const char* path) { return (here / path).string(); };
     words[0] = absolute(words[0].c_str());
-    std::map<std::string, std::string> more{
-        {"LD_PRELOAD", absolute(std::getenv("XPYD_FAULTS"))},
-        {"TMPDIR", absolute((dir_.path + "/tmp").c_str())},
-        {"FAULT_IN", scene.in},
-        {"FAULT_KIND", fault.kind},
-        {"FAULT_AT", fault.at},
-        {"FAULT_SITE", fault.site},
-        {"FAULT_ONCE", absolute((dir_.path + "/once").c_str())}};
+    std::map<std::string, std::string> more{{"LD_PRELOAD", absolute(std::getenv("XPYD_FAULTS"))},
+                                            {"TMPDIR", absolute((dir_.path + "/tmp").c_str())},
+                                            {"FAULT_IN", scene.in},
+                                            {"FAULT_KIND", fault.kind},
+                                            {"FAULT_AT", fault.at},
+                                            {"FAULT_SITE", fault.site},
+                                            {"FAULT_ONCE", absolute((dir_.path + "/once").c_str())}};
     if (!list.empty()) more["FAULT_LIST"] = absolute(list.c_str());
     std::vector<std::string> environment;
     for (char** word = environ; *word; ++word)
-      if (!more.contains(std::string(*word).substr(0, std::string(*word).find('='))))
-        environment.push_back(*word);
+      if (!more.contains(std::string(*word).substr(0, std::string(*word).find('=')))) environment.push_back(*word);
     for (const auto& [name, value] : more)
       if (!value.empty()) environment.push_back(name + "=" + value);
     std::vector<char*> argv, envp;
@@ -191,18 +179,16 @@ class Victim {
     const size_t fault = text.find("fault: ");
     if (fault == text.npos) return false;
     // Of glibc alone: a thread's first object with a destructor, for which it has no other way out.
-    if (text.find("Fatal glibc error: failed to register TLS destructor", fault) != text.npos)
-      return true;
+    if (text.find("Fatal glibc error: failed to register TLS destructor", fault) != text.npos) return true;
     return text.find("\nxpyd", fault) != text.npos &&
            (WIFEXITED(status_) && (WEXITSTATUS(status_) == 1 || WEXITSTATUS(status_) == 2));
   }
   // The call that failed was one upon the connection of this client.
   bool broke_connection(int client_port) const {
-    return client_port && log().find("fails, peer port " + std::to_string(client_port) + "\n") !=
-                              std::string::npos;
+    return client_port && log().find("fails, peer port " + std::to_string(client_port) + "\n") != std::string::npos;
   }
-  // What its descriptors are, and its workers': "socket:", "anon_inode:", "memfd", or a "file", whatever its name. Once two
-  // readings agree: connections are closed a moment after their answers.
+  // What its descriptors are, and its workers': "socket:", "anon_inode:", "memfd", or a "file", whatever its name. Once
+  // two readings agree: connections are closed a moment after their answers.
   std::multiset<std::string> descriptors() const {
     std::multiset<std::string> before, now = read_descriptors();
     for (int tries = 0; tries < 20 && before != now; ++tries) {
@@ -220,8 +206,7 @@ class Victim {
   }
   static void count_descriptors(pid_t pid, std::multiset<std::string>& open) {
     std::error_code gone;
-    for (const auto& entry :
-         fs::directory_iterator("/proc/" + std::to_string(pid) + "/fd", gone)) {
+    for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(pid) + "/fd", gone)) {
       const std::string what = fs::read_symlink(entry.path(), gone).string();
       if (gone) continue;
       open.insert(what.starts_with("/memfd:") ? "memfd"
@@ -268,8 +253,7 @@ class Victim {
       std::istringstream fields(stat.substr(name + 1));
       char state;
       int parent, group, session;
-      if (fields >> state >> parent >> group >> session && session == pid_ && state != 'Z')
-        pids.push_back(pid);
+      if (fields >> state >> parent >> group >> session && session == pid_ && state != 'Z') pids.push_back(pid);
     }
     return pids;
   }
@@ -355,22 +339,19 @@ std::string run(const Scene& scene, const Fault& fault, const Sound& sound) {
   if (port > 0) {
     const Answer first = ask(port, "POST", "/v1/completions", kCompletion);
     if (const std::string wrong = wrong_answer(first, victim); !wrong.empty()) return said(wrong);
-    if (first.status == 200 && text_of(first) != sound.text)
-      return said("wrong text " + first.text);
+    if (first.status == 200 && text_of(first) != sound.text) return said("wrong text " + first.text);
     // It failed once. From now on all is well, or the process has ended and says why; workers may
     // have to be started again.
     Answer second;
     const auto end = Clock::now() + std::chrono::duration<double>(kStart);
     while (!victim.ended()) {
       second = ask(port, "POST", "/v1/completions", kCompletion);
-      if (const std::string wrong = wrong_answer(second, victim); !wrong.empty())
-        return said(wrong);
+      if (const std::string wrong = wrong_answer(second, victim); !wrong.empty()) return said(wrong);
       if (second.status == 200 || Clock::now() > end) break;
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
     if (!victim.ended()) {
-      if (text_of(second) != sound.text)
-        return said("still " + std::to_string(second.status) + " " + second.text);
+      if (text_of(second) != sound.text) return said("still " + std::to_string(second.status) + " " + second.text);
       const double held = blocks_held(port);
       if (held > 0) return said(std::to_string(int(held)) + " blocks are held by nobody");
       if (held < 0 && !victim.ended_within(kEnd)) return said("no metrics");
@@ -380,8 +361,7 @@ std::string run(const Scene& scene, const Fault& fault, const Sound& sound) {
   }
   if (!victim.ended_within(kEnd)) return said("the end hangs");
   if (!victim.clean_exit() && !victim.said_why()) return said("no clear end: " + victim.how());
-  if (const std::string left = victim.left_behind(); !left.empty())
-    return said("left behind:" + left);
+  if (const std::string left = victim.left_behind(); !left.empty()) return said("left behind:" + left);
   return "";
 }
 
@@ -433,8 +413,7 @@ void run_faults(size_t at_most) {
   const char* chosen = std::getenv("FAULTS");
   for (const Scene& scene : kScenes) {
     if (chosen && *chosen &&
-        (" " + std::string(chosen) + " ").find(" " + std::string(scene.name) + " ") ==
-            std::string::npos)
+        (" " + std::string(chosen) + " ").find(" " + std::string(scene.name) + " ") == std::string::npos)
       continue;
     Sound sound;
     std::vector<Fault> faults = all_faults(scene, &sound);
@@ -443,8 +422,7 @@ void run_faults(size_t at_most) {
     const size_t share = every && *every ? size_t(std::max(std::atoi(every), 1)) : 1;
     const size_t n = std::min(at_most, faults.size() / share);
     Random random(uint64_t(std::time(nullptr) / 86400));
-    for (size_t i = 0; i < n; ++i)
-      std::swap(faults[i], faults[i + random.below(faults.size() - i)]);
+    for (size_t i = 0; i < n; ++i) std::swap(faults[i], faults[i + random.below(faults.size() - i)]);
     size_t bad = 0;
     for (size_t i = 0; i < n; ++i) {
       const Fault& fault = faults[i];
@@ -453,8 +431,7 @@ void run_faults(size_t at_most) {
       bad += !wrong.empty();
       CHECK(wrong == "");
     }
-    std::fprintf(stderr, "faults, %s: %zu of %zu calls failed once, %zu badly\n", scene.name, n,
-                 faults.size(), bad);
+    std::fprintf(stderr, "faults, %s: %zu of %zu calls failed once, %zu badly\n", scene.name, n, faults.size(), bad);
   }
 }
 

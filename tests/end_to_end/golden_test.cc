@@ -60,8 +60,7 @@ TEST_CASE("stories260k says what llama2.c says", "[golden]") {
       while (cluster->turn()) {
       }
       for (size_t i = 0; i < cases.size(); ++i)
-        CHECK(cases[i]["prompt"].get<std::string>() + sinks[i]->text ==
-              cases[i]["text"].get<std::string>());
+        CHECK(cases[i]["prompt"].get<std::string>() + sinks[i]->text == cases[i]["text"].get<std::string>());
       if (hash == 0) hash = cluster->logits_hash();
       CHECK(cluster->logits_hash() == hash);
     }

@@ -16,11 +16,8 @@ constexpr int kStride = 31;
 #endif
 
 uint64_t plain_hash(Dtype dtype) {
-  TinySetup setup{.topology = "1C",
-                  .scheme = "contiguous",
-                  .batching = "static",
-                  .prefix_cache = false,
-                  .step_tokens = 2048};
+  TinySetup setup{
+      .topology = "1C", .scheme = "contiguous", .batching = "static", .prefix_cache = false, .step_tokens = 2048};
   setup.kv_dtype = dtype;
   return run_ragged(setup).hash;
 }
@@ -37,17 +34,11 @@ TEST_CASE("parity: one hash for each dtype of KV", "[parity]") {
     CHECK(hashes.insert(expected).second);  // it is that dtype
     std::set<std::string> seen;
     for (const char* topology : {"1C", "1P1D", "2P2D"})
-      for (auto [scheme, block] : {Memory{"contiguous", 16},
-                                   {"paged", 1},
-                                   {"paged", 16},
-                                   {"paged", 64},
-                                   {"token", 1},
-                                   {"vattention", 64}})
+      for (auto [scheme, block] :
+           {Memory{"contiguous", 16}, {"paged", 1}, {"paged", 16}, {"paged", 64}, {"token", 1}, {"vattention", 64}})
         for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
-          for (auto [batching, step] : {std::pair("static", 2048),
-                                        {"prefill_first", 2048},
-                                        {"chunked", 7},
-                                        {"chunked", 64}})
+          for (auto [batching, step] :
+               {std::pair("static", 2048), {"prefill_first", 2048}, {"chunked", 7}, {"chunked", 64}})
             for (const char* transport : {"local", "handoff"})
               for (StreamKv stream : {StreamKv::layer, StreamKv::chunk, StreamKv::request})
                 for (bool prefix : {false, true}) {
@@ -69,8 +60,7 @@ TEST_CASE("parity: one hash for each dtype of KV", "[parity]") {
                 }
     CHECK(seen.size() >= (kStride == 31 ? 11 : 6));  // memories, wires, policies
   }
-  std::printf("parity: %d of %d combinations with KV in bf16, int8 and int4 have their hash\n", ran,
-              index);
+  std::printf("parity: %d of %d combinations with KV in bf16, int8 and int4 have their hash\n", ran, index);
 }
 
 }  // namespace

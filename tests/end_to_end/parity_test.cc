@@ -18,11 +18,8 @@ constexpr int kStride = 1;
 uint64_t run_hash(const TinySetup& setup) { return run_ragged(setup).hash; }
 
 uint64_t reference_hash() {
-  static const uint64_t hash = run_hash({.topology = "1C",
-                                         .scheme = "contiguous",
-                                         .batching = "static",
-                                         .prefix_cache = false,
-                                         .step_tokens = 2048});
+  static const uint64_t hash = run_hash(
+      {.topology = "1C", .scheme = "contiguous", .batching = "static", .prefix_cache = false, .step_tokens = 2048});
   return hash;
 }
 
@@ -44,9 +41,8 @@ void check_all(const std::string& topology, int threads) {
                   {"vattention", 64, KvShare::alias},
                   {"vattention", 64, KvShare::takeover},
                   {"vattention", 64, KvShare::copy}};
-  std::vector<std::pair<std::string, int>> batchings = {{"static", 2048},   {"prefill_first", 2048},
-                                                        {"persistent", 64}, {"chunked", 7},
-                                                        {"chunked", 64},    {"chunked", 512}};
+  std::vector<std::pair<std::string, int>> batchings = {{"static", 2048}, {"prefill_first", 2048}, {"persistent", 64},
+                                                        {"chunked", 7},   {"chunked", 64},         {"chunked", 512}};
   for (auto& [scheme, block, share, hits] : memories)
     for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
       for (auto& [batching, step] : batchings)
@@ -78,8 +74,8 @@ void check_all(const std::string& topology, int threads) {
     INFO(m.scheme << " " << m.block << " share " << int(m.share));
     if (kStride == 1) CHECK((m.hits > 0) == shares);  // the hash says something about reuse
   }
-  std::printf("parity: %d of %d combinations of %s with %d threads have the hash %016llx\n", ran,
-              index, topology.c_str(), threads, static_cast<unsigned long long>(expected));
+  std::printf("parity: %d of %d combinations of %s with %d threads have the hash %016llx\n", ran, index,
+              topology.c_str(), threads, static_cast<unsigned long long>(expected));
 }
 
 // Tensor ranks and pipeline stages on both sides, with every way of moving KV between them.
@@ -135,13 +131,11 @@ void check_shards_of(const std::string& topology, bool decodes) {
     const bool reuses = std::string(m.scheme) != "contiguous" && std::string(m.scheme) != "slots";
     if (reuses && kStride == 1) CHECK(m.hits > 0);
   }
-  std::printf("parity: %d of %d combinations of %s on ranks have the hash %016llx\n", ran, index,
-              topology.c_str(), static_cast<unsigned long long>(expected));
+  std::printf("parity: %d of %d combinations of %s on ranks have the hash %016llx\n", ran, index, topology.c_str(),
+              static_cast<unsigned long long>(expected));
 }
 
-TEST_CASE("parity: 1C on tensor ranks and pipeline stages", "[parity][shards]") {
-  check_shards_of("1C", false);
-}
+TEST_CASE("parity: 1C on tensor ranks and pipeline stages", "[parity][shards]") { check_shards_of("1C", false); }
 TEST_CASE("parity: 1P1D of unequal shapes", "[parity][shards]") { check_shards_of("1P1D", true); }
 
 TEST_CASE("parity: equal ranks on one pool", "[parity][shards][handoff]") {

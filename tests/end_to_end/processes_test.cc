@@ -72,8 +72,7 @@ class Child {
 class Bed {
  public:
   // `topology`: whose pool a wire that shares one has.
-  explicit Bed(Words more, double lease_s = kLongLease, const char* topology = "1P1D")
-      : more_(std::move(more)) {
+  explicit Bed(Words more, double lease_s = kLongLease, const char* topology = "1P1D") : more_(std::move(more)) {
     more_.insert(more_.end(), {"--max-model-len", "400", "--max-batch", "8", "--threads", "1"});
     if (std::find(more_.begin(), more_.end(), "--kv-bytes") == more_.end())
       more_.insert(more_.end(), {"--kv-bytes", "2MiB"});
@@ -173,8 +172,7 @@ class Bed {
         sum += s.kv.capacity - s.kv.free - s.kv.cached + s.running + s.waiting;
       return sum;
     };
-    while (held() > 0 && clock().now() < until)
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    while (held() > 0 && clock().now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     CHECK(held() == 0);
     if (!pool_) return;
     cluster_->clear_prefix_caches();
@@ -213,9 +211,8 @@ std::vector<std::string> wires() {
 TEST_CASE("processes: every order over every wire gives what one instance gives", "[processes]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   for (const std::string& wire : wires())
-    for (const Words& order :
-         {Words{"--disagg", "prefill_first"}, Words{"--kv-transfer", "pull"},
-          Words{"--disagg", "decode_first"}, Words{"--disagg", "conditional_cost"}}) {
+    for (const Words& order : {Words{"--disagg", "prefill_first"}, Words{"--kv-transfer", "pull"},
+                               Words{"--disagg", "decode_first"}, Words{"--disagg", "conditional_cost"}}) {
       if (find_transport(wire)->shared_pool && order[1] == "pull") continue;  // refused
       INFO(wire << " " << order[0] << " " << order[1]);
       Words words = {"--transport", wire, "--kv-checksum", "on"};
@@ -233,8 +230,7 @@ TEST_CASE("processes: every order over every wire gives what one instance gives"
     }
 }
 
-TEST_CASE("processes: one pool for all of them, under schemes with and without a block table",
-          "[processes]") {
+TEST_CASE("processes: one pool for all of them, under schemes with and without a block table", "[processes]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   for (const Words& memory :
        {Words{"--allocator", "token"}, Words{"--allocator", "contiguous", "--kv-bytes", "8MiB"},
@@ -259,8 +255,7 @@ TEST_CASE("processes: one pool for all of them, under schemes with and without a
     CHECK(text.find("engine=\"pool\",state=\"free\"} " + blocks + "\n") != text.npos);
     CHECK(text.find("engine=\"P0\",state=\"free\"} 0\n") != text.npos);
     int64_t refused = 0, bytes = 0;
-    for (const InstanceStats& s : bed.cluster().stats().instances)
-      refused += s.kv_refused, bytes += s.transfer_bytes;
+    for (const InstanceStats& s : bed.cluster().stats().instances) refused += s.kv_refused, bytes += s.transfer_bytes;
     CHECK(refused == 0);
     CHECK(bytes == 0);
   }
@@ -293,8 +288,7 @@ TEST_CASE("processes: a prompt goes to the worker whose cache has its prefix", "
     size_t n = 0;
     int at = 0;
     for (const InstanceInfo& info : conductor.members())
-      if (info.role == Role::prefill && (of < 0 || at++ == of))
-        n += conductor.known_blocks(info.id);
+      if (info.role == Role::prefill && (of < 0 || at++ == of)) n += conductor.known_blocks(info.id);
     return n;
   };
   // Each prompt leaves 12 full blocks of 16 tokens, which are reported; until both have some.
@@ -315,8 +309,7 @@ TEST_CASE("processes: a prompt goes to the worker whose cache has its prefix", "
   }
 }
 
-TEST_CASE("processes: workers leave, come, and change their role while requests run",
-          "[processes]") {
+TEST_CASE("processes: workers leave, come, and change their role while requests run", "[processes]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   Bed bed({"--transport", "tcp"});
   bed.start("prefill");
@@ -359,8 +352,7 @@ TEST_CASE("processes: workers leave, come, and change their role while requests 
 TEST_CASE("processes: a step that takes longer than a lease is nobody's death", "[processes]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   constexpr double kShortLease = 1.5;  // seconds
-  Bed bed({"--transport", "tcp", "--allocator", "vattention", "--page-op-us", "300000",
-           "--kv-map-ahead", "off"},
+  Bed bed({"--transport", "tcp", "--allocator", "vattention", "--page-op-us", "300000", "--kv-map-ahead", "off"},
           kShortLease, "1C");
   bed.start("colocated");
   REQUIRE(bed.cluster().wait_members(1, 60));
@@ -376,9 +368,8 @@ TEST_CASE("processes: a step that takes longer than a lease is nobody's death", 
   CHECK(stats.conductor.failed_attempts == 0);
 }
 
-TEST_CASE(
-    "processes: chaos: workers are killed and stopped under load, and nothing is lost or wrong",
-    "[processes][process-chaos]") {
+TEST_CASE("processes: chaos: workers are killed and stopped under load, and nothing is lost or wrong",
+          "[processes][process-chaos]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set");
   const char* seconds = std::getenv("SECONDS_OF_CHAOS");
   const double length = seconds ? std::atof(seconds) : 4;
@@ -395,8 +386,7 @@ TEST_CASE(
     const double end = bed.clock().now() + length;
     int kills = 0, stops = 0, asked = 0;
     while (bed.clock().now() < end) {
-      for (int i = 0; i < 6; ++i, ++asked)
-        bed.ask(20 + 10 * int(random.below(12)), int(random.below(3)), 40);
+      for (int i = 0; i < 6; ++i, ++asked) bed.ask(20 + 10 * int(random.below(12)), int(random.below(3)), 40);
       const size_t victim = random.below(4);
       if (random.below(2) == 0) {
         bed.child(alive[victim]).end(SIGKILL);
@@ -416,8 +406,7 @@ TEST_CASE(
     std::printf(
         "process chaos over %s: %d requests, %d killed, %d stopped, %d attempts failed, %d choices "
         "placed anew; 0 lost, 0 wrong\n",
-        wire.c_str(), asked, kills, stops, int(totals.failed_attempts),
-        int(totals.replaced_choices));
+        wire.c_str(), asked, kills, stops, int(totals.failed_attempts), int(totals.replaced_choices));
     for (int i = 0; i < kAttemptFailures; ++i)
       if (totals.failed_by[size_t(i)] > 0)
         std::printf("  %d %s\n", int(totals.failed_by[size_t(i)]), failure_name(AttemptFailure(i)));

@@ -57,17 +57,15 @@ struct Conductors {
     stack = std::move(prepared).value();
   }
   std::unique_ptr<ProcessCluster> open(const std::string& listen) {
-    auto conductor = ProcessCluster::create({.conductor = conductor_options(stack->options),
-                                             .listen = listen,
-                                             .fingerprint = fingerprint(*stack)},
-                                            stack->clock);
+    auto conductor = ProcessCluster::create(
+        {.conductor = conductor_options(stack->options), .listen = listen, .fingerprint = fingerprint(*stack)},
+        stack->clock);
     REQUIRE(conductor.ok());
     return std::move(conductor).value();
   }
 };
 
-TEST_CASE("a worker waits for its conductor, and joins the next one at the same address",
-          "[end_to_end][processes]") {
+TEST_CASE("a worker waits for its conductor, and joins the next one at the same address", "[end_to_end][processes]") {
   const char* program = std::getenv("XPYD_BIN");
   if (!program) SKIP_TEST("XPYD_BIN is not set");
   TempDir dir;
@@ -83,8 +81,7 @@ TEST_CASE("a worker waits for its conductor, and joins the next one at the same 
   worker.leave();
 }
 
-TEST_CASE("a worker outlives its conductor and joins the next by the registry",
-          "[end_to_end][etcd]") {
+TEST_CASE("a worker outlives its conductor and joins the next by the registry", "[end_to_end][etcd]") {
   if (find_etcd().empty()) SKIP_TEST("no etcd: `make test-etcd` fetches Debian's etcd-server");
   const char* program = std::getenv("XPYD_BIN");
   if (!program) SKIP_TEST("XPYD_BIN is not set");

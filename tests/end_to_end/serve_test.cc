@@ -23,10 +23,9 @@ namespace {
 
 // A dummy-weights model folder: enough for a server without ../shared.
 void write_dummy_model(const std::string& dir, int hidden = 64) {
-  std::ofstream(dir + "/config.json")
-      << R"({"architectures":["LlamaForCausalLM"],"model_type":"llama",
+  std::ofstream(dir + "/config.json") << R"({"architectures":["LlamaForCausalLM"],"model_type":"llama",
     "hidden_act":"silu","hidden_size":)"
-      << hidden << R"(,"intermediate_size":128,"num_hidden_layers":2,
+                                      << hidden << R"(,"intermediate_size":128,"num_hidden_layers":2,
     "num_attention_heads":4,"num_key_value_heads":2,"vocab_size":256,"max_position_embeddings":4096,
     "rms_norm_eps":1e-5,"rope_theta":10000.0,"tie_word_embeddings":false})";
 }
@@ -58,8 +57,7 @@ class Server {
     for (int i = 0; i < 600; ++i) {
       std::string text = log();
       size_t at = text.find("on http://127.0.0.1:");
-      if (at != text.npos && text.find('\n', at) != text.npos)
-        return std::atoi(text.c_str() + at + 20);
+      if (at != text.npos && text.find('\n', at) != text.npos) return std::atoi(text.c_str() + at + 20);
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
     return 0;
@@ -189,16 +187,15 @@ TEST_CASE("serve: what cannot work is said before anything listens", "[serve]") 
 // scratch.
 long planned_bytes(const std::string& dir, const std::string& kv_bytes) {
   std::string json = dir + "/info.json";
-  std::string command = std::getenv("XPYD_BIN") + (" info " + dir) + " --kv-bytes " + kv_bytes +
-                        " --json " + json + " >" + dir + "/info.txt 2>&1";
+  std::string command = std::getenv("XPYD_BIN") + (" info " + dir) + " --kv-bytes " + kv_bytes + " --json " + json +
+                        " >" + dir + "/info.txt 2>&1";
   REQUIRE(std::system(command.c_str()) == 0);
   auto info = parsed_file(json);
   auto& scratch = info["scratch"][0];
   REQUIRE(scratch["batching"] == "chunked");
   long pool = 0;
   for (auto& scheme : info["pools"])
-    if (scheme["scheme"] == "contiguous")
-      pool = scheme["blocks"].get<long>() * scheme["block_bytes"].get<long>();
+    if (scheme["scheme"] == "contiguous") pool = scheme["blocks"].get<long>() * scheme["block_bytes"].get<long>();
   REQUIRE(pool > 0);
   return info["weight_bytes"]["f32"].get<long>() +
          2 * (pool + scratch["activation_bytes"].get<long>() + scratch["logits_bytes"].get<long>());

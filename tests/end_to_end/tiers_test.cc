@@ -61,10 +61,8 @@ Run converse(const TinySetup& setup, int conversations = 6, int rounds = 3) {
 
 TEST_CASE("tiers: the same logits as without, for every scheme and topology", "[tiers][parity]") {
   TempDir dir;
-  const Run plain = converse({.scheme = "contiguous",
-                              .batching = "static",
-                              .prefix_cache = false,
-                              .pool_bytes = 8 * 512 * kTokenBytes});
+  const Run plain = converse(
+      {.scheme = "contiguous", .batching = "static", .prefix_cache = false, .pool_bytes = 8 * 512 * kTokenBytes});
   int64_t preemptions = 0;
   for (const char* scheme : {"paged", "token", "contiguous", "vattention"})
     for (const char* topology : {"1C", "1P1D", "2P1D"})
@@ -77,8 +75,7 @@ TEST_CASE("tiers: the same logits as without, for every scheme and topology", "[
           setup.step_tokens = 48;
           setup.max_batch = 6;
           // Too small for all: blocks are evicted, sequences preempted.
-          setup.pool_bytes =
-              (std::string(scheme) == "contiguous" ? 4 * 512 : 24 * 16) * kTokenBytes;
+          setup.pool_bytes = (std::string(scheme) == "contiguous" ? 4 * 512 : 24 * 16) * kTokenBytes;
           if (std::string(scheme) == "vattention") setup.pool_bytes = 2 * 512 * kTokenBytes;
           setup.tiers.host_bytes = (disk ? 40 : 200) * 8 * kTokenBytes;
           setup.tiers.block_tokens = 8;
@@ -106,8 +103,7 @@ TEST_CASE("tiers: the same logits as without, for every scheme and topology", "[
   CHECK(preemptions > 0);
 }
 
-TEST_CASE("tiers: a decode instance kept each prompt that was handed over, and looked for none",
-          "[tiers][handoff]") {
+TEST_CASE("tiers: a decode instance kept each prompt that was handed over, and looked for none", "[tiers][handoff]") {
   struct Case {
     const char *transport, *disagg;
     bool pull, looks;  // D is given room for prompts, or prompts
@@ -141,8 +137,7 @@ TEST_CASE("tiers: a decode instance kept each prompt that was handed over, and l
   }
 }
 
-TEST_CASE("tiers: a decode instance keeps whom it preempts, also where it keeps no arrivals",
-          "[tiers][handoff]") {
+TEST_CASE("tiers: a decode instance keeps whom it preempts, also where it keeps no arrivals", "[tiers][handoff]") {
   for (const char* scheme : {"paged", "token"}) {
     INFO(scheme);
     std::map<bool, std::vector<uint64_t>> hashes;
@@ -175,8 +170,7 @@ TEST_CASE("tiers: a decode instance keeps whom it preempts, also where it keeps 
 
 // Quantised rows carry their scales wherever they go: to a tier and back, into another's slot,
 // behind a second mapping.
-TEST_CASE("KV of fewer bits has one hash over tiers, slots and ways of sharing",
-          "[tiers][kv_dtype][parity]") {
+TEST_CASE("KV of fewer bits has one hash over tiers, slots and ways of sharing", "[tiers][kv_dtype][parity]") {
   struct Memory {
     const char* scheme;
     KvShare share;
@@ -237,8 +231,7 @@ TEST_CASE("KV of fewer bits has one hash over tiers, slots and ways of sharing",
 struct OnHost {
   explicit OnHost(const char* scheme, LateCopies& copies, size_t pool_tokens = 4 * 512)
       : tiny([&] {
-          TinySetup setup{
-              .scheme = scheme, .prefix_cache = false, .pool_bytes = pool_tokens * kTokenBytes};
+          TinySetup setup{.scheme = scheme, .prefix_cache = false, .pool_bytes = pool_tokens * kTokenBytes};
           setup.tiers.host_bytes = 1 << 20;
           setup.tiers.block_tokens = 8;
           setup.device = &copies;
@@ -273,8 +266,7 @@ TEST_CASE("tiers: others run while a sequence's KV is on its way", "[tiers][engi
     copies.late = true;
     t.submit(2, t.prompt);
     t.submit(3, t.other);
-    for (int turn = 0; turn < 2000 && t.tiny.recorder->choice(3).ends == 0; ++turn)
-      t.tiny.cluster->turn();
+    for (int turn = 0; turn < 2000 && t.tiny.recorder->choice(3).ends == 0; ++turn) t.tiny.cluster->turn();
     CHECK(t.tiny.recorder->choice(3).ends == 1);  // it came later, and waited for nobody
     CHECK(t.tiny.recorder->choice(2).ends == 0);
     CHECK(t.tiny.recorder->choice(2).tokens.empty());
@@ -342,14 +334,12 @@ TEST_CASE("tiers: KV that came early gives way to who computes", "[tiers][engine
 
 // The head of the queue needs nearly all of an idle pool, and a small request that came or stands
 // behind it holds KV from the host already: the small one gives it up and comes second.
-TEST_CASE("tiers: a head as large as the pool is not kept waiting by KV that came early",
-          "[tiers][engine]") {
+TEST_CASE("tiers: a head as large as the pool is not kept waiting by KV that came early", "[tiers][engine]") {
   struct Pool {
     const char* scheme;
     size_t tokens;
   };
-  for (const Pool& pool : {Pool{"paged", 34 * 16}, Pool{"token", 34 * 16}, Pool{"contiguous", 512},
-                           Pool{"slots", 512}})
+  for (const Pool& pool : {Pool{"paged", 34 * 16}, Pool{"token", 34 * 16}, Pool{"contiguous", 512}, Pool{"slots", 512}})
     for (bool small_first : {false, true})
       for (bool late : {false, true}) {
         INFO(pool.scheme << (small_first ? ", small first" : "") << (late ? ", late" : ""));

@@ -56,24 +56,22 @@ std::vector<std::string> last_match(const std::string& text, const std::string& 
   return groups;
 }
 
-TEST_CASE("tour: the bits of one engine alone, and the text and the hash of `xpyd generate`",
-          "[tour]") {
+TEST_CASE("tour: the bits of one engine alone, and the text and the hash of `xpyd generate`", "[tour]") {
   if (program().empty()) SKIP_TEST("XPYD_BIN is not set");
   const Ran tour = shell(program() + " tour 2>&1");
   INFO(tour.text);
   REQUIRE(tour.code == 0);
   const auto prompt = last_match(tour.text, "prompt, \\d+ tokens: \"(.*)\"");
   const auto answer = last_match(tour.text, "D: \"(.*)\" and, beside it, \" .*\"");
-  const auto hash =
-      last_match(tour.text, "logits hash ([0-9a-f]{16}) equals that of one engine alone");
+  const auto hash = last_match(tour.text, "logits hash ([0-9a-f]{16}) equals that of one engine alone");
   REQUIRE((prompt.size() == 2 && answer.size() == 2 && hash.size() == 2));
   CHECK(answer[1] == " The key of box 17 is amber.");
 
   // 1P1D, and one instance that does both: threads, mailboxes and a conductor around the same
   // steps.
   for (const char* topology : {"1P1D", "1C"}) {
-    const std::string generate = program() + " generate --topology " + topology + " --prompt '" +
-                                 prompt[1] + "' --kv-bytes 16MiB ";
+    const std::string generate = program() + " generate --topology " + topology + " --prompt '" + prompt[1] +
+                                 "' --kv-bytes 16MiB ";
     CHECK(shell(generate + "2>/dev/null").text == answer[1]);
     const auto its_hash = last_match(shell(generate + "2>&1").text, "logits hash ([0-9a-f]{16})");
     REQUIRE(its_hash.size() == 2);
@@ -81,8 +79,7 @@ TEST_CASE("tour: the bits of one engine alone, and the text and the hash of `xpy
   }
 }
 
-TEST_CASE("tour: every layer of every block crosses once, and no byte beside the layout's",
-          "[tour]") {
+TEST_CASE("tour: every layer of every block crosses once, and no byte beside the layout's", "[tour]") {
   if (program().empty()) SKIP_TEST("XPYD_BIN is not set");
   const Ran tour = shell(program() + " tour 2>/dev/null");
   INFO(tour.text);

@@ -41,8 +41,7 @@
 namespace {
 
 enum Kind { kAlloc, kOpen, kRead, kWrite, kSocket, kMap, kThread, kNKinds };
-constexpr const char* kKinds[kNKinds] = {"alloc",  "open", "read",  "write",
-                                         "socket", "map",  "thread"};
+constexpr const char* kKinds[kNKinds] = {"alloc", "open", "read", "write", "socket", "map", "thread"};
 
 struct State {
   bool on = false, listing = false;
@@ -88,8 +87,7 @@ bool first_time(uint64_t site) {
 
 bool take_turn() {
   if (!state.once[0]) return true;
-  const int fd =
-      int(syscall(SYS_openat, AT_FDCWD, state.once, O_CREAT | O_EXCL | O_CLOEXEC | O_WRONLY, 0600));
+  const int fd = int(syscall(SYS_openat, AT_FDCWD, state.once, O_CREAT | O_EXCL | O_CLOEXEC | O_WRONLY, 0600));
   if (fd < 0) return false;
   syscall(SYS_close, fd);
   return true;
@@ -115,8 +113,7 @@ bool fails(Kind kind, int fd = -1) {
     const uint64_t site = site_of() ^ (uint64_t(kind) << 60);
     if (state.listing && first_time(site)) {
       char line[64];
-      const int length =
-          snprintf(line, sizeof line, "%s %016llx\n", kKinds[kind], (unsigned long long)site);
+      const int length = snprintf(line, sizeof line, "%s %016llx\n", kKinds[kind], (unsigned long long)site);
       syscall(SYS_write, state.list, line, length);
     }
     chosen = state.site == site && state.kind == kind;
@@ -126,9 +123,8 @@ bool fails(Kind kind, int fd = -1) {
   state.site = 0;
   state.at = 0;
   char line[128];
-  const int length =
-      snprintf(line, sizeof line, "fault: %s call %ld of process %d fails, peer port %d\n",
-               kKinds[kind], n, getpid(), peer_port(fd));
+  const int length = snprintf(line, sizeof line, "fault: %s call %ld of process %d fails, peer port %d\n", kKinds[kind],
+                              n, getpid(), peer_port(fd));
   syscall(SYS_write, 2, line, length);
   return true;
 }
@@ -152,8 +148,7 @@ __attribute__((constructor)) void begin() {
   if (const char* site = getenv("FAULT_SITE")) state.site = strtoull(site, nullptr, 16);
   if (const char* once = getenv("FAULT_ONCE")) snprintf(state.once, sizeof state.once, "%s", once);
   if (const char* list = getenv("FAULT_LIST")) {
-    state.list =
-        int(syscall(SYS_openat, AT_FDCWD, list, O_CREAT | O_APPEND | O_WRONLY | O_CLOEXEC, 0600));
+    state.list = int(syscall(SYS_openat, AT_FDCWD, list, O_CREAT | O_APPEND | O_WRONLY | O_CLOEXEC, 0600));
     state.listing = state.list >= 0;
   }
   state.on = true;
@@ -298,8 +293,7 @@ bool is_eventfd(int fd) {
 }
 ssize_t write(int fd, const void* from, size_t bytes) {
   NEXT(write);
-  return !(bytes == 8 && is_eventfd(fd)) && fails(kWrite, fd) ? with_error(ENOSPC)
-                                                              : real(fd, from, bytes);
+  return !(bytes == 8 && is_eventfd(fd)) && fails(kWrite, fd) ? with_error(ENOSPC) : real(fd, from, bytes);
 }
 ssize_t pwrite(int fd, const void* from, size_t bytes, off_t at) {
   NEXT(pwrite);
@@ -361,8 +355,7 @@ void* mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offs
   return real(at, bytes, protection, flags, fd, offset);
 }
 
-int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*body)(void*),
-                   void* argument) noexcept {
+int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*body)(void*), void* argument) noexcept {
   NEXT(pthread_create);
   if (fails(kThread)) return EAGAIN;
   Inside guard;

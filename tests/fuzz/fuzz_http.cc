@@ -38,10 +38,8 @@ class EchoService final : public Service {
         event.token = i;
         event.text = i == 0 ? "\xe2\x82\xac" : "";
         event.has_logprobs = request->sampling.top_logprobs >= 0;
-        for (int t = 0; t < request->sampling.top_logprobs; ++t)
-          event.sampled.top.push_back({t, -1.0f});
-        if (i == 1)
-          event.finish = request->prompt[0] == 2 ? FinishReason::error : FinishReason::stop;
+        for (int t = 0; t < request->sampling.top_logprobs; ++t) event.sampled.top.push_back({t, -1.0f});
+        if (i == 1) event.finish = request->prompt[0] == 2 ? FinishReason::error : FinishReason::stop;
         sink->on_event(std::move(event));
       }
     return ok();
@@ -111,18 +109,16 @@ struct Fixture {
     options.dev_endpoints = true;
     options.allowed_hosts = {"*"};
     options.log = [](const std::string& line) { XPYD_CHECK(line.size() < 1000); };
-    api = std::make_unique<Api>(options, service, tokenizer.get(), chat.get(), clock,
-                                [this](std::function<void()> f) {
-                                  std::lock_guard lock(mutex);
-                                  posted.push_back(std::move(f));
-                                  wake.notify_one();
-                                });
+    api = std::make_unique<Api>(options, service, tokenizer.get(), chat.get(), clock, [this](std::function<void()> f) {
+      std::lock_guard lock(mutex);
+      posted.push_back(std::move(f));
+      wake.notify_one();
+    });
   }
   // What was posted; until there is an answer: a session's turn is parsed on another thread.
   void run_posted(const int& answers) {
     std::unique_lock lock(mutex);
-    while (wake.wait_for(lock, std::chrono::seconds(answers > 0 ? 0 : 10),
-                         [this] { return !posted.empty(); })) {
+    while (wake.wait_for(lock, std::chrono::seconds(answers > 0 ? 0 : 10), [this] { return !posted.empty(); })) {
       auto f = std::move(posted.front());
       posted.pop_front();
       lock.unlock();
@@ -152,8 +148,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string_view input(reinterpret_cast<const char*>(data + 1), size - 1);
   // Every other input is a JSON body as such: the fuzzer need not find out about Content-Length.
   if (data[0] & 1) {
-    for (const char* path :
-         {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"}) {
+    for (const char* path : {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"}) {
       xpyd::HttpRequest request;
       request.method = "POST";
       request.path = path;

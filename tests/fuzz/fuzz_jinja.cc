@@ -23,8 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (parse_json(json, "variables").ok()) {
     const jinja::Value all = jinja::json_value(json);
     if (all.dict())
-      for (const auto& [name, value] : all.dict()->items)
-        variables.emplace_back(name.text()->bytes, value);
+      for (const auto& [name, value] : all.dict()->items) variables.emplace_back(name.text()->bytes, value);
   }
   const jinja::Limits limits{.work = 1 << 18, .output_bytes = 1 << 16};
   auto out = made.value().render(variables, 1753574400, limits);

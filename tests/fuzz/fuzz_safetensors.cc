@@ -59,10 +59,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       auto config = xpyd::parse_model_config(std::string(bytes), "fuzz");
       if (!config) break;
       const xpyd::ModelConfig& c = config.value();
-      XPYD_CHECK(c.n_layers > 0 && c.hidden > 0 && c.intermediate > 0 && c.head_dim > 0 &&
-                 c.head_dim % 2 == 0);
-      XPYD_CHECK(c.n_kv_heads > 0 && c.n_heads % c.n_kv_heads == 0 && c.vocab > 0 &&
-                 c.max_position > 0);
+      XPYD_CHECK(c.n_layers > 0 && c.hidden > 0 && c.intermediate > 0 && c.head_dim > 0 && c.head_dim % 2 == 0);
+      XPYD_CHECK(c.n_kv_heads > 0 && c.n_heads % c.n_kv_heads == 0 && c.vocab > 0 && c.max_position > 0);
       XPYD_CHECK(c.parameters() > 0 && c.parameters() < (long{1} << 43));
       for (int eos : c.eos_tokens) XPYD_CHECK(eos >= 0 && eos < c.vocab);
     }

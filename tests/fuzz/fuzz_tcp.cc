@@ -73,8 +73,7 @@ int run(const uint8_t* data, size_t size) {
     XPYD_CHECK(answered == 0, "the window is for writes");
     reader.answers().clear();
   }
-  for (size_t i = 0; i < kMemory; ++i)
-    XPYD_CHECK(memory[i] == std::byte(0x5a) || (i >= kBegin && i < kBegin + kBytes));
+  for (size_t i = 0; i < kMemory; ++i) XPYD_CHECK(memory[i] == std::byte(0x5a) || (i >= kBegin && i < kBegin + kBytes));
   XPYD_CHECK(windows.close(key), "nobody is inside any more");
   return 0;
 }
@@ -82,6 +81,4 @@ int run(const uint8_t* data, size_t size) {
 }  // namespace
 }  // namespace xpyd::tcp
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  return xpyd::tcp::run(data, size);
-}
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) { return xpyd::tcp::run(data, size); }

@@ -103,20 +103,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string_view input(reinterpret_cast<const char*>(data + 2), size - 2);
   const size_t step = data[1] == 0 ? size : data[1];
   switch (data[0]) {
-    case 0:
-      fuzz_frames(input, step);
-      break;
-    case 1:
-      fuzz_changed_frame(input, step);
-      break;
-    case 2:
-      fuzz_handshake(Handshake::Side::initiator, input, step);
-      break;
-    case 3:
-      fuzz_handshake(Handshake::Side::acceptor, input, step);
-      break;
-    default:
-      fuzz_message(uint16_t(12 + data[0] % 24), input);
+    case 0: fuzz_frames(input, step); break;
+    case 1: fuzz_changed_frame(input, step); break;
+    case 2: fuzz_handshake(Handshake::Side::initiator, input, step); break;
+    case 3: fuzz_handshake(Handshake::Side::acceptor, input, step); break;
+    default: fuzz_message(uint16_t(12 + data[0] % 24), input);
   }
   return 0;
 }

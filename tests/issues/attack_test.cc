@@ -72,11 +72,11 @@ TEST_CASE("issue: without memory at its start a server ended as if told to, by e
   const char *binary = std::getenv("XPYD_BIN"), *preloaded = std::getenv("XPYD_FAULTS");
   if (!binary || !*binary || !preloaded || !*preloaded)
     SKIP_TEST("XPYD_BIN or XPYD_FAULTS is not set: make test sets them (release builds alone)");
-  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
-           {"serve", "--port", "0"},
-           {"serve", "--port", "0", "--processes"},
-           {"worker", "--role", "decode", "--join", "127.0.0.1:1"},
-           {"generate", "--prompt", "x"}})
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"serve", "--port", "0"},
+                                             {"serve", "--port", "0", "--processes"},
+                                             {"worker", "--role", "decode", "--join", "127.0.0.1:1"},
+                                             {"generate", "--prompt", "x"}})
     for (const char* at : {"2500", "3000"}) {
       std::vector<std::string> all = words;
       all.insert(all.end(), {"--kv-bytes", "2MiB", "--threads", "1"});
@@ -87,11 +87,9 @@ TEST_CASE("issue: without memory at its start a server ended as if told to, by e
     }
 }
 
-TEST_CASE("issue: a conductor or worker that found no descriptor at its start aborted",
-          "[control][attack]") {
+TEST_CASE("issue: a conductor or worker that found no descriptor at its start aborted", "[control][attack]") {
   RealClock clock;
-  const ControlEndpoint here{
-      "127.0.0.1:0", ClusterKey::random(), {NodeRole::conductor, "conductor"}};
+  const ControlEndpoint here{"127.0.0.1:0", ClusterKey::random(), {NodeRole::conductor, "conductor"}};
   std::unique_ptr<ControlLoop> loop;
   {
     NoDescriptors none;
@@ -107,8 +105,7 @@ TEST_CASE("issue: a conductor or worker that found no descriptor at its start ab
   CHECK(channel.error().code == ErrorCode::unavailable);
 }
 
-TEST_CASE("issue: a server without descriptors at its end left its key behind",
-          "[private_folder][attack]") {
+TEST_CASE("issue: a server without descriptors at its end left its key behind", "[private_folder][attack]") {
   std::string path;
   {
     auto folder = std::make_unique<PrivateFolder>();
@@ -167,12 +164,10 @@ TEST_CASE("issue: an --api-key that no header can carry was taken", "[command_li
 
 // Each that left had all that waited look at all connections: 70 ms for one that came and went, and
 // /health was silent for 20 s.
-TEST_CASE("issue: one address that came and went kept everybody else waiting",
-          "[server][limits][attack]") {
+TEST_CASE("issue: one address that came and went kept everybody else waiting", "[server][limits][attack]") {
   raise_descriptor_limit();
   TestServer server;
-  const std::string request =
-      request_text("POST", "/v1/completions", R"({"prompt":"x","max_tokens":1})");
+  const std::string request = request_text("POST", "/v1/completions", R"({"prompt":"x","max_tokens":1})");
   std::vector<std::unique_ptr<Client>> active, waiting;
   auto come = [&](std::vector<std::unique_ptr<Client>>& where, size_t bytes) {
     where.push_back(std::make_unique<Client>(server.port()));

@@ -22,8 +22,8 @@ struct Outcome {
 
 Outcome check(const TempDir& dir, const std::string& table, const std::string& arguments) {
   std::ofstream(dir.path + "/stages") << table;
-  const std::string command = "CHECK_STAGES=" + dir.path + "/stages CHECK_LOGS=" + dir.path +
-                              "/logs tools/check " + arguments + " 2>&1";
+  const std::string command = "CHECK_STAGES=" + dir.path + "/stages CHECK_LOGS=" + dir.path + "/logs tools/check " +
+                              arguments + " 2>&1";
   Outcome outcome;
   FILE* pipe = popen(command.c_str(), "r");
   REQUIRE(pipe);
@@ -33,8 +33,7 @@ Outcome check(const TempDir& dir, const std::string& table, const std::string& a
   return outcome;
 }
 
-TEST_CASE("make check: counts tests of stages, and fails when one of them fails",
-          "[issues][check]") {
+TEST_CASE("make check: counts tests of stages, and fails when one of them fails", "[issues][check]") {
   TempDir dir;
   const std::string good =
       "# a comment\n"
@@ -55,13 +54,10 @@ TEST_CASE("make check: counts tests of stages, and fails when one of them fails"
   CHECK(code.says("the reason"));
   CHECK(code.says("a FAILED with exit code 3"));
   CHECK(code.last_line() == "6 passed, 1 failed, 2 skipped");
-  Outcome words = check(
-      dir, "a | 1 | - | echo 3 passed, 2 failed, 1 skipped; echo 'make: *** Error 1'; exit 2\n",
-      "");
+  Outcome words = check(dir, "a | 1 | - | echo 3 passed, 2 failed, 1 skipped; echo 'make: *** Error 1'; exit 2\n", "");
   CHECK(words.code == 1);
   CHECK(words.last_line() == "3 passed, 2 failed, 1 skipped");
-  Outcome twice = check(
-      dir, "a | 1 | - | for i in 1 2; do echo 3 passed, 0 failed, 1 skipped; done; echo bye\n", "");
+  Outcome twice = check(dir, "a | 1 | - | for i in 1 2; do echo 3 passed, 0 failed, 1 skipped; done; echo bye\n", "");
   CHECK(twice.code == 0);
   CHECK(twice.last_line() == "6 passed, 0 failed, 2 skipped");
   Outcome count = check(dir, "a | 1 | - | echo 3 passed, 2 failed, 0 skipped\n", "");
@@ -69,8 +65,7 @@ TEST_CASE("make check: counts tests of stages, and fails when one of them fails"
   CHECK(count.last_line() == "3 passed, 2 failed, 0 skipped");
 }
 
-TEST_CASE("make check: a stage that cannot end in time, or at all here, is left out by name",
-          "[issues][check]") {
+TEST_CASE("make check: a stage that cannot end in time, or at all here, is left out by name", "[issues][check]") {
   TempDir dir;
   // The test row says one minute and takes a second: the machine counts as twice as quick, not
   // more.
@@ -95,8 +90,7 @@ TEST_CASE("make check: a stage that cannot end in time, or at all here, is left 
   CHECK(free.says("must not run"));
   CHECK(free.last_line() == "2 passed, 1 failed, 1 skipped");
   // Where the tests fail, that is all.
-  Outcome failing =
-      check(dir, "test | 1 | - | false\n" + table.substr(table.find('\n') + 1), "--test");
+  Outcome failing = check(dir, "test | 1 | - | false\n" + table.substr(table.find('\n') + 1), "--test");
   CHECK(failing.code == 1);
   CHECK(failing.last_line() == "0 passed, 1 failed, 0 skipped");
 }

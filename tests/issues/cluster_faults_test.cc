@@ -63,8 +63,7 @@ struct Order {
   const char* disagg;
   bool pull;
 };
-constexpr Order kOrders[] = {
-    {"prefill_first", false}, {"prefill_first", true}, {"decode_first", false}};
+constexpr Order kOrders[] = {{"prefill_first", false}, {"prefill_first", true}, {"decode_first", false}};
 
 // `serve --topology 1P1D --transport fault:local,drop=1 --request-timeout 2`: each answer was a
 // 504, and P's blocks stayed in_transfer for ever.
@@ -108,21 +107,14 @@ TEST_CASE("lost posts in one process: computed again within the request's time, 
       }
 }
 
-TEST_CASE("faults over every wire in one process: every request ends, and nothing leaks",
-          "[issues][lost_posts]") {
+TEST_CASE("faults over every wire in one process: every request ends, and nothing leaks", "[issues][lost_posts]") {
   const std::pair<const char*, FaultOptions> kFaults[] = {
       {"drop", {.seed = 1, .drop = 0.3}},
       {"delay", {.seed = 2, .delay_s = 0.01}},
       {"truncate", {.seed = 3, .truncate = 1}},
       {"reorder", {.seed = 4, .reorder = 0.5}},
       {"duplicate", {.seed = 5, .duplicate = 1}},
-      {"all",
-       {.seed = 6,
-        .drop = 0.1,
-        .reorder = 0.2,
-        .duplicate = 0.3,
-        .truncate = 0.2,
-        .delay_s = 0.005}}};
+      {"all", {.seed = 6, .drop = 0.1, .reorder = 0.2, .duplicate = 0.3, .truncate = 0.2, .delay_s = 0.005}}};
   for (const char* name : {"local", "shm", "tcp"})
     for (const auto& [what, fault] : kFaults)
       for (const Order& order : kOrders) {
@@ -148,19 +140,14 @@ TEST_CASE("faults over every wire in one process: every request ends, and nothin
 }
 
 // What waits for its next try was looked at when something else happened, and never by itself.
-TEST_CASE("an attempt that fails again and again in one process ends in its time",
-          "[issues][lost_posts]") {
+TEST_CASE("an attempt that fails again and again in one process ends in its time", "[issues][lost_posts]") {
   struct Deaf final : ForwardingTransport {
     using ForwardingTransport::ForwardingTransport;
-    Result<WindowKey> open(PeerId, KvOp, std::span<const MemoryRange>) override {
-      return invalid("no windows today");
-    }
+    Result<WindowKey> open(PeerId, KvOp, std::span<const MemoryRange>) override { return invalid("no windows today"); }
   };
-  TinyCluster tiny({.topology = "1P1D"},
-                   [](const TransportOptions& options) -> Result<std::unique_ptr<KvTransport>> {
-                     return std::unique_ptr<KvTransport>(
-                         std::make_unique<Deaf>(find_transport("local")->make(options).value()));
-                   });
+  TinyCluster tiny({.topology = "1P1D"}, [](const TransportOptions& options) -> Result<std::unique_ptr<KvTransport>> {
+    return std::unique_ptr<KvTransport>(std::make_unique<Deaf>(find_transport("local")->make(options).value()));
+  });
   REQUIRE(tiny.cluster->start().ok());
   auto request = tiny_request(1, prompt_of(30, 1), 300);  // each try brings P's token
   request->ignore_eos = true;
@@ -208,14 +195,11 @@ TEST_CASE("tiers: what D's tier has is loaded there, and does not cross again", 
       int64_t bytes[2] = {};
       for (int round = 0; round < 2; ++round) {
         for (int i = 0; i < 6; ++i)
-          REQUIRE(
-              tiny.submit(tiny_request(uint64_t(round * 10 + i), prompt_of(60 + i, i), 4)).ok());
+          REQUIRE(tiny.submit(tiny_request(uint64_t(round * 10 + i), prompt_of(60 + i, i), 4)).ok());
         tiny.run();
-        for (const InstanceStats& s : tiny.cluster->stats().instances)
-          bytes[round] += s.transfer_bytes;
+        for (const InstanceStats& s : tiny.cluster->stats().instances) bytes[round] += s.transfer_bytes;
         for (int i = 0; i < 6; ++i)
-          CHECK(tiny.recorder->choice(uint64_t(round * 10 + i)).tokens ==
-                undisturbed(prompt_of(60 + i, i), 4));
+          CHECK(tiny.recorder->choice(uint64_t(round * 10 + i)).tokens == undisturbed(prompt_of(60 + i, i), 4));
       }
       const KvStats d = tiny.cluster->instances()[1]->memory().stats();
       CHECK(d.tiers.host_hit_tokens >= 6 * 56);
@@ -306,18 +290,15 @@ TEST_CASE("conditional_cost: a P that nobody has used yet gets its share", "[iss
   }
 }
 
-TEST_CASE("conditional_cost: the server knows the model's work and the machine's peaks",
-          "[issues][order]") {
+TEST_CASE("conditional_cost: the server knows the model's work and the machine's peaks", "[issues][order]") {
   TempDir dir;
   const char* before = std::getenv("XDG_CACHE_HOME");
   const std::string kept = before ? before : "";
   setenv("XDG_CACHE_HOME", dir.path.c_str(), 1);
-  const std::vector<std::string> words = {
-      "--topology",     "1P1D", "--disagg",    "conditional_cost",
-      "--kv-bytes",     "4MiB", "--threads",   "1",
-      "--chunk-tokens", "96",   "--stream-kv", "chunk"};
-  const auto stack =
-      prepare_stack(Options::parse(option_table(), "serve", words, 0).value()).value();
+  const std::vector<std::string> words = {"--topology",     "1P1D", "--disagg",    "conditional_cost",
+                                          "--kv-bytes",     "4MiB", "--threads",   "1",
+                                          "--chunk-tokens", "96",   "--stream-kv", "chunk"};
+  const auto stack = prepare_stack(Options::parse(option_table(), "serve", words, 0).value()).value();
   before ? setenv("XDG_CACHE_HOME", kept.c_str(), 1) : unsetenv("XDG_CACHE_HOME");
   const ConductorOptions options = conductor_options(stack->options);
   REQUIRE(options.prior.has_value());

@@ -27,8 +27,7 @@ class Scene : public SimCluster {
   }
   void ask(uint64_t id, int length = 60, int max_tokens = 12, int family = -1) {
     Tokens prompt;
-    for (int i = 0; i < length; ++i)
-      prompt.push_back((i * 5 + (family < 0 ? int(id) : family) * 17) % 251);
+    for (int i = 0; i < length; ++i) prompt.push_back((i * 5 + (family < 0 ? int(id) : family) * 17) % 251);
     auto request = tiny_request(id, prompt, max_tokens);
     request->ignore_eos = true;
     request->arrival_s = clock.seconds;
@@ -86,8 +85,7 @@ class Scene : public SimCluster {
 };
 
 // D has no room for it, the client goes: P held the KV for 480 s.
-TEST_CASE("vllm#41269: a client that goes before D has admitted does not strand P's KV",
-          "[issues]") {
+TEST_CASE("vllm#41269: a client that goes before D has admitted does not strand P's KV", "[issues]") {
   SimOptions options;
   options.max_batch = 1;
   Scene scene("1P1D", options);
@@ -165,8 +163,7 @@ TEST_CASE("sglang#30233: KV of an aborted prefill is nobody's prefix", "[issues]
 TEST_CASE("sglang#24527: blocks that a peer writes to are not given away", "[issues]") {
   class Wire final : public WrappedTransport {
    public:
-    Wire(const TransportOptions& options, bool& held)
-        : WrappedTransport("local", options), held_(held) {}
+    Wire(const TransportOptions& options, bool& held) : WrappedTransport("local", options), held_(held) {}
     TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
       late_.push_back({transfer, plan});
       return -TransferId(late_.size());
@@ -311,8 +308,7 @@ TEST_CASE("dynamo's vLLM patch: prompts that wait for D are admitted in their or
   for (int i = 0; i < 5000 && !scene.conductor().wait_idle(0); ++i) {
     scene.tick();
     for (uint64_t id = 1; id < 7; ++id)
-      if (scene.recorder->choice(id).ends == 1 &&
-          std::find(order.begin(), order.end(), id) == order.end())
+      if (scene.recorder->choice(id).ends == 1 && std::find(order.begin(), order.end(), id) == order.end())
         order.push_back(id);
   }
   CHECK(order == std::vector<uint64_t>{1, 2, 3, 4, 5, 6});
@@ -320,15 +316,13 @@ TEST_CASE("dynamo's vLLM patch: prompts that wait for D are admitted in their or
 }
 
 // A zombie: its lease ran out while it was stopped; then it went on writing.
-TEST_CASE("dynamo's vLLM patch: a late write does not reach blocks that have gone to others",
-          "[issues]") {
+TEST_CASE("dynamo's vLLM patch: a late write does not reach blocks that have gone to others", "[issues]") {
   Scene scene("2P1D");
   scene.ask(1, 100);
   REQUIRE(scene.until_sent("KvReserved"));
   SimCluster::Node* stopped = nullptr;
   for (auto& [id, node] : scene.nodes)
-    if (node->role == Role::prefill && scene.conductor().load(id).queued_tokens > 0)
-      stopped = node.get();
+    if (node->role == Role::prefill && scene.conductor().load(id).queued_tokens > 0) stopped = node.get();
   REQUIRE(stopped);
   stopped->stopped_until_s = scene.clock.seconds + 1.5;
   scene.ticks(450);  // its lease is over, the request is elsewhere

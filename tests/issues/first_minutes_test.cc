@@ -34,10 +34,8 @@ bool says(const std::string& message, const std::string& what) {
   return found;
 }
 
-TEST_CASE("other servers' names of options were answered with '--transport' and the like",
-          "[options]") {
-  says(refusal("serve", {"--tensor-parallel-size", "2"}),
-       "here it is '--prefill-tp', '--decode-tp'");
+TEST_CASE("other servers' names of options were answered with '--transport' and the like", "[options]") {
+  says(refusal("serve", {"--tensor-parallel-size", "2"}), "here it is '--prefill-tp', '--decode-tp'");
   says(refusal("serve", {"--max-num-seqs=8"}), "here it is '--max-batch'");
   says(refusal("serve", {"--gpu-memory-utilization", "0.9"}), "here it is '--kv-bytes'");
   says(refusal("serve", {"--max-num-batched-tokens", "9"}), "here it is '--chunk-tokens'");
@@ -53,17 +51,15 @@ TEST_CASE("other servers' names of options were answered with '--transport' and 
 
 struct Environment {
   std::string name;
-  Environment(const std::string& n, const std::string& value) : name(n) {
-    setenv(name.c_str(), value.c_str(), 1);
-  }
+  Environment(const std::string& n, const std::string& value) : name(n) { setenv(name.c_str(), value.c_str(), 1); }
   ~Environment() { unsetenv(name.c_str()); }
 };
 
 TEST_CASE("XPYD_* in the environment were ignored", "[options]") {
   TempDir dir;
   std::ofstream(dir.path + "/f.ini") << "max-connections = 7\nmax-batch = 9\n";
-  Environment batch("XPYD_MAX_BATCH", "5"), queue("XPYD_MAX_CONNECTIONS", "6"),
-      key("XPYD_API_KEY", "k"), flag("XPYD_DEV_ENDPOINTS", "on"), other("XPYD_BENCH", "no option");
+  Environment batch("XPYD_MAX_BATCH", "5"), queue("XPYD_MAX_CONNECTIONS", "6"), key("XPYD_API_KEY", "k"),
+      flag("XPYD_DEV_ENDPOINTS", "on"), other("XPYD_BENCH", "no option");
   auto plain = Options::parse(option_table(), "serve", {}, 1);
   REQUIRE(plain);
   CHECK(plain.value().integer("max-batch") == 5);
@@ -71,8 +67,7 @@ TEST_CASE("XPYD_* in the environment were ignored", "[options]") {
   CHECK(plain.value().text("api-key") == "k");
   CHECK(plain.value().flag("dev-endpoints"));
   CHECK(plain.value().table().find("--api-key '***'") != std::string::npos);
-  auto all = Options::parse(option_table(), "serve",
-                            {"--config", dir.path + "/f.ini", "--max-batch", "3"}, 1);
+  auto all = Options::parse(option_table(), "serve", {"--config", dir.path + "/f.ini", "--max-batch", "3"}, 1);
   REQUIRE(all);
   CHECK(all.value().integer("max-batch") == 3);  // the command line first, then the file
   CHECK(all.value().integer("max-connections") == 7);
@@ -115,10 +110,8 @@ TEST_CASE("export: the demo model as a folder, and nobody's file is touched", "[
   const std::string made = dir.path + "/demo";
   REQUIRE(export_demo(made).ok());
   CHECK(check_model_folder(made, true).ok());
-  for (const char* name :
-       {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"})
-    CHECK(read_small_file(made + "/" + name, 8 << 20).value() ==
-          *embedded_file(std::string(kDemoModel) + "/" + name));
+  for (const char* name : {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"})
+    CHECK(read_small_file(made + "/" + name, 8 << 20).value() == *embedded_file(std::string(kDemoModel) + "/" + name));
   CHECK(Tokenizer::load(made).ok());
   CHECK_FALSE(export_demo(made).ok());  // not empty any more
   fs::create_directory(dir.path + "/other");
@@ -130,8 +123,7 @@ TEST_CASE("export: the demo model as a folder, and nobody's file is touched", "[
   CHECK_FALSE(export_demo(dir.path + "/no/such/parent").ok());
 }
 
-TEST_CASE("the demo model's folder in the cache: written once, whole, and over nothing",
-          "[export]") {
+TEST_CASE("the demo model's folder in the cache: written once, whole, and over nothing", "[export]") {
   TempDir dir;
   const char* before = getenv("XDG_CACHE_HOME");
   Environment cache("XDG_CACHE_HOME", fs::absolute(dir.path).string());
@@ -170,8 +162,7 @@ TEST_CASE("the demo model's folder in the cache: written once, whole, and over n
   if (before) setenv("XDG_CACHE_HOME", before, 1);
 }
 
-TEST_CASE("the model's folder and every served name are names; the first is in answers",
-          "[server][api]") {
+TEST_CASE("the model's folder and every served name are names; the first is in answers", "[server][api]") {
   TestServer server([](ServerOptions& o) {
     o.more_names = {"small", "org/tiny"};
     o.other_names = {"models/tiny"};
@@ -183,8 +174,7 @@ TEST_CASE("the model's folder and every served name are names; the first is in a
   CHECK(list[2]["root"] == "models/tiny");
   CHECK(parsed(server.get("/v1/models/org/tiny").body)["id"] == "org/tiny");
   for (const char* name : {"tiny", "small", "org/tiny", "models/tiny"}) {
-    Reply reply =
-        server.post("/v1/completions", R"({"prompt":"a","model":")" + std::string(name) + "\"}");
+    Reply reply = server.post("/v1/completions", R"({"prompt":"a","model":")" + std::string(name) + "\"}");
     REQUIRE(reply.status == 200);
     CHECK(parsed(reply.body)["model"] == "tiny");
   }
@@ -228,16 +218,15 @@ TEST_CASE("bench showed a server's terminal escapes", "[bench]") {
         "d\xc3\xa9");
   FakeServer server([](int fd, const FakeRequest& request) {
     if (request.target == "/v1/models")
-      return FakeServer::send_json(
-          fd, R"({"data":[{"id":"evil\u001b]0;title\u0007","max_model_len":99,"vocab_size":9}]})");
-    FakeServer::send_json(fd, R"({"error":{"message":"no \u001b[31mred\u009b"}})",
-                          "500 \x1b[1mBad");
+      return FakeServer::send_json(fd,
+                                   R"({"data":[{"id":"evil\u001b]0;title\u0007","max_model_len":99,"vocab_size":9}]})");
+    FakeServer::send_json(fd, R"({"error":{"message":"no \u001b[31mred\u009b"}})", "500 \x1b[1mBad");
   });
   TempDir dir;
   const std::string log = dir.path + "/stderr";
   auto options = Options::parse(option_table(), "bench",
-                                {"--url", server.url(), "--requests", "2", "--progress", "off",
-                                 "--warmups", "0", "--input-len", "3", "--output-len", "4"},
+                                {"--url", server.url(), "--requests", "2", "--progress", "off", "--warmups", "0",
+                                 "--input-len", "3", "--output-len", "4"},
                                 0);
   REQUIRE(options);
   {
@@ -257,8 +246,7 @@ TEST_CASE("bench showed a server's terminal escapes", "[bench]") {
   CHECK(text.find("\xc2\x9b") == std::string::npos);
 }
 
-TEST_CASE("metrics under vLLM\'s newer names, and buckets for tokens of 0.2 ms",
-          "[server][metrics]") {
+TEST_CASE("metrics under vLLM\'s newer names, and buckets for tokens of 0.2 ms", "[server][metrics]") {
   Metrics metrics("vllm", "tiny", 256);
   metrics.inter_token(0.00021);
   FinishedRequest done;
@@ -283,8 +271,8 @@ TEST_CASE("metrics under vLLM\'s newer names, and buckets for tokens of 0.2 ms",
   const std::string text = metrics.render(stats);
   const auto has = [&](const std::string& name, const std::string& engine, const std::string& more,
                        const std::string& value) {
-    const std::string line = "\nvllm:" + name + "{model_name=\"tiny\",engine=\"" + engine + "\"" +
-                             more + "} " + value + "\n";
+    const std::string line = "\nvllm:" + name + "{model_name=\"tiny\",engine=\"" + engine + "\"" + more + "} " + value +
+                             "\n";
     INFO(line);
     CHECK(text.find(line) != std::string::npos);
   };

@@ -43,8 +43,8 @@ std::string generation_of(const Reply& reply) {
 
 // The head of a POST whose body of `bytes` is to come.
 std::string post_head(size_t bytes, const std::string& headers = "") {
-  return "POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n" +
-         headers + "Content-Length: " + std::to_string(bytes) + "\r\n\r\n";
+  return "POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n" + headers +
+         "Content-Length: " + std::to_string(bytes) + "\r\n\r\n";
 }
 
 }  // namespace
@@ -68,8 +68,7 @@ TEST_CASE("issue: a cache_salt met the KV of a session", "[server][session]") {
   CHECK(seen[0].cache_salt != seen[1].cache_salt);
 }
 
-TEST_CASE("issue: after 270,000 foreign ids a turn was answered without its history",
-          "[server][session]") {
+TEST_CASE("issue: after 270,000 foreign ids a turn was answered without its history", "[server][session]") {
   auto sessions = std::make_shared<Sessions>(4, 1 << 20);
   auto visit = [&](const std::string& id) {
     Sessions::Turn turn;
@@ -78,14 +77,12 @@ TEST_CASE("issue: after 270,000 foreign ids a turn was answered without its hist
     return state;
   };
   REQUIRE(visit("victim") == Sessions::State::taken);
-  for (int i = 0; i < 270000; ++i)
-    REQUIRE(visit("foreign " + std::to_string(i)) == Sessions::State::taken);
+  for (int i = 0; i < 270000; ++i) REQUIRE(visit("foreign " + std::to_string(i)) == Sessions::State::taken);
   CHECK(visit("victim") == Sessions::State::dropped);
   CHECK(visit("foreign 0") == Sessions::State::dropped);
 }
 
-TEST_CASE("session: a client that returns its generation is never answered without its history",
-          "[server][session]") {
+TEST_CASE("session: a client that returns its generation is never answered without its history", "[server][session]") {
   std::string first, second, foreign;
   {
     TestServer server([](ServerOptions& o) { o.max_sessions = 1; });
@@ -100,58 +97,49 @@ TEST_CASE("session: a client that returns its generation is never answered witho
     // A turn whose answer was lost, and a beginning where there is something already.
     check_error(says(first), 409, "invalid_request_error", "session_generation", "session_stale");
     check_error(says("new"), 409, "invalid_request_error", "session_generation", "session_stale");
-    check_error(says("0123456789abcdef-1"), 410, "invalid_request_error", "session_id",
-                "session_expired");
+    check_error(says("0123456789abcdef-1"), 410, "invalid_request_error", "session_id", "session_expired");
     check_error(says("nonsense"), 410, "invalid_request_error", "session_id", "session_expired");
     CHECK(turn(server, R"("session_id":"other")").status == 200);  // "s" makes room
     check_error(says(second), 410, "invalid_request_error", "session_id", "session_expired");
-    check_error(turn(server, R"("session_id":"s")"), 410, "invalid_request_error", "session_id",
-                "session_expired");
+    check_error(turn(server, R"("session_id":"s")"), 410, "invalid_request_error", "session_id", "session_expired");
     // Somebody begins under its name: to it that is no history either.
     CHECK(says("new").status == 200);
     CHECK(says("new").status == 409);
     check_error(says(second), 410, "invalid_request_error", "session_id", "session_expired");
-    check_error(turn(server, R"("session_generation":"new")"), 400, "invalid_request_error",
-                "session_generation", nullptr);
+    check_error(turn(server, R"("session_generation":"new")"), 400, "invalid_request_error", "session_generation",
+                nullptr);
   }
   TestServer restarted;
   check_error(turn(restarted, R"("session_id":"s","session_generation":")" + second + '"'), 410,
               "invalid_request_error", "session_id", "session_expired");
 }
 
-TEST_CASE("issue: who had a dropped name was answered with the conversation of who has it now",
-          "[server][session]") {
+TEST_CASE("issue: who had a dropped name was answered with the conversation of who has it now", "[server][session]") {
   TestServer server([](ServerOptions& o) { o.max_sessions = 1; });
   const std::string name = R"("session_id":"s")";
   CHECK(turn(server, name).status == 200);
-  CHECK(turn(server, R"("session_id":"other")").status == 200);  // "s" makes room
-  std::string generation =
-      generation_of(turn(server, name + R"(,"session_generation":"new")"));  // of somebody else
+  CHECK(turn(server, R"("session_id":"other")").status == 200);                                   // "s" makes room
+  std::string generation = generation_of(turn(server, name + R"(,"session_generation":"new")"));  // of somebody else
   for (int i = 0; i < 2; ++i) {
     check_error(turn(server, name), 410, "invalid_request_error", "session_id", "session_expired");
-    generation =
-        generation_of(turn(server, name + R"(,"session_generation":")" + generation + '"'));
+    generation = generation_of(turn(server, name + R"(,"session_generation":")" + generation + '"'));
   }
   CHECK(last_prompt(server) == "xhxhx");
 }
 
-TEST_CASE("session: a stream carries the generation, and a failed turn keeps the last one",
-          "[server][session]") {
+TEST_CASE("session: a stream carries the generation, and a failed turn keeps the last one", "[server][session]") {
   TestServer server;
   Reply reply = turn(server, R"("session_id":"s","stream":true)");
   const std::string generation = chunks(reply)[0]["session_generation"];
   const std::string next = R"("session_id":"s","session_generation":")" + generation + '"';
-  server.service.admit = [](const Request&) {
-    return Status(Error{ErrorCode::unavailable, "full"});
-  };
+  server.service.admit = [](const Request&) { return Status(Error{ErrorCode::unavailable, "full"}); };
   CHECK(turn(server, next).status == 503);
   server.service.admit = {};
   CHECK(turn(server, next).status == 200);
   CHECK(last_prompt(server) == "xhx");
 }
 
-TEST_CASE("session: the sessions of one key push out nobody else's, and meet nobody else's",
-          "[server][session]") {
+TEST_CASE("session: the sessions of one key push out nobody else's, and meet nobody else's", "[server][session]") {
   TestServer server([](ServerOptions& o) {
     o.api_keys = {"one", "two"};
     o.max_sessions = 4;
@@ -183,10 +171,9 @@ TEST_CASE("issue: a form of another site retired an instance", "[server][access]
     };
   });
   const std::string body = R"({"name":"P0"})";
-  for (const char* headers :
-       {"Origin: http://evil\r\nContent-Type: text/plain\r\n", "Content-Type: text/plain\r\n",
-        "Origin: http://evil\r\n", "Origin: null\r\n", "Origin: http://test:81\r\n",
-        "Origin: http://test.evil\r\n", "Content-Type: application/json-not\r\n"}) {
+  for (const char* headers : {"Origin: http://evil\r\nContent-Type: text/plain\r\n", "Content-Type: text/plain\r\n",
+                              "Origin: http://evil\r\n", "Origin: null\r\n", "Origin: http://test:81\r\n",
+                              "Origin: http://test.evil\r\n", "Content-Type: application/json-not\r\n"}) {
     INFO(headers);
     const int status = server.post("/retire_instance", body, headers).status;
     CHECK((status == 403 || status == 415));
@@ -220,8 +207,8 @@ TEST_CASE("issue: a name that somebody pointed at loopback was answered", "[serv
   }
   for (const char* host : {"localhost.evil.example", "127.0.0.1.evil.example", "llm.example.evil"})
     CHECK(ask(host) == 403);
-  for (const char* host : {"127.0.0.1", "127.0.0.1:8000", "localhost", "LocalHost:80", "[::1]:80",
-                           "10.1.2.3", "llm.example", "LLM.example:443"}) {
+  for (const char* host : {"127.0.0.1", "127.0.0.1:8000", "localhost", "LocalHost:80", "[::1]:80", "10.1.2.3",
+                           "llm.example", "LLM.example:443"}) {
     INFO(host);
     CHECK(ask(host) == 200);
   }
@@ -236,8 +223,7 @@ TEST_CASE("issue: bodies of those without the key were read", "[server][access]"
   CHECK(refused.header("connection") == "close");
   client.send(std::string(1 << 20, 'x'));
   for (const char* key : {"a key", "another"})
-    CHECK(server.get("/v1/models", "Authorization: Bearer " + std::string(key) + "\r\n").status ==
-          200);
+    CHECK(server.get("/v1/models", "Authorization: Bearer " + std::string(key) + "\r\n").status == 200);
   // What has no body keeps its connection.
   Client get(server.port());
   for (int i = 0; i < 3; ++i) {
@@ -298,11 +284,11 @@ TEST_CASE("issue: ps showed the API key", "[command_line][access]") {
     if (child == 0) {
       dup2(::open("/dev/null", O_WRONLY), 2);
       if (joined)
-        execl(xpyd, xpyd, "bench", "--url", url.c_str(), "--api-key=hunter2", "--input-len", "16",
-              "--output-len", "4", nullptr);
+        execl(xpyd, xpyd, "bench", "--url", url.c_str(), "--api-key=hunter2", "--input-len", "16", "--output-len", "4",
+              nullptr);
       else
-        execl(xpyd, xpyd, "bench", "--url", url.c_str(), "--api-key", "hunter2", "--input-len",
-              "16", "--output-len", "4", nullptr);
+        execl(xpyd, xpyd, "bench", "--url", url.c_str(), "--api-key", "hunter2", "--input-len", "16", "--output-len",
+              "4", nullptr);
       _exit(127);
     }
     const size_t before = server.service.seen().size();
@@ -352,8 +338,7 @@ TEST_CASE("issue: a body of one address gave way to those of another", "[server]
   std::vector<std::unique_ptr<Client>> greedy;
   for (int i = 0; i < 8; ++i) {
     greedy.push_back(std::make_unique<Client>(server.port()));
-    greedy.back()->send(post_head(256 << 10, "X-Forwarded-For: 10.0.0.1, 10.0.0.2\r\n") +
-                        std::string(200000, 'x'));
+    greedy.back()->send(post_head(256 << 10, "X-Forwarded-For: 10.0.0.1, 10.0.0.2\r\n") + std::string(200000, 'x'));
     CHECK(server.get("/health").status == 200);
   }
   slow.send(std::string(100000 - start.size() - 2, 'u') + "\"}");
@@ -363,12 +348,10 @@ TEST_CASE("issue: a body of one address gave way to those of another", "[server]
   CHECK(refused == 3);
 }
 
-TEST_CASE("http: a body that is parsed counts no more while its answer goes on",
-          "[server][limits]") {
+TEST_CASE("http: a body that is parsed counts no more while its answer goes on", "[server][limits]") {
   TestServer server([](ServerOptions& o) { o.max_body_bytes_in_all = 1 << 20; });
   server.service.hold(true);
-  const std::string body =
-      R"({"prompt":"a","max_tokens":1,"user":")" + std::string(300000, 'u') + "\"}";
+  const std::string body = R"({"prompt":"a","max_tokens":1,"user":")" + std::string(300000, 'u') + "\"}";
   std::vector<std::unique_ptr<Client>> clients;
   for (int i = 0; i < 8; ++i) {
     clients.push_back(std::make_unique<Client>(server.port()));
@@ -398,8 +381,7 @@ TEST_CASE("issue: keep-alive connections starved /health and everybody else", "[
   CHECK(idle[31]->read().status == 200);
 }
 
-TEST_CASE("http: where every place has a request, probes are answered and the rest waits",
-          "[server][limits]") {
+TEST_CASE("http: where every place has a request, probes are answered and the rest waits", "[server][limits]") {
   TestServer server([](ServerOptions& o) { o.max_connections = 4; });
   server.service.hold(true);
   const std::string call = request_text("POST", "/v1/completions", R"({"prompt":"a"})");
@@ -456,8 +438,7 @@ TEST_CASE("limits: which address a request counts for", "[server][limits]") {
   CHECK(address_group("2001:db8:1:2:3:4:5:6") == "2001:db8:1:2::");
   CHECK(address_group("fe80::1%eth0") == "fe80::");
   CHECK(address_group("::1") == "::1");
-  for (const char* none : {"", "a", "1.2.3", "10.0.0.1:80", "evil.example"})
-    CHECK(address_group(none).empty());
+  for (const char* none : {"", "a", "1.2.3", "10.0.0.1:80", "evil.example"}) CHECK(address_group(none).empty());
   const std::vector<std::string> trusted = {"10.0.0.1", "10.0.0.2"};
   auto client = [&](const std::string& peer, std::vector<std::string> forwarded) {
     HttpRequest request;
@@ -473,8 +454,7 @@ TEST_CASE("limits: which address a request counts for", "[server][limits]") {
   CHECK(client("10.0.0.1", {""}) == "10.0.0.1");
 }
 
-TEST_CASE("issue: a body waited until all those of another address were parsed",
-          "[server][limits]") {
+TEST_CASE("issue: a body waited until all those of another address were parsed", "[server][limits]") {
   for (size_t bytes : {size_t{100}, size_t{10} << 20}) {
     std::promise<void> gate;
     std::shared_future<void> go_on = gate.get_future().share();
@@ -525,14 +505,13 @@ TEST_CASE("issue: a small turn waited behind large bodies", "[server][limits]") 
   options.max_model_len = 1 << 20;
   options.vocab_size = 257;
   options.log = [](const std::string&) {};
-  auto server =
-      HttpServer::listen(options, service, &byte_tokenizer(), chat.value().get(), clock).value();
+  auto server = HttpServer::listen(options, service, &byte_tokenizer(), chat.value().get(), clock).value();
   only_large = true;
   std::thread thread([&] { server->run(); });
   auto message = [](size_t bytes, const std::string& more) {
-    std::string text = request_text("POST", "/v1/chat/completions",
-                                    R"({"max_tokens":1,"messages":[{"role":"user","content":")" +
-                                        std::string(bytes, 'x') + R"("}])" + more + "}");
+    std::string text = request_text(
+        "POST", "/v1/chat/completions",
+        R"({"max_tokens":1,"messages":[{"role":"user","content":")" + std::string(bytes, 'x') + R"("}])" + more + "}");
     return text;
   };
   std::vector<std::unique_ptr<Client>> large;
@@ -553,15 +532,13 @@ TEST_CASE("issue: a small turn waited behind large bodies", "[server][limits]") 
   thread.join();
 }
 
-TEST_CASE("issue: a post whose client had closed its sending side got no answer",
-          "[server][http]") {
+TEST_CASE("issue: a post whose client had closed its sending side got no answer", "[server][http]") {
   TestServer server;
   server.service.hold(true);
   const bool stream = GENERATE(false, true);
   Client client(server.port());
-  client.send(request_text(
-      "POST", "/v1/completions",
-      std::string(R"({"prompt":"a","max_tokens":3,"stream":)") + (stream ? "true}" : "false}")));
+  client.send(request_text("POST", "/v1/completions",
+                           std::string(R"({"prompt":"a","max_tokens":3,"stream":)") + (stream ? "true}" : "false}")));
   client.half_close();
   REQUIRE(server.service.wait([](auto& s) { return s.in_flight() == 1; }));
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -579,8 +556,7 @@ TEST_CASE("issue: a post whose client had closed its sending side got no answer"
 
 TEST_CASE("issue: of 1,000 prompts at once 69 of 100 were refused", "[cluster]") {
   TinyCluster tiny({.topology = "1P1D"});
-  for (uint64_t id = 0; id < 1000; ++id)
-    REQUIRE(tiny.submit(tiny_request(id, std::vector<int32_t>(20, 7), 1)).ok());
+  for (uint64_t id = 0; id < 1000; ++id) REQUIRE(tiny.submit(tiny_request(id, std::vector<int32_t>(20, 7), 1)).ok());
   tiny.run();
   CHECK(tiny.recorder->ended() == 1000);
 }

@@ -39,8 +39,8 @@ struct Spoiler {
   template <class T>
   void set(const char* name, T& value, std::initializer_list<double> wrongs) {
     for (double wrong : wrongs) {
-      if (std::is_integral_v<T> && (wrong < double(std::numeric_limits<T>::min()) ||
-                                    wrong > double(std::numeric_limits<T>::max())))
+      if (std::is_integral_v<T> &&
+          (wrong < double(std::numeric_limits<T>::min()) || wrong > double(std::numeric_limits<T>::max())))
         continue;  // its type cannot say that
       if (n-- != 0) continue;
       value = T(wrong);
@@ -69,9 +69,7 @@ struct Spoiler {
   void text(const char*, std::string&) {}
   template <class T>
   void numbers(const char*, std::vector<T>&) {}
-  void numbers(const char* name, std::vector<int32_t>& values, Number kind) {
-    number(name, values.back(), kind);
-  }
+  void numbers(const char* name, std::vector<int32_t>& values, Number kind) { number(name, values.back(), kind); }
   template <class T>
   void list(const char* name, std::vector<T>& values, size_t max) {
     if constexpr (!std::is_same_v<T, std::string>) codec::fields(*this, values.back());
@@ -113,16 +111,14 @@ std::vector<Lie> lies(const Limits& limits) {
   return all;
 }
 
-constexpr Limits kLimits{
-    .vocab = 512, .max_model_len = 64, .n_layers = 4, .n_kv_heads = 4, .head_dim = 4};
+constexpr Limits kLimits{.vocab = 512, .max_model_len = 64, .n_layers = 4, .n_kv_heads = 4, .head_dim = 4};
 
 std::string refusal(const Message& message, const Door& door) {
   auto got = decode(frame_type(message), encode(1, 2, message, kSender), kSender, door);
   return got ? "" : got.error().message;
 }
 
-TEST_CASE("lies: each number of each message beyond its range is refused by name",
-          "[lies][codec]") {
+TEST_CASE("lies: each number of each message beyond its range is refused by name", "[lies][codec]") {
   int n = 0;
   for (const Lie& lie : lies(kLimits)) {
     const std::string text = refusal(lie.message, {kAnyWay, kLimits});
@@ -147,8 +143,7 @@ TEST_CASE("lies: what the conductor says is heard from the conductor alone", "[l
   CHECK(heard[1] == 9);
   CHECK(heard[2] == 7);
   for (const Message& message : {Message(PeerGone{3}), Message(Retire{}), Message(AbortAttempt{1})})
-    CHECK(refusal(message, {kBetweenInstances, kLimits}).find("not for this one to say") !=
-          std::string::npos);
+    CHECK(refusal(message, {kBetweenInstances, kLimits}).find("not for this one to say") != std::string::npos);
 }
 
 TEST_CASE("lies: what does not fit together is refused", "[lies][codec]") {
@@ -177,10 +172,9 @@ TEST_CASE("lies: what does not fit together is refused", "[lies][codec]") {
 class Bed {
  public:
   explicit Bed(const std::string& role) : dir_() {
-    const std::vector<std::string> words = {"--processes", "--topology",  "1P1D", "--max-model-len",
-                                            "200",         "--max-batch", "4",    "--threads",
-                                            "1",           "--transport", "tcp",  "--kv-bytes",
-                                            "1MiB"};
+    const std::vector<std::string> words = {
+        "--processes", "--topology",  "1P1D", "--max-model-len", "200", "--max-batch", "4", "--threads",
+        "1",           "--transport", "tcp",  "--kv-bytes",      "1MiB"};
     const Options options = Options::parse(option_table(), "serve", words, 0).value();
     stack_ = prepare_stack(options).value();
     REQUIRE(open_backend(*stack_, options).ok());
@@ -242,8 +236,7 @@ void say(End& end, const Message& message) {
 void join(End& liar, Role role) {
   say(liar, JoinRequest{role});
   liar.wait([&] { return !liar.frames.empty(); });
-  InstanceInfo info{
-      .id = 1, .role = role, .capacity_blocks = 100, .block_tokens = 16, .max_batch = 4};
+  InstanceInfo info{.id = 1, .role = role, .capacity_blocks = 100, .block_tokens = 16, .max_batch = 4};
   info.layout = {{}, KvOrder::layer_major, 16, 100};
   info.address = "tcp:127.0.0.1:1";
   say(liar, Joined{info});
@@ -287,14 +280,11 @@ std::vector<Lie> lies(Way way, const Limits& limits) {
   return all;
 }
 
-TEST_CASE("lies: a token beyond the vocabulary ends its member, and nobody else",
-          "[lies][processes]") {
+TEST_CASE("lies: a token beyond the vocabulary ends its member, and nobody else", "[lies][processes]") {
   Bed bed("colocated");
   End liar;  // outlives the loop that calls it
   ControlLoop loop(bed.stack().clock);
-  REQUIRE(loop.connect(bed.endpoint(bed.cluster().address(), NodeRole::colocated, "new"), 5,
-                       liar.on_open())
-              .ok());
+  REQUIRE(loop.connect(bed.endpoint(bed.cluster().address(), NodeRole::colocated, "new"), 5, liar.on_open()).ok());
   join(liar, Role::colocated);
   REQUIRE(bed.cluster().wait_members(1, 20));
   auto request = tiny_request(1, {7, 8, 9, 10}, 6);
@@ -313,8 +303,7 @@ TEST_CASE("lies: a token beyond the vocabulary ends its member, and nobody else"
   TokenOf token{*attempt, 0, {.request_id = 1, .token = bed.limits().vocab + 88}};
   say(liar, token);
   liar.wait_closed();
-  CHECK(liar.closed.find("TokenOf: token: " + std::to_string(bed.limits().vocab + 88)) !=
-        std::string::npos);
+  CHECK(liar.closed.find("TokenOf: token: " + std::to_string(bed.limits().vocab + 88)) != std::string::npos);
   REQUIRE(bed.cluster().wait_idle(60));
   CHECK(bed.recorder->choice(1).finish == FinishReason::length);
   bed.check_answers(2);
@@ -324,8 +313,7 @@ TEST_CASE("lies: a token beyond the vocabulary ends its member, and nobody else"
   CHECK(totals.failed_attempts == 1);
 }
 
-TEST_CASE("lies: the conductor drops the member that says one, whichever it is",
-          "[lies][processes]") {
+TEST_CASE("lies: the conductor drops the member that says one, whichever it is", "[lies][processes]") {
   Bed bed("colocated");
   bed.add_worker();
   REQUIRE(bed.cluster().wait_members(1, 30));
@@ -336,9 +324,7 @@ TEST_CASE("lies: the conductor drops the member that says one, whichever it is",
     StderrInFile log(bed.folder() + "/log");
     for (const Lie& lie : all) {
       End liar;
-      REQUIRE(loop.connect(bed.endpoint(bed.cluster().address(), NodeRole::decode, "new"), 5,
-                           liar.on_open())
-                  .ok());
+      REQUIRE(loop.connect(bed.endpoint(bed.cluster().address(), NodeRole::decode, "new"), 5, liar.on_open()).ok());
       if (n++ % 8 == 0) join(liar, Role::decode);  // a member, and one that is none
       say(liar, lie.message);
       liar.wait_closed();
@@ -369,8 +355,7 @@ TEST_CASE("lies: a worker closes the channel of a peer that says one, or speaks 
   bed.check_answers(1);
 }
 
-TEST_CASE("lies: a member took the channel of another one, and names of instances that are none",
-          "[lies][processes]") {
+TEST_CASE("lies: a member took the channel of another one, and names of instances that are none", "[lies][processes]") {
   Bed bed("colocated");
   bed.add_worker();
   REQUIRE(bed.cluster().wait_members(1, 30));
@@ -379,9 +364,7 @@ TEST_CASE("lies: a member took the channel of another one, and names of instance
   ControlLoop loop(bed.stack().clock);
   const auto dial = [&](const std::string& id) -> End& {
     ends.push_back(std::make_unique<End>());
-    REQUIRE(loop.connect(bed.endpoint(worker.control, NodeRole::decode, id.c_str()), 5,
-                         ends.back()->on_open())
-                .ok());
+    REQUIRE(loop.connect(bed.endpoint(worker.control, NodeRole::decode, id.c_str()), 5, ends.back()->on_open()).ok());
     return *ends.back();
   };
   End& honest = dial("i99");
@@ -398,8 +381,7 @@ TEST_CASE("lies: a member took the channel of another one, and names of instance
   }
   CHECK(again->channel->is_open());
   const std::string itself = "i" + std::to_string(worker.id);
-  for (const char* name :
-       {"i", "i-1", "i-7", "ix", "i99x", "i99999999999999", "i0", itself.c_str()}) {
+  for (const char* name : {"i", "i-1", "i-7", "ix", "i99x", "i99999999999999", "i0", itself.c_str()}) {
     INFO(name);
     End& none = dial(name);
     none.wait_closed();
@@ -416,15 +398,13 @@ TEST_CASE("lies: a member took the channel of another one, and names of instance
   for (uint64_t id = 1; id <= 4; ++id) bed.check_answers(id);
 }
 
-TEST_CASE("lies: a worker leaves a conductor that says one, and joins the next",
-          "[lies][processes]") {
+TEST_CASE("lies: a worker leaves a conductor that says one, and joins the next", "[lies][processes]") {
   Bed bed("colocated");
   const std::vector<Lie> all = lies(kToInstance, bed.limits());
   End conductor;  // outlives the loop that calls it
   ControlLoop loop(bed.stack().clock);
-  REQUIRE(loop.listen(bed.endpoint("unix:" + bed.folder() + "/liar", NodeRole::conductor, "c"),
-                      conductor.on_open())
-              .ok());
+  REQUIRE(
+      loop.listen(bed.endpoint("unix:" + bed.folder() + "/liar", NodeRole::conductor, "c"), conductor.on_open()).ok());
   int n = 0;
   {
     StderrInFile log(bed.folder() + "/log");
@@ -442,9 +422,7 @@ TEST_CASE("lies: a worker leaves a conductor that says one, and joins the next",
   say(conductor, Welcome{.id = 1, .name = "C0", .lease_s = 30});
   const auto joined = [&] {
     return !conductor.frames.empty() &&
-           std::ranges::any_of(conductor.frames, [](const auto& frame) {
-             return frame.first == frame_type(Joined{});
-           });
+           std::ranges::any_of(conductor.frames, [](const auto& frame) { return frame.first == frame_type(Joined{}); });
   };
   conductor.wait(joined);
 }
@@ -496,10 +474,10 @@ TEST_CASE("lies: work that is given or offered twice is done once", "[lies]") {
 
 TEST_CASE("lies: a delivery that does not fit its request is a failed attempt", "[lies]") {
   using Change = void (*)(KvDelivered&);
-  for (Change change : {Change([](KvDelivered& m) { m.choices[0].output.clear(); }),
-                        Change([](KvDelivered& m) { m.choices[0].output.resize(5); }),
-                        Change([](KvDelivered& m) { m.choices[0].choice = 3; }),
-                        Change([](KvDelivered& m) { m.choices.clear(); })}) {
+  for (Change change :
+       {Change([](KvDelivered& m) { m.choices[0].output.clear(); }),
+        Change([](KvDelivered& m) { m.choices[0].output.resize(5); }),
+        Change([](KvDelivered& m) { m.choices[0].choice = 3; }), Change([](KvDelivered& m) { m.choices.clear(); })}) {
     Meddled sim(false);
     sim.meddle = [&](Message& m) {
       if (auto* delivered = std::get_if<KvDelivered>(&m); delivered && change)
@@ -538,16 +516,14 @@ TEST_CASE("lies: a prefill job is what the conductor knows of it, not what D say
   CHECK(sim.conductor().totals().failed_attempts == 0);
 }
 
-TEST_CASE("lies: room that a prefill instance asks for before it was offered is not given",
-          "[lies]") {
+TEST_CASE("lies: room that a prefill instance asks for before it was offered is not given", "[lies]") {
   SimOptions options;
   options.conductor.disagg = find_disagg_policy("decode_first");
   class Early final : public SimCluster {
    public:
     void send(InstanceId from, InstanceId to, Message message) override {
       const auto* start = std::get_if<StartRequest>(&message);
-      const ReserveKv lie =
-          start ? ReserveKv{start->attempt, start->request, start->state} : ReserveKv{};
+      const ReserveKv lie = start ? ReserveKv{start->attempt, start->request, start->state} : ReserveKv{};
       SimCluster::send(from, to, std::move(message));
       if (!lie.request || find("P0")->id == to) return;
       ++told;
@@ -596,8 +572,7 @@ class Deadly final : public SimCluster {
     REQUIRE(conductor().submit(request, recorder).ok());
   }
   void send(InstanceId from, InstanceId to, Message message) override {
-    if (auto* start = std::get_if<StartRequest>(&message);
-        start && start->request->id == 1 && from == kConductor) {
+    if (auto* start = std::get_if<StartRequest>(&message); start && start->request->id == 1 && from == kConductor) {
       deadly_ = start->attempt;
       told_ = 0;
       if (at_ == 0) {
@@ -605,8 +580,7 @@ class Deadly final : public SimCluster {
         return;
       }
     }
-    if (auto* token = std::get_if<TokenOf>(&message);
-        token && token->attempt == deadly_ && ++told_ == at_) {
+    if (auto* token = std::get_if<TokenOf>(&message); token && token->attempt == deadly_ && ++told_ == at_) {
       dead_ = from;
       return;
     }
@@ -637,9 +611,8 @@ class Deadly final : public SimCluster {
   std::map<uint64_t, Tokens> prompts_;
 };
 
-TEST_CASE(
-    "a request that has ended two instances ends with an error, and its prompt's hash is told",
-    "[lies][conductor]") {
+TEST_CASE("a request that has ended two instances ends with an error, and its prompt's hash is told",
+          "[lies][conductor]") {
   TempDir dir;
   Deadly sim;
   sim.add_all("3C");
@@ -653,16 +626,14 @@ TEST_CASE(
   }
   CHECK(sim.crashes == 2);
   CHECK(sim.recorder->choice(1).finish == FinishReason::error);
-  CHECK(sim.recorder->choice(1).error.find("instances ended while they computed it") !=
-        std::string::npos);
+  CHECK(sim.recorder->choice(1).error.find("instances ended while they computed it") != std::string::npos);
   CHECK(sim.recorder->choice(1).ends == 1);
   INFO(log);
   CHECK(log.find("request 1 is given up: 2 instances in a row ended while they computed it; its "
                  "prompt has 40 tokens and the hash ") != std::string::npos);
 }
 
-TEST_CASE("a request that ended D, or whoever had told a token, went on to end sixteen of them",
-          "[lies][conductor]") {
+TEST_CASE("a request that ended D, or whoever had told a token, went on to end sixteen of them", "[lies][conductor]") {
   for (const char* topology : {"3C", "1P3D", "2P2D"})
     for (int at : {0, 1, 2, 3}) {
       INFO(topology << ", token " << at);
@@ -677,8 +648,7 @@ TEST_CASE("a request that ended D, or whoever had told a token, went on to end s
     }
 }
 
-TEST_CASE("a request that ends instances does not take those with it that were there by chance",
-          "[lies][conductor]") {
+TEST_CASE("a request that ends instances does not take those with it that were there by chance", "[lies][conductor]") {
   Deadly sim;
   sim.add_all("2C");
   sim.tick();

@@ -15,8 +15,7 @@ namespace xpyd::testing::lint_sass_test {
 namespace {
 
 // A kernel with these instructions, as nvdisasm writes it; lines that end in a colon are labels.
-void write_sass(const std::string& path, const std::string& kernel,
-                const std::vector<std::string>& lines) {
+void write_sass(const std::string& path, const std::string& kernel, const std::vector<std::string>& lines) {
   std::ofstream file(path);
   file << ".text." << kernel << ":\n";
   int address = 0;
@@ -33,8 +32,7 @@ void write_sass(const std::string& path, const std::string& kernel,
 
 // What lint-sass says, which fails where it names a problem.
 std::string run_lint(const std::string& arguments, const std::string& environment = "") {
-  FILE* pipe =
-      popen((environment + " python3 tools/lint-sass " + arguments + " 2>&1").c_str(), "r");
+  FILE* pipe = popen((environment + " python3 tools/lint-sass " + arguments + " 2>&1").c_str(), "r");
   REQUIRE(pipe);
   std::string output;
   char part[4096];
@@ -54,14 +52,13 @@ bool sound(const std::string& output) { return output.find(", 0 problems") != ou
 const std::string kProduct = "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR20], R24, gsb0";  // R24 .. R55
 const std::string kWait = "WARPGROUP.DEPBAR.LE gsb0, 0x0";
 
-TEST_CASE("lint-sass: accumulators and weights of a product that is not waited for",
-          "[issues][lint-sass]") {
+TEST_CASE("lint-sass: accumulators and weights of a product that is not waited for", "[issues][lint-sass]") {
   if (std::system("python3 --version >/dev/null 2>&1") != 0) SKIP_TEST("no python3");
   CHECK(sound(lint("k", {kProduct, "MOV R2, R56", kWait, "FADD R24, R24, R55", "EXIT"})));
   for (std::string touch : {"FADD R2, R3, R55", "MOV R24, R2", "STS.128 [R2], R52"}) {
     INFO(touch);
-    CHECK(lint("k", {kProduct, touch, kWait, "EXIT"})
-              .find("`" + touch + "` touches registers of an HGMMA") != std::string::npos);
+    CHECK(lint("k", {kProduct, touch, kWait, "EXIT"}).find("`" + touch + "` touches registers of an HGMMA") !=
+          std::string::npos);
   }
   // Its operand in registers, P, may be read by the next product, and by nobody else written.
   const std::string with_p = "HGMMA.64x64x16.F32.BF16 R24, R8, gdesc[UR20], R24, gsb0";
@@ -73,20 +70,16 @@ TEST_CASE("lint-sass: accumulators and weights of a product that is not waited f
   CHECK(sound(lint("k", {kProduct, other, but_one, "MOV R2, R24", kWait, "EXIT"})));
   CHECK_FALSE(sound(lint("k", {kProduct, other, but_one, "MOV R2, R64", kWait, "EXIT"})));
   // On one path only: behind a branch, and around a loop.
-  CHECK_FALSE(
-      sound(lint("k", {kProduct, "@P0 BRA `(.L_x_1)", kWait, ".L_x_1:", "MOV R2, R24", "EXIT"})));
-  CHECK_FALSE(
-      sound(lint("k", {".L_x_1:", "MOV R2, R24", kProduct, "@P0 BRA `(.L_x_1)", kWait, "EXIT"})));
+  CHECK_FALSE(sound(lint("k", {kProduct, "@P0 BRA `(.L_x_1)", kWait, ".L_x_1:", "MOV R2, R24", "EXIT"})));
+  CHECK_FALSE(sound(lint("k", {".L_x_1:", "MOV R2, R24", kProduct, "@P0 BRA `(.L_x_1)", kWait, "EXIT"})));
   CHECK(sound(lint("k", {".L_x_1:", "MOV R2, R24", kProduct, kWait, "@P0 BRA `(.L_x_1)", "EXIT"})));
 }
 
-TEST_CASE("lint-sass: registers beyond a role's, spills, and loops that have grown",
-          "[issues][lint-sass]") {
+TEST_CASE("lint-sass: registers beyond a role's, spills, and loops that have grown", "[issues][lint-sass]") {
   if (std::system("python3 --version >/dev/null 2>&1") != 0) SKIP_TEST("no python3");
   const std::string few = "USETMAXREG.DEALLOC.CTAPOOL 0x28";  // 40
   CHECK(sound(lint("k", {"MOV R100, R2", few, "MOV R39, R2", "EXIT"})));
-  CHECK(lint("k", {few, "MOV R40, R2", "EXIT"}).find("`MOV R40, R2` is beyond its role's") !=
-        std::string::npos);
+  CHECK(lint("k", {few, "MOV R40, R2", "EXIT"}).find("`MOV R40, R2` is beyond its role's") != std::string::npos);
   CHECK(sound(lint("k", {"LDS R2, [R3]", "EXIT"})));
   CHECK(lint("k", {"STL [R1], R2", "EXIT"}).find("local memory: STL") != std::string::npos);
 
@@ -98,8 +91,7 @@ TEST_CASE("lint-sass: registers beyond a role's, spills, and loops that have gro
     const std::string said = lint("_Z16split_mma_kernelI4bf16Li128EEvv", loop);
     INFO(said);
     CHECK(sound(said) == (more == 0));
-    CHECK(said.find("split_mma_kernel<bf16; 128>," + std::to_string(loop.size() - 2)) !=
-          std::string::npos);
+    CHECK(said.find("split_mma_kernel<bf16; 128>," + std::to_string(loop.size() - 2)) != std::string::npos);
     CHECK(sound(lint("_Z16other_mma_kernelI4bf16Li128EEvv", loop)));  // has no bound
   }
 }

@@ -92,8 +92,7 @@ class Piped {
   // Its exit code, -1: it still ran after 30 s.
   int end(int signal) {
     if (pid_ > 0 && signal) kill(pid_, signal);
-    for (int i = 0; i < 1500 && !ended(); ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    for (int i = 0; i < 1500 && !ended(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     read_now();
     return pid_ > 0 ? -1 : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }
@@ -115,13 +114,11 @@ bool has(const std::string& text, const char* pattern) {
 
 }  // namespace
 
-TEST_CASE("issue: a server whose stderr nobody reads stopped when the pipe was full",
-          "[issues][log]") {
+TEST_CASE("issue: a server whose stderr nobody reads stopped when the pipe was full", "[issues][log]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set: make test sets it");
   Piped server({"--kv-bytes", "2MiB", "--topology", "1C"});
   const int port = server.port();
-  const std::string ask =
-      request_text("POST", "/v1/completions", R"({"prompt":"The","max_tokens":1})");
+  const std::string ask = request_text("POST", "/v1/completions", R"({"prompt":"The","max_tokens":1})");
   server.fill();
   for (int i = 0; i < 3; ++i) {  // each of them a line
     Client client(port);
@@ -132,21 +129,18 @@ TEST_CASE("issue: a server whose stderr nobody reads stopped when the pipe was f
   Client client(port);
   client.send(ask);
   CHECK(client.read().status == 200);
-  CHECK(server.said(
-      "warning stderr was full: dropped_lines="));  // 3, or 2: a line follows its answer
+  CHECK(server.said("warning stderr was full: dropped_lines="));  // 3, or 2: a line follows its answer
   server.fill();
   CHECK(server.end(SIGTERM) == 0);
 }
 
-TEST_CASE(
-    "issue: a server whose stderr was full or unread before its start hung, or ended by SIGPIPE",
-    "[issues][log]") {
+TEST_CASE("issue: a server whose stderr was full or unread before its start hung, or ended by SIGPIPE",
+          "[issues][log]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set: make test sets it");
   const auto reader = GENERATE(Piped::never, Piped::gone);
   const int port = free_port();
   Piped server({"--kv-bytes", "2MiB", "--topology", "1C", "--port", std::to_string(port)}, reader);
-  const std::string ask =
-      request_text("POST", "/v1/completions", R"({"prompt":"The","max_tokens":1})");
+  const std::string ask = request_text("POST", "/v1/completions", R"({"prompt":"The","max_tokens":1})");
   int status = 0;
   for (int i = 0; i < 600 && status != 200 && !server.ended(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -159,11 +153,10 @@ TEST_CASE(
   CHECK(server.end(SIGTERM) == 0);
 }
 
-TEST_CASE("issue: why a worker failed at start stood above the server's own error line",
-          "[issues][log]") {
+TEST_CASE("issue: why a worker failed at start stood above the server's own error line", "[issues][log]") {
   if (!std::getenv("XPYD_BIN")) SKIP_TEST("XPYD_BIN is not set: make test sets it");
-  Piped server({"--kv-bytes", "2MiB", "--topology", "1C", "--processes", "--host-kv-bytes", "1MiB",
-                "--disk-kv-dir", "/nowhere/at/all"});
+  Piped server({"--kv-bytes", "2MiB", "--topology", "1C", "--processes", "--host-kv-bytes", "1MiB", "--disk-kv-dir",
+                "/nowhere/at/all"});
   CHECK(server.end(0) == 1);
   INFO(server.text);
   CHECK(has(server.text,
@@ -192,8 +185,7 @@ TEST_CASE("issue: only the request log had a time and a level", "[issues][log]")
   CHECK(!has(second.text, "draining"));
 }
 
-TEST_CASE("issue: kill -9 of a server left its folder with the cluster's key for ever",
-          "[issues][private_folder]") {
+TEST_CASE("issue: kill -9 of a server left its folder with the cluster's key for ever", "[issues][private_folder]") {
   TempDir dir;
   const std::string tmp = fs::absolute(dir.path).string();
   const char* const before = std::getenv("TMPDIR");
@@ -249,15 +241,13 @@ TEST_CASE("issue: without stderr the log was written into the KV pool", "[issues
   const auto files = [&] {
     std::vector<std::string> names;
     std::error_code none;
-    for (const auto& fd : fs::directory_iterator(of, none))
-      names.push_back(fs::read_symlink(fd.path(), none).string());
+    for (const auto& fd : fs::directory_iterator(of, none)) names.push_back(fs::read_symlink(fd.path(), none).string());
     return names;
   };
   const auto has_pool = [&] {
     return std::ranges::any_of(files(), [](auto& name) { return name.starts_with("/memfd:"); });
   };
-  for (int i = 0; i < 3000 && !has_pool(); ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (int i = 0; i < 3000 && !has_pool(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   CHECK(has_pool());
   for (const char* fd : {"/0", "/1", "/2"}) CHECK(fs::read_symlink(of + fd) == "/dev/null");
   kill(pid, SIGKILL);

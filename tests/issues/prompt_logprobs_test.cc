@@ -38,8 +38,7 @@ std::vector<Direct> direct(const std::vector<int32_t>& prompt) {
     }
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
     all[i].logprob = double(row[size_t(prompt[i])]) - std::log(sum);
-    all[i].rank = 1 + int(std::count_if(row, row + vocab,
-                                        [&](float x) { return x > row[size_t(prompt[i])]; }));
+    all[i].rank = 1 + int(std::count_if(row, row + vocab, [&](float x) { return x > row[size_t(prompt[i])]; }));
     all[i].top.assign(order.begin(), order.begin() + kTop);
   }
   return all;
@@ -55,8 +54,7 @@ class Keeper final : public EventSink {
     }
     cached = std::max(cached, event.cached_tokens);
     ends += event.finish == FinishReason::length;
-    if (event.finish != FinishReason::none)
-      hashes[{event.request_id, event.choice}] = event.logits_hash;
+    if (event.finish != FinishReason::none) hashes[{event.request_id, event.choice}] = event.logits_hash;
   }
   std::mutex mutex;
   std::map<uint64_t, std::vector<Sampled>> prompts;
@@ -142,11 +140,9 @@ TEST_CASE("prompt logprobs under every batching policy, with preemptions and on 
   check_setup(one);
 }
 
-TEST_CASE("prompt logprobs come from P, in every order and over every wire",
-          "[engine][prompt_logprobs]") {
+TEST_CASE("prompt logprobs come from P, in every order and over every wire", "[engine][prompt_logprobs]") {
   for (const char* wire : {"local", "handoff"})
-    for (const char* disagg :
-         {"prefill_first", "decode_first", "conditional_threshold", "conditional_cost"})
+    for (const char* disagg : {"prefill_first", "decode_first", "conditional_threshold", "conditional_cost"})
       for (bool pull : {false, true}) {
         TinySetup setup{.topology = "1P1D", .transport = wire, .disagg = disagg};
         setup.disagg_options.pull = pull && std::string(wire) == "local";
@@ -157,8 +153,7 @@ TEST_CASE("prompt logprobs come from P, in every order and over every wire",
       }
 }
 
-TEST_CASE("prompt logprobs where the model chooses the tokens itself",
-          "[engine][prompt_logprobs]") {
+TEST_CASE("prompt logprobs where the model chooses the tokens itself", "[engine][prompt_logprobs]") {
   ThreadTeam team(1);
   const long begun = LateModel::begun;
   TinySetup setup;
@@ -207,8 +202,7 @@ struct JudgedServer : TestServer {
 TEST_CASE("echo with logprobs: the prompt's tokens come first, the first without a logprob",
           "[server][prompt_logprobs]") {
   JudgedServer server;
-  json choice = server.ask(
-      R"({"prompt":["éb","c"],"echo":true,"logprobs":1,"max_tokens":2,"n":2})")["choices"][1];
+  json choice = server.ask(R"({"prompt":["éb","c"],"echo":true,"logprobs":1,"max_tokens":2,"n":2})")["choices"][1];
   CHECK_SAME(choice["text"], "ébhe");
   json lists = choice["logprobs"];
   CHECK_SAME(lists["tokens"], json::parse(R"(["bytes:\\xc3","bytes:\\xa9","b","h","e"])"));
@@ -228,15 +222,14 @@ TEST_CASE("echo with logprobs: the prompt's tokens come first, the first without
 
 TEST_CASE("echo of nothing more: max_tokens 0", "[server][prompt_logprobs]") {
   JudgedServer server;
-  json answer = server.ask(
-      R"({"prompt":"ab","echo":true,"logprobs":0,"max_tokens":0,"return_token_ids":true})");
+  json answer = server.ask(R"({"prompt":"ab","echo":true,"logprobs":0,"max_tokens":0,"return_token_ids":true})");
   CHECK_SAME(answer["choices"][0]["text"], "ab");
   CHECK(answer["choices"][0]["logprobs"]["tokens"].size() == 2);
   CHECK(answer["choices"][0]["logprobs"]["text_offset"].size() == 2);
   CHECK(answer["choices"][0]["token_ids"].empty());
   CHECK(answer["usage"]["completion_tokens"] == 0);
-  check_error(server.post("/v1/completions", R"({"prompt":"ab","max_tokens":0})"), 400,
-              "invalid_request_error", "max_tokens", nullptr);
+  check_error(server.post("/v1/completions", R"({"prompt":"ab","max_tokens":0})"), 400, "invalid_request_error",
+              "max_tokens", nullptr);
   check_error(server.post("/v1/completions", R"({"prompt":"ab","echo":true,"max_tokens":-1})"), 400,
               "invalid_request_error", "max_tokens", nullptr);
 }
@@ -244,8 +237,7 @@ TEST_CASE("echo of nothing more: max_tokens 0", "[server][prompt_logprobs]") {
 TEST_CASE("echo with logprobs in a stream: with the first event", "[server][prompt_logprobs]") {
   JudgedServer server;
   auto events = chunks(
-      server.post("/v1/completions",
-                  R"({"prompt":"ab","echo":true,"logprobs":1,"max_tokens":2,"stream":true})"));
+      server.post("/v1/completions", R"({"prompt":"ab","echo":true,"logprobs":1,"max_tokens":2,"stream":true})"));
   REQUIRE(events.size() == 2);
   json first = events[0]["choices"][0], second = events[1]["choices"][0];
   CHECK_SAME(first["text"], "abh");
@@ -259,25 +251,21 @@ TEST_CASE("prompt_logprobs: vLLM's field, by token id, with ranks", "[server][pr
   json choice = server.ask(R"({"prompt":"ab","prompt_logprobs":1,"max_tokens":1})")["choices"][0];
   CHECK_SAME(choice["text"], "h");
   CHECK(choice["logprobs"].is_null());
-  CHECK_SAME(choice["prompt_logprobs"],
-             json::parse(R"([null,{"98":{"logprob":-9.8,"rank":7,"decoded_token":"b"},
+  CHECK_SAME(choice["prompt_logprobs"], json::parse(R"([null,{"98":{"logprob":-9.8,"rank":7,"decoded_token":"b"},
                                    "33":{"logprob":-0.5,"rank":1,"decoded_token":"!"}}])"));
   Reply chat = server.post("/v1/chat/completions",
                            R"({"messages":[{"role":"user","content":"a"}],"prompt_logprobs":0})");
   REQUIRE(chat.status == 200);
   CHECK(parsed(chat.body)["prompt_logprobs"].size() == server.service.seen()[1].prompt.size());
-  for (const char* body : {R"({"prompt":"ab","prompt_logprobs":1,"stream":true})",
-                           R"({"prompt":"ab","prompt_logprobs":21})",
-                           R"({"prompt":"ab","prompt_logprobs":1,"session_id":"s"})"})
-    check_error(server.post("/v1/completions", body), 400, "invalid_request_error",
-                "prompt_logprobs", nullptr);
-  check_error(
-      server.post("/v1/completions", R"({"prompt":"a","echo":true,"logprobs":1,"session_id":"s"})"),
-      400, "invalid_request_error", "echo", nullptr);
+  for (const char* body :
+       {R"({"prompt":"ab","prompt_logprobs":1,"stream":true})", R"({"prompt":"ab","prompt_logprobs":21})",
+        R"({"prompt":"ab","prompt_logprobs":1,"session_id":"s"})"})
+    check_error(server.post("/v1/completions", body), 400, "invalid_request_error", "prompt_logprobs", nullptr);
+  check_error(server.post("/v1/completions", R"({"prompt":"a","echo":true,"logprobs":1,"session_id":"s"})"), 400,
+              "invalid_request_error", "echo", nullptr);
 }
 
-TEST_CASE("logprobs of tokens with one text: a client's dictionary keeps the likeliest",
-          "[server][prompt_logprobs]") {
+TEST_CASE("logprobs of tokens with one text: a client's dictionary keeps the likeliest", "[server][prompt_logprobs]") {
   TestServer server;
   server.service.script = [](const Request& request, int choice) {
     auto events = FakeService::hello(request, choice);

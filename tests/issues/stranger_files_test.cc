@@ -42,12 +42,11 @@ bool answers(const std::string& path) {
   return fd.ok();
 }
 
-TEST_CASE(
-    "files: a control address that names a file, a link, a pipe or a folder takes nothing away",
-    "[issues][files]") {
+TEST_CASE("files: a control address that names a file, a link, a pipe or a folder takes nothing away",
+          "[issues][files]") {
   TempDir dir;
-  const std::string file = dir.path + "/f", link = dir.path + "/l", dangling = dir.path + "/d",
-                    pipe = dir.path + "/p", folder = dir.path + "/o";
+  const std::string file = dir.path + "/f", link = dir.path + "/l", dangling = dir.path + "/d", pipe = dir.path + "/p",
+                    folder = dir.path + "/o";
   put(file, "what is not ours");
   std::filesystem::create_symlink("f", link);
   std::filesystem::create_symlink("nowhere", dangling);
@@ -67,8 +66,7 @@ TEST_CASE(
   CHECK_FALSE(std::filesystem::exists(dir.path + "/nowhere"));
 }
 
-TEST_CASE("files: a socket whose process died is replaced, one that lives is not",
-          "[issues][files]") {
+TEST_CASE("files: a socket whose process died is replaced, one that lives is not", "[issues][files]") {
   TempDir dir;
   const std::string path = dir.path + "/s";
   Result<int> first = listen_unix(path);
@@ -78,8 +76,7 @@ TEST_CASE("files: a socket whose process died is replaced, one that lives is not
   // Full of clients that nobody accepts: connect() says EAGAIN, and the socket is alive.
   std::vector<int> clients;
   for (int i = 0; i < 300; ++i)
-    if (Result<int> c = connect_to(parse_control_address("unix:" + path).value()); c)
-      clients.push_back(c.value());
+    if (Result<int> c = connect_to(parse_control_address("unix:" + path).value()); c) clients.push_back(c.value());
   CHECK(clients.size() < 300);
   CHECK_FALSE(listen_unix(path).ok());
   for (int c : clients) close(c);
@@ -106,8 +103,7 @@ TEST_CASE("files: another user's socket stays, though nobody answers there", "[i
 
 // One takes the dead socket away and listens; the other, who has found it dead too, must not take
 // away the new one.
-TEST_CASE("files: of many who find a dead socket one listens, and is not robbed of its name",
-          "[issues][files]") {
+TEST_CASE("files: of many who find a dead socket one listens, and is not robbed of its name", "[issues][files]") {
   TempDir dir;
   for (int round = 0; round < 100; ++round) {
     const std::string path = dir.path + "/s" + std::to_string(round);
@@ -131,8 +127,7 @@ TEST_CASE("files: of many who find a dead socket one listens, and is not robbed 
   }
 }
 
-TEST_CASE("files: a control loop's socket goes with it, and what has its name since then stays",
-          "[issues][files]") {
+TEST_CASE("files: a control loop's socket goes with it, and what has its name since then stays", "[issues][files]") {
   TempDir dir;
   RealClock clock;
   const std::string path = dir.path + "/s", address = "unix:" + path;

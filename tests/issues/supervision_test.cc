@@ -70,8 +70,7 @@ class Server {
                    "4"};
     if (processes) words.push_back("--processes");
     words.insert(words.end(), more.begin(), more.end());
-    if (std::find(words.begin(), words.end(), "--port") == words.end())
-      words.insert(words.end(), {"--port", "0"});
+    if (std::find(words.begin(), words.end(), "--port") == words.end()) words.insert(words.end(), {"--port", "0"});
     if (std::find(words.begin(), words.end(), "--kv-bytes") == words.end())
       words.insert(words.end(), {"--kv-bytes", "1MiB"});
     std::vector<char*> argv;
@@ -122,8 +121,7 @@ class Server {
   }
   bool ended() {
     siginfo_t info{};
-    return pid < 0 || (waitid(P_PID, id_t(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-                       info.si_pid == pid);
+    return pid < 0 || (waitid(P_PID, id_t(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid);
   }
   int wait() {
     int status = 0;
@@ -144,8 +142,7 @@ class Server {
     for (pid_t child : workers()) {
       std::stringstream words;
       words << std::ifstream("/proc/" + std::to_string(child) + "/cmdline").rdbuf();
-      if (words.str().find(std::string("--role") + '\0' + role + '\0') != std::string::npos)
-        return child;
+      if (words.str().find(std::string("--role") + '\0' + role + '\0') != std::string::npos) return child;
     }
     return -1;
   }
@@ -289,15 +286,13 @@ void check_failed_start(const Words& more, rlim_t address_space, const char* say
   CHECK(server.files_left() == 0);
 }
 
-TEST_CASE("serve: workers that fail at start end it within seconds, with their message",
-          "[issues][supervision]") {
+TEST_CASE("serve: workers that fail at start end it within seconds, with their message", "[issues][supervision]") {
   NEEDS_PROGRAM();
   check_failed_start({"--host-kv-bytes", "1MiB", "--disk-kv-dir", "/nowhere/at/all"}, RLIM_INFINITY,
                      "--disk-kv-dir /nowhere/at/all: No such file");
 }
 
-TEST_CASE("serve: workers without memory at start end it within seconds (ulimit -v)",
-          "[issues][supervision]") {
+TEST_CASE("serve: workers without memory at start end it within seconds (ulimit -v)", "[issues][supervision]") {
   NEEDS_PROGRAM();
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   SKIP_TEST("a sanitizer's shadow alone is larger than the limit");
@@ -305,13 +300,12 @@ TEST_CASE("serve: workers without memory at start end it within seconds (ulimit 
   check_failed_start({"--kv-bytes", "8GiB"}, rlim_t(2) << 30, "xpyd worker: ");
 }
 
-TEST_CASE("serve: SIGTERM ends a start at once, though its workers never join",
-          "[issues][supervision]") {
+TEST_CASE("serve: SIGTERM ends a start at once, though its workers never join", "[issues][supervision]") {
   NEEDS_PROGRAM();
   for (int signal : {SIGTERM, SIGINT}) {
     std::optional<Server> held;
     std::set<pid_t> workers;
-    for (int tries = 0; tries < 50; ++tries) {  // workers may be quicker than this test
+    for (int tries = 0; tries < 50; ++tries) {                          // workers may be quicker than this test
       held.emplace(Words{"--topology", "1P1D", "--kv-bytes", "1GiB"});  // touching it takes a while
       // Each its own program by now: one that is stopped before its exec() holds up posix_spawn().
       REQUIRE(until(30, [&] {
@@ -353,8 +347,7 @@ TEST_CASE("serve: SIGTERM ends a start at once, though its workers never join",
   }
 }
 
-TEST_CASE("serve: a model folder that is gone for seconds takes no worker away for ever",
-          "[issues][supervision]") {
+TEST_CASE("serve: a model folder that is gone for seconds takes no worker away for ever", "[issues][supervision]") {
   NEEDS_PROGRAM();
   Server server({"--topology", "1P1D"});
   const int port = server.port();
@@ -374,17 +367,15 @@ TEST_CASE("serve: a model folder that is gone for seconds takes no worker away f
   CHECK(get(port, "/health").status == 200);
   const std::string log = server.log();
   INFO(log);
-  for (const char* wait : {"0.1", "0.2", "0.4", "0.8"})
-    CHECK(count(log, std::string("again in ") + wait + " s") >= 1);
+  for (const char* wait : {"0.1", "0.2", "0.4", "0.8"}) CHECK(count(log, std::string("again in ") + wait + " s") >= 1);
   // However often P came anew, its series in /metrics is one.
   const std::string metrics = get(port, "/metrics").body;
   CHECK(metrics.find("engine=\"P0\"") != metrics.npos);
   CHECK(metrics.find("engine=\"P1\"") == metrics.npos);
 }
 
-TEST_CASE(
-    "serve: a stopped worker is killed and replaced, and until then health says what is missing",
-    "[issues][supervision]") {
+TEST_CASE("serve: a stopped worker is killed and replaced, and until then health says what is missing",
+          "[issues][supervision]") {
   NEEDS_PROGRAM();
   Server server({"--topology", "1P1D", "--lease", "1"});
   const int port = server.port();
@@ -399,8 +390,7 @@ TEST_CASE(
   CHECK(server.worker("decode") == decode);
   CHECK(count(server.log(), "does not answer: it is killed") == 1);
   Client client(port);
-  client.send(request_text("POST", "/v1/completions",
-                           R"({"prompt":[1,2,3],"ignore_eos":true,"max_tokens":5})"));
+  client.send(request_text("POST", "/v1/completions", R"({"prompt":[1,2,3],"ignore_eos":true,"max_tokens":5})"));
   CHECK(client.read().status == 200);
   kill(server.pid, SIGTERM);
   CHECK(server.wait() == 0);
@@ -441,17 +431,15 @@ TEST_CASE("serve: a worker that somebody else told to end stayed away; one that 
   }
   CHECK(count(server.log(), "ended: exit code 0; it is started again") == 2);
   Client client(port);
-  client.send(request_text("POST", "/retire_instance", R"({"name":"P0"})",
-                           "Content-Type: application/json\r\n"));
+  client.send(request_text("POST", "/retire_instance", R"({"name":"P0"})", "Content-Type: application/json\r\n"));
   CHECK(client.read().status == 200);
   CHECK(until(30, [&] { return server.log().find("ended: exit code 0\n") != std::string::npos; }));
   std::this_thread::sleep_for(std::chrono::seconds(1));
   CHECK(server.worker("prefill") == -1);
 }
 
-TEST_CASE(
-    "serve: a worker that ends while the conductor has no descriptor left is started when it has",
-    "[issues][supervision]") {
+TEST_CASE("serve: a worker that ends while the conductor has no descriptor left is started when it has",
+          "[issues][supervision]") {
   NEEDS_PROGRAM();
 #if defined(__SANITIZE_ADDRESS__)
   SKIP_TEST("UBSan looks at memory through a pipe, and takes none for an error");
@@ -464,8 +452,7 @@ TEST_CASE(
   const rlimit few = {3, before.rlim_max};
   REQUIRE(prlimit(server.pid, RLIMIT_NOFILE, &few, nullptr) == 0);
   kill(server.worker("prefill"), SIGKILL);
-  CHECK(until(
-      20, [&] { return count(server.log(), "it cannot be started: Too many open files") >= 3; }));
+  CHECK(until(20, [&] { return count(server.log(), "it cannot be started: Too many open files") >= 3; }));
   REQUIRE(prlimit(server.pid, RLIMIT_NOFILE, &before, nullptr) == 0);
   CHECK(until(30, [&] { return get(port, "/ready").status == 200; }));
 }
@@ -474,8 +461,7 @@ TEST_CASE("serve: while it drains, probes are answered, with 503", "[issues][sup
   TestServer server;
   server.service.hold(true);
   Client streaming(server.port());
-  streaming.send(
-      request_text("POST", "/v1/completions", R"({"prompt":"a","max_tokens":20,"stream":true})"));
+  streaming.send(request_text("POST", "/v1/completions", R"({"prompt":"a","max_tokens":20,"stream":true})"));
   REQUIRE(server.service.wait([](auto& s) { return s.in_flight() == 1; }));
   const int port = server.port();
   server.server->begin_drain();
@@ -498,13 +484,11 @@ TEST_CASE("serve: while it drains, probes are answered, with 503", "[issues][sup
   CHECK(server.service.seen().size() == 1);
 }
 
-TEST_CASE("worker: an address that cannot be one ends it, with exit code 2",
-          "[issues][supervision]") {
+TEST_CASE("worker: an address that cannot be one ends it, with exit code 2", "[issues][supervision]") {
   NEEDS_PROGRAM();
   TempDir dir;
   const std::string log = dir.path + "/log";
-  const std::string command =
-      std::string(std::getenv("XPYD_BIN")) + " worker --join nonsense --kv-bytes 1MiB 2>" + log;
+  const std::string command = std::string(std::getenv("XPYD_BIN")) + " worker --join nonsense --kv-bytes 1MiB 2>" + log;
   const int status = std::system(("timeout 30 " + command).c_str());
   CHECK(WEXITSTATUS(status) == 2);
 }

@@ -25,9 +25,8 @@ json vattention_of(const std::vector<std::string>& more) {
           "vocab_size": 64000, "max_position_embeddings": 200000, "rms_norm_eps": 1e-5,
           "rope_theta": 5000000.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
           "tie_word_embeddings": false})";
-  std::vector<std::string> words = {dir.path,     "--max-batch", "500",
-                                    "--kv-dtype", "bf16",        "--kv-bytes",
-                                    "512MiB",     "--json",      dir.path + "/info.json"};
+  std::vector<std::string> words = {dir.path,     "--max-batch", "500",    "--kv-dtype",           "bf16",
+                                    "--kv-bytes", "512MiB",      "--json", dir.path + "/info.json"};
   words.insert(words.end(), more.begin(), more.end());
   auto options = Options::parse(option_table(), "info", words, 1);
   INFO((options ? "" : options.error().message));

@@ -97,10 +97,8 @@ TEST_CASE("config: parameter counts", "[model][config]") {
 }
 
 TEST_CASE("config: rope in its three spellings", "[model][config]") {
-  json scaling = {{"factor", 8.0},
-                  {"low_freq_factor", 1.0},
-                  {"high_freq_factor", 4.0},
-                  {"original_max_position_embeddings", 8192}};
+  json scaling = {
+      {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}};
   for (int spelling = 0; spelling < 3; ++spelling) {
     json j = llama(), s = scaling;
     s[spelling == 0 ? "type" : "rope_type"] = "llama3";
@@ -127,8 +125,7 @@ TEST_CASE("config: rope in its three spellings", "[model][config]") {
   CHECK(config_of(j).rope_scaling.kind == RopeScaling::Kind::none);
   for (const char* kind : {"yarn", "dynamic", "longrope", ""}) {
     j["rope_scaling"] = {{"rope_type", kind}, {"factor", 2.0}};
-    CHECK_THAT(error_of(j),
-               Contains("config.json: rope_scaling.rope_type") && Contains("linear or llama3"));
+    CHECK_THAT(error_of(j), Contains("config.json: rope_scaling.rope_type") && Contains("linear or llama3"));
   }
   j["rope_scaling"] = {{"rope_type", "linear"}};
   CHECK_THAT(error_of(j), Contains("rope_scaling") && Contains("factor"));
@@ -184,11 +181,10 @@ TEST_CASE("config: each wrong field is named", "[model][config]") {
     j.erase(field);
     CHECK_THAT(error_of(j), Contains("config.json") && Contains(field));
   }
-  for (const char* field :
-       {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "vocab_size", "max_position_embeddings"})
-    for (const json& value : {json(0), json(-1), json(1LL << 31), json(1LL << 62), json(1.5),
-                              json("64"), json(1e308), json(json::array({1})), json(true)}) {
+  for (const char* field : {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                            "num_key_value_heads", "vocab_size", "max_position_embeddings"})
+    for (const json& value : {json(0), json(-1), json(1LL << 31), json(1LL << 62), json(1.5), json("64"), json(1e308),
+                              json(json::array({1})), json(true)}) {
       json j = llama();
       j[field] = value;
       CAPTURE(field, as_text(value));
@@ -243,9 +239,8 @@ TEST_CASE("config: each wrong field is named", "[model][config]") {
   huge["intermediate_size"] = 1 << 20;
   CHECK_THAT(error_of(huge), Contains("num_hidden_layers: parameters beyond 2^40"));
 
-  for (const char* text :
-       {"", "{", "[]", "3", "nul", "{\"model_type\":\"llama\",\"model_type\":\"llama\"}",
-        "{\"rms_norm_eps\": NaN}", "{\"rope_theta\": 1e999}", "\xff"}) {
+  for (const char* text : {"", "{", "[]", "3", "nul", "{\"model_type\":\"llama\",\"model_type\":\"llama\"}",
+                           "{\"rms_norm_eps\": NaN}", "{\"rope_theta\": 1e999}", "\xff"}) {
     auto config = parse_model_config(text, "config.json");
     REQUIRE_FALSE(config);
     CHECK_THAT(config.error().message, Contains("config.json"));
@@ -254,9 +249,7 @@ TEST_CASE("config: each wrong field is named", "[model][config]") {
 
 TEST_CASE("config: a folder, and what generation_config.json overrides", "[model][config]") {
   TempDir dir;
-  auto write = [&](const char* file, const std::string& text) {
-    std::ofstream(dir.path + "/" + file) << text;
-  };
+  auto write = [&](const char* file, const std::string& text) { std::ofstream(dir.path + "/" + file) << text; };
   auto missing = load_model_config(dir.path + "/nowhere");
   REQUIRE_FALSE(missing);
   CHECK(missing.error().code == ErrorCode::not_found);

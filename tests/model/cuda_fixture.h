@@ -34,15 +34,13 @@ std::vector<T> from_card(const void* from, size_t n, cuda::Stream& stream) {
 }
 
 // n floats as an array of `dtype` on the card, and back. What came back was rounded.
-inline cuda::Memory floats_to_card(const std::vector<float>& from, Dtype dtype,
-                                   cuda::Stream& stream) {
+inline cuda::Memory floats_to_card(const std::vector<float>& from, Dtype dtype, cuda::Stream& stream) {
   if (dtype == Dtype::f32) return to_card(from, stream);
   std::vector<bf16> rounded(from.size());
   std::transform(from.begin(), from.end(), rounded.begin(), to_bf16);
   return to_card(rounded, stream);
 }
-inline std::vector<float> floats_from_card(const void* from, size_t n, Dtype dtype,
-                                           cuda::Stream& stream) {
+inline std::vector<float> floats_from_card(const void* from, size_t n, Dtype dtype, cuda::Stream& stream) {
   if (dtype == Dtype::f32) return from_card<float>(from, n, stream);
   const std::vector<bf16> rounded = from_card<bf16>(from, n, stream);
   std::vector<float> values(n);
@@ -84,8 +82,8 @@ struct CudaLoaded {
 // KV of up to n_seqs sequences of max_tokens tokens on the card, all NaN at first. block_tokens 0:
 // contiguous slots; else blocks scattered over the pool.
 struct CudaKv {
-  CudaKv(const Model& model, cuda::Stream& stream, int max_tokens, int n_seqs = 1,
-         int block_tokens = 0, KvOrder order = KvOrder::layer_major, Dtype dtype = Dtype::f32)
+  CudaKv(const Model& model, cuda::Stream& stream, int max_tokens, int n_seqs = 1, int block_tokens = 0,
+         KvOrder order = KvOrder::layer_major, Dtype dtype = Dtype::f32)
       : blocks_per_seq(block_tokens ? (max_tokens + block_tokens - 1) / block_tokens : 1),
         layout{kv_shape(model.config(), dtype), order, block_tokens ? block_tokens : max_tokens,
                blocks_per_seq * n_seqs},

@@ -36,9 +36,7 @@ Problem make_problem(int n, int k, int groups, Dtype dtype, ThreadTeam& team, ui
   for (float& b : p.bias) b = random_value(random);
   p.packed = pack_matrix(
       n, k, groups, dtype,
-      [&](int row, float* out) {
-        std::memcpy(out, p.w.data() + size_t(row) * size_t(k), size_t(k) * sizeof(float));
-      },
+      [&](int row, float* out) { std::memcpy(out, p.w.data() + size_t(row) * size_t(k), size_t(k) * sizeof(float)); },
       team);
   return p;
 }
@@ -53,9 +51,8 @@ std::vector<float> random_rows(int m, int stride, uint64_t seed) {
 constexpr float kSentinel = 12345.0f;
 
 // y [m, n] with row stride n + 3; the three floats after every row must survive.
-std::vector<float> run(const GemmVariant& variant, const Problem& p, const std::vector<float>& x,
-                       int m, int x_stride, bool with_bias, ThreadTeam& team,
-                       size_t first_row = 0) {
+std::vector<float> run(const GemmVariant& variant, const Problem& p, const std::vector<float>& x, int m, int x_stride,
+                       bool with_bias, ThreadTeam& team, size_t first_row = 0) {
   GemmScratch scratch(m, p.k, team.size());
   int stride = p.n + 3;
   std::vector<float> y(size_t(m) * size_t(stride), kSentinel);
@@ -79,8 +76,8 @@ std::vector<float> run(const GemmVariant& variant, const Problem& p, const std::
 // Largest distance from the double reference, as a share of the bound: an element is a chain of at
 // most ceil(k / groups) additions, log2(groups) of the tree, and one of the bias; each rounds once
 // with FMA and twice without.
-double worst_error(const Problem& p, const std::vector<float>& x, int m, int x_stride,
-                   bool with_bias, const std::vector<float>& y, bool fused) {
+double worst_error(const Problem& p, const std::vector<float>& x, int m, int x_stride, bool with_bias,
+                   const std::vector<float>& y, bool fused) {
   std::vector<float> expected(y.size());
   gemm_reference({.x = x.data(),
                   .y = expected.data(),
@@ -90,8 +87,8 @@ double worst_error(const Problem& p, const std::vector<float>& x, int m, int x_s
                   .x_stride = x_stride,
                   .y_stride = p.n},
                  p.w.data());
-  const double roundings = ((p.k + p.groups - 1) / p.groups) * (fused ? 1.0 : 2.0) +
-                           std::ceil(std::log2(p.groups)) + (with_bias ? 1 : 0) + 1;
+  const double roundings = ((p.k + p.groups - 1) / p.groups) * (fused ? 1.0 : 2.0) + std::ceil(std::log2(p.groups)) +
+                           (with_bias ? 1 : 0) + 1;
   double worst = 0;
   for (int r = 0; r < m; ++r)
     for (int n = 0; n < p.n; ++n) {
@@ -134,10 +131,9 @@ TEST_CASE("gemm agrees with the double reference at every element", "[gemm][mode
   struct Shape {
     int m, n, k;
   };
-  const Shape shapes[] = {{1, 1, 1},     {1, 16, 64},   {2, 17, 3},    {3, 15, 5},
-                          {4, 64, 64},   {5, 33, 129},  {6, 48, 255},  {7, 172, 64},
-                          {8, 31, 300},  {9, 64, 172},  {16, 80, 513}, {17, 5, 1000},
-                          {50, 100, 77}, {64, 40, 520}, {300, 24, 272}};
+  const Shape shapes[] = {{1, 1, 1},     {1, 16, 64},   {2, 17, 3},    {3, 15, 5},    {4, 64, 64},
+                          {5, 33, 129},  {6, 48, 255},  {7, 172, 64},  {8, 31, 300},  {9, 64, 172},
+                          {16, 80, 513}, {17, 5, 1000}, {50, 100, 77}, {64, 40, 520}, {300, 24, 272}};
   ThreadTeam team(2);
   for (const GemmVariant* variant : runnable())
     for (Shape s : shapes)
@@ -148,8 +144,8 @@ TEST_CASE("gemm agrees with the double reference at every element", "[gemm][mode
           auto x = random_rows(s.m, stride, 2);
           for (bool bias : {false, true}) {
             auto y = run(*variant, p, x, s.m, stride, bias, team);
-            INFO(variant->name << " m=" << s.m << " n=" << s.n << " k=" << s.k << " "
-                               << dtype_name(dtype) << " groups=" << groups << " bias=" << bias);
+            INFO(variant->name << " m=" << s.m << " n=" << s.n << " k=" << s.k << " " << dtype_name(dtype)
+                               << " groups=" << groups << " bias=" << bias);
             bool fused = std::string(variant->name) == "avx2";
             REQUIRE(worst_error(p, x, s.m, stride, bias, y, fused) <= 1);
           }
@@ -184,9 +180,8 @@ TEST_CASE("a row's bits do not depend on its batch, place or thread count", "[ge
               if (team->size() == 3 && m != 1 && m != 5 && m != 16 && m != 64) continue;
               for (size_t first : {size_t(0), size_t(5)}) {
                 auto y = run(*variant, p, x, m, s.k, true, *team, first);
-                INFO(variant->name << " m=" << m << " n=" << s.n << " k=" << s.k << " "
-                                   << dtype_name(dtype) << " groups=" << groups
-                                   << " first=" << first << " threads=" << team->size());
+                INFO(variant->name << " m=" << m << " n=" << s.n << " k=" << s.k << " " << dtype_name(dtype)
+                                   << " groups=" << groups << " first=" << first << " threads=" << team->size());
                 REQUIRE(same_bits(y, alone.data() + first * size_t(s.n), y.size()));
               }
             }
@@ -215,22 +210,13 @@ TEST_CASE("group sums are added in the fixed tree, so shards of K are subtrees",
       std::vector<float*> parts;
       for (int rank = 0; rank < ranks; ++rank) {
         int k = kK / ranks, k0 = rank * k;
-        Problem p{.n = kN,
-                  .k = k,
-                  .groups = 8 / ranks,
-                  .dtype = Dtype::f32,
-                  .w = {},
-                  .bias = {},
-                  .packed = {}};
+        Problem p{.n = kN, .k = k, .groups = 8 / ranks, .dtype = Dtype::f32, .w = {}, .bias = {}, .packed = {}};
         p.packed = pack_matrix(
             kN, k, 8 / ranks, Dtype::f32,
-            [&](int row, float* out) {
-              std::memcpy(out, whole.w.data() + row * kK + k0, size_t(k) * sizeof(float));
-            },
+            [&](int row, float* out) { std::memcpy(out, whole.w.data() + row * kK + k0, size_t(k) * sizeof(float)); },
             team);
         std::vector<float> piece;
-        for (int r = 0; r < kM; ++r)
-          piece.insert(piece.end(), x.begin() + r * kK + k0, x.begin() + r * kK + k0 + k);
+        for (int r = 0; r < kM; ++r) piece.insert(piece.end(), x.begin() + r * kK + k0, x.begin() + r * kK + k0 + k);
         shards.push_back(run(*variant, p, piece, kM, k, false, team));
       }
       for (auto& shard : shards) parts.push_back(shard.data());
@@ -248,8 +234,7 @@ TEST_CASE("a slice of columns or of groups has the bits of the whole product", "
       const int n = 1 + below(150), k = 1 + below(round % 3 ? 90 : 5000);
       const int m = std::vector{1, 2, 5, 6, 7, 31, 70}[random.below(7)];
       ThreadTeam team(1 + round % 3);
-      Problem whole =
-          make_problem(n, k, 8, round % 2 ? Dtype::f32 : Dtype::bf16, team, random.next());
+      Problem whole = make_problem(n, k, 8, round % 2 ? Dtype::f32 : Dtype::bf16, team, random.next());
       auto x = random_rows(m, k, random.next());
       auto expected = run(*variant, whole, x, m, k, true, team);
       GemmScratch scratch(m, k, team.size());
@@ -267,8 +252,7 @@ TEST_CASE("a slice of columns or of groups has the bits of the whole product", "
                       .groups = groups},
                      scratch, team);
         for (int r = 0; r < m; ++r)
-          for (int c = width; c < width + 2; ++c)
-            REQUIRE(y[size_t(r * (width + 2) + c)] == kSentinel);
+          for (int c = width; c < width + 2; ++c) REQUIRE(y[size_t(r * (width + 2) + c)] == kSentinel);
         return y;
       };
       INFO(variant->name << " m=" << m << " n=" << n << " k=" << k);
@@ -283,15 +267,13 @@ TEST_CASE("a slice of columns or of groups has the bits of the whole product", "
       std::vector<float*> parts;
       for (int rank = 0; rank < ranks; ++rank) {
         const Range groups{rank * each, (rank + 1) * each};
-        sums.push_back(
-            slice(x.data() + whole.packed.k_range(groups).begin, nullptr, {0, 0}, groups));
+        sums.push_back(slice(x.data() + whole.packed.k_range(groups).begin, nullptr, {0, 0}, groups));
       }
       for (auto& s : sums) parts.push_back(s.data());
       tree_sum(parts.data(), ranks, sums[0].size());
       for (int r = 0; r < m; ++r)
         for (int c = 0; c < n; ++c)
-          REQUIRE(sums[0][size_t(r * (n + 2) + c)] + whole.bias[size_t(c)] ==
-                  expected[size_t(r * n + c)]);
+          REQUIRE(sums[0][size_t(r * (n + 2) + c)] + whole.bias[size_t(c)] == expected[size_t(r * n + c)]);
     }
 }
 

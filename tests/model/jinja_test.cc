@@ -188,16 +188,13 @@ TEST_CASE("jinja: no template takes for ever, all memory or all of the stack", "
     CHECK(render(source).starts_with("ERROR "));
     CHECK(double(clock()) / CLOCKS_PER_SEC - begin < 20);  // of CPU; a second as it is served
   }
-  CHECK(has(
-      render("{% for i in range(99) %}{{ 'x' * 99 }}{% endfor %}", {}, 0, {.output_bytes = 999}),
-      "more than 999 bytes"));
+  CHECK(has(render("{% for i in range(99) %}{{ 'x' * 99 }}{% endfor %}", {}, 0, {.output_bytes = 999}),
+            "more than 999 bytes"));
   CHECK(has(render("{% for i in range(99) %}{% endfor %}", {}, 0, {.work = 50}), "takes too long"));
   CHECK(has(render(std::string(jinja::Template::kMaxBytes + 1, 'x')), "more than 1 MiB"));
   // Long is not deep.
   // Jinja's else of a loop: unless a turn has come to its end.
-  CHECK(
-      render("{% for x in [1, 2] %}{% if x == y %}{% break %}{% endif %}{% else %}E{% endfor %}") ==
-      "");
+  CHECK(render("{% for x in [1, 2] %}{% if x == y %}{% break %}{% endif %}{% else %}E{% endfor %}") == "");
   CHECK(render("{% for x in [1] %}{% break %}{% else %}E{% endfor %}") == "E");
   CHECK(render("{% for x in [1] %}{% continue %}{% else %}E{% endfor %}") == "E");
   CHECK(render("{% if 0 %}" + many("{% elif 0 %}", 999) + "{% else %}x{% endif %}") == "x");
@@ -211,8 +208,7 @@ TEST_CASE("jinja: whose bytes they are survives every operation", "[model][jinja
   const auto marked = [](const std::string& source) {
     auto made = jinja::Template::parse(source);
     if (!made.ok()) return made.error().message;
-    auto out =
-        made.value().render(variables_of(R"({"c": "ab cd", "d": {"k": "v"}, "l": ["x", "y"]})"), 0);
+    auto out = made.value().render(variables_of(R"({"c": "ab cd", "d": {"k": "v"}, "l": ["x", "y"]})"), 0);
     if (!out.ok()) return out.error().message;
     std::string text;
     size_t begin = 0;
@@ -230,12 +226,10 @@ TEST_CASE("jinja: whose bytes they are survives every operation", "[model][jinja
         "<ab cd> X<AB CD> X<ab Cd>");
   CHECK(marked("{{ ('-' ~ c).split(' ')|join('+') }}") == "-<ab>+<cd>");
   CHECK(marked("{{ c.replace('b', '[]') }} {{ 'b.b'.replace('.', c) }}") == "<a>[]< cd> b<ab cd>b");
-  CHECK(marked("{{ '%s!'|format(c) }} {{ '{}!'.format(c) }} {{ c|indent(1, true) }}") ==
-        "<ab cd>! <ab cd>!  <ab cd>");
+  CHECK(marked("{{ '%s!'|format(c) }} {{ '{}!'.format(c) }} {{ c|indent(1, true) }}") == "<ab cd>! <ab cd>!  <ab cd>");
   CHECK(marked("{% set x %}[{{ c }}]{% endset %}{{ x }}{% macro f(y) %}({{ y }}){% endmacro %}{{ "
                "f(c) }}") == "[<ab cd>](<ab cd>)");
-  CHECK(marked("{% for k, v in d.items() %}{{ k }}={{ v }}{% endfor %} {{ l|join(',') }}") ==
-        "<k>=<v> <x>,<y>");
+  CHECK(marked("{% for k, v in d.items() %}{{ k }}={{ v }}{% endfor %} {{ l|join(',') }}") == "<k>=<v> <x>,<y>");
   // Text of a whole value is a client's where any of it is.
   CHECK(marked("{{ d|tojson }} {{ ['a']|tojson }} {{ d }} {{ [c] }}") ==
         "<{\"k\": \"v\"}> [\"a\"] <{'k': 'v'}> <['ab cd']>");

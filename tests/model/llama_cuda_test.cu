@@ -11,8 +11,7 @@
 namespace xpyd::testing {
 namespace {
 
-const std::vector<std::string> kFixtures = {"llama2",  "llama31", "llama_linear_bias",
-                                            "mistral", "qwen2",   "qwen3"};
+const std::vector<std::string> kFixtures = {"llama2", "llama31", "llama_linear_bias", "mistral", "qwen2", "qwen3"};
 
 std::vector<int32_t> some_tokens(int n, int vocab, int seed = 1) {
   std::vector<int32_t> tokens;
@@ -35,8 +34,7 @@ double largest_difference(const std::vector<float>& a, const std::vector<float>&
 }
 
 // Logits of all tokens of a prompt in steps of `chunk` tokens.
-std::vector<float> prompt_logits(Model& model, const CudaKv& kv, const std::vector<int32_t>& prompt,
-                                 int chunk) {
+std::vector<float> prompt_logits(Model& model, const CudaKv& kv, const std::vector<int32_t>& prompt, int chunk) {
   std::vector<float> all;
   for (int at = 0; at < int(prompt.size()); at += chunk) {
     const int end = std::min(at + chunk, int(prompt.size()));
@@ -46,16 +44,14 @@ std::vector<float> prompt_logits(Model& model, const CudaKv& kv, const std::vect
   return all;
 }
 
-TEST_CASE("cuda llama: f32 logits are the CPU's within rounding, for every family",
-          "[cuda][model]") {
+TEST_CASE("cuda llama: f32 logits are the CPU's within rounding, for every family", "[cuda][model]") {
   for (const std::string& name : kFixtures) {
     CAPTURE(name);
     CudaLoaded loaded(data_path("models/" + name));
     const size_t vocab = size_t(loaded.host.config.vocab);
     const auto prompt = some_tokens(24, int(vocab));
     CudaKv kv(*loaded.model, loaded.stream, 32);
-    const auto got = prompt_logits(*loaded.model, kv, prompt, 64),
-               want = run_prompt(*loaded.host.model, prompt, 64);
+    const auto got = prompt_logits(*loaded.model, kv, prompt, 64), want = run_prompt(*loaded.host.model, prompt, 64);
     // As against Hugging Face (llama_test.cc): logits have unit variance, other orders of addition
     // differ by some tens of roundings of 6e-8.
     const double bound = 2e-5;
@@ -77,8 +73,7 @@ TEST_CASE("cuda llama: bf16 stays within its rounding", "[cuda][model]") {
     CudaLoaded loaded(data_path("models/" + name), CudaLoaded::small(), {.dtype = Dtype::bf16});
     const auto prompt = some_tokens(24, loaded.host.config.vocab);
     CudaKv kv(*loaded.model, loaded.stream, 32, 1, 4, KvOrder::layer_major, Dtype::bf16);
-    const auto got = prompt_logits(*loaded.model, kv, prompt, 5),
-               want = run_prompt(*loaded.host.model, prompt, 64);
+    const auto got = prompt_logits(*loaded.model, kv, prompt, 5), want = run_prompt(*loaded.host.model, prompt, 64);
     // The weights are the same. An activation is off by up to 2^-8 of itself, 0.17 % rms, at each
     // of about ten places on its way through a layer, the residual stream nowhere: added in
     // squares, 1 % of the logits' size after three layers; the steeper softmax and norms of some
@@ -94,8 +89,7 @@ TEST_CASE("cuda llama: bf16 stays within its rounding", "[cuda][model]") {
   }
 }
 
-TEST_CASE("cuda llama: the same bits in one step and in chunks, contiguous and paged",
-          "[cuda][model]") {
+TEST_CASE("cuda llama: the same bits in one step and in chunks, contiguous and paged", "[cuda][model]") {
   for (const std::string& name : kFixtures)
     for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
       if (dtype == Dtype::bf16 && name != "qwen3") continue;
@@ -109,8 +103,7 @@ TEST_CASE("cuda llama: the same bits in one step and in chunks, contiguous and p
         CudaKv again(*loaded.model, loaded.stream, 20, 3);
         CHECK(same_bits(prompt_logits(*loaded.model, again, prompt, chunk), whole));
       }
-      for (auto [block, order] :
-           {std::pair(1, KvOrder::layer_major), std::pair(16, KvOrder::token_major)}) {
+      for (auto [block, order] : {std::pair(1, KvOrder::layer_major), std::pair(16, KvOrder::token_major)}) {
         CAPTURE(block);
         CudaKv paged(*loaded.model, loaded.stream, 20, 2, block, order);
         CHECK(same_bits(prompt_logits(*loaded.model, paged, prompt, 16), whole));
@@ -121,8 +114,7 @@ TEST_CASE("cuda llama: the same bits in one step and in chunks, contiguous and p
 TEST_CASE("cuda llama: a sequence's bits do not depend on its batch mates", "[cuda][model]") {
   // The last prompt's tail is two tokens: it runs beside three sequences that decode. Where another
   // kernel decodes, the step is cut in two.
-  const std::vector<std::vector<int32_t>> prompts = {
-      {5, 6}, {9, 200, 3, 77, 8}, {1, 2, 3, 4}, {200, 0, 5}};
+  const std::vector<std::vector<int32_t>> prompts = {{5, 6}, {9, 200, 3, 77, 8}, {1, 2, 3, 4}, {200, 0, 5}};
   const std::vector<size_t> tail = {1, 1, 2, 1};
   for (const char* decode : {"naive", "split_kv"}) {
     CAPTURE(decode);
@@ -156,8 +148,7 @@ TEST_CASE("cuda llama: a sequence's bits do not depend on its batch mates", "[cu
   }
 }
 
-TEST_CASE("cuda llama: only the wanted rows' logits, with the bits they have among all",
-          "[cuda][model]") {
+TEST_CASE("cuda llama: only the wanted rows' logits, with the bits they have among all", "[cuda][model]") {
   for (const char* decode : {"naive", "split_kv"})
     for (const std::string name : {"llama2", "qwen2"}) {
       CAPTURE(name, decode);
@@ -172,16 +163,15 @@ TEST_CASE("cuda llama: only the wanted rows' logits, with the bits they have amo
       };
       CudaKv kv(*loaded.model, loaded.stream, 16, 5);
       const auto all = run_step(*loaded.model, views_of(kv), prompts, {0, 0, 0, 0, 0});
-      const auto expected =
-          run_step(*loaded.model, views_of(kv), {{3}, {4}, {5}, {6}, {7}}, {1, 10, 3, 1, 4});
+      const auto expected = run_step(*loaded.model, views_of(kv), {{3}, {4}, {5}, {6}, {7}}, {1, 10, 3, 1, 4});
       std::vector<int32_t> ids, offsets = {0}, lengths;
       for (const auto& p : prompts) {
         ids.insert(ids.end(), p.begin(), p.end());
         offsets.push_back(int32_t(ids.size()));
         lengths.push_back(int32_t(p.size()));
       }
-      for (const std::vector<int32_t>& rows : std::vector<std::vector<int32_t>>{
-               {}, {10}, {0, 10, 13, 14, 18}, {5, 10, 14}, {14}, {0}, {15, 18}}) {
+      for (const std::vector<int32_t>& rows :
+           std::vector<std::vector<int32_t>>{{}, {10}, {0, 10, 13, 14, 18}, {5, 10, 14}, {14}, {0}, {15, 18}}) {
         CAPTURE(rows);
         CudaKv fresh(*loaded.model, loaded.stream, 16, 5, 4);
         const auto views = views_of(fresh);
@@ -191,8 +181,7 @@ TEST_CASE("cuda llama: only the wanted rows' logits, with the bits they have amo
           CHECK(std::memcmp(&logits[i * vocab], &all[size_t(rows[i]) * vocab], vocab * 4) == 0);
         CHECK(logits.back() == -7);
         // The KV is whole whatever logits were wanted: the next tokens agree.
-        CHECK(same_bits(run_step(*loaded.model, views, {{3}, {4}, {5}, {6}, {7}}, {1, 10, 3, 1, 4}),
-                        expected));
+        CHECK(same_bits(run_step(*loaded.model, views, {{3}, {4}, {5}, {6}, {7}}, {1, 10, 3, 1, 4}), expected));
       }
     }
 }
@@ -263,8 +252,7 @@ std::vector<cuda::Memory> take_the_rest() {
   return all;
 }
 
-TEST_CASE("cuda llama: where the card has no room for a graph, steps run without",
-          "[cuda][model]") {
+TEST_CASE("cuda llama: where the card has no room for a graph, steps run without", "[cuda][model]") {
   CudaLoaded loaded(data_path("models/llama2"));
   std::vector<float> logits[2];
   for (bool full : {false, true}) {
@@ -281,8 +269,7 @@ TEST_CASE("cuda llama: where the card has no room for a graph, steps run without
   CHECK(same_bits(logits[0], logits[1]));
 }
 
-TEST_CASE("cuda llama: the observer is called for each layer, with its KV on the way",
-          "[cuda][model]") {
+TEST_CASE("cuda llama: the observer is called for each layer, with its KV on the way", "[cuda][model]") {
   CudaLoaded loaded(data_path("models/llama31"));
   CudaKv kv(*loaded.model, loaded.stream, 6, 2);
   struct Observer : LayerObserver {
@@ -294,8 +281,7 @@ TEST_CASE("cuda llama: the observer is called for each layer, with its KV on the
         for (int token = 0; token < (slot ? 2 : 6); ++token)
           for (int v = 0; v < 2; ++v) {
             auto written = [&](int l) {
-              const std::byte* row =
-                  kv->view(slot).row(l, v, token, 0) - kv->pool.data() + pool.data();
+              const std::byte* row = kv->view(slot).row(l, v, token, 0) - kv->pool.data() + pool.data();
               float first = 0;
               std::memcpy(&first, row, 4);
               return !std::isnan(first);
@@ -310,8 +296,7 @@ TEST_CASE("cuda llama: the observer is called for each layer, with its KV on the
   } observer;
   observer.kv = &kv;
   observer.stream = &loaded.stream;
-  run_step(*loaded.model, {kv.view(0), kv.view(1)}, {{1, 2, 3, 4, 5, 6}, {7, 8}}, {0, 0},
-           &observer);
+  run_step(*loaded.model, {kv.view(0), kv.view(1)}, {{1, 2, 3, 4, 5, 6}, {7, 8}}, {0, 0}, &observer);
   CHECK(observer.next == 3);
 }
 
@@ -356,15 +341,13 @@ TEST_CASE("cuda llama: attention is chosen by name, and refused with a reason", 
   const cuda::Card card = cuda::open().value();
   const KvLayout layout{kv_shape(host.config, Dtype::f32), KvOrder::layer_major, 16, 4};
   auto check = [&](const char* prefill, const char* decode) {
-    return check_cuda_attention({.prefill_attention = prefill, .decode_attention = decode},
-                                host.config, Dtype::f32, layout, false, card);
+    return check_cuda_attention({.prefill_attention = prefill, .decode_attention = decode}, host.config, Dtype::f32,
+                                layout, false, card);
   };
   CHECK(check("auto", "auto").ok());
   CHECK(check("naive", "split_kv").ok());
-  CHECK(check("split_kv", "auto").error().message.find("expected one of auto, naive") !=
-        std::string::npos);
-  CHECK(check("auto", "flash_mma").error().message.find("decode attention: flash_mma needs") !=
-        std::string::npos);
+  CHECK(check("split_kv", "auto").error().message.find("expected one of auto, naive") != std::string::npos);
+  CHECK(check("auto", "flash_mma").error().message.find("decode attention: flash_mma needs") != std::string::npos);
 }
 
 TEST_CASE("cuda llama: greedy text of stories260k is the CPU's", "[cuda][model][stories]") {
@@ -378,20 +361,18 @@ TEST_CASE("cuda llama: greedy text of stories260k is the CPU's", "[cuda][model][
   std::vector<int32_t> mine = prompt, theirs = prompt;
   for (int done = 0; int(mine.size()) < 45; done = int(mine.size()) - 1) {
     const int n = int(mine.size()) - done;
-    const std::vector<int32_t> ids(mine.begin() + done, mine.end()),
-        offsets = {0, n}, lengths = {int32_t(mine.size())}, last = {n - 1};
+    const std::vector<int32_t> ids(mine.begin() + done, mine.end()), offsets = {0, n}, lengths = {int32_t(mine.size())},
+                                                                     last = {n - 1};
     const std::vector<KvView> views = {kv.view()};
     Chosen chosen;
     loaded.model->begin({ids, offsets, lengths, views, last}, {});
     loaded.model->end(&chosen);
     CHECK(chosen.nan_logits == 0);
-    const auto logits = run_step(*loaded.host.model, {host_kv.view()},
-                                 {{theirs.begin() + done, theirs.end()}}, {done});
+    const auto logits = run_step(*loaded.host.model, {host_kv.view()}, {{theirs.begin() + done, theirs.end()}}, {done});
     SamplerState state;
     SamplerScratch scratch;
     theirs.push_back(
-        sample({logits.data() + logits.size() - vocab, vocab}, {.temperature = 0}, state, scratch)
-            .chosen.token);
+        sample({logits.data() + logits.size() - vocab, vocab}, {.temperature = 0}, state, scratch).chosen.token);
     mine.push_back(chosen.token);
   }
   CHECK(mine == theirs);
@@ -422,8 +403,7 @@ TEST_CASE("cuda llama: two steps under way choose what one at a time chooses", "
     // One row draws, the others are greedy.
     std::vector<Draw> sampling(static_cast<size_t>(n));
     auto begin = [&](const StepInput& step) {
-      sampling[1] = {
-          .temperature = 1.5f, .top_k = 40, .uniform = float(step.kv_lengths[0] % 5) / 5};
+      sampling[1] = {.temperature = 1.5f, .top_k = 40, .uniform = float(step.kv_lengths[0] % 5) / 5};
       model.begin(step, sampling);
     };
     auto end = [&] {

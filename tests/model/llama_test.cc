@@ -10,8 +10,7 @@
 namespace xpyd::testing::llama_test {
 namespace {
 
-const std::vector<std::string> kFixtures = {"llama2",  "llama31", "llama_linear_bias",
-                                            "mistral", "qwen2",   "qwen3"};
+const std::vector<std::string> kFixtures = {"llama2", "llama31", "llama_linear_bias", "mistral", "qwen2", "qwen3"};
 
 struct Expected {
   std::vector<int32_t> tokens;
@@ -23,11 +22,8 @@ Expected load_expected(const std::string& name, int vocab) {
   REQUIRE(file.ok());
   auto read = [&](const std::string& tensor, size_t n) {
     std::vector<float> values(n);
-    REQUIRE(file.value()->tensors().at(tensor).end - file.value()->tensors().at(tensor).begin ==
-            4 * n);
-    REQUIRE(file.value()
-                ->read(tensor, file.value()->tensors().at(tensor), 0, int(n), values.data())
-                .ok());
+    REQUIRE(file.value()->tensors().at(tensor).end - file.value()->tensors().at(tensor).begin == 4 * n);
+    REQUIRE(file.value()->read(tensor, file.value()->tensors().at(tensor), 0, int(n), values.data()).ok());
     return values;
   };
   Expected expected;
@@ -58,8 +54,7 @@ TEST_CASE("llama: logits agree with Hugging Face for every family", "[model][lla
     Expected expected = load_expected(name, loaded.config.vocab);
     // Logits have unit variance. Two f32 computations that add in other orders differ by some tens
     // of roundings of 6e-8: measured 2e-6 to 6e-6.
-    CHECK(largest_difference(run_prompt(*loaded.model, expected.tokens, 64), expected.logits) <
-          2e-5);
+    CHECK(largest_difference(run_prompt(*loaded.model, expected.tokens, 64), expected.logits) < 2e-5);
   }
 }
 
@@ -107,8 +102,8 @@ TEST_CASE("llama: the same bits on one thread and on three", "[model][llama]") {
     LoadedModel one(data_path("models/" + name)), three(data_path("models/" + name), {}, 3);
     Expected expected = load_expected(name, one.config.vocab);
     for (int chunk : {1, 64})
-      CHECK(same_bits(run_prompt(*one.model, expected.tokens, chunk),
-                      run_prompt(*three.model, expected.tokens, chunk)));
+      CHECK(
+          same_bits(run_prompt(*one.model, expected.tokens, chunk), run_prompt(*three.model, expected.tokens, chunk)));
   }
 }
 
@@ -134,18 +129,15 @@ TEST_CASE("llama: a sequence's bits do not depend on its batch mates", "[model][
     const auto second = run_step(*loaded.model, views, tails, past);
     size_t at = 0;
     for (size_t s = 0; s < prompts.size(); ++s) {
-      std::vector<float> together(first.begin() + long(at),
-                                  first.begin() + long(at + heads[s].size() * size_t(vocab)));
+      std::vector<float> together(first.begin() + long(at), first.begin() + long(at + heads[s].size() * size_t(vocab)));
       at += heads[s].size() * size_t(vocab);
-      together.insert(together.end(), second.begin() + long(s) * vocab,
-                      second.begin() + long(s + 1) * vocab);
+      together.insert(together.end(), second.begin() + long(s) * vocab, second.begin() + long(s + 1) * vocab);
       CHECK(same_bits(together, alone[s]));
     }
   }
 }
 
-TEST_CASE("llama: only the wanted rows' logits, with the bits they have among all",
-          "[model][llama]") {
+TEST_CASE("llama: only the wanted rows' logits, with the bits they have among all", "[model][llama]") {
   for (const std::string& name : kFixtures) {
     CAPTURE(name);
     LoadedModel loaded(data_path("models/" + name));
@@ -161,11 +153,10 @@ TEST_CASE("llama: only the wanted rows' logits, with the bits they have among al
       offsets.push_back(int32_t(ids.size()));
       lengths.push_back(int32_t(p.size()));
     }
-    for (const std::vector<int32_t>& rows : std::vector<std::vector<int32_t>>{
-             {}, {9}, {12}, {9, 12, 16, 17}, {4, 7, 9, 13}, {0}, {17}}) {
+    for (const std::vector<int32_t>& rows :
+         std::vector<std::vector<int32_t>>{{}, {9}, {12}, {9, 12, 16, 17}, {4, 7, 9, 13}, {0}, {17}}) {
       ContiguousKv fresh(*loaded.model, 16, 4);
-      std::vector<KvView> fresh_views = {fresh.view(0), fresh.view(1), fresh.view(2),
-                                         fresh.view(3)};
+      std::vector<KvView> fresh_views = {fresh.view(0), fresh.view(1), fresh.view(2), fresh.view(3)};
       std::vector<float> logits(rows.size() * vocab + 1, -7);
       loaded.model->forward({ids, offsets, lengths, fresh_views, rows}, logits.data());
       for (size_t i = 0; i < rows.size(); ++i)
@@ -200,8 +191,7 @@ TEST_CASE("llama: the observer sees each layer's KV, complete", "[model][llama]"
     int next = 0;
   } observer;
   observer.kv = &kv;
-  run_step(*loaded.model, {kv.view(0), kv.view(1)}, {{1, 2, 3, 4, 5, 6}, {7, 8}}, {0, 0},
-           &observer);
+  run_step(*loaded.model, {kv.view(0), kv.view(1)}, {{1, 2, 3, 4, 5, 6}, {7, 8}}, {0, 0}, &observer);
   CHECK(observer.next == 3);
 }
 

@@ -16,8 +16,7 @@
 namespace xpyd::testing {
 
 struct LoadedModel {
-  LoadedModel(const std::string& dir, LoadOptions options = {}, int n_threads = 1,
-              int max_step_tokens = 64)
+  LoadedModel(const std::string& dir, LoadOptions options = {}, int n_threads = 1, int max_step_tokens = 64)
       : team(n_threads) {
     Result<ModelConfig> read = load_model_config(dir);
     INFO((read ? "" : read.error().message));
@@ -37,10 +36,8 @@ struct LoadedModel {
 
 // KV of up to `n_slots` sequences of `max_tokens` tokens, one contiguous slot each.
 struct ContiguousKv {
-  ContiguousKv(const Model& model, int max_tokens, int n_slots = 1,
-               KvOrder order = KvOrder::layer_major)
-      : layout{kv_shape(model.config(), Dtype::f32), order, max_tokens, n_slots},
-        pool(layout.pool_bytes()) {
+  ContiguousKv(const Model& model, int max_tokens, int n_slots = 1, KvOrder order = KvOrder::layer_major)
+      : layout{kv_shape(model.config(), Dtype::f32), order, max_tokens, n_slots}, pool(layout.pool_bytes()) {
     for (size_t i = 0; i < pool.size() / 4; ++i)
       pool.as<uint32_t>()[i] = 0x7fc00000;  // NaN: a row read before it is written shows
   }
@@ -52,8 +49,7 @@ struct ContiguousKv {
 // One forward over some sequences: `tokens[s]` follow the `past[s]` tokens that are in the KV.
 // Returns the logits of every token, [n_tokens, vocab].
 inline std::vector<float> run_step(Model& model, const std::vector<KvView>& views,
-                                   const std::vector<std::vector<int32_t>>& tokens,
-                                   const std::vector<int>& past,
+                                   const std::vector<std::vector<int32_t>>& tokens, const std::vector<int>& past,
                                    LayerObserver* observer = nullptr) {
   std::vector<int32_t> ids, offsets = {0}, lengths;
   for (size_t s = 0; s < tokens.size(); ++s) {

@@ -25,8 +25,7 @@ constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::bf16};
 
 double roundoff(Dtype dtype) { return dtype == Dtype::bf16 ? 0x1p-8 : kU; }
 
-std::vector<float> random_floats(size_t n, Random& random, Dtype dtype = Dtype::f32,
-                                 double scale = 1) {
+std::vector<float> random_floats(size_t n, Random& random, Dtype dtype = Dtype::f32, double scale = 1) {
   std::vector<float> x(n);
   for (float& v : x) {
     v = float((random.uniform() * 2 - 1) * scale);
@@ -62,8 +61,7 @@ TEST_CASE("cuda ops: embedding rows and their norm", "[cuda][model]") {
       std::vector<float> norm = random_floats(size_t(width), random);
       const std::vector<int32_t> ids = {10, 0, 3, 3, 7};
       cuda::Memory on_table = floats_to_card(table, dtype, stream), on_norm = to_card(norm, stream),
-                   on_ids = to_card(ids, stream),
-                   x = to_card(std::vector<float>(size_t(n * width)), stream),
+                   on_ids = to_card(ids, stream), x = to_card(std::vector<float>(size_t(n * width)), stream),
                    out = floats_to_card(std::vector<float>(size_t(n * stride), -7), dtype, stream);
       cuda_embed({.token_ids = on_ids.as<int32_t>(),
                   .table = {on_table.data(), vocab, width, stride},
@@ -84,8 +82,7 @@ TEST_CASE("cuda ops: embedding rows and their norm", "[cuda][model]") {
           CAPTURE(i, j);
           if (j < width) CHECK(got_x[size_t(i * width + j)] == row[j]);
           const double wanted = j < width ? want[size_t(j)] : -7;
-          CHECK(near(got[size_t(i * stride + j)], wanted,
-                     (kNormError + roundoff(dtype)) * std::fabs(wanted)));
+          CHECK(near(got[size_t(i * stride + j)], wanted, (kNormError + roundoff(dtype)) * std::fabs(wanted)));
         }
       }
     }
@@ -102,8 +99,7 @@ TEST_CASE("cuda ops: residual, bias and norm", "[cuda][model]") {
           const int n = 3, stride = width + 4;
           const auto x0 = random_floats(size_t(n * width), random);
           const auto delta = random_floats(size_t(n * stride), random, dtype);
-          const auto bias = random_floats(size_t(width), random),
-                     norm = random_floats(size_t(width), random);
+          const auto bias = random_floats(size_t(width), random), norm = random_floats(size_t(width), random);
           cuda::Memory x = to_card(x0, stream), on_delta = floats_to_card(delta, dtype, stream),
                        on_bias = to_card(bias, stream), on_norm = to_card(norm, stream);
           cuda_add_norm({.x = x.as<float>(),
@@ -122,18 +118,15 @@ TEST_CASE("cuda ops: residual, bias and norm", "[cuda][model]") {
           for (int i = 0; i < n; ++i) {
             std::vector<double> sum(static_cast<size_t>(width));
             for (int j = 0; j < width; ++j) {
-              const double d =
-                  double(delta[size_t(i * stride + j)]) + (with_bias ? double(bias[size_t(j)]) : 0);
+              const double d = double(delta[size_t(i * stride + j)]) + (with_bias ? double(bias[size_t(j)]) : 0);
               const double want = double(x0[size_t(i * width + j)]) + d;
-              CHECK(
-                  near(got_x[size_t(i * width + j)], want, kU * (std::fabs(want) + std::fabs(d))));
+              CHECK(near(got_x[size_t(i * width + j)], want, kU * (std::fabs(want) + std::fabs(d))));
               sum[size_t(j)] = got_x[size_t(i * width + j)];
             }
             const auto want = normed(sum, norm);
             for (int j = 0; j < stride; ++j) {
               const bool written = with_norm && j < width;
-              const double wanted =
-                  written ? want[size_t(j)] : double(delta[size_t(i * stride + j)]);
+              const double wanted = written ? want[size_t(j)] : double(delta[size_t(i * stride + j)]);
               const double bound = written ? (kNormError + roundoff(dtype)) * std::fabs(wanted) : 0;
               CHECK(near(got[size_t(i * stride + j)], wanted, bound));
             }
@@ -146,10 +139,8 @@ TEST_CASE("cuda ops: norm of chosen rows; rows gathered", "[cuda][model]") {
   Random random(3);
   const int width = 100, n_x = 6;
   const std::vector<int32_t> rows = {5, 1, 2};
-  const auto x0 = random_floats(size_t(n_x * width), random),
-             norm = random_floats(size_t(width), random);
-  cuda::Memory x = to_card(x0, stream), on_norm = to_card(norm, stream),
-               on_rows = to_card(rows, stream),
+  const auto x0 = random_floats(size_t(n_x * width), random), norm = random_floats(size_t(width), random);
+  cuda::Memory x = to_card(x0, stream), on_norm = to_card(norm, stream), on_rows = to_card(rows, stream),
                out = to_card(std::vector<float>(rows.size() * width), stream);
   cuda_add_norm({.x = x.as<float>(),
                  .norm = on_norm.as<float>(),
@@ -173,8 +164,7 @@ TEST_CASE("cuda ops: norm of chosen rows; rows gathered", "[cuda][model]") {
     CAPTURE(bytes);
     std::vector<uint16_t> from(bytes / 2 * n_x);
     for (uint16_t& v : from) v = uint16_t(random.next());
-    cuda::Memory on_from = to_card(from, stream),
-                 to = to_card(std::vector<uint16_t>(bytes / 2 * 3), stream);
+    cuda::Memory on_from = to_card(from, stream), to = to_card(std::vector<uint16_t>(bytes / 2 * 3), stream);
     cuda_gather_rows(on_from.data(), on_rows.as<int32_t>(), 3, bytes, to.data(), stream);
     const auto moved = from_card<uint16_t>(to.data(), bytes / 2 * 3, stream);
     for (size_t i = 0; i < moved.size(); ++i)
@@ -192,24 +182,21 @@ struct TurnCase {
 };
 
 void check_turn(const TurnCase& c) {
-  CAPTURE(dtype_name(c.dtype), dtype_name(c.kv_dtype), int(c.order), c.contiguous, c.bias, c.norm,
-          c.head_dim);
+  CAPTURE(dtype_name(c.dtype), dtype_name(c.kv_dtype), int(c.order), c.contiguous, c.bias, c.norm, c.head_dim);
   cuda::Stream stream;
   Random random(4);
   const int n = 4, padded = 6, d = c.head_dim, half = d / 2, layer = 1, max_position = 8;
   const int width = (c.n_heads + 2 * c.n_kv_heads) * d, stride = width + 3;
-  KvLayout layout{
-      {2, c.n_kv_heads, d, c.kv_dtype}, c.order, c.contiguous ? 8 : 2, c.contiguous ? 3 : 9};
-  const std::vector<int32_t> q_offsets = {0, 3, 4, 4, 4}, kv_lengths = {7, 1, 0, 0},
-                             token_seqs = {0, 0, 0, 1, 0, 0}, positions = {4, 5, 6, 0, 0, 0};
-  const std::vector<int32_t> tables =
-      c.contiguous ? std::vector<int32_t>{2, 0, 0, 0}
-                   : std::vector<int32_t>{8, 1, 5, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-  const std::vector<int32_t> begins =
-      c.contiguous ? std::vector<int32_t>{0, 1, 2, 3} : std::vector<int32_t>{0, 4, 8, 12};
-  const auto qkv = random_floats(size_t(padded * stride), random, c.dtype),
-             bias = random_floats(size_t(width), random), q_norm = random_floats(size_t(d), random),
-             k_norm = random_floats(size_t(d), random);
+  KvLayout layout{{2, c.n_kv_heads, d, c.kv_dtype}, c.order, c.contiguous ? 8 : 2, c.contiguous ? 3 : 9};
+  const std::vector<int32_t> q_offsets = {0, 3, 4, 4, 4}, kv_lengths = {7, 1, 0, 0}, token_seqs = {0, 0, 0, 1, 0, 0},
+                             positions = {4, 5, 6, 0, 0, 0};
+  const std::vector<int32_t> tables = c.contiguous
+                                          ? std::vector<int32_t>{2, 0, 0, 0}
+                                          : std::vector<int32_t>{8, 1, 5, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  const std::vector<int32_t> begins = c.contiguous ? std::vector<int32_t>{0, 1, 2, 3}
+                                                   : std::vector<int32_t>{0, 4, 8, 12};
+  const auto qkv = random_floats(size_t(padded * stride), random, c.dtype), bias = random_floats(size_t(width), random),
+             q_norm = random_floats(size_t(d), random), k_norm = random_floats(size_t(d), random);
   std::vector<Turn> turns(size_t(max_position * half));
   for (Turn& t : turns) {
     const double angle = random.uniform() * 100;
@@ -221,8 +208,7 @@ void check_turn(const TurnCase& c) {
                on_turns = to_card(turns, stream), on_offsets = to_card(q_offsets, stream),
                on_lengths = to_card(kv_lengths, stream), on_seqs = to_card(token_seqs, stream),
                on_positions = to_card(positions, stream), on_tables = to_card(tables, stream),
-               on_begins = to_card(begins, stream),
-               q = floats_to_card(std::vector<float>(q_size, -7), c.dtype, stream),
+               on_begins = to_card(begins, stream), q = floats_to_card(std::vector<float>(q_size, -7), c.dtype, stream),
                pool = to_card(std::vector<uint8_t>(layout.pool_bytes(), 0x5a), stream);
   CudaStep step{.q_offsets = on_offsets.as<int32_t>(),
                 .kv_lengths = on_lengths.as<int32_t>(),
@@ -257,8 +243,7 @@ void check_turn(const TurnCase& c) {
       const bool is_q = h < c.n_heads, is_v = h >= c.n_heads + c.n_kv_heads;
       std::vector<double> x(static_cast<size_t>(d)), size(static_cast<size_t>(d));
       for (int j = 0; j < d; ++j)
-        x[size_t(j)] = double(qkv[size_t(i * stride + h * d + j)]) +
-                       (c.bias ? double(bias[size_t(h * d + j)]) : 0);
+        x[size_t(j)] = double(qkv[size_t(i * stride + h * d + j)]) + (c.bias ? double(bias[size_t(h * d + j)]) : 0);
       if (c.norm && !is_v) x = normed(x, is_q ? q_norm : k_norm);
       std::vector<double> want = x;
       for (int j = 0; j < half; ++j) {
@@ -296,12 +281,10 @@ void check_turn(const TurnCase& c) {
           CHECK(row[size_t(j)] == -7);
         else  // the bias, a norm, two products and a sum, and the last rounding
           CHECK(near(row[size_t(j)], want[size_t(j)],
-                     (kNormError + 4 * kU) * size[size_t(j)] +
-                         roundoff(out) * std::fabs(want[size_t(j)]) + step_size));
+                     (kNormError + 4 * kU) * size[size_t(j)] + roundoff(out) * std::fabs(want[size_t(j)]) + step_size));
       }
     }
-  for (std::byte b : got_pool)
-    REQUIRE(b == std::byte{0x5a});  // every row was where it belongs, and nothing else
+  for (std::byte b : got_pool) REQUIRE(b == std::byte{0x5a});  // every row was where it belongs, and nothing else
 }
 
 TEST_CASE("cuda ops: bias, head norm, RoPE and append", "[cuda][model]") {
@@ -309,8 +292,7 @@ TEST_CASE("cuda ops: bias, head norm, RoPE and append", "[cuda][model]") {
     for (Dtype kv : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4})
       for (bool contiguous : {true, false}) {
         check_turn({dtype, kv, KvOrder::layer_major, contiguous, false, false, 8, 4, 2});
-        check_turn({dtype, kv, KvOrder::token_major, contiguous, true, true,
-                    kv == Dtype::int4 ? 12 : 6, 3, 1});
+        check_turn({dtype, kv, KvOrder::token_major, contiguous, true, true, kv == Dtype::int4 ? 12 : 6, 3, 1});
         if (kv == Dtype::int8 || kv == Dtype::int4)
           check_turn({dtype, kv, KvOrder::layer_major, contiguous, false, false, 128, 2, 1});
       }
@@ -384,8 +366,7 @@ TEST_CASE("cuda sampler: the greedy token is the host sampler's", "[cuda][model]
     std::fill_n(row(6), vocab, -inf);
     std::fill_n(row(7), vocab, -inf), row(7)[at(1)] = -FLT_MAX;
     std::fill_n(row(8), vocab, 0.0f), row(8)[0] = -0.0f;
-    cuda::Memory on_logits = to_card(logits, stream),
-                 out = to_card(std::vector<int32_t>(size_t(2 * n), -1), stream);
+    cuda::Memory on_logits = to_card(logits, stream), out = to_card(std::vector<int32_t>(size_t(2 * n), -1), stream);
     // Alone in its block, and in slices of which some are empty or all NaN.
     const int n_slices = vocab == 1000 ? 16 : vocab == 33 ? 7 : 0;
     cuda::Memory workspace = sample_workspace(n, stream);
@@ -417,8 +398,7 @@ std::vector<Interval> intervals(const std::vector<float>& x, const Draw& how) {
   const int n = int(x.size());
   std::vector<int> order(static_cast<size_t>(n));
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int a, int b) { return x[size_t(a)] > x[size_t(b)]; });
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return x[size_t(a)] > x[size_t(b)]; });
   auto weight = [&](int i) {
     return std::exp((double(x[size_t(i)]) - double(x[size_t(order[0])])) / double(how.temperature));
   };
@@ -426,8 +406,7 @@ std::vector<Interval> intervals(const std::vector<float>& x, const Draw& how) {
   double total = 0, sum = 0;
   for (int i : order) total += weight(i);
   size_t kept = 0;
-  while (kept < order.size() && (kept == 0 || sum < double(how.top_p) * total))
-    sum += weight(order[kept++]);
+  while (kept < order.size() && (kept == 0 || sum < double(how.top_p) * total)) sum += weight(order[kept++]);
   if (how.top_p < 1) order.resize(kept);
   std::erase_if(order, [&](int i) { return weight(i) < double(how.min_p); });
   std::sort(order.begin(), order.end());
@@ -446,17 +425,16 @@ TEST_CASE("cuda sampler: draws fall where double precision puts them", "[cuda][m
   cuda::Stream stream;
   Random random(8);
   for (int vocab : {7, 300, 5000})
-    for (const Draw& how :
-         std::vector<Draw>{{.temperature = 1},
-                           {.temperature = 0.3f},
-                           {.temperature = 2, .top_k = 5},
-                           {.temperature = 1, .top_p = 0.7f},
-                           {.temperature = 1.5f, .min_p = 0.3f},
-                           {.temperature = 1, .top_k = 50, .top_p = 0.9f},
-                           {.temperature = 1, .top_k = 50, .top_p = 0.9999f},
-                           {.temperature = 1, .top_k = 3, .top_p = 0.5f, .min_p = 0.1f},
-                           {.temperature = 1, .top_k = 1},
-                           {.temperature = 1, .top_p = 1e-6f}}) {
+    for (const Draw& how : std::vector<Draw>{{.temperature = 1},
+                                             {.temperature = 0.3f},
+                                             {.temperature = 2, .top_k = 5},
+                                             {.temperature = 1, .top_p = 0.7f},
+                                             {.temperature = 1.5f, .min_p = 0.3f},
+                                             {.temperature = 1, .top_k = 50, .top_p = 0.9f},
+                                             {.temperature = 1, .top_k = 50, .top_p = 0.9999f},
+                                             {.temperature = 1, .top_k = 3, .top_p = 0.5f, .min_p = 0.1f},
+                                             {.temperature = 1, .top_k = 1},
+                                             {.temperature = 1, .top_p = 1e-6f}}) {
       CAPTURE(vocab, how.temperature, how.top_k, how.top_p, how.min_p);
       auto x = random_floats(size_t(vocab), random, Dtype::f32, 4);
       // Ties, also at the cut; with three values, both filters may cut among the same equals.
@@ -497,15 +475,13 @@ TEST_CASE("cuda sampler: draws fall where double precision puts them", "[cuda][m
     }
 }
 
-TEST_CASE("cuda sampler: a row's token does not depend on the blocks that it is cut into",
-          "[cuda][model]") {
+TEST_CASE("cuda sampler: a row's token does not depend on the blocks that it is cut into", "[cuda][model]") {
   cuda::Stream stream;
   Random random(9);
   constexpr float kLast = 0x1.fffffep-1f;
   const Draw just_p{.temperature = 1, .top_p = 0.7f, .uniform = kLast};
   // Llama 3's vocabulary, which takes the most blocks, and one for every number of them.
-  for (auto [vocab, slicings] :
-       {std::pair(128256, std::vector{1, 0}), std::pair(9001, std::vector{1, 2, 3, 7, 16})}) {
+  for (auto [vocab, slicings] : {std::pair(128256, std::vector{1, 0}), std::pair(9001, std::vector{1, 2, 3, 7, 16})}) {
     // Eight values: the cut falls among thousands of equals, and these among all slices.
     std::vector<float> x(static_cast<size_t>(vocab));
     for (float& value : x) value = float(int(random.uniform() * 8)) / 4;
@@ -550,20 +526,17 @@ TEST_CASE("cuda sampler: a row's token does not depend on the blocks that it is 
       CHECK(double(rows[size_t(i)].uniform) <= place.end + 1e-6);
       // The last that top-k keeps: a count, so exact.
       if (i == 1)
-        CHECK(std::none_of(want.begin() + first[1] + 1, want.end(),
-                           [](const Interval& w) { return w.end > w.begin; }));
+        CHECK(std::none_of(want.begin() + first[1] + 1, want.end(), [](const Interval& w) { return w.end > w.begin; }));
     }
   }
 }
 
-TEST_CASE("cuda gemm: every element against double, and a row's bits for every M",
-          "[cuda][model][gemm]") {
+TEST_CASE("cuda gemm: every element against double, and a row's bits for every M", "[cuda][model][gemm]") {
   cuda::Stream stream;
   Random random(7);
   CudaGemm gemm(stream);
   for (auto [dtype, y_dtype] :
-       {std::pair(Dtype::f32, Dtype::f32), std::pair(Dtype::bf16, Dtype::bf16),
-        std::pair(Dtype::bf16, Dtype::f32)})
+       {std::pair(Dtype::f32, Dtype::f32), std::pair(Dtype::bf16, Dtype::bf16), std::pair(Dtype::bf16, Dtype::f32)})
     for (auto [n, k] : {std::pair(64, 128), std::pair(37, 50)}) {
       CAPTURE(dtype_name(dtype), dtype_name(y_dtype), n, k);
       const int max_m = 21, k_stride = (k + 7) / 8 * 8, y_stride = (n + 15) / 8 * 8;
@@ -580,8 +553,7 @@ TEST_CASE("cuda gemm: every element against double, and a row's bits for every M
       std::vector<float> whole;
       for (int m : {max_m, 0, 1, 2, 3, 8, 17}) {
         CAPTURE(m);
-        cuda::Memory y =
-            floats_to_card(std::vector<float>(size_t(max_m * y_stride), -7), y_dtype, stream);
+        cuda::Memory y = floats_to_card(std::vector<float>(size_t(max_m * y_stride), -7), y_dtype, stream);
         args.y = y.data();
         args.m = m;
         gemm.run(args);
@@ -598,8 +570,7 @@ TEST_CASE("cuda gemm: every element against double, and a row's bits for every M
             if (m != max_m) continue;
             double want = 0, size = 0;
             for (int t = 0; t < k; ++t) {
-              const double term =
-                  double(x[size_t(i * k_stride + t)]) * double(w[size_t(j * k_stride + t)]);
+              const double term = double(x[size_t(i * k_stride + t)]) * double(w[size_t(j * k_stride + t)]);
               want += term;
               size += std::fabs(term);
             }
@@ -610,8 +581,7 @@ TEST_CASE("cuda gemm: every element against double, and a row's bits for every M
   CHECK(gemm.describe().find("37 x 50") != std::string::npos);
 }
 
-TEST_CASE("cuda gemv: every element against double, and a row's bits for every M",
-          "[cuda][model][gemm]") {
+TEST_CASE("cuda gemv: every element against double, and a row's bits for every M", "[cuda][model][gemm]") {
   cuda::Stream stream;
   Random random(10);
   // Columns beyond a block of 16, K beyond a stage of 128 and beyond the ring of six of them.
@@ -621,8 +591,7 @@ TEST_CASE("cuda gemv: every element against double, and a row's bits for every M
       const int k_stride = k + 8, y_stride = n + 3;
       const auto w = random_floats(size_t(n * k_stride), random, Dtype::bf16),
                  x = random_floats(size_t(kGemvRows * k_stride), random, Dtype::bf16);
-      cuda::Memory on_w = floats_to_card(w, Dtype::bf16, stream),
-                   on_x = floats_to_card(x, Dtype::bf16, stream);
+      cuda::Memory on_w = floats_to_card(w, Dtype::bf16, stream), on_x = floats_to_card(x, Dtype::bf16, stream);
       CudaGemmArgs args{.x = on_x.data(),
                         .w = {on_w.data(), n, k, k_stride},
                         .x_dtype = Dtype::bf16,
@@ -652,8 +621,7 @@ TEST_CASE("cuda gemv: every element against double, and a row's bits for every M
             if (m != kGemvRows) continue;
             double want = 0, terms = 0;
             for (int t = 0; t < k; ++t) {
-              const double term =
-                  double(x[size_t(i * k_stride + t)]) * double(w[size_t(j * k_stride + t)]);
+              const double term = double(x[size_t(i * k_stride + t)]) * double(w[size_t(j * k_stride + t)]);
               want += term;
               terms += std::fabs(term);
             }
@@ -672,20 +640,17 @@ TEST_CASE("cuda gemv: every element against double, and a row's bits for every M
 
 // Each takes what the one before it gives. On the interpreter it comes to its wait before that one
 // has begun.
-TEST_CASE("cuda gemv: a row of them that start early gives what those give that do not",
-          "[cuda][model][gemm]") {
+TEST_CASE("cuda gemv: a row of them that start early gives what those give that do not", "[cuda][model][gemm]") {
 #ifdef XPYD_SIMT
   cuda::simt::Late late(true);
 #endif
   cuda::Stream stream;
   Random random(11);
   constexpr int kWide = 136;
-  const auto w = random_floats(kWide * kWide, random, Dtype::bf16),
-             x = random_floats(kWide, random, Dtype::bf16);
+  const auto w = random_floats(kWide * kWide, random, Dtype::bf16), x = random_floats(kWide, random, Dtype::bf16);
   cuda::Memory on_w = floats_to_card(w, Dtype::bf16, stream);
   auto run = [&](bool early) {
-    cuda::Memory here = floats_to_card(x, Dtype::bf16, stream),
-                 there = floats_to_card(x, Dtype::bf16, stream);
+    cuda::Memory here = floats_to_card(x, Dtype::bf16, stream), there = floats_to_card(x, Dtype::bf16, stream);
     for (int i = 0; i < 10; ++i) {
       cuda_gemv({.x = here.data(),
                  .y = there.data(),

@@ -38,8 +38,7 @@ TEST_CASE("ops: exp within two units in the last place, over its whole range", "
     std::vector<float> y(x.size());
     ops->exp(x.data(), 0, 1, int(x.size()), y.data());
     double worst = 0;
-    for (size_t i = 0; i < x.size(); ++i)
-      worst = std::max(worst, std::fabs(double(y[i]) / std::exp(double(x[i])) - 1));
+    for (size_t i = 0; i < x.size(); ++i) worst = std::max(worst, std::fabs(double(y[i]) / std::exp(double(x[i])) - 1));
     CHECK(worst < 2 * 0x1p-23);
 
     const float inf = std::numeric_limits<float>::infinity();
@@ -67,15 +66,12 @@ TEST_CASE("ops: against double precision at every length", "[model][ops]") {
       const double scale = 1 / std::sqrt(squares / n + 1e-5);
       ops->rms_norm(x.data(), w.data(), 1e-5, n, out.data());
       for (size_t i = 0; i < size; ++i)
-        REQUIRE(out[i] ==
-                Approx(x[i] * scale * w[i]).epsilon((4 + std::sqrt(n)) * 0x1p-24).margin(1e-30));
+        REQUIRE(out[i] == Approx(x[i] * scale * w[i]).epsilon((4 + std::sqrt(n)) * 0x1p-24).margin(1e-30));
       CHECK(out[size] == -7);
 
       ops->swiglu(x.data(), up.data(), n, out.data());
       for (size_t i = 0; i < size; ++i)
-        REQUIRE(out[i] == Approx(x[i] / (1 + std::exp(-double(x[i]))) * up[i])
-                              .epsilon(6 * 0x1p-24)
-                              .margin(1e-30));
+        REQUIRE(out[i] == Approx(x[i] / (1 + std::exp(-double(x[i]))) * up[i]).epsilon(6 * 0x1p-24).margin(1e-30));
       CHECK(out[size] == -7);
 
       double total = 0, size_of_total = 0;

@@ -53,18 +53,15 @@ struct Planner {
     planner.copy(stream);
     size_t s = 0;
     for (const CudaStep& part : parts) {
-      const auto offsets = read(part.q_offsets, part.n_seqs + 1),
-                 lengths = read(part.kv_lengths, part.n_seqs),
-                 tables = read(part.table_begins, part.n_seqs),
-                 listed = read(part.split_begins, part.n_seqs);
+      const auto offsets = read(part.q_offsets, part.n_seqs + 1), lengths = read(part.kv_lengths, part.n_seqs),
+                 tables = read(part.table_begins, part.n_seqs), listed = read(part.split_begins, part.n_seqs);
       const auto splits = read(part.splits, part.n_splits);
       CHECK(part.n_splits <= StepPlanner::max_splits(options));
       int next = 0;
       for (int i = 0; i < part.n_seqs && s < all.lengths.size(); ++i, ++s) {
         REQUIRE(lengths[size_t(i)] == all.lengths[s]);
         CHECK(offsets[size_t(i)] == i);
-        CHECK(read(part.block_tables + tables[size_t(i)], int(all.tables[s].size())) ==
-              all.tables[s]);
+        CHECK(read(part.block_tables + tables[size_t(i)], int(all.tables[s].size())) == all.tables[s]);
         CHECK(listed[size_t(i)] == next);
         const int seen = window ? std::max(0, all.lengths[s] - window) : 0;
         for (int split = seen / 512; split * 512 < all.lengths[s]; ++split, ++next) {
@@ -115,15 +112,13 @@ TEST_CASE("cuda plan: padded steps of the same kind have the same plan", "[cuda]
   Planner a(64), b(64);
   const Decodes one({700, 3, 5000}), two({20, 4000, 1500, 90});
   const Plan x = *a.planner.plan_padded(one.input(), 4), y = *b.planner.plan_padded(two.input(), 4);
-  auto place = [](const Planner& p, const void* at) {
-    return static_cast<const std::byte*>(at) - p.memory.data();
-  };
+  auto place = [](const Planner& p, const void* at) { return static_cast<const std::byte*>(at) - p.memory.data(); };
   CHECK(x.all.n_splits == y.all.n_splits);
   CHECK(x.table_entries == y.table_entries);
   CHECK(x.all.max_kv_length == y.all.max_kv_length);
   CHECK(a.planner.bytes() == b.planner.bytes());
-  for (auto field : {&CudaStep::q_offsets, &CudaStep::kv_lengths, &CudaStep::block_tables,
-                     &CudaStep::table_begins, &CudaStep::split_begins})
+  for (auto field : {&CudaStep::q_offsets, &CudaStep::kv_lengths, &CudaStep::block_tables, &CudaStep::table_begins,
+                     &CudaStep::split_begins})
     CHECK(place(a, x.all.*field) == place(b, y.all.*field));
   CHECK(place(a, x.all.splits) == place(b, y.all.splits));
   a.check({x.all}, one, 0);

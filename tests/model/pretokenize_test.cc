@@ -29,10 +29,7 @@ TEST_CASE("pretokenize: words as the regexes cut them", "[model][tokenizer]") {
        {"'", "\u017fx", "'", "Sx"}},  // U+017F is an s when case is ignored
       {"I'LL'll've", {"I", "'LL", "'ll", "'ve"}, {}, {"I", "'", "LL", "'ll", "'ve"}},
       {"'sa 'a '", {"'s", "a", " '", "a", " '"}, {}, {}},
-      {"a\r\n\n  b   c",
-       {"a", "\r\n\n", " ", " b", "  ", " c"},
-       {},
-       {"a", "\r\n\n ", " b", "  ", " c"}},
+      {"a\r\n\n  b   c", {"a", "\r\n\n", " ", " b", "  ", " c"}, {}, {"a", "\r\n\n ", " b", "  ", " c"}},
       {"  \n \t x", {"  \n", " \t", " x"}, {}, {"  \n \t", " x"}},
       {"\t\tx\n", {"\t", "\tx", "\n"}, {}, {"\t", "\t", "x", "\n"}},
       {"x  ", {"x", "  "}, {}, {}},

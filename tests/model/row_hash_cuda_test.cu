@@ -17,8 +17,7 @@ TEST_CASE("cuda row hash: the CPU's value for every row", "[cuda][model]") {
       std::vector<float> logits(size_t(n * vocab));
       for (float& x : logits) x = float(random.uniform() * 4 - 2);
       logits[0] = -0.0f, logits.back() = std::nanf("7");
-      cuda::Memory rows = to_card(logits, stream),
-                   out = to_card(std::vector<uint64_t>(size_t(n), 99), stream);
+      cuda::Memory rows = to_card(logits, stream), out = to_card(std::vector<uint64_t>(size_t(n), 99), stream);
       auto hash = [&] { hash_rows(rows.as<float>(), n, vocab, out.as<uint64_t>(), stream); };
       hash();
       cuda::Graph graph = cuda::Graph::capture(stream, hash);

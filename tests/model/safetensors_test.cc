@@ -22,12 +22,9 @@ std::string length_prefix(uint64_t n) {
   return bytes;
 }
 
-void write_file(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
+void write_file(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
-void write_safetensors(const std::string& path, const std::string& header,
-                       const std::string& data) {
+void write_safetensors(const std::string& path, const std::string& header, const std::string& data) {
   write_file(path, length_prefix(header.size()) + header + data);
 }
 
@@ -38,8 +35,7 @@ std::string error_of(const std::string& header, uint64_t data_bytes) {
 
 std::string tensor(const std::string& name, const std::string& dtype, const std::string& shape,
                    const std::string& offsets) {
-  return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape +
-         ",\"data_offsets\":" + offsets + "}";
+  return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}";
 }
 
 TEST_CASE("safetensors: headers that are accepted", "[model][safetensors]") {
@@ -50,8 +46,7 @@ TEST_CASE("safetensors: headers that are accepted", "[model][safetensors]") {
       {"{" + tensor("a", "F32", "[2,3]", "[0,24]") + "}", "24"},
       {"{" + tensor("a", "F32", "[]", "[0,4]") + "}", "4"},     // a scalar
       {"{" + tensor("a", "F32", "[0,7]", "[0,0]") + "}", "0"},  // an empty tensor
-      {"{" + tensor("b", "BF16", "[3]", "[1,7]") + "," + tensor("a", "U8", "[1]", "[0,1]") + "}",
-       "7"},
+      {"{" + tensor("b", "BF16", "[3]", "[1,7]") + "," + tensor("a", "U8", "[1]", "[0,1]") + "}", "7"},
   };
   for (const auto& [header, bytes] : cases) {
     CAPTURE(header);
@@ -77,8 +72,7 @@ TEST_CASE("safetensors: headers that are refused, and why", "[model][safetensors
       {"{\"a\":1}", 0, "tensor \"a\": expected an object"},
       {"{\"a\":{}}", 0, "tensor \"a\": expected an object"},
       {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offset\":[0,8]}}", 8, "data_offsets"},
-      {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8],\"x\":1}}", 8,
-       "expected an object of"},
+      {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8],\"x\":1}}", 8, "expected an object of"},
       {"{\"a\":{\"dtype\":7,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "dtype: expected a string"},
       {"{" + tensor("a", "F31", "[2]", "[0,8]") + "}", 8, "unknown dtype \"F31\""},
       {"{" + tensor("a", "F32", "2", "[0,8]") + "}", 8, "shape: expected an array"},
@@ -100,12 +94,10 @@ TEST_CASE("safetensors: headers that are refused, and why", "[model][safetensors
       {"{" + good + "}", 9, "bytes that belong to no tensor"},
       {"{" + good + "}", 7, "truncated"},
       {"{" + good + "," + good + "}", 8, "header"},  // the same name twice
-      {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4],\"data_offsets\":[0,8]}}", 8,
-       "header"},
+      {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4],\"data_offsets\":[0,8]}}", 8, "header"},
       {"{\"__metadata__\":[]}", 0, "__metadata__"},
       {"{\"__metadata__\":{\"a\":1}}", 0, "__metadata__"},
-      {"{" + tensor(std::string(513, 'n'), "F32", "[2]", "[0,8]") + "}", 8,
-       "longer than 512 bytes"},
+      {"{" + tensor(std::string(513, 'n'), "F32", "[2]", "[0,8]") + "}", 8, "longer than 512 bytes"},
   };
   for (const Case& c : cases) {
     CAPTURE(c.header.substr(0, 200), c.data_bytes);
@@ -164,11 +156,10 @@ TEST_CASE("safetensors: elements of every float dtype, at odd offsets", "[model]
   data.append(reinterpret_cast<const char*>(values), 12);
   data.append(reinterpret_cast<const char*>(half), 6);
   data.append(reinterpret_cast<const char*>(brain), 6);
-  write_safetensors(
-      path,
-      "{" + tensor("pad", "U8", "[1]", "[0,1]") + "," + tensor("f", "F32", "[3]", "[1,13]") + "," +
-          tensor("h", "F16", "[3]", "[13,19]") + "," + tensor("b", "BF16", "[3]", "[19,25]") + "}",
-      data);
+  write_safetensors(path,
+                    "{" + tensor("pad", "U8", "[1]", "[0,1]") + "," + tensor("f", "F32", "[3]", "[1,13]") + "," +
+                        tensor("h", "F16", "[3]", "[13,19]") + "," + tensor("b", "BF16", "[3]", "[19,25]") + "}",
+                    data);
   auto file = SafetensorsFile::open(path);
   REQUIRE(file);
   auto read = [&](const char* name) {
@@ -187,23 +178,20 @@ TEST_CASE("safetensors: elements of every float dtype, at odd offsets", "[model]
   float out[3];
   Status status = file.value()->read("b", file.value()->tensors().at("b"), 0, 3, out);
   REQUIRE_FALSE(status);
-  CHECK_THAT(status.error().message,
-             Contains(path) && Contains("tensor \"b\"") && Contains("truncated"));
+  CHECK_THAT(status.error().message, Contains(path) && Contains("tensor \"b\"") && Contains("truncated"));
   CHECK_FALSE(file.value()->check_unchanged());
 }
 
 TEST_CASE("safetensors: shard names may only choose files of the folder", "[model][safetensors]") {
-  for (const char* name :
-       {"", ".", "..", "../x", "/etc/passwd", "a/b", "a\\\\b", "x\\u0000y", ".hidden"}) {
+  for (const char* name : {"", ".", "..", "../x", "/etc/passwd", "a/b", "a\\\\b", "x\\u0000y", ".hidden"}) {
     const std::string text = std::string("{\"weight_map\":{\"t\":\"") + name + "\"}}";
     CAPTURE(text);
     auto index = parse_safetensors_index(text, "index.json");
     REQUIRE_FALSE(index);
     CHECK_THAT(index.error().message, Contains("index.json: weight_map: \"t\""));
   }
-  for (const char* text :
-       {"", "[]", "{}", "{\"weight_map\":3}", "{\"weight_map\":{}}", "{\"weight_map\":{\"t\":1}}",
-        "{\"weight_map\":{\"t\":\"a\",\"t\":\"b\"}}"}) {
+  for (const char* text : {"", "[]", "{}", "{\"weight_map\":3}", "{\"weight_map\":{}}", "{\"weight_map\":{\"t\":1}}",
+                           "{\"weight_map\":{\"t\":\"a\",\"t\":\"b\"}}"}) {
     CAPTURE(text);
     CHECK_FALSE(parse_safetensors_index(text, "index.json"));
   }
@@ -219,8 +207,7 @@ TEST_CASE("safetensors: links out of the folder are not followed", "[model][safe
   fs::create_directories(dir.path + "/elsewhere");
   write_safetensors(dir.path + "/repo/blobs/0123", header, data);
   write_safetensors(dir.path + "/elsewhere/file", header, data);
-  const std::string snapshot = dir.path + "/repo/snapshots/rev",
-                    link = snapshot + "/model.safetensors";
+  const std::string snapshot = dir.path + "/repo/snapshots/rev", link = snapshot + "/model.safetensors";
 
   fs::create_symlink("../../blobs/0123", link);  // as Hugging Face's cache has it
   CHECK(Checkpoint::open(snapshot));
@@ -235,8 +222,7 @@ TEST_CASE("safetensors: links out of the folder are not followed", "[model][safe
   CHECK(Checkpoint::open(snapshot));
 
   // An index names only shards that exist and hold what it says.
-  write_file(snapshot + "/model.safetensors.index.json",
-             "{\"weight_map\":{\"a\":\"real\",\"b\":\"real\"}}");
+  write_file(snapshot + "/model.safetensors.index.json", "{\"weight_map\":{\"a\":\"real\",\"b\":\"real\"}}");
   auto missing = Checkpoint::open(snapshot);
   REQUIRE_FALSE(missing);
   CHECK_THAT(missing.error().message, Contains("real") && Contains("tensor \"b\": missing"));
@@ -253,8 +239,7 @@ TEST_CASE("safetensors: links out of the folder are not followed", "[model][safe
 // A copy of a fixture that a test may spoil.
 struct SpoiledModel {
   explicit SpoiledModel(const std::string& name) {
-    std::filesystem::copy(data_path("models/" + name), dir.path,
-                          std::filesystem::copy_options::recursive);
+    std::filesystem::copy(data_path("models/" + name), dir.path, std::filesystem::copy_options::recursive);
   }
   std::string text(const std::string& file) const {
     std::ifstream in(dir.path + "/" + file, std::ios::binary);
@@ -282,26 +267,21 @@ TEST_CASE("safetensors: a checkpoint that does not fit its config.json", "[model
   const std::string file = "model.safetensors";
   SpoiledModel shape("llama2");
   shape.replace("config.json", "\"intermediate_size\": 100", "\"intermediate_size\": 101");
-  CHECK_THAT(shape.load_error(), Contains(file) &&
-                                     Contains("gate_proj.weight\": shape [100, 48]") &&
-                                     Contains("[101, 48]"));
+  CHECK_THAT(shape.load_error(),
+             Contains(file) && Contains("gate_proj.weight\": shape [100, 48]") && Contains("[101, 48]"));
   SpoiledModel name("llama2");
   name.replace(file, "layers.1.mlp.up_proj", "layers.1.mlp.Up_proj");
-  CHECK_THAT(name.load_error(),
-             Contains(file) && Contains("layers.1.mlp.up_proj.weight\": missing"));
+  CHECK_THAT(name.load_error(), Contains(file) && Contains("layers.1.mlp.up_proj.weight\": missing"));
   SpoiledModel extra("llama_linear_bias");
   extra.replace("config.json", "\"mlp_bias\": true", "\"mlp_bias\": false");
-  CHECK_THAT(extra.load_error(),
-             Contains(file) && Contains("down_proj.bias\": a llama model of this config.json"));
+  CHECK_THAT(extra.load_error(), Contains(file) && Contains("down_proj.bias\": a llama model of this config.json"));
   SpoiledModel dtype("llama_linear_bias");
   dtype.replace(file, "\"dtype\":\"F16\"", "\"dtype\":\"I16\"");
-  CHECK_THAT(dtype.load_error(),
-             Contains(file) && Contains("dtype I16 is not supported (expected F32, F16 or BF16)"));
+  CHECK_THAT(dtype.load_error(), Contains(file) && Contains("dtype I16 is not supported (expected F32, F16 or BF16)"));
   SpoiledModel cut("mistral");
   const std::string shard = cut.dir.path + "/model-00003-of-00007.safetensors";
   REQUIRE(truncate(shard.c_str(), long(std::filesystem::file_size(shard)) - 1) == 0);
-  CHECK_THAT(cut.load_error(),
-             Contains("model-00003-of-00007.safetensors") && Contains("truncated"));
+  CHECK_THAT(cut.load_error(), Contains("model-00003-of-00007.safetensors") && Contains("truncated"));
   CHECK(SpoiledModel("qwen3").load_error() == "accepted");
 }
 
@@ -318,8 +298,7 @@ TEST_CASE("safetensors: a shard that is cut while it is read", "[model][safetens
   CHECK(handle.value().read(0, 40, row.data()));
   Status status = handle.value().read(222 * 40, 40, row.data());
   REQUIRE_FALSE(status);
-  CHECK_THAT(status.error().message,
-             Contains(shard) && Contains("\"lm_head.weight\": truncated while it was read"));
+  CHECK_THAT(status.error().message, Contains(shard) && Contains("\"lm_head.weight\": truncated while it was read"));
   CHECK_FALSE(checkpoint.value().check_unchanged());
 }
 

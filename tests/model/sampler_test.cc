@@ -26,8 +26,7 @@ std::map<int, double> reference(std::vector<float> logits, const SamplingParams&
   std::vector<double> weights;
   double total = 0;
   for (int id : order) {
-    weights.push_back(
-        std::exp((double(logits[size_t(id)]) - logits[size_t(order[0])]) / p.temperature));
+    weights.push_back(std::exp((double(logits[size_t(id)]) - logits[size_t(order[0])]) / p.temperature));
     total += weights.back();
   }
   std::map<int, double> kept;
@@ -44,8 +43,7 @@ std::map<int, double> reference(std::vector<float> logits, const SamplingParams&
 }
 
 // Draws until the frequencies stand out of the noise; chi-square against the reference.
-void check_distribution(const std::vector<float>& logits, const SamplingParams& params,
-                        int n = 20000) {
+void check_distribution(const std::vector<float>& logits, const SamplingParams& params, int n = 20000) {
   const auto expected = reference(logits, params);
   SamplerState state(params, 0, {});
   SamplerScratch scratch;
@@ -70,8 +68,7 @@ void check_distribution(const std::vector<float>& logits, const SamplingParams& 
 std::vector<float> random_logits(int n, uint64_t seed, double spread = 3) {
   Random random(seed);
   std::vector<float> logits(static_cast<size_t>(n));
-  for (float& x : logits)
-    x = float((random.uniform() + random.uniform() + random.uniform() - 1.5) * spread);
+  for (float& x : logits) x = float((random.uniform() + random.uniform() + random.uniform() - 1.5) * spread);
   return logits;
 }
 
@@ -106,8 +103,7 @@ TEST_CASE("sampler: frequencies agree with a sampler that sorts", "[model][sampl
     check_distribution(logits, {.temperature = temperature, .top_k = 7});
     check_distribution(logits, {.temperature = temperature, .top_p = 0.6f});
     check_distribution(logits, {.temperature = temperature, .min_p = 0.3f});
-    check_distribution(logits,
-                       {.temperature = temperature, .top_k = 40, .top_p = 0.8f, .min_p = 0.05f});
+    check_distribution(logits, {.temperature = temperature, .top_k = 40, .top_p = 0.8f, .min_p = 0.05f});
   }
   check_distribution(random_logits(5, 2), {});
   check_distribution({0, 0, 0, 0, 0, 0, 0}, {.top_k = 3});        // ties: the lower ids
@@ -124,8 +120,7 @@ TEST_CASE("sampler: filters keep exactly the tokens they should", "[model][sampl
     if (seed % 3 == 0)
       for (float& x : logits) x = std::round(x * 8) / 8;  // many ties
     Random random(seed);
-    SamplingParams params{
-        .temperature = 1, .top_k = 1 + int(random.below(uint64_t(n))), .seed = seed};
+    SamplingParams params{.temperature = 1, .top_k = 1 + int(random.below(uint64_t(n))), .seed = seed};
     if (seed % 2) params.top_p = float(0.1 + 0.85 * random.uniform());
     if (seed % 5 == 0) params.min_p = 0.7f;
     if (params.top_k == 1) continue;
@@ -162,9 +157,7 @@ TEST_CASE("sampler: the repetition penalty covers prompt and output", "[model][s
   SamplerState state(params, 0, prompt);
   SamplerScratch scratch;
   CHECK(state.prompt_tokens == std::vector<int32_t>{1, 3, 99999});
-  auto next = [&](const std::vector<float>& logits) {
-    return sample(logits, params, state, scratch).chosen.token;
-  };
+  auto next = [&](const std::vector<float>& logits) { return sample(logits, params, state, scratch).chosen.token; };
   CHECK(next({1, 1.9f, 0, 0}) == 0);          // 1.9 / 2 < 1
   CHECK(next({1.5f, 0, 1, 0}) == 2);          // 0 was put out just now: 0.75 < 1
   CHECK(next({-1, -1, -1.9f, -1.95f}) == 0);  // -2, -2, -3.8, -3.9: the lowest id of equals
@@ -191,22 +184,18 @@ TEST_CASE("sampler: logprobs are the log-softmax of the raw logits", "[model][sa
   for (float x : logits) sum += std::exp(double(x));
   std::vector<int> order(logits.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = int(i);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int a, int b) { return logits[size_t(a)] > logits[size_t(b)]; });
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[size_t(a)] > logits[size_t(b)]; });
   for (int n_top : {0, 1, 5, 20}) {
     // Penalties, temperature and filters change the choice and nothing of the logprobs.
-    SamplingParams params{
-        .temperature = 0.3f, .top_k = 4, .repetition_penalty = 1.7f, .top_logprobs = n_top};
+    SamplingParams params{.temperature = 0.3f, .top_k = 4, .repetition_penalty = 1.7f, .top_logprobs = n_top};
     SamplerState state(params, 0, std::vector<int32_t>{1, 2, 3});
     SamplerScratch scratch;
     const Sampled s = sample(logits, params, state, scratch);
-    CHECK(s.chosen.logprob ==
-          Approx(double(logits[size_t(s.chosen.token)]) - std::log(sum)).margin(1e-5));
+    CHECK(s.chosen.logprob == Approx(double(logits[size_t(s.chosen.token)]) - std::log(sum)).margin(1e-5));
     REQUIRE(int(s.top.size()) == n_top);
     for (int i = 0; i < n_top; ++i) {
       CHECK(s.top[size_t(i)].token == order[size_t(i)]);
-      CHECK(s.top[size_t(i)].logprob ==
-            Approx(double(logits[size_t(order[size_t(i)])]) - std::log(sum)).margin(1e-5));
+      CHECK(s.top[size_t(i)].logprob == Approx(double(logits[size_t(order[size_t(i)])]) - std::log(sum)).margin(1e-5));
     }
   }
   SamplingParams none;
@@ -216,8 +205,7 @@ TEST_CASE("sampler: logprobs are the log-softmax of the raw logits", "[model][sa
   SamplingParams all{.temperature = 0, .top_logprobs = 20};  // more than there are
   const Sampled tied = sample(std::vector<float>{1, 2, 2, 1}, all, state, scratch);
   REQUIRE(tied.top.size() == 4);
-  CHECK((tied.top[0].token == 1 && tied.top[1].token == 2 && tied.top[2].token == 0 &&
-         tied.top[3].token == 3));
+  CHECK((tied.top[0].token == 1 && tied.top[1].token == 2 && tied.top[2].token == 0 && tied.top[3].token == 3));
 }
 
 TEST_CASE("sampler: any logits give a token", "[model][sampler]") {

@@ -17,8 +17,7 @@ struct RankedKv {
            KvOrder order = KvOrder::layer_major, Dtype dtype = Dtype::f32)
       : n_ranks(shards.n_ranks()) {
     for (int rank = 0; rank < n_ranks; ++rank) {
-      layouts.push_back(
-          {rank_shape(kv_shape(config, dtype), shards, rank), order, max_tokens, n_slots});
+      layouts.push_back({rank_shape(kv_shape(config, dtype), shards, rank), order, max_tokens, n_slots});
       pools.emplace_back(layouts.back().pool_bytes());
       std::memset(pools.back().data(), 0xff, pools.back().size());
     }
@@ -27,8 +26,7 @@ struct RankedKv {
   std::vector<KvView> views(const std::vector<int>& slots) const {
     std::vector<KvView> all;
     for (int rank = 0; rank < n_ranks; ++rank)
-      for (int slot : slots)
-        all.push_back({pools[size_t(rank)].data(), &layouts[size_t(rank)], nullptr, slot});
+      for (int slot : slots) all.push_back({pools[size_t(rank)].data(), &layouts[size_t(rank)], nullptr, slot});
     return all;
   }
   int n_ranks;
@@ -54,8 +52,7 @@ struct Loaded {
     INFO((parsed ? "" : parsed.error().message));
     REQUIRE(parsed.ok());
     config = parsed.value();
-    weights =
-        load_weights("wide", config, {.dtype = dtype, .dummy = true, .seed = 5}, team).value();
+    weights = load_weights("wide", config, {.dtype = dtype, .dummy = true, .seed = 5}, team).value();
   }
   explicit Loaded(const std::string& fixture) {
     config = load_model_config(data_path("models/" + fixture)).value();
@@ -84,8 +81,7 @@ std::vector<float> run_script(Model& model, const RankedKv& kv) {
       slots.push_back(2 - s);
       past.push_back(lengths[size_t(s)]);
       tokens.emplace_back();
-      for (int i = 0; i < step[size_t(s)]; ++i)
-        tokens.back().push_back(token(100 * s + lengths[size_t(s)]++));
+      for (int i = 0; i < step[size_t(s)]; ++i) tokens.back().push_back(token(100 * s + lengths[size_t(s)]++));
     }
     const auto logits = run_step(model, kv.views(slots), tokens, past);
     all.insert(all.end(), logits.begin(), logits.end());
@@ -96,8 +92,7 @@ std::vector<float> run_script(Model& model, const RankedKv& kv) {
 std::vector<float> on_one_rank(const Loaded& loaded, Dtype kv_dtype = Dtype::f32) {
   ThreadTeam team(1);
   auto model = make_llama(loaded.weights, team, 64, 64);
-  return run_script(*model,
-                    {loaded.config, loaded.shards(1, 1), 64, 3, KvOrder::layer_major, kv_dtype});
+  return run_script(*model, {loaded.config, loaded.shards(1, 1), 64, 3, KvOrder::layer_major, kv_dtype});
 }
 
 TEST_CASE("sharded llama: the bits of one rank, for tp 1 to 8 and pp 1 to 3", "[shards][model]") {
@@ -111,8 +106,7 @@ TEST_CASE("sharded llama: the bits of one rank, for tp 1 to 8 and pp 1 to 3", "[
           for (int piece : {0, 3}) {
             const KvShards shards = loaded.shards(tp, pp);
             auto model = make_sharded_llama(
-                loaded.weights,
-                {.shards = shards, .threads_per_rank = threads, .piece_tokens = piece}, 64, 64);
+                loaded.weights, {.shards = shards, .threads_per_rank = threads, .piece_tokens = piece}, 64, 64);
             CAPTURE(dtype_name(dtype), tp, pp, threads, piece);
             const KvOrder order = pp == 2 ? KvOrder::token_major : KvOrder::layer_major;
             CHECK(same_bits(run_script(*model, {loaded.config, shards, 64, 3, order}), expected));
@@ -120,8 +114,7 @@ TEST_CASE("sharded llama: the bits of one rank, for tp 1 to 8 and pp 1 to 3", "[
   }
 }
 
-TEST_CASE("sharded llama: every family, and tp that does not divide the eight K-groups",
-          "[shards][model]") {
+TEST_CASE("sharded llama: every family, and tp that does not divide the eight K-groups", "[shards][model]") {
   int ran = 0;
   for (const char* name : {"llama2", "llama31", "llama_linear_bias", "mistral", "qwen2", "qwen3"}) {
     Loaded loaded{std::string(name)};
@@ -152,9 +145,7 @@ TEST_CASE("sharded llama: more ranks than K-groups, and quantised KV", "[shards]
       const KvShards shards = loaded.shards(tp, 1);
       auto model = make_sharded_llama(loaded.weights, {.shards = shards}, 64, 64);
       CAPTURE(tp, dtype_name(kv_dtype));
-      CHECK(same_bits(
-          run_script(*model, {loaded.config, shards, 64, 3, KvOrder::layer_major, kv_dtype}),
-          expected));
+      CHECK(same_bits(run_script(*model, {loaded.config, shards, 64, 3, KvOrder::layer_major, kv_dtype}), expected));
     }
   }
 }
@@ -178,8 +169,8 @@ TEST_CASE("sharded llama: each rank's KV is its layers and heads of the whole", 
         for (int h = own.heads.begin; h < own.heads.end; ++h)
           for (int v = 0; v < 2; ++v)
             for (int t = 0; t < 40; ++t, ++rows)
-              wrong += std::memcmp(mine.row(l - own.layers.begin, v, t, h - own.heads.begin),
-                                   all.row(l, v, t, h), mine.layout->shape.row_bytes()) != 0;
+              wrong += std::memcmp(mine.row(l - own.layers.begin, v, t, h - own.heads.begin), all.row(l, v, t, h),
+                                   mine.layout->shape.row_bytes()) != 0;
     }
     CAPTURE(tp, pp);
     CHECK(wrong == 0);
@@ -187,8 +178,7 @@ TEST_CASE("sharded llama: each rank's KV is its layers and heads of the whole", 
   }
 }
 
-TEST_CASE("sharded llama: the observer sees every layer of the model once, in order, complete",
-          "[shards][model]") {
+TEST_CASE("sharded llama: the observer sees every layer of the model once, in order, complete", "[shards][model]") {
   Loaded loaded(kWide, Dtype::f32);
   constexpr int kTokens = 50;
   struct Observer final : LayerObserver {
@@ -207,8 +197,8 @@ TEST_CASE("sharded llama: the observer sees every layer of the model once, in or
         for (int h = 0; h < own.heads.size(); ++h)
           for (int v = 0; v < 2; ++v)
             for (int t = 0; t < kTokens; ++t)
-              unwritten += std::isnan(*reinterpret_cast<const float*>(
-                  views[size_t(rank)].row(layer - own.layers.begin, v, t, h)));
+              unwritten += std::isnan(
+                  *reinterpret_cast<const float*>(views[size_t(rank)].row(layer - own.layers.begin, v, t, h)));
       }
     }
   };
@@ -219,8 +209,7 @@ TEST_CASE("sharded llama: the observer sees every layer of the model once, in or
       Observer observer;
       observer.kv = &kv;
       observer.shards = shards;
-      auto model =
-          make_sharded_llama(loaded.weights, {.shards = shards, .piece_tokens = piece}, 64, 64);
+      auto model = make_sharded_llama(loaded.weights, {.shards = shards, .piece_tokens = piece}, 64, 64);
       std::vector<int32_t> tokens(kTokens, 3);
       run_step(*model, kv.views({0}), {tokens}, {0}, &observer);
       CAPTURE(tp, pp, piece);
@@ -269,12 +258,10 @@ TEST_CASE("sharded llama: slices cover every matrix once", "[shards][model]") {
   }
 }
 
-TEST_CASE("sharded llama: shapes that the model cannot have are refused by name",
-          "[shards][model]") {
+TEST_CASE("sharded llama: shapes that the model cannot have are refused by name", "[shards][model]") {
   const Loaded loaded(kWide, Dtype::f32);
   auto message = [&](int tp, int pp) {
-    const Status status =
-        check_model_shards(loaded.config, loaded.shards(tp, pp), "--prefill-tp", "--prefill-pp");
+    const Status status = check_model_shards(loaded.config, loaded.shards(tp, pp), "--prefill-tp", "--prefill-pp");
     return status ? std::string() : status.error().message;
   };
   CHECK(message(8, 3) == "");
@@ -286,13 +273,11 @@ TEST_CASE("sharded llama: shapes that the model cannot have are refused by name"
   many.n_heads = many.n_kv_heads = 128;
   many.n_layers = 80;
   KvShards shards{.n_layers = 80, .n_kv_heads = 128, .tp = 32, .pp = 4};
-  CHECK(check_model_shards(many, shards).error().message.find("128 ranks, a thread each") !=
-        std::string::npos);
+  CHECK(check_model_shards(many, shards).error().message.find("128 ranks, a thread each") != std::string::npos);
   many.n_kv_heads = shards.n_kv_heads = 6;
   many.n_heads = 12;
   shards.tp = 4;
-  CHECK(check_model_shards(many, shards).error().message ==
-        "tp 4 does not divide the model's 6 kv heads");
+  CHECK(check_model_shards(many, shards).error().message == "tp 4 does not divide the model's 6 kv heads");
 }
 
 }  // namespace

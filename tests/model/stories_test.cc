@@ -26,8 +26,7 @@ std::vector<int32_t> greedy(Model& model, std::vector<int32_t> tokens, int steps
   while (int(tokens.size()) <= steps) {
     while (done < int(tokens.size())) {
       const int end = std::min(done + chunk, int(tokens.size()));
-      logits =
-          run_step(model, {kv.view()}, {{tokens.begin() + done, tokens.begin() + end}}, {done});
+      logits = run_step(model, {kv.view()}, {{tokens.begin() + done, tokens.begin() + end}}, {done});
       done = end;
     }
     const std::span<const float> last(logits.data() + logits.size() - vocab, vocab);

@@ -43,8 +43,7 @@ TEST_CASE("tokenizer.json: one thing wrong at a time", "[model][tokenizer]") {
       {llama2, [](json& j) { j = json::array(); }, "T.json: expected an object"},
       {llama2, [](json& j) { j.erase("model"); }, "field \"model\": expected an object"},
       {llama2, [](json& j) { j["model"] = 3; }, "field \"model\": expected an object, got 3"},
-      {llama2, [](json& j) { j["model"]["type"] = "Unigram"; },
-       "field \"model.type\": \"Unigram\" is not supported"},
+      {llama2, [](json& j) { j["model"]["type"] = "Unigram"; }, "field \"model.type\": \"Unigram\" is not supported"},
       {llama2, [](json& j) { j["model"]["vocab"] = json::array(); }, "field \"vocab\": expected"},
       {llama2, [](json& j) { j["model"]["vocab"] = json::object(); }, "model.vocab\": is empty"},
       {llama2, [](json& j) { j["model"]["vocab"]["x\ty"] = "7"; }, "id of \"x\\ty\": expected"},
@@ -54,24 +53,18 @@ TEST_CASE("tokenizer.json: one thing wrong at a time", "[model][tokenizer]") {
       {llama2, [](json& j) { j["model"]["vocab"]["xy"] = 1 << 20; }, "got 1048576"},
       {llama2, [](json& j) { j["model"]["vocab"]["xy"] = UINT64_MAX; }, "got 18446744073709551615"},
       {llama2, [](json& j) { j["model"]["vocab"]["xy"] = 7; }, "id 7 is both "},
-      {llama2, [](json& j) { j["model"]["vocab"].erase("<0x0A>"); },
-       "the token of byte 10 is missing"},
-      {qwen2, [](json& j) { j["model"]["vocab"].erase("\u0120"); },
-       "the token of byte 32 is missing"},
+      {llama2, [](json& j) { j["model"]["vocab"].erase("<0x0A>"); }, "the token of byte 10 is missing"},
+      {qwen2, [](json& j) { j["model"]["vocab"].erase("\u0120"); }, "the token of byte 32 is missing"},
       {llama2, [](json& j) { j["model"]["unk_token"] = "nope"; }, "\"nope\" is not in model.vocab"},
-      {llama2, [](json& j) { j["model"]["unk_token"] = 3; },
-       "field \"unk_token\": expected a string"},
-      {llama2,
-       [](json& j) { j["model"]["unk_token"] = nullptr, j["model"]["byte_fallback"] = false; },
+      {llama2, [](json& j) { j["model"]["unk_token"] = 3; }, "field \"unk_token\": expected a string"},
+      {llama2, [](json& j) { j["model"]["unk_token"] = nullptr, j["model"]["byte_fallback"] = false; },
        "some text has no tokens"},
       {llama2, [](json& j) { j["model"]["dropout"] = 0.1; }, "model.dropout\": is not supported"},
-      {llama2, [](json& j) { j["model"]["fuse_unk"] = "yes"; },
-       "expected true or false, got \"yes\""},
+      {llama2, [](json& j) { j["model"]["fuse_unk"] = "yes"; }, "expected true or false, got \"yes\""},
       {llama2, [](json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }, "end_of_word_suffix"},
       {llama2, [](json& j) { j["model"]["continuing_subword_prefix"] = "#"; }, "subword_prefix"},
       {llama2, [](json& j) { j["model"].erase("merges"); }, "field \"merges\": expected an array"},
-      {llama2, [](json& j) { j["model"]["merges"][3] = "ab"; },
-       "model.merges[3]\": expected \"left"},
+      {llama2, [](json& j) { j["model"]["merges"][3] = "ab"; }, "model.merges[3]\": expected \"left"},
       {llama2, [](json& j) { j["model"]["merges"][3] = "a b c"; }, "model.merges[3]\": expected"},
       {llama2, [](json& j) { j["model"]["merges"][3] = json{"a"}; }, "model.merges[3]\": expected"},
       {llama2,
@@ -84,8 +77,7 @@ TEST_CASE("tokenizer.json: one thing wrong at a time", "[model][tokenizer]") {
       {llama2, [](json& j) { j["model"]["merges"][3] = "the \u2581the"; }, "is not in model.vocab"},
       {llama2, [](json& j) { j["added_tokens"] = 3; }, "\"added_tokens\": expected an array"},
       {llama2, [](json& j) { j["added_tokens"][2] = 3; }, "added_tokens[2]: expected an object"},
-      {llama2, [](json& j) { j["added_tokens"][2]["content"] = ""; },
-       "field \"added_tokens[2].content\": is empty"},
+      {llama2, [](json& j) { j["added_tokens"][2]["content"] = ""; }, "field \"added_tokens[2].content\": is empty"},
       {llama2, [](json& j) { j["added_tokens"][2]["content"] = std::string(1025, 'x'); }, "1024"},
       {llama2, [](json& j) { j["added_tokens"][2].erase("content"); }, "but it is missing"},
       {llama2, [](json& j) { j["added_tokens"][2]["id"] = 4294967296; },
@@ -106,8 +98,7 @@ TEST_CASE("tokenizer.json: one thing wrong at a time", "[model][tokenizer]") {
          j["normalizer"]["normalizers"][1]["pattern"] = json{{"Regex", " +"}};
        },
        "field \"String\": expected a string, but it is missing"},
-      {qwen2, [&](json& j) { j["pre_tokenizer"] = step("Whitespace"); },
-       "\"Whitespace\" is not supp"},
+      {qwen2, [&](json& j) { j["pre_tokenizer"] = step("Whitespace"); }, "\"Whitespace\" is not supp"},
       {qwen2, [](json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\d"; },
        "this regex is not one of those supported (GPT-2, Llama 3, Qwen 2): \"\\\\d\""},
       {qwen2, [](json& j) { j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed"; },
@@ -118,21 +109,17 @@ TEST_CASE("tokenizer.json: one thing wrong at a time", "[model][tokenizer]") {
          std::swap(steps[0], steps[1]);
        },
        "a step after ByteLevel"},
-      {qwen2, [](json& j) { j["pre_tokenizer"] = nullptr; },
-       "both a pre-tokenizer and the decoder"},
+      {qwen2, [](json& j) { j["pre_tokenizer"] = nullptr; }, "both a pre-tokenizer and the decoder"},
       {llama2, [](json& j) { j["decoder"] = nullptr; }, "field \"decoder\": is missing"},
-      {llama2, [&](json& j) { j["decoder"] = step("WordPiece"); },
-       "\"WordPiece\" is not supported"},
+      {llama2, [&](json& j) { j["decoder"] = step("WordPiece"); }, "\"WordPiece\" is not supported"},
       {llama2, [&](json& j) { j["decoder"] = step("ByteLevel"); }, "both a pre-tokenizer and the"},
       {llama2, [](json& j) { std::swap(j["decoder"]["decoders"][1], j["decoder"]["decoders"][2]); },
        "order is not supported"},
       {llama2, [](json& j) { j["decoder"]["decoders"].erase(2); }, "Strip is supported only after"},
       {llama2, [](json& j) { j["decoder"]["decoders"][3]["start"] = 2; }, "from 0 to 1, got 2"},
       {llama2, [](json& j) { j["decoder"]["decoders"][3]["content"] = "x"; }, "expected \" \""},
-      {llama2, [&](json& j) { j["post_processor"] = step("BertProcessing"); },
-       "\"BertProcessing\""},
-      {llama2, [](json& j) { j["post_processor"]["special_tokens"].erase("<s>"); },
-       "field \"<s>\""},
+      {llama2, [&](json& j) { j["post_processor"] = step("BertProcessing"); }, "\"BertProcessing\""},
+      {llama2, [](json& j) { j["post_processor"]["special_tokens"].erase("<s>"); }, "field \"<s>\""},
       {llama2, [](json& j) { j["post_processor"]["special_tokens"]["<s>"]["ids"][0] = 99999; },
        "expected ids of tokens"},
       {llama2, [](json& j) { j["post_processor"]["single"].erase(1); }, "there is no Sequence"},
@@ -210,8 +197,7 @@ TEST_CASE("tokenizer: special tokens that are normalized obey the parts", "[mode
   // Looked for as "▁<x>", in text where Prepend and Replace have moved every position.
   json source = fixture("llama2");
   int32_t id = 5000;
-  source["added_tokens"].push_back(
-      {{"id", id}, {"content", "<x>"}, {"special", true}, {"normalized", true}});
+  source["added_tokens"].push_back({{"id", id}, {"content", "<x>"}, {"special", true}, {"normalized", true}});
   auto loaded = Tokenizer::parse(as_text(source), "T.json");
   REQUIRE(loaded.ok());
   auto& tokenizer = *loaded.value();
@@ -227,20 +213,17 @@ TEST_CASE("tokenizer: special tokens that are normalized obey the parts", "[mode
   CHECK(tokenizer.decode({id, id}).empty());
 }
 
-TEST_CASE("tokenizer: merges make no special token in text that may have none",
-          "[model][tokenizer]") {
+TEST_CASE("tokenizer: merges make no special token in text that may have none", "[model][tokenizer]") {
   // "the" as a special token that merges make, too; and by ignore_merges.
   for (const char* name : {"llama2", "llama3"}) {
     json source = fixture(name);
     int32_t id = source["model"]["vocab"]["the"];
-    source["added_tokens"].push_back(
-        {{"id", id}, {"content", "the"}, {"special", true}, {"normalized", false}});
+    source["added_tokens"].push_back({{"id", id}, {"content", "the"}, {"special", true}, {"normalized", false}});
     auto loaded = Tokenizer::parse(as_text(source), "T.json");
     REQUIRE(loaded.ok());
     auto& tokenizer = *loaded.value();
     for (std::string text : {"the", "othe", "a the the", "bathe"}) {
-      auto ids =
-          tokenizer.encode(text, {.add_special_tokens = false, .parse_special_tokens = false});
+      auto ids = tokenizer.encode(text, {.add_special_tokens = false, .parse_special_tokens = false});
       INFO(name << " " << text);
       CHECK(std::count(ids.begin(), ids.end(), id) == 0);
       CHECK(tokenizer.decode(ids) == text);

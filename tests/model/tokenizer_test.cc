@@ -180,8 +180,7 @@ TEST_CASE("tokenizer: facts about single tokens", "[model][tokenizer]") {
   CHECK(llama3->piece(llama3->token_id("Ġthe")) == " the");
   CHECK(llama3->piece(llama3->token_id("Ċ")) == "\n");
   CHECK(llama3->vocab_size() == llama3->token_id("<|eot_id|>") + 1);
-  CHECK(llama3->encode("a", {.add_special_tokens = false}) ==
-        std::vector<int32_t>{llama3->token_id("a")});
+  CHECK(llama3->encode("a", {.add_special_tokens = false}) == std::vector<int32_t>{llama3->token_id("a")});
   CHECK(llama3->encode("").size() == 1);  // BOS
 }
 
@@ -226,8 +225,7 @@ TEST_CASE("detokenizer: equals decode for random ids of every tokenizer", "[mode
     Random random(11);
     for (int round = 0; round < 400; ++round) {
       std::vector<int32_t> ids(random.below(30));
-      for (int32_t& id : ids)
-        id = static_cast<int32_t>(random.below(round % 2 ? 262 : tokenizer->vocab_size() + 3));
+      for (int32_t& id : ids) id = static_cast<int32_t>(random.below(round % 2 ? 262 : tokenizer->vocab_size() + 3));
       for (bool skip : {true, false})
         if (streamed(*tokenizer, ids, skip) != tokenizer->decode(ids, skip)) FAIL(name);
     }
@@ -253,8 +251,7 @@ TEST_CASE("tokenizer: long words take n log n", "[model][tokenizer]") {
   }
 }
 
-TEST_CASE("tokenizer: special tokens in parts that do not allow them are text",
-          "[model][tokenizer]") {
+TEST_CASE("tokenizer: special tokens in parts that do not allow them are text", "[model][tokenizer]") {
   for (const char* name : {"llama3", "qwen2", "gpt2", "llama2", "mistral", "metaspace"}) {
     auto tokenizer = open_named(name);
     std::vector<std::string> specials;
@@ -264,9 +261,8 @@ TEST_CASE("tokenizer: special tokens in parts that do not allow them are text",
       if (token["special"] && token["content"] != "<unk>") specials.push_back(token["content"]);
     REQUIRE(specials.size() >= 2);
     auto count = [&](const std::vector<int32_t>& ids) {
-      return std::count_if(ids.begin(), ids.end(), [&](int32_t id) {
-        return tokenizer->is_special(id) && tokenizer->piece(id) != "<unk>";
-      });
+      return std::count_if(ids.begin(), ids.end(),
+                           [&](int32_t id) { return tokenizer->is_special(id) && tokenizer->piece(id) != "<unk>"; });
     };
     for (const std::string& special : specials) {
       INFO(name << " " << special);
@@ -281,8 +277,7 @@ TEST_CASE("tokenizer: special tokens in parts that do not allow them are text",
                                   {std::string_view(special).substr(half), false}};
       CHECK(count(tokenizer->encode(halves, false)) == 0);
       // Nor can a part take the beginning of what follows it.
-      Tokenizer::Part greedy[] = {{std::string_view(special).substr(0, half), false},
-                                  {special, true}};
+      Tokenizer::Part greedy[] = {{std::string_view(special).substr(0, half), false}, {special, true}};
       CHECK(count(tokenizer->encode(greedy, false)) == 1);
     }
     // Without special tokens in it, a text in parts is the text.

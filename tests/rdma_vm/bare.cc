@@ -66,11 +66,10 @@ void bare_latency(const std::string& device, int socket, bool poster, bool notic
   auto posting = rdma::make_queues(rails.value(), 1, rdma::Role::post);
   auto serving = rdma::make_queues(rails.value(), 1, rdma::Role::serve);
   need(posting.ok() && serving.ok(), "no queue pairs");
-  const rdma::Registration open(ibv_reg_mr(rail.protection.get(), memory.get(), 4096,
-                                           IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
+  const rdma::Registration open(
+      ibv_reg_mr(rail.protection.get(), memory.get(), 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
   need(open != nullptr, "no registration");
-  const Note ours{posting.value()[0].end, serving.value()[0].end,
-                  reinterpret_cast<uint64_t>(memory.get()), open->rkey};
+  const Note ours{posting.value()[0].end, serving.value()[0].end, reinterpret_cast<uint64_t>(memory.get()), open->rkey};
   Note theirs;
   const auto exchange = [&] {
     need(write(socket, &ours, sizeof ours) == ssize_t(sizeof ours) &&
@@ -104,8 +103,7 @@ void bare_latency(const std::string& device, int socket, bool poster, bool notic
       completion(rail.serving.get());
       if (seen % uint64_t(rail.receive_batch) == 0) rdma::post_receives(rail, rail.receive_batch);
     }
-    for (Patience patience; words[0] != seen; patience.spin())
-      need(!notice, "a notice came before its bytes");
+    for (Patience patience; words[0] != seen; patience.spin()) need(!notice, "a notice came before its bytes");
   };
   double start = clock.now();
   for (int round = 0; round < kWarm + kRounds; ++round) {

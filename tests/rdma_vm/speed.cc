@@ -50,8 +50,7 @@ class Side {
     Note mine{};
     std::snprintf(mine.address, sizeof mine.address, "%s", wire->address().c_str());
     theirs = exchange(mine);
-    if (auto connected = connect_and_wait(*wire, peer, theirs.address); !connected)
-      stop(connected.error().message);
+    if (auto connected = connect_and_wait(*wire, peer, theirs.address); !connected) stop(connected.error().message);
     mine.write = wire->open(peer, KvOp::write, {&all, 1}).value();
     mine.read = wire->open(peer, KvOp::read, {&all, 1}).value();
     ours = mine;
@@ -70,8 +69,7 @@ class Side {
     for (size_t block = first; block < first + n; ++block) {
       std::byte* local = memory.get() + block * 2 * kBlock;
       std::byte* remote = wire->remote(peer, 0) + block * 2 * kBlock;
-      plan.copies.push_back(op == KvOp::write ? Copy{local, remote, bytes}
-                                              : Copy{remote, local, bytes});
+      plan.copies.push_back(op == KvOp::write ? Copy{local, remote, bytes} : Copy{remote, local, bytes});
     }
     plan.bytes = bytes * n;
     return wire->post({peer, op, op == KvOp::write ? theirs.write : theirs.read, 0}, plan);
@@ -153,8 +151,7 @@ void write_bw(Side& side, bool poster) {
     std::printf("%.2f\n", speed);
   } else {
     side.exchange(side.ours);
-    if (side.wire->arrived(side.ours.write) != int(kBlocks / kBlocksOfPost) * (1 + kPasses) ||
-        !side.holds(1, kBlock))
+    if (side.wire->arrived(side.ours.write) != int(kBlocks / kBlocksOfPost) * (1 + kPasses) || !side.holds(1, kBlock))
       side.stop("wrong bytes");
   }
 }
@@ -243,7 +240,6 @@ int run(const std::string& what, const std::string& device) {
 
 int main(int argc, char** argv) {
   if (argc == 3) return xpyd::run(argv[1], argv[2]);
-  std::fprintf(stderr,
-               "rdma_speed write_bw|read_bw|write_lat|read_lat|bare_write|bare_notice DEVICE\n");
+  std::fprintf(stderr, "rdma_speed write_bw|read_bw|write_lat|read_lat|bare_write|bare_notice DEVICE\n");
   return 2;
 }

@@ -14,16 +14,13 @@ std::vector<json> chunks(const Reply& reply) {
   return out;
 }
 
-bool is_error(const Reply& reply, int status, const std::string& type, const json& param,
-              const json& code) {
+bool is_error(const Reply& reply, int status, const std::string& type, const json& param, const json& code) {
   json error = parsed(reply.body)["error"];
-  return reply.status == status && error.size() == 4 && error["message"].is_string() &&
-         error["message"] != "" && error["type"] == type && error["param"] == param &&
-         error["code"] == code;
+  return reply.status == status && error.size() == 4 && error["message"].is_string() && error["message"] != "" &&
+         error["type"] == type && error["param"] == param && error["code"] == code;
 }
 
-void check_error(const Reply& reply, int status, const std::string& type, const json& param,
-                 const json& code) {
+void check_error(const Reply& reply, int status, const std::string& type, const json& param, const json& code) {
   INFO(status << " expected, got " << reply.status << " " << reply.body);
   CHECK(is_error(reply, status, type, param, code));
 }

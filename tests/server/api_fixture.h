@@ -13,9 +13,7 @@ namespace xpyd::testing {
 // Events of a stream without the closing [DONE], which must be there.
 std::vector<json> chunks(const Reply& reply);
 
-bool is_error(const Reply& reply, int status, const std::string& type, const json& param,
-              const json& code);
-void check_error(const Reply& reply, int status, const std::string& type, const json& param,
-                 const json& code);
+bool is_error(const Reply& reply, int status, const std::string& type, const json& param, const json& code);
+void check_error(const Reply& reply, int status, const std::string& type, const json& param, const json& code);
 
 }  // namespace xpyd::testing

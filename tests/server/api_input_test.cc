@@ -40,8 +40,8 @@ TEST_CASE("api: every integer field at its edges", "[server][api]") {
       __int128 max = field.max;
       if (name.starts_with("max_")) max = chat ? 237 : 255;  // the context's rest
       if (name == "min_tokens") max = chat ? 237 : 16;       // max_tokens by default
-      for (__int128 value : {__int128{field.min} - 1, __int128{field.min}, max, max + 1,
-                             __int128{-1}, __int128{1} << 31, __int128{1} << 63}) {
+      for (__int128 value : {__int128{field.min} - 1, __int128{field.min}, max, max + 1, __int128{-1},
+                             __int128{1} << 31, __int128{1} << 63}) {
         INFO((chat ? "chat " : "completions ") << name << " = " << text(value));
         CHECK(status(chat, name, text(value)) == (value >= field.min && value <= max));
       }
@@ -106,35 +106,29 @@ TEST_CASE("api: values that are refused, and what is named", "[server][api]") {
   };
   for (const auto& c : cases) {
     INFO(c.field << " = " << c.value);
-    Reply reply =
-        server.post("/v1/completions", R"({"prompt":"a",")" + c.field + "\":" + c.value + "}");
+    Reply reply = server.post("/v1/completions", R"({"prompt":"a",")" + c.field + "\":" + c.value + "}");
     check_error(reply, 400, "invalid_request_error", c.field, nullptr);
   }
-  for (std::string prompt :
-       {"null", "5", "{}", "[]", "[[]]", "[1,\"a\"]", "[\"a\",1]", "[[1],\"a\"]", "[-1]", "[257]",
-        "[1.5]", "[9223372036854775808]", "[true]", "\"\"", "[[1,[2]]]"}) {
+  for (std::string prompt : {"null", "5", "{}", "[]", "[[]]", "[1,\"a\"]", "[\"a\",1]", "[[1],\"a\"]", "[-1]", "[257]",
+                             "[1.5]", "[9223372036854775808]", "[true]", "\"\"", "[[1,[2]]]"}) {
     INFO(prompt);
-    check_error(server.post("/v1/completions", R"({"prompt":)" + prompt + "}"), 400,
-                "invalid_request_error", "prompt", nullptr);
+    check_error(server.post("/v1/completions", R"({"prompt":)" + prompt + "}"), 400, "invalid_request_error", "prompt",
+                nullptr);
   }
-  for (std::string messages : {"null", "[]", "{}", "[1]", R"([{"role":"user","content":5}])",
-                               R"([{"content":"x"}])", R"([{"role":"wizard","content":"x"}])",
-                               R"([{"role":"user","content":[{"type":"image_url"}]}])",
-                               R"([{"role":"user","content":["x"]}])",
-                               R"([{"role":"assistant","content":"","tool_calls":[{}]}])"}) {
+  for (std::string messages :
+       {"null", "[]", "{}", "[1]", R"([{"role":"user","content":5}])", R"([{"content":"x"}])",
+        R"([{"role":"wizard","content":"x"}])", R"([{"role":"user","content":[{"type":"image_url"}]}])",
+        R"([{"role":"user","content":["x"]}])", R"([{"role":"assistant","content":"","tool_calls":[{}]}])"}) {
     INFO(messages);
-    check_error(server.post("/v1/chat/completions", R"({"messages":)" + messages + "}"), 400,
-                "invalid_request_error", "messages", nullptr);
+    check_error(server.post("/v1/chat/completions", R"({"messages":)" + messages + "}"), 400, "invalid_request_error",
+                "messages", nullptr);
   }
   for (std::string extra :
-       {R"("tools":[{}])", R"("tool_choice":"auto")", R"("chat_template":"{{ 1 }}")",
-        R"("chat_template_kwargs":[1])", R"("top_logprobs":2)", R"("continue_final_message":true)",
-        R"("response_format":{"type":"json_schema"})"}) {
+       {R"("tools":[{}])", R"("tool_choice":"auto")", R"("chat_template":"{{ 1 }}")", R"("chat_template_kwargs":[1])",
+        R"("top_logprobs":2)", R"("continue_final_message":true)", R"("response_format":{"type":"json_schema"})"}) {
     INFO(extra);
-    CHECK(server
-              .post("/v1/chat/completions",
-                    R"({"messages":[{"role":"user","content":"x"}],)" + extra + "}")
-              .status == 400);
+    CHECK(server.post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],)" + extra + "}").status ==
+          400);
   }
   CHECK(server
             .post("/v1/chat/completions",
@@ -142,8 +136,7 @@ TEST_CASE("api: values that are refused, and what is named", "[server][api]") {
             .status == 200);
   std::string prompts = "[\"a\"";
   for (int i = 1; i < kMaxChoicesPerCall; ++i) prompts += ",\"a\"";
-  CHECK(server.post("/v1/completions", R"({"max_tokens":1,"prompt":)" + prompts + "]}").status ==
-        200);
+  CHECK(server.post("/v1/completions", R"({"max_tokens":1,"prompt":)" + prompts + "]}").status == 200);
   CHECK(server.post("/v1/completions", R"({"prompt":)" + prompts + ",\"a\"]}").status == 400);
   CHECK(server.post("/v1/completions", R"({"n":2,"prompt":)" + prompts + "]}").status == 400);
 }
@@ -192,8 +185,8 @@ TEST_CASE("api: a prompt that cannot fit", "[server][api]") {
   for (size_t size : {size_t{256}, size_t{20000}, size_t{8} << 20}) {
     Reply reply = server.post("/v1/completions", R"({"prompt":")" + std::string(size, 'x') + "\"}");
     check_error(reply, 400, "invalid_request_error", "prompt", "context_length_exceeded");
-    Reply chat = server.post("/v1/chat/completions", R"({"messages":[{"role":"user","content":")" +
-                                                         std::string(size, 'x') + "\"}]}");
+    Reply chat = server.post("/v1/chat/completions",
+                             R"({"messages":[{"role":"user","content":")" + std::string(size, 'x') + "\"}]}");
     check_error(chat, 400, "invalid_request_error", "messages", "context_length_exceeded");
   }
   Reply ids = server.post("/v1/completions", R"({"prompt":[1],"max_tokens":256})");
@@ -204,10 +197,9 @@ TEST_CASE("api: a prompt that cannot fit", "[server][api]") {
 
 TEST_CASE("api: unknown fields are accepted and named in the log", "[server][api]") {
   TestServer server;
-  CHECK(server
-            .post("/v1/completions", R"({"prompt":"SECRETPROMPT","shiny":1,"new\nfield":2})",
-                  "X-Request-Id: abc-1\r\n")
-            .header("x-request-id") == "abc-1");
+  CHECK(
+      server.post("/v1/completions", R"({"prompt":"SECRETPROMPT","shiny":1,"new\nfield":2})", "X-Request-Id: abc-1\r\n")
+          .header("x-request-id") == "abc-1");
   // The line is written after the answer.
   REQUIRE(server.service.wait([&](auto&) { return server.log().size() == 1; }));
   std::string line = server.log()[0];

@@ -15,8 +15,8 @@ TEST_CASE("api: routes, methods and types", "[server][api]") {
   check_error(server.get("/%2e%2e/etc/passwd"), 404, "not_found_error", nullptr, nullptr);
   check_error(server.get("/server_info"), 404, "not_found_error", nullptr, nullptr);
   check_error(server.get("/v1/models/other"), 404, "not_found_error", "model", "model_not_found");
-  check_error(server.post("/v1/completions", R"({"model":"gpt","prompt":"a"})"), 404,
-              "not_found_error", "model", "model_not_found");
+  check_error(server.post("/v1/completions", R"({"model":"gpt","prompt":"a"})"), 404, "not_found_error", "model",
+              "model_not_found");
   for (const auto& route : Api::routes()) {
     if (route.dev) continue;
     std::string path = route.path;
@@ -53,8 +53,7 @@ TEST_CASE("api: a key guards every route but the probes and the page", "[server]
     INFO(path);
     bool refused = ask("") == 401;
     CHECK(refused == !route.open);
-    for (const char* wrong :
-         {"Bearer secreT", "Bearer secre", "Bearer secrets", "Bearer ", "Basic secret", "secret"})
+    for (const char* wrong : {"Bearer secreT", "Bearer secre", "Bearer secrets", "Bearer ", "Basic secret", "secret"})
       CHECK((ask("Authorization: " + std::string(wrong) + "\r\n") == 401) == !route.open);
     CHECK(ask("Authorization: Bearer secret\r\n") != 401);
     if (route.open) open.insert(path);
@@ -94,8 +93,7 @@ TEST_CASE("api: models, version, health, ready, stats, page", "[server][api]") {
   CHECK(server.get("/ready").status == 503);
 }
 
-TEST_CASE("api: what nobody holds of a pool that processes share is told once in /stats",
-          "[server][api]") {
+TEST_CASE("api: what nobody holds of a pool that processes share is told once in /stats", "[server][api]") {
   ServiceStats stats = FakeService().stats();
   const ServedModel model{.name = "tiny"};
   CHECK_FALSE(parsed(stats_body(model, stats)).contains("pool"));
@@ -121,10 +119,8 @@ TEST_CASE("api: tokenize and detokenize", "[server][api]") {
   CHECK_SAME(body["count"], 3);
   CHECK_SAME(body["max_model_len"], 256);
   CHECK_SAME(body["token_strs"][0], "h");
-  CHECK_SAME(parsed(server.post("/detokenize", R"({"tokens":[104,195,169]})").body)["prompt"],
-             "h\u00e9");
-  json chat =
-      parsed(server.post("/tokenize", R"({"messages":[{"role":"user","content":"x"}]})").body);
+  CHECK_SAME(parsed(server.post("/detokenize", R"({"tokens":[104,195,169]})").body)["prompt"], "h\u00e9");
+  json chat = parsed(server.post("/tokenize", R"({"messages":[{"role":"user","content":"x"}]})").body);
   CHECK_SAME(chat["count"], 19);
   std::string long_text(30000,
                         'x');  // tokenized off the I/O thread, and refused as too long to fit
@@ -134,8 +130,7 @@ TEST_CASE("api: tokenize and detokenize", "[server][api]") {
   CHECK(server.post("/tokenize", R"({"prompt":5})").status == 400);
   std::string ids = "[104";
   for (int i = 0; i < 20000; ++i) ids += ",104";
-  CHECK_SAME(parsed(server.post("/detokenize", R"({"tokens":)" + ids + "]}").body)["prompt"],
-             std::string(20001, 'h'));
+  CHECK_SAME(parsed(server.post("/detokenize", R"({"tokens":)" + ids + "]}").body)["prompt"], std::string(20001, 'h'));
 }
 
 TEST_CASE("api: without a tokenizer, token ids are served and text is refused", "[server][api]") {
@@ -143,8 +138,7 @@ TEST_CASE("api: without a tokenizer, token ids are served and text is refused", 
   CHECK(server.post("/v1/completions", R"({"prompt":[1,299],"logprobs":1})").status == 200);
   CHECK(server.post("/v1/completions", R"({"prompt":[300]})").status == 400);
   CHECK(server.post("/v1/completions", R"({"prompt":"a"})").status == 400);
-  CHECK(server.post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}]})")
-            .status == 400);
+  CHECK(server.post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}]})").status == 400);
   CHECK(server.post("/tokenize", R"({"prompt":"a"})").status == 400);
   CHECK(server.post("/detokenize", R"({"tokens":[1]})").status == 400);
   CHECK(server.get("/metrics").status == 200);

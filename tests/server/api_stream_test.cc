@@ -28,8 +28,7 @@ TEST_CASE("api: a completion stream has one event per token", "[server][api]") {
 TEST_CASE("api: a chat stream brings the role with the first token", "[server][api]") {
   TestServer server;
   auto events = chunks(server.post(
-      "/v1/chat/completions",
-      R"({"messages":[{"role":"user","content":"x"}],"max_tokens":3,"n":2,"stream":true})"));
+      "/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"max_tokens":3,"n":2,"stream":true})"));
   REQUIRE(events.size() == 6);
   std::string text[2];
   for (const json& event : events) {
@@ -48,8 +47,8 @@ TEST_CASE("api: nothing is sent before the first token", "[server][api]") {
   TestServer server;
   server.service.hold(true);
   Client client(server.port());
-  client.send(request_text("POST", "/v1/chat/completions",
-                           R"({"messages":[{"role":"user","content":"x"}],"stream":true})"));
+  client.send(
+      request_text("POST", "/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"stream":true})"));
   REQUIRE(server.service.wait([](auto& s) { return s.in_flight() == 1; }));
   // The server has worked on since, without a byte for this client.
   CHECK(server.get("/health").status == 200);
@@ -99,8 +98,7 @@ TEST_CASE("api: the cluster refuses", "[server][api]") {
   CHECK(full.header("retry-after") == "1");
   CHECK(full.header("x-should-retry") == "");
   CHECK(full.reason == "Service Unavailable: the queue is full");
-  check_error(server.post("/v1/completions", R"({"prompt":"c"})"), 400, "invalid_request_error",
-              "prompt", nullptr);
+  check_error(server.post("/v1/completions", R"({"prompt":"c"})"), 400, "invalid_request_error", "prompt", nullptr);
   // The second of three is refused: the first is given back, the third never sent.
   server.service.hold(true);
   CHECK_SAME(server.post("/v1/completions", R"({"prompt":["a","b","a"]})").status, 503);
@@ -125,8 +123,7 @@ TEST_CASE("api: a failure before the first token is a status, after it an event"
     CHECK(reply.header("x-should-retry") == "false");
   }
   how = FinishReason::timeout;
-  check_error(server.post("/v1/completions", R"({"prompt":"a"})"), 504, "server_error", nullptr,
-              "request_timeout");
+  check_error(server.post("/v1/completions", R"({"prompt":"a"})"), 504, "server_error", nullptr, "request_timeout");
   how = FinishReason::error;
   early = false;
   Reply reply = server.post("/v1/completions", R"({"prompt":"a","stream":true,"n":2})");
@@ -145,8 +142,7 @@ TEST_CASE("api: a cluster that never answers does not hold its client for ever",
   // kept.
   TestServer server([](ServerOptions& o) { o.request_timeout_s = 0.1; });
   server.service.hold(true);
-  check_error(server.post("/v1/completions", R"({"prompt":"a"})"), 504, "server_error", nullptr,
-              "request_timeout");
+  check_error(server.post("/v1/completions", R"({"prompt":"a"})"), 504, "server_error", nullptr, "request_timeout");
   CHECK(server.service.aborted().size() == 1);
 }
 

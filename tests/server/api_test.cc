@@ -44,12 +44,10 @@ TEST_CASE("api: a chat completion has OpenAI's fields", "[server][api]") {
   json body = parsed(reply.body);
   CHECK(body["id"].get<std::string>().starts_with("chatcmpl-"));
   CHECK_SAME(body["object"], "chat.completion");
-  CHECK_SAME(body["choices"],
-             parsed(R"([{"index":0,"message":{"role":"assistant","content":"hello"},
+  CHECK_SAME(body["choices"], parsed(R"([{"index":0,"message":{"role":"assistant","content":"hello"},
                             "logprobs":null,"finish_reason":"length","stop_reason":null}])"));
   Request seen = server.service.seen().at(0);
-  CHECK(byte_tokenizer().decode(seen.prompt) ==
-        "system: be brief\nuser: hi!\nassistant: \nassistant: ");
+  CHECK(byte_tokenizer().decode(seen.prompt) == "system: be brief\nuser: hi!\nassistant: \nassistant: ");
   CHECK(seen.max_tokens == 5);  // max_completion_tokens wins
   CHECK_FALSE(seen.prompt_is_text_prefix);
 }
@@ -72,12 +70,10 @@ TEST_CASE("api: max_tokens by default, and within the context", "[server][api]")
   CHECK(max_tokens("/v1/completions", R"({"prompt":")" + p255 + "\"}") == 1);
   CHECK(max_tokens("/v1/completions", R"({"prompt":")" + p256 + "\"}") == -400);
   // "user: x\nassistant: " is 20 tokens.
-  CHECK(max_tokens("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}]})") ==
-        237);
+  CHECK(max_tokens("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}]})") == 237);
   CHECK(max_tokens("/v1/completions", R"({"prompt":"a","max_tokens":0})") == -400);
   CHECK(max_tokens("/v1/chat/completions",
-                   R"({"messages":[{"role":"user","content":"x"}],"max_completion_tokens":0})") ==
-        -400);
+                   R"({"messages":[{"role":"user","content":"x"}],"max_completion_tokens":0})") == -400);
 }
 
 TEST_CASE("api: lists of prompts, token ids and n choices share one index", "[server][api]") {
@@ -87,8 +83,7 @@ TEST_CASE("api: lists of prompts, token ids and n choices share one index", "[se
     return std::vector{FakeService::token('x', text, FinishReason::stop)};
   };
   for (std::string prompt : {R"(["a","b"])", R"([[97],[98]])"}) {
-    json body =
-        parsed(server.post("/v1/completions", R"({"prompt":)" + prompt + R"(,"n":3})").body);
+    json body = parsed(server.post("/v1/completions", R"({"prompt":)" + prompt + R"(,"n":3})").body);
     REQUIRE(body["choices"].size() == 6);
     std::string texts;
     for (int i = 0; i < 6; ++i) {
@@ -102,8 +97,7 @@ TEST_CASE("api: lists of prompts, token ids and n choices share one index", "[se
   json one = parsed(server.post("/v1/completions", R"({"prompt":[104,105]})").body);
   CHECK_SAME(one["choices"][0]["text"], "h0");
   std::set<int> indices;
-  for (const json& chunk :
-       chunks(server.post("/v1/completions", R"({"prompt":["a","b"],"n":3,"stream":true})")))
+  for (const json& chunk : chunks(server.post("/v1/completions", R"({"prompt":["a","b"],"n":3,"stream":true})")))
     indices.insert(chunk["choices"][0]["index"].get<int>());
   CHECK(indices == std::set<int>{0, 1, 2, 3, 4, 5});
 }
@@ -169,21 +163,17 @@ TEST_CASE("siphash agrees with its authors' test vectors", "[server][api]") {
 
 TEST_CASE("api: echo, finish and stop reasons, token ids", "[server][api]") {
   TestServer server;
-  json echo = parsed(
-      server.post("/v1/completions", R"({"prompt":["é: ","b"],"max_tokens":2,"echo":true})").body);
+  json echo = parsed(server.post("/v1/completions", R"({"prompt":["é: ","b"],"max_tokens":2,"echo":true})").body);
   CHECK_SAME(echo["choices"][0]["text"], "é: he");
   CHECK_SAME(echo["choices"][1]["text"], "bhe");
-  json ids = parsed(
-      server.post("/v1/completions", R"({"prompt":[97,98],"max_tokens":2,"echo":true})").body);
+  json ids = parsed(server.post("/v1/completions", R"({"prompt":[97,98],"max_tokens":2,"echo":true})").body);
   CHECK_SAME(ids["choices"][0]["text"], "abhe");
-  auto echoed = chunks(server.post("/v1/completions",
-                                   R"({"prompt":"ab","max_tokens":2,"echo":true,"stream":true})"));
+  auto echoed = chunks(server.post("/v1/completions", R"({"prompt":"ab","max_tokens":2,"echo":true,"stream":true})"));
   CHECK_SAME(echoed[0]["choices"][0]["text"], "abh");
   CHECK_SAME(echoed[1]["choices"][0]["text"], "e");
 
   json with_ids = parsed(
-      server.post("/v1/completions", R"({"prompt":"ab","max_tokens":2,"return_token_ids":true})")
-          .body);
+      server.post("/v1/completions", R"({"prompt":"ab","max_tokens":2,"return_token_ids":true})").body);
   CHECK_SAME(with_ids["choices"][0]["token_ids"], parsed("[104,101]"));
   CHECK_SAME(with_ids["choices"][0]["prompt_token_ids"], parsed("[97,98]"));
 }
@@ -220,19 +210,16 @@ TEST_CASE("api: how a choice ended", "[server][api]") {
 
 TEST_CASE("api: logprobs in both formats", "[server][api]") {
   TestServer server;
-  json completion =
-      parsed(server.post("/v1/completions", R"({"prompt":"a","max_tokens":2,"logprobs":2})").body);
+  json completion = parsed(server.post("/v1/completions", R"({"prompt":"a","max_tokens":2,"logprobs":2})").body);
   json logprobs = completion["choices"][0]["logprobs"];
   CHECK_SAME(logprobs["tokens"], parsed(R"(["h","e"])"));
   CHECK_SAME(logprobs["token_logprobs"], parsed("[-0.25,-0.25]"));
   CHECK_SAME(logprobs["top_logprobs"][0], parsed(R"({"h":-0.25,"bytes:\\xc1":-1.25})"));
   CHECK_SAME(logprobs["text_offset"], parsed("[0,1]"));
-  json none =
-      parsed(server.post("/v1/completions", R"({"prompt":"a","max_tokens":1,"logprobs":0})").body);
+  json none = parsed(server.post("/v1/completions", R"({"prompt":"a","max_tokens":1,"logprobs":0})").body);
   CHECK_SAME(none["choices"][0]["logprobs"]["top_logprobs"][0], parsed(R"({"h":-0.25})"));
 
-  std::string messages =
-      R"({"messages":[{"role":"user","content":"x"}],"max_tokens":2,"logprobs":true)";
+  std::string messages = R"({"messages":[{"role":"user","content":"x"}],"max_tokens":2,"logprobs":true)";
   json chat = parsed(server.post("/v1/chat/completions", messages + R"(,"top_logprobs":2})").body);
   CHECK_SAME(chat["choices"][0]["logprobs"]["content"][0], parsed(R"({"token":"h","logprob":-0.25,
       "bytes":[104],"top_logprobs":[{"token":"h","logprob":-0.25,"bytes":[104]},
@@ -240,8 +227,7 @@ TEST_CASE("api: logprobs in both formats", "[server][api]") {
   json plain = parsed(server.post("/v1/chat/completions", messages + "}").body);
   CHECK_SAME(plain["choices"][0]["logprobs"]["content"][1]["top_logprobs"], json::array());
 
-  auto events = chunks(server.post("/v1/completions",
-                                   R"({"prompt":"a","max_tokens":3,"logprobs":1,"stream":true})"));
+  auto events = chunks(server.post("/v1/completions", R"({"prompt":"a","max_tokens":3,"logprobs":1,"stream":true})"));
   CHECK_SAME(events[2]["choices"][0]["logprobs"], parsed(R"({"tokens":["l"],
       "token_logprobs":[-0.25],"top_logprobs":[{"l":-0.25}],"text_offset":[2]})"));
 }

@@ -104,8 +104,8 @@ TEST_CASE("bench: goodput limits", "[bench]") {
   g = parse_goodput("");
   REQUIRE(g);
   CHECK_FALSE(g.value().given);
-  for (const char* bad : {"ttft", "ttft:", "ttft:x", "ttft:-1", "ttft:0", "ttft:inf", "ttft:nan",
-                          "itl:5", "ttft=5", "ttft:1 ttft:2", ":5", "ttft:5ms"}) {
+  for (const char* bad : {"ttft", "ttft:", "ttft:x", "ttft:-1", "ttft:0", "ttft:inf", "ttft:nan", "itl:5", "ttft=5",
+                          "ttft:1 ttft:2", ":5", "ttft:5ms"}) {
     INFO(bad);
     CHECK_FALSE(parse_goodput(bad));
   }
@@ -154,10 +154,9 @@ TEST_CASE("bench: the table is vLLM's, 50 columns", "[bench]") {
 
 TEST_CASE("bench: JSON keys are vLLM's", "[bench]") {
   json out = bench_json(summarize_bench(synthetic(), 100, 4, Goodput()));
-  for (const char* key :
-       {"duration", "completed", "failed", "total_input_tokens", "total_output_tokens",
-        "request_throughput", "request_goodput", "output_throughput", "total_token_throughput",
-        "max_output_tokens_per_s", "max_concurrent_requests"})
+  for (const char* key : {"duration", "completed", "failed", "total_input_tokens", "total_output_tokens",
+                          "request_throughput", "request_goodput", "output_throughput", "total_token_throughput",
+                          "max_output_tokens_per_s", "max_concurrent_requests"})
     CHECK(out.contains(key));
   for (const char* metric : {"ttft", "tpot", "itl", "e2el"})
     for (const char* figure : {"mean", "median", "std", "p99"})
@@ -184,12 +183,9 @@ RequestRecord answer(const std::vector<std::pair<double, std::string>>& pieces, 
 }
 
 TEST_CASE("bench: what counts as a chunk, and what fails", "[bench]") {
-  std::string
-      a = "data: {\"choices\":[{\"text\":\"a\"}]}\n\n",
-      usage_chunk =
-          "data: {\"choices\":[],\"usage\":{\"completion_tokens\":5,\"prompt_tokens\":11}}\n\n";
-  std::string empty = "data: {\"choices\":[{\"text\":\"\"}],\"usage\":null}\n\n",
-              done = "data: [DONE]\n\n";
+  std::string a = "data: {\"choices\":[{\"text\":\"a\"}]}\n\n",
+              usage_chunk = "data: {\"choices\":[],\"usage\":{\"completion_tokens\":5,\"prompt_tokens\":11}}\n\n";
+  std::string empty = "data: {\"choices\":[{\"text\":\"\"}],\"usage\":null}\n\n", done = "data: [DONE]\n\n";
   RequestRecord r = answer({{1, empty}, {2, a}, {2.5, usage_chunk}, {3, done}});
   CHECK(r.ok());
   CHECK(r.chunk_s == std::vector<double>{1, 2});  // an empty text counts, the usage event does not
@@ -211,12 +207,10 @@ TEST_CASE("bench: what counts as a chunk, and what fails", "[bench]") {
   CHECK(answer({{1, a}, {2, done}}, 200, "cut").error == "cut");
   CHECK(answer({}, 0, "connect: refused").error == "connect: refused");
   CHECK(answer({{1, "{\"error\":{\"message\":\"full\"}}"}}, 503).error == "HTTP 503 Reason: full");
-  CHECK(answer({{1, "{\"object\":\"error\",\"message\":\"flat\"}"}}, 400).error ==
-        "HTTP 400 Reason: flat");
+  CHECK(answer({{1, "{\"object\":\"error\",\"message\":\"flat\"}"}}, 400).error == "HTTP 400 Reason: flat");
   CHECK(answer({{1, "<html>"}}, 502).error == "HTTP 502 Reason");
   CHECK(answer({{1, std::string(100000, 'x')}}, 500).error == "HTTP 500 Reason");
-  CHECK(answer({{1, a + "data: {\"error\":{\"message\":\"died\"}}\n\n" + done}}).error ==
-        "in the stream: died");
+  CHECK(answer({{1, a + "data: {\"error\":{\"message\":\"died\"}}\n\n" + done}}).error == "in the stream: died");
   CHECK_FALSE(answer({{1, "data: {bad\n\n" + done}}).ok());
   CHECK_FALSE(answer({{1, "data: [1]\n\n" + done}}).ok());
 }
@@ -240,8 +234,7 @@ struct Script {
   void operator()(int fd, const FakeRequest& request) {
     if (request.target == "/v1/models")
       return FakeServer::send_json(
-          fd,
-          R"({"data":[{"id":"other"},{"id":"tiny","root":"/m","max_model_len":256,"vocab_size":99}]})");
+          fd, R"({"data":[{"id":"other"},{"id":"tiny","root":"/m","max_model_len":256,"vocab_size":99}]})");
     json body = parse_json(request.body, "request").value();
     if (request.target == "/tokenize") {
       json tokens = json::array();
@@ -254,8 +247,7 @@ struct Script {
       bodies.push_back(body);
     }
     if (int n = warm_up ? 0 : ++answered; fail_every && n && n % fail_every == 0)
-      return FakeServer::send_json(fd, R"({"error":{"message":"queue full"}})",
-                                   "503 Service Unavailable");
+      return FakeServer::send_json(fd, R"({"error":{"message":"queue full"}})", "503 Service Unavailable");
     int now = ++in_flight, most = most_in_flight;
     while (now > most && !most_in_flight.compare_exchange_weak(most, now)) {
     }
@@ -286,8 +278,7 @@ struct BenchRun {
 BenchRun run_bench(const FakeServer& server, std::vector<std::string> words) {
   testing::TempDir dir;
   std::string path = dir.path + "/bench.json";
-  for (const std::string& word :
-       std::vector<std::string>{"--url", server.url(), "--json", path, "--model", "tiny"})
+  for (const std::string& word : std::vector<std::string>{"--url", server.url(), "--json", path, "--model", "tiny"})
     words.push_back(word);
   auto options = Options::parse(option_table(), "bench", words, 0);
   INFO((options ? "" : options.error().message));
@@ -304,8 +295,8 @@ BenchRun run_bench(const FakeServer& server, std::vector<std::string> words) {
 TEST_CASE("bench: random prompts against a server", "[bench]") {
   Script script;
   FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
-  BenchRun run = run_bench(server, {"--requests", "20", "--input-len", "30", "--output-len", "4",
-                                    "--seed", "5", "--detailed", "--goodput", "ttft:60000"});
+  BenchRun run = run_bench(server, {"--requests", "20", "--input-len", "30", "--output-len", "4", "--seed", "5",
+                                    "--detailed", "--goodput", "ttft:60000"});
   CHECK(run.code == 0);
   CHECK(run.out["completed"] == 20);
   CHECK(run.out["failed"] == 0);
@@ -337,15 +328,13 @@ TEST_CASE("bench: failures are counted, and the exit code says so", "[bench]") {
   Script script;
   script.fail_every = 4;
   FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
-  BenchRun run = run_bench(
-      server, {"--requests", "12", "--input-len", "3", "--output-len", "2", "--detailed"});
+  BenchRun run = run_bench(server, {"--requests", "12", "--input-len", "3", "--output-len", "2", "--detailed"});
   CHECK(run.code == 1);
   CHECK(run.out["completed"] == 9);
   CHECK(run.out["failed"] == 3);
   CHECK(run.out["total_output_tokens"] == 18);
   int errors = 0;
-  for (const json& error : run.out["errors"])
-    errors += error == "HTTP 503 Service Unavailable: queue full";
+  for (const json& error : run.out["errors"]) errors += error == "HTTP 503 Service Unavailable: queue full";
   CHECK(errors == 3);
 }
 
@@ -353,14 +342,14 @@ TEST_CASE("bench: max-concurrency is a limit, the rate an arrival process", "[be
   Script script;
   script.delay_ms = 5;
   FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
-  BenchRun run = run_bench(server, {"--requests", "12", "--input-len", "3", "--output-len", "3",
-                                    "--max-concurrency", "3"});
+  BenchRun run = run_bench(server,
+                           {"--requests", "12", "--input-len", "3", "--output-len", "3", "--max-concurrency", "3"});
   CHECK(run.code == 0);
   CHECK(script.most_in_flight <= 3);
   CHECK(run.out["max_concurrent_requests"] == 3);
   CHECK(run.out["max_concurrency"] == 3);
-  run = run_bench(server, {"--requests", "20", "--input-len", "3", "--output-len", "1", "--rate",
-                           "100", "--arrival", "fixed", "--detailed"});
+  run = run_bench(server, {"--requests", "20", "--input-len", "3", "--output-len", "1", "--rate", "100", "--arrival",
+                           "fixed", "--detailed"});
   CHECK(run.out["request_rate"] == 100.0);
   for (size_t i = 0; i < 20; ++i)  // never before it is due
     CHECK(run.out["start_times"][i].get<double>() >= double(i) / 100);
@@ -388,18 +377,15 @@ TEST_CASE("bench: ShareGPT and Mooncake files", "[bench]") {
                        << "\n"
                        << R"({"timestamp":3000,"input_length":10,"output_length":2,"hash_ids":[1]})"
                        << "\n";
-  run = run_bench(server, {"--dataset", "mooncake", "--dataset-path", trace, "--time-scale", "100",
-                           "--detailed"});
+  run = run_bench(server, {"--dataset", "mooncake", "--dataset-path", trace, "--time-scale", "100", "--detailed"});
   CHECK(run.code == 0);
   bodies = script.take_bodies();
   REQUIRE(bodies.size() == 2);
   CHECK(bodies[0]["prompt"].size() == 253);  // of a context of 256, 3 are output
   CHECK(bodies[1]["prompt"].size() == 10);
-  CHECK(std::equal(bodies[1]["prompt"].begin(), bodies[1]["prompt"].end(),
-                   bodies[0]["prompt"].begin()));
+  CHECK(std::equal(bodies[1]["prompt"].begin(), bodies[1]["prompt"].end(), bodies[0]["prompt"].begin()));
   CHECK(run.out["start_times"][1].get<double>() >= 0.03);
-  CHECK(run.out["notes"][0].get<std::string>().find("1 prompts and 0 outputs") !=
-        std::string::npos);
+  CHECK(run.out["notes"][0].get<std::string>().find("1 prompts and 0 outputs") != std::string::npos);
 }
 
 TEST_CASE("bench: what cannot be asked of a server ends before the load", "[bench]") {
@@ -410,11 +396,10 @@ TEST_CASE("bench: what cannot be asked of a server ends before the load", "[benc
   CHECK(run_bench(server, {"--dataset", "mooncake", "--dataset-path", "/none"}).code == 1);
   CHECK(script.take_bodies().empty());
   testing::TempDir dir;
-  for (std::vector<std::string> words :
-       {std::vector<std::string>{"--url", "http://127.0.0.1:1"},
-        {"--url", server.url(), "--model", "absent"},
-        {"--url", server.url(), "--json", dir.path + "/no/such/folder"},
-        {"--url", server.url()}}) {  // the first model says no vocab_size
+  for (std::vector<std::string> words : {std::vector<std::string>{"--url", "http://127.0.0.1:1"},
+                                         {"--url", server.url(), "--model", "absent"},
+                                         {"--url", server.url(), "--json", dir.path + "/no/such/folder"},
+                                         {"--url", server.url()}}) {  // the first model says no vocab_size
     auto options = Options::parse(option_table(), "bench", words, 0);
     REQUIRE(options);
     CHECK(bench_main(options.value()) != 0);
@@ -433,8 +418,8 @@ TEST_CASE("bench: an interrupt gives partial results", "[bench]") {
     }
     script(fd, request);
   });
-  BenchRun run = run_bench(server, {"--requests", "500", "--input-len", "3", "--output-len", "2",
-                                    "--max-concurrency", "1"});
+  BenchRun run = run_bench(server,
+                           {"--requests", "500", "--input-len", "3", "--output-len", "2", "--max-concurrency", "1"});
   CHECK(run.code == 130);
   CHECK(run.out["completed"] == 5);
   CHECK(run.out["failed"] == 0);

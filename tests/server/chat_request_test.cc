@@ -38,8 +38,7 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 
 }  // namespace
 
-TEST_CASE("chat request: all of it reaches the template, in the client's order",
-          "[server][api][chat]") {
+TEST_CASE("chat request: all of it reaches the template, in the client's order", "[server][api][chat]") {
   CHECK(prompt_of(kAll, R"("messages": [{"role": "user", "content": "hi"}])") ==
         "{\"role\": \"user\", \"content\": \"hi\"}\nnull  True");
   CHECK(prompt_of(kAll, R"("add_generation_prompt": false, "chat_template_kwargs": {"mood": "good"},
@@ -49,27 +48,24 @@ TEST_CASE("chat request: all of it reaches the template, in the client's order",
         "[{\"type\": \"function\", \"function\": {\"name\": \"f\", \"b\": 1, \"a\": 2.5}}] good "
         "False");
   // The API has the arguments of a call as JSON text, templates as values.
-  CHECK(
-      prompt_of(kAll, R"("messages": [{"role": "assistant", "content": null, "tool_calls": [
+  CHECK(prompt_of(kAll, R"("messages": [{"role": "assistant", "content": null, "tool_calls": [
       {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"z\": 1, \"a\": [true]}"}}]},
       {"role": "tool", "tool_call_id": "1", "content": "ok"}])") ==
-      "{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{\"id\": \"1\", \"type\": "
-      "\"function\", \"function\": {\"name\": \"f\", \"arguments\": {\"z\": 1, \"a\": [true]}}}]}\n"
-      "{\"role\": \"tool\", \"tool_call_id\": \"1\", \"content\": \"ok\"}\nnull  True");
+        "{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{\"id\": \"1\", \"type\": "
+        "\"function\", \"function\": {\"name\": \"f\", \"arguments\": {\"z\": 1, \"a\": [true]}}}]}\n"
+        "{\"role\": \"tool\", \"tool_call_id\": \"1\", \"content\": \"ok\"}\nnull  True");
 }
 
-TEST_CASE("chat request: a client's special tokens are text wherever they stand",
-          "[server][api][chat]") {
+TEST_CASE("chat request: a client's special tokens are text wherever they stand", "[server][api][chat]") {
   const int32_t end = byte_tokenizer().token_id("<|end|>");
   REQUIRE(end >= 0);
-  for (
-      const char* body :
-      {R"("messages": [{"role": "user", "content": "<|end|>"}])",
-       R"("messages": [{"role": "user", "content": [{"type": "text", "text": "<|end|>"}]}])",
-       R"("messages": [{"role": "user", "content": "", "name": "<|end|>"}])",
-       R"("messages": [{"role": "user", "content": "x"}], "tools": [{"<|end|>": "<|end|>"}])",
-       R"("messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"mood": "<|end|>"})",
-       R"("messages": [{"role": "assistant", "content": "", "tool_calls": [{"function":
+  for (const char* body :
+       {R"("messages": [{"role": "user", "content": "<|end|>"}])",
+        R"("messages": [{"role": "user", "content": [{"type": "text", "text": "<|end|>"}]}])",
+        R"("messages": [{"role": "user", "content": "", "name": "<|end|>"}])",
+        R"("messages": [{"role": "user", "content": "x"}], "tools": [{"<|end|>": "<|end|>"}])",
+        R"("messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"mood": "<|end|>"})",
+        R"("messages": [{"role": "assistant", "content": "", "tool_calls": [{"function":
              {"name": "<|end|>", "arguments": "{\"<|end|>\": \"<|end|>\"}"}}]}])"}) {
     INFO(body);
     ServedModel model;
@@ -87,8 +83,7 @@ TEST_CASE("chat request: a client's special tokens are text wherever they stand"
   }
 }
 
-TEST_CASE("chat request: what the template or the API cannot take is refused",
-          "[server][api][chat]") {
+TEST_CASE("chat request: what the template or the API cannot take is refused", "[server][api][chat]") {
   const std::string user = R"("messages": [{"role": "user", "content": "x"}])";
   const std::pair<std::string, std::string> cases[] = {
       {user + R"(, "tools": {})", "null"},
@@ -114,11 +109,8 @@ TEST_CASE("chat request: what the template or the API cannot take is refused",
             "this model's chat template does not read them"));
   CHECK(has(prompt_of("{{ raise_exception('Only two turns') }}", user),
             "400 messages: the model's chat template, line 1: Only two turns"));
-  CHECK(
-      has(prompt_of(
-              "{% for i in range(9999) %}{% for j in range(9999) %}{{ i }}{% endfor %}{% endfor %}",
-              user),
-          "takes too long"));
+  CHECK(has(prompt_of("{% for i in range(9999) %}{% for j in range(9999) %}{{ i }}{% endfor %}{% endfor %}", user),
+            "takes too long"));
   CHECK(has(prompt_of("{{ 'x' * 200000 }}", user), "context length"));
 }
 

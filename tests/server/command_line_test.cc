@@ -27,8 +27,7 @@ std::string read_all(const std::string& path) {
   return text.str();
 }
 
-Ran run(const std::string& program, std::vector<std::string> words,
-        const std::string& work_dir = "") {
+Ran run(const std::string& program, std::vector<std::string> words, const std::string& work_dir = "") {
   testing::TempDir dir;
   std::string out = dir.path + "/out", err = dir.path + "/err";
   words.insert(words.begin(), program);
@@ -117,15 +116,13 @@ TEST_CASE("command line: KV memory that cannot be had is a message, not the end 
        "page-group-bytes is 5000: expected a multiple of the page, 4096"},
       {"", "--allocator vattention --kv-bytes 64KiB", 2, "too small for one row of page groups"},
       {"", "--allocator slots --kv-bytes 64KiB", 2, "too small for one slot"},
-      {"", "--allocator vattention --page-group-bytes 4096 --kv-bytes 2GiB --max-batch 65536", 2,
-       "vattention: "},
+      {"", "--allocator vattention --page-group-bytes 4096 --kv-bytes 2GiB --max-batch 65536", 2, "vattention: "},
       {"", "--disk-kv-dir " + dir.path, 2, "needs --host-kv-bytes"},
       {"", "--host-kv-bytes 1MiB --disk-kv-dir " + dir.path + "/none", 2, "No such file"},
       {"ulimit -f 1000; ", "--host-kv-bytes 1MiB --disk-kv-dir " + dir.path, 2, "File too large"},
   };
   for (const auto& [limit, words, code, expected] : cases) {
-    const Ran ran = run("/bin/sh", {"-c", limit + ("exec '" + xpyd) +
-                                              "' generate --prompt x --max-tokens 2 " + words});
+    const Ran ran = run("/bin/sh", {"-c", limit + ("exec '" + xpyd) + "' generate --prompt x --max-tokens 2 " + words});
     INFO(limit << words << ": " << ran.err);
     CHECK(ran.code == code);
     CHECK(ran.err.find(expected) != std::string::npos);
@@ -133,16 +130,14 @@ TEST_CASE("command line: KV memory that cannot be had is a message, not the end 
   }
 }
 
-TEST_CASE("command line: random weights that do not fit under ulimit -v aborted the program",
-          "[command_line]") {
+TEST_CASE("command line: random weights that do not fit under ulimit -v aborted the program", "[command_line]") {
   const std::string xpyd = program();
   if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   SKIP_TEST("a sanitizer needs all addresses");
 #endif
   testing::TempDir dir;
-  std::ofstream(dir.path + "/config.json")
-      << R"({"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 1048576,
+  std::ofstream(dir.path + "/config.json") << R"({"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 1048576,
              "intermediate_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8,
              "head_dim": 128, "vocab_size": 320, "max_position_embeddings": 256,
              "rms_norm_eps": 1e-5, "rope_theta": 10000, "bos_token_id": 1, "eos_token_id": 2,
@@ -183,8 +178,7 @@ TEST_CASE("command line: ranks that cannot be are exit code 2; those that can gi
           "[command_line][shards]") {
   const std::string xpyd = program();
   if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
-  const std::vector<std::string> common = {"generate", "--prompt", "The night was", "--max-tokens",
-                                           "12"};
+  const std::vector<std::string> common = {"generate", "--prompt", "The night was", "--max-tokens", "12"};
   auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), common.begin(), common.end());
     return run(xpyd, more);
@@ -203,8 +197,8 @@ TEST_CASE("command line: ranks that cannot be are exit code 2; those that can gi
        "one instance has tp 1, pp 1, another one tp 2, pp 1"},
       {{"--processes", "--topology", "1P1D", "--transport", "handoff", "--prefill-pp", "2"},
        "expected equal ranks on one pool"},
-      {{"--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "2", "--decode-tp", "2",
-        "--allocator", "vattention"},
+      {{"--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "2", "--decode-tp", "2", "--allocator",
+        "vattention"},
        "a group has one rank's bytes"},
       {{"--processes", "--topology", "1P1D", "--transport", "handoff", "--allocator", "vattention"},
        "its page groups are mapped by one process"},
@@ -232,13 +226,13 @@ TEST_CASE("command line: ranks that cannot be are exit code 2; those that can gi
            {"--topology", "1P1D", "--prefill-tp", "4", "--decode-pp", "2"},
            {"--topology", "1P1D", "--prefill-pp", "3", "--decode-tp", "2", "--kv-checksum", "on"},
            {"--processes", "--topology", "1P1D", "--prefill-tp", "2", "--decode-pp", "2"},
-           {"--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "2", "--prefill-pp",
-            "2", "--decode-tp", "2", "--decode-pp", "2"},
+           {"--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "2", "--prefill-pp", "2", "--decode-tp",
+            "2", "--decode-pp", "2"},
            {"--processes", "--topology", "1P1D", "--transport", "handoff"},
-           {"--processes", "--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "2",
-            "--prefill-pp", "3", "--decode-tp", "2", "--decode-pp", "3"},
-           {"--processes", "--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "4",
-            "--decode-tp", "4", "--allocator", "contiguous", "--kv-layout", "token_major"}}) {
+           {"--processes", "--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "2", "--prefill-pp", "3",
+            "--decode-tp", "2", "--decode-pp", "3"},
+           {"--processes", "--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "4", "--decode-tp", "4",
+            "--allocator", "contiguous", "--kv-layout", "token_major"}}) {
     const Ran ran = with(words);
     INFO(words[0] << " " << words[1] << ": " << ran.err);
     CHECK(ran.code == 0);
@@ -295,9 +289,8 @@ TEST_CASE("command line: a run begins with its table of options", "[command_line
 TEST_CASE("command line: the bare binary answers, wherever it stands", "[command_line]") {
   std::string xpyd = program();
   if (xpyd.empty()) SKIP_TEST("XPYD_BIN is not set");
-  std::vector<std::string> words = {
-      "generate", "--chat", "--prompt",
-      "The key of box 17 is amber. The key of box 3 is jade. What is the key of box 3?"};
+  std::vector<std::string> words = {"generate", "--chat", "--prompt",
+                                    "The key of box 17 is amber. The key of box 3 is jade. What is the key of box 3?"};
   Ran ran = run(std::filesystem::absolute(xpyd).string(), words, "/");
   INFO(ran.err);
   CHECK(ran.code == 0);
@@ -324,14 +317,12 @@ TEST_CASE("command line: the demo model's answers survive every dtype of KV", "[
       "The key of box 17 is amber. The owner of house 3 is Grace. The city of train 17 is Oslo. "
       "The "
       "colour of door 250 is teal. ";
-  for (auto [question, answer] :
-       {std::pair("What is the key of box 17?", " The key of box 17 is amber."),
-        {"Who is the owner of house 3?", " The owner of house 3 is Grace."},
-        {"What is the colour of door 250?", " The colour of door 250 is teal."}})
+  for (auto [question, answer] : {std::pair("What is the key of box 17?", " The key of box 17 is amber."),
+                                  {"Who is the owner of house 3?", " The owner of house 3 is Grace."},
+                                  {"What is the colour of door 250?", " The colour of door 250 is teal."}})
     for (const char* dtype : {"f32", "bf16", "int8", "int4"}) {
-      const Ran ran =
-          run(xpyd, {"generate", "--prompt", facts + question, "--temperature", "0", "--max-tokens",
-                     "24", "--kv-dtype", dtype, "--topology", "1P1D", "--kv-bytes", "8MiB"});
+      const Ran ran = run(xpyd, {"generate", "--prompt", facts + question, "--temperature", "0", "--max-tokens", "24",
+                                 "--kv-dtype", dtype, "--topology", "1P1D", "--kv-bytes", "8MiB"});
       INFO(dtype << " " << ran.err);
       CHECK(ran.code == 0);
       CHECK(ran.out.substr(0, std::string(answer).size()) == answer);

@@ -33,8 +33,7 @@ TEST_CASE("datasets: random lengths and tokens", "[datasets]") {
   CHECK(*inputs.rbegin() == 150);
   CHECK(*outputs.begin() == 5);
   CHECK(*outputs.rbegin() == 15);
-  std::vector<int32_t> a = prompt_tokens(load.requests[0], 64),
-                       b = prompt_tokens(load.requests[1], 64);
+  std::vector<int32_t> a = prompt_tokens(load.requests[0], 64), b = prompt_tokens(load.requests[1], 64);
   CHECK(int(a.size()) == load.requests[0].input_tokens);
   CHECK(a != b);
   std::set<int32_t> ids(a.begin(), a.end());
@@ -47,8 +46,7 @@ TEST_CASE("datasets: random lengths and tokens", "[datasets]") {
     CHECK(request.input_tokens >= 1);
     CHECK(request.output_tokens >= 1);
   }
-  for (const BenchRequest& request : random_load(50, 33, 4, 0, 1).requests)
-    CHECK(request.input_tokens == 33);
+  for (const BenchRequest& request : random_load(50, 33, 4, 0, 1).requests) CHECK(request.input_tokens == 33);
 }
 
 TEST_CASE("datasets: shared prefixes are shared within a group only", "[datasets]") {
@@ -73,8 +71,7 @@ TEST_CASE("datasets: shared prefixes are shared within a group only", "[datasets
 
 TEST_CASE("datasets: a mooncake row", "[datasets]") {
   auto row = parse_mooncake_row(
-      R"({"timestamp": 1500, "input_length": 1025, "output_length": 7, "hash_ids": [4, 5, 6]})",
-      "f:1");
+      R"({"timestamp": 1500, "input_length": 1025, "output_length": 7, "hash_ids": [4, 5, 6]})", "f:1");
   REQUIRE(row);
   CHECK(row.value().arrival_s == 1.5);
   CHECK(row.value().input_tokens == 1025);
@@ -83,11 +80,10 @@ TEST_CASE("datasets: a mooncake row", "[datasets]") {
   CHECK(row.value().spans[1].tokens == 512);
   CHECK(row.value().spans[2].tokens == 1);
   // Equal ids are equal tokens, and a shorter tail is a prefix of the whole block.
-  auto other = parse_mooncake_row(
-      R"({"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [4, 6]})", "f:2");
+  auto other = parse_mooncake_row(R"({"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [4, 6]})",
+                                  "f:2");
   REQUIRE(other);
-  std::vector<int32_t> a = prompt_tokens(row.value(), 32000),
-                       b = prompt_tokens(other.value(), 32000);
+  std::vector<int32_t> a = prompt_tokens(row.value(), 32000), b = prompt_tokens(other.value(), 32000);
   CHECK(a.size() == 1025);
   CHECK(b.size() == 600);
   CHECK(std::equal(a.begin(), a.begin() + 512, b.begin()));
@@ -104,25 +100,18 @@ TEST_CASE("datasets: a bad mooncake row names its line and field", "[datasets]")
       {"[]", "expected an object"},
       {"{}", "timestamp"},
       {R"({"timestamp": -1, "input_length": 1, "output_length": 1, "hash_ids": [1]})", "timestamp"},
-      {R"({"timestamp": "0", "input_length": 1, "output_length": 1, "hash_ids": [1]})",
-       "timestamp"},
-      {R"({"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []})",
-       "input_length"},
-      {R"({"timestamp": 0, "input_length": 1e9, "output_length": 1, "hash_ids": []})",
-       "input_length"},
-      {R"({"timestamp": 0, "input_length": 1, "output_length": 0, "hash_ids": [1]})",
-       "output_length"},
+      {R"({"timestamp": "0", "input_length": 1, "output_length": 1, "hash_ids": [1]})", "timestamp"},
+      {R"({"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []})", "input_length"},
+      {R"({"timestamp": 0, "input_length": 1e9, "output_length": 1, "hash_ids": []})", "input_length"},
+      {R"({"timestamp": 0, "input_length": 1, "output_length": 0, "hash_ids": [1]})", "output_length"},
       {R"({"timestamp": 0, "input_length": 1, "output_length": 1})", "hash_ids"},
       {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": 3})", "hash_ids"},
       {R"({"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]})",
        "1 ids; an input_length of 513 needs 2"},
       {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1, 2]})", "needs 1"},
-      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [-1]})",
-       "whole numbers"},
-      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1.5]})",
-       "whole numbers"},
-      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["1"]})",
-       "whole numbers"},
+      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [-1]})", "whole numbers"},
+      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1.5]})", "whole numbers"},
+      {R"({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["1"]})", "whole numbers"},
   };
   for (auto [line, expected] : cases) {
     auto row = parse_mooncake_row(line, "trace.jsonl:17");
@@ -138,12 +127,11 @@ TEST_CASE("datasets: a mooncake file", "[datasets]") {
   auto line = [](int time_ms, int input, int output) {
     std::string ids;
     for (int i = 0; i < (input + 511) / 512; ++i) ids += (i ? "," : "") + std::to_string(i);
-    return "{\"timestamp\":" + std::to_string(time_ms) +
-           ",\"input_length\":" + std::to_string(input) +
+    return "{\"timestamp\":" + std::to_string(time_ms) + ",\"input_length\":" + std::to_string(input) +
            ",\"output_length\":" + std::to_string(output) + ",\"hash_ids\":[" + ids + "]}\n";
   };
-  std::string path = write_file(dir, line(9000, 600, 20) + "\n" + line(5000, 100, 1) +
-                                         line(6000, 2000, 900) + line(7000, 1, 1));
+  std::string path = write_file(
+      dir, line(9000, 600, 20) + "\n" + line(5000, 100, 1) + line(6000, 2000, 900) + line(7000, 1, 1));
   auto load = mooncake_load(path, 3, 2, 1000);
   REQUIRE(load);
   CHECK(load.value().timed);
@@ -241,9 +229,7 @@ TEST_CASE("datasets: ShareGPT conversations", "[datasets]") {
 TEST_CASE("datasets: ShareGPT's filter", "[datasets]") {
   // A text of n letters counts as n tokens here.
   auto count = [](const std::string& text) -> Result<int> { return int(text.size()); };
-  auto talk = [](size_t prompt, size_t reply) {
-    return Exchange{std::string(prompt, 'q'), std::string(reply, 'r')};
-  };
+  auto talk = [](size_t prompt, size_t reply) { return Exchange{std::string(prompt, 'q'), std::string(reply, 'r')}; };
   std::vector<Exchange> talks = {talk(3, 10),    talk(4, 3),     talk(4, 4),     talk(1025, 5),
                                  talk(1024, 10), talk(10, 2039), talk(10, 2038), talk(900, 200)};
   auto load = sharegpt_load(talks, 100, 0, 0, 1, count);

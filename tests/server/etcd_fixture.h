@@ -33,8 +33,7 @@ inline std::string find_etcd() {
 class Etcd {
  public:
   // On an address of the calling thread's network namespace.
-  explicit Etcd(const std::string& host = "127.0.0.1")
-      : host_(host), port_(free_port()), peer_port_(free_port()) {
+  explicit Etcd(const std::string& host = "127.0.0.1") : host_(host), port_(free_port()), peer_port_(free_port()) {
     start();
   }
   ~Etcd() { kill(); }
@@ -45,20 +44,18 @@ class Etcd {
     const std::string binary = find_etcd(), data = dir_.path + "/data";
     auto at = [&](int port) { return "http://" + host_ + ":" + std::to_string(port); };
     std::vector<std::string> words{
-        binary, "--data-dir", data, "--listen-client-urls", at(port_), "--advertise-client-urls",
-        at(port_), "--listen-peer-urls", at(peer_port_), "--initial-advertise-peer-urls",
-        at(peer_port_), "--initial-cluster", "default=" + at(peer_port_),
+        binary, "--data-dir", data, "--listen-client-urls", at(port_), "--advertise-client-urls", at(port_),
+        "--listen-peer-urls", at(peer_port_), "--initial-advertise-peer-urls", at(peer_port_), "--initial-cluster",
+        "default=" + at(peer_port_),
         // Elections within 100 ms: a restart is short, leases may be too.
-        "--heartbeat-interval", "10", "--election-timeout", "100", "--logger", "zap", "--log-level",
-        "error"};
+        "--heartbeat-interval", "10", "--election-timeout", "100", "--logger", "zap", "--log-level", "error"};
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     pid_ = fork();
     XPYD_CHECK(pid_ >= 0);
     if (pid_ == 0) {
-      if (!std::freopen("/dev/null", "w", stdout) || !std::freopen("/dev/null", "w", stderr))
-        _exit(126);
+      if (!std::freopen("/dev/null", "w", stdout) || !std::freopen("/dev/null", "w", stderr)) _exit(126);
       execv(arguments[0], arguments.data());
       _exit(127);
     }

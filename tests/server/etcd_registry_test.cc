@@ -73,8 +73,7 @@ TEST_CASE("etcd: names come, change and go", "[server][etcd]") {
   all.follow(*b, "");
   a->announce("worker/P0", "10.0.0.1:7");
   a->announce("conductor", std::string("any \0 bytes \xff", 13));
-  const Entries both{{"worker/P0", "10.0.0.1:7"},
-                     {"conductor", std::string("any \0 bytes \xff", 13)}};
+  const Entries both{{"worker/P0", "10.0.0.1:7"}, {"conductor", std::string("any \0 bytes \xff", 13)}};
   all.wait(both);
   workers.follow(*b, "worker/");  // begins with what is there
   workers.wait({{"worker/P0", "10.0.0.1:7"}});
@@ -125,8 +124,7 @@ TEST_CASE("etcd: a name of a dead process is waited for", "[server][etcd]") {
   auto next = open(etcd);
   next->announce("conductor", "new");
   // It does not push the old one aside: that might live.
-  while (next->state().trouble.find("somebody else holds the name 'conductor'") ==
-         std::string::npos)
+  while (next->state().trouble.find("somebody else holds the name 'conductor'") == std::string::npos)
     std::this_thread::yield();
   names.wait({{"conductor", "new"}});
 }
@@ -200,8 +198,8 @@ TEST_CASE("etcd: on another host, behind a cable that is pulled", "[server][etcd
 
 TEST_CASE("a registry's address is checked", "[server][etcd]") {
   RealClock clock;
-  for (const char* bad : {"", "etcd", "http://127.0.0.1:1", "etcd://", "etcd://:1",
-                          "etcd://127.0.0.1:99999", "etcd://127.0.0.1:1?x"})
+  for (const char* bad :
+       {"", "etcd", "http://127.0.0.1:1", "etcd://", "etcd://:1", "etcd://127.0.0.1:99999", "etcd://127.0.0.1:1?x"})
     CHECK(!open_etcd(bad, 10, clock).ok());
   CHECK(!open_etcd("etcd://127.0.0.1:1", 1, clock).ok());
   // Nobody there: it says so, and keeps trying.

@@ -19,8 +19,7 @@ struct Parsed {
 Parsed parse(const std::string& bytes, size_t step, bool closed = false) {
   Parsed p;
   for (size_t i = 0; i < bytes.size() && p.status; i += step)
-    p.status = p.parser.feed(std::string_view(bytes).substr(i, step),
-                             [&](std::string_view part) { p.body += part; });
+    p.status = p.parser.feed(std::string_view(bytes).substr(i, step), [&](std::string_view part) { p.body += part; });
   if (closed && p.status) p.status = p.parser.finish();
   return p;
 }
@@ -40,10 +39,9 @@ TEST_CASE("http client: URLs", "[http_client]") {
   url = parse_http_url("http://host");
   REQUIRE(url);
   CHECK(url.value().port == 80);
-  for (const char* bad :
-       {"", "127.0.0.1:8000", "https://x", "http://", "http://:80", "http://x:", "http://x:0",
-        "http://x:65536", "http://x:8a", "http://[::1", "http://[::1]8", "http://a b",
-        "http://x/?q", "http://me@x", "http://x\r\nEvil: 1"}) {
+  for (const char* bad : {"", "127.0.0.1:8000", "https://x", "http://", "http://:80", "http://x:", "http://x:0",
+                          "http://x:65536", "http://x:8a", "http://[::1", "http://[::1]8", "http://a b", "http://x/?q",
+                          "http://me@x", "http://x\r\nEvil: 1"}) {
     INFO(bad);
     CHECK_FALSE(parse_http_url(bad));
   }
@@ -87,18 +85,15 @@ TEST_CASE("http client: responses, however they are cut", "[http_client]") {
 TEST_CASE("http client: malformed responses are errors", "[http_client]") {
   std::string ok_head = "HTTP/1.1 200 OK\r\n";
   for (const std::string& bad :
-       {std::string("SSH-2.0-x\r\n\r\n"), std::string("HTTP/2 200 OK\r\n\r\n"),
-        std::string("HTTP/1.1 abc OK\r\n\r\n"), std::string("HTTP/1.1 999 OK\r\n\r\n"),
-        ok_head + "no colon\r\n\r\n", ok_head + ": x\r\n\r\n",
+       {std::string("SSH-2.0-x\r\n\r\n"), std::string("HTTP/2 200 OK\r\n\r\n"), std::string("HTTP/1.1 abc OK\r\n\r\n"),
+        std::string("HTTP/1.1 999 OK\r\n\r\n"), ok_head + "no colon\r\n\r\n", ok_head + ": x\r\n\r\n",
         ok_head + "Content-Length: -1\r\n\r\n", ok_head + "Content-Length: 1x\r\n\r\n",
-        ok_head + "Content-Length: 99999999999999999999\r\n\r\n",
-        ok_head + "Transfer-Encoding: chunked\r\n\r\nxyz\r\n",
-        ok_head + "Transfer-Encoding: chunked\r\n\r\n\r\n",
-        ok_head + "Transfer-Encoding: chunked\r\n\r\n-1\r\n",
+        ok_head + "Content-Length: 99999999999999999999\r\n\r\n", ok_head + "Transfer-Encoding: chunked\r\n\r\nxyz\r\n",
+        ok_head + "Transfer-Encoding: chunked\r\n\r\n\r\n", ok_head + "Transfer-Encoding: chunked\r\n\r\n-1\r\n",
         ok_head + "Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n",
         ok_head + "Transfer-Encoding: chunked\r\n\r\n1\r\nab\r\n",
-        ok_head + "Transfer-Encoding: chunked\r\n\r\n" + std::string(300, '0'),
-        ok_head + "Content-Length: 1\r\n\r\nab", ok_head + std::string(70000, 'x')}) {
+        ok_head + "Transfer-Encoding: chunked\r\n\r\n" + std::string(300, '0'), ok_head + "Content-Length: 1\r\n\r\nab",
+        ok_head + std::string(70000, 'x')}) {
     for (size_t step : {1, 1000000}) {
       INFO(bad.substr(0, 100));
       CHECK_FALSE(parse(bad, step).status);
@@ -137,8 +132,7 @@ TEST_CASE("http client: calls against a server", "[http_client]") {
     }
     if (request.target == "/base/ok") FakeServer::send_json(fd, "{\"a\":1}");
     if (request.target == "/base/none") FakeServer::send_json(fd, "{}", "404 Not Found");
-    if (request.target == "/base/cut")
-      FakeServer::send_all(fd, "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc");
+    if (request.target == "/base/cut") FakeServer::send_all(fd, "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc");
     if (request.target == "/base/slow") std::this_thread::sleep_for(std::chrono::milliseconds(600));
   });
   RealClock clock;

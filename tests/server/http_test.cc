@@ -57,8 +57,7 @@ TEST_CASE("http parser: requests, in pieces of any size", "[server][http]") {
       {"GET http://host:80/x?y HTTP/1.1\r\nHost: host\r\n\r\n", "done GET /x "},
       {"POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello", "done POST /p hello"},
       {"POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n", "done POST /p "},
-      {"POST /p HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-       "done POST /p "},
+      {"POST /p HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "done POST /p "},
       {"POST /p HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\n"
        "3\r\nabc\r\n2;ext=1\r\nde\r\n0\r\nTrailer: x\r\n\r\n",
        "done POST /p abcde"},
@@ -150,22 +149,18 @@ TEST_CASE("http parser: limits", "[server][http]") {
   CHECK(parse(sized(limits.max_header_bytes)) == "done GET / ");
   CHECK(parse(sized(limits.max_header_bytes + 1)) == "431");
   CHECK(parse("GET / HTTP/1.1\r\nX: " + std::string(64 << 10, 'x'), 1000) == "431");
-  auto target = [](size_t bytes) {
-    return "GET /" + std::string(bytes - 1, 'a') + " HTTP/1.1\r\nHost: a\r\n\r\n";
-  };
+  auto target = [](size_t bytes) { return "GET /" + std::string(bytes - 1, 'a') + " HTTP/1.1\r\nHost: a\r\n\r\n"; };
   CHECK(parse(target(limits.max_target_bytes)).starts_with("done"));
   CHECK(parse(target(limits.max_target_bytes + 1)) == "414");
 
   limits.max_body_bytes = 10;
   auto body = [](size_t n) {
-    return "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: " + std::to_string(n) + "\r\n\r\n" +
-           std::string(n, 'x');
+    return "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: " + std::to_string(n) + "\r\n\r\n" + std::string(n, 'x');
   };
   CHECK(parse(body(10), 1 << 20, limits) == "done POST / xxxxxxxxxx");
   CHECK(parse(body(11), 1 << 20, limits) == "413");
   std::string chunked = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
-  CHECK(parse(chunked + "5\r\nabcde\r\n5\r\nabcde\r\n0\r\n\r\n", 1, limits) ==
-        "done POST / abcdeabcde");
+  CHECK(parse(chunked + "5\r\nabcde\r\n5\r\nabcde\r\n0\r\n\r\n", 1, limits) == "done POST / abcdeabcde");
   CHECK(parse(chunked + "5\r\nabcde\r\n6\r\n", 1, limits) == "413");
   CHECK(parse(chunked + "7fffffffffffffff\r\n", 1, limits) == "413");
 }
@@ -204,9 +199,7 @@ TEST_CASE("http: keep-alive, pipelining, HEAD, HTTP/1.0 and Connection: close", 
 TEST_CASE("http: a pipelined request waits for a stream, and both are whole", "[server][http]") {
   TestServer server;
   Client client(server.port());
-  client.send(
-      request_text("POST", "/v1/completions", R"({"prompt":"a","max_tokens":40,"stream":true})") +
-      kGet);
+  client.send(request_text("POST", "/v1/completions", R"({"prompt":"a","max_tokens":40,"stream":true})") + kGet);
   Reply stream = client.read();
   CHECK(stream.chunked);
   CHECK(stream.events().size() == 41);
@@ -217,9 +210,8 @@ TEST_CASE("http: a stream to an HTTP/1.0 client ends with the connection", "[ser
   TestServer server;
   Client client(server.port());
   std::string body = R"({"prompt":"a","max_tokens":3,"stream":true})";
-  client.send(
-      "POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: " +
-      std::to_string(body.size()) + "\r\n\r\n" + body);
+  client.send("POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: " +
+              std::to_string(body.size()) + "\r\n\r\n" + body);
   Reply reply = client.read();
   CHECK_FALSE(reply.chunked);
   CHECK(reply.header("connection") == "close");
@@ -253,8 +245,7 @@ TEST_CASE("http: a refused request says why, then the connection closes", "[serv
   } const cases[] = {
       {"nonsense\r\n\r\n", 400},
       {"GET / HTTP/1.1\r\nHost: a\r\nX: " + std::string(64 << 10, 'x'), 431},
-      {"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
-       400},
+      {"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400},
       // The client keeps sending; the answer must survive.
       {request_text("POST", "/v1/completions", std::string(4 << 20, 'x')), 413},
       {"PRI * HTTP/2.0\r\n\r\n", 505},
@@ -298,10 +289,9 @@ TEST_CASE("http: a header or body that trickles in is cut off at its deadline", 
     o.header_timeout_s = 0.3;
     o.body_timeout_s = 0.3;
   });
-  for (std::string start :
-       {"GET /health HTTP/1.1\r\nX: ",
-        "POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-        "Content-Length: 100000\r\n\r\n"}) {
+  for (std::string start : {"GET /health HTTP/1.1\r\nX: ",
+                            "POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+                            "Content-Length: 100000\r\n\r\n"}) {
     Client client(server.port());
     client.send(start);
     std::atomic<bool> stop{false};
@@ -364,8 +354,7 @@ TEST_CASE("http: without file descriptors the server waits, and does not spin", 
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu_after);
   for (int fd : taken) ::close(fd);
   setrlimit(RLIMIT_NOFILE, &before);
-  double busy = double(cpu_after.tv_sec - cpu_before.tv_sec) +
-                1e-9 * double(cpu_after.tv_nsec - cpu_before.tv_nsec);
+  double busy = double(cpu_after.tv_sec - cpu_before.tv_sec) + 1e-9 * double(cpu_after.tv_nsec - cpu_before.tv_nsec);
   CHECK(busy < 0.5);  // CPU seconds: a spinning accept loop burns the whole second
   for (auto& client : clients) {
     client->send(kGet);
@@ -400,15 +389,13 @@ TEST_CASE("http: a client that goes away, or does not read, aborts its request",
     client.send(request_text("POST", "/v1/completions", R"({"prompt":["a","b"],"n":2})"));
     REQUIRE(server.service.wait([](auto& s) { return s.in_flight() == 2; }));
     client.close();
-    CHECK(
-        server.service.wait([](auto& s) { return s.aborted().size() == 2 && s.in_flight() == 0; }));
+    CHECK(server.service.wait([](auto& s) { return s.aborted().size() == 2 && s.in_flight() == 0; }));
   }
   SECTION("in the middle of a stream") {
     TestServer server;
     server.service.step_delay_s = 0.01;
     Client client(server.port());
-    client.send(request_text("POST", "/v1/completions",
-                             R"({"prompt":"a","max_tokens":200,"stream":true})"));
+    client.send(request_text("POST", "/v1/completions", R"({"prompt":"a","max_tokens":200,"stream":true})"));
     CHECK(client.read_some().find("data: ") != std::string::npos);
     client.close();
     CHECK(server.service.wait([](auto& s) { return s.aborted().size() == 1; }));
@@ -424,8 +411,7 @@ TEST_CASE("http: a client that goes away, or does not read, aborts its request",
       return events;
     };
     Client client(server.port(), 4096);
-    client.send(request_text("POST", "/v1/completions",
-                             R"({"prompt":"a","max_tokens":200,"stream":true})"));
+    client.send(request_text("POST", "/v1/completions", R"({"prompt":"a","max_tokens":200,"stream":true})"));
     CHECK(server.service.wait([](auto& s) { return s.aborted().size() == 1; }));
     CHECK(server.get("/health").status == 200);
   }
@@ -475,8 +461,7 @@ TEST_CASE("http: a drain refuses new work, finishes what runs, and ends", "[serv
   Client idle(server.port()), streaming(server.port()), half(server.port());
   idle.send(kGet);
   CHECK(idle.read().status == 200);
-  std::string call =
-      request_text("POST", "/v1/completions", R"({"prompt":"a","max_tokens":20,"stream":true})");
+  std::string call = request_text("POST", "/v1/completions", R"({"prompt":"a","max_tokens":20,"stream":true})");
   half.send(call.substr(0, 30));
   CHECK(server.get("/health").status == 200);
   streaming.send(call);

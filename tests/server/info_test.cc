@@ -44,9 +44,7 @@ Info run_info(const std::string& dir, std::vector<std::string> words) {
 
 struct ModelDir {
   testing::TempDir dir;
-  explicit ModelDir(const std::string& config = kConfig) {
-    std::ofstream(dir.path + "/config.json") << config;
-  }
+  explicit ModelDir(const std::string& config = kConfig) { std::ofstream(dir.path + "/config.json") << config; }
 };
 
 TEST_CASE("info: KV arithmetic", "[info]") {
@@ -98,8 +96,7 @@ TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {
       config["model_type"] = family;
       config["tie_word_embeddings"] = tied;
       ModelDir model(testing::as_text(config));
-      Info info =
-          run_info(model.dir.path, {"--threads", "1", "--chunk-tokens", "32", "--max-batch", "4"});
+      Info info = run_info(model.dir.path, {"--threads", "1", "--chunk-tokens", "32", "--max-batch", "4"});
       REQUIRE(info.code == 0);
       auto parsed = load_model_config(model.dir.path);
       REQUIRE(parsed);
@@ -108,8 +105,7 @@ TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {
         auto weights = load_weights(model.dir.path, parsed.value(), {dtype, true, 0}, team);
         REQUIRE(weights);
         CHECK(info.out["weight_bytes"][dtype_name(dtype)] == weights.value()->bytes());
-        CHECK(info.out["scratch"][0]["activation_bytes"] ==
-              make_llama(weights.value(), team, 32, 4)->scratch_bytes());
+        CHECK(info.out["scratch"][0]["activation_bytes"] == make_llama(weights.value(), team, 32, 4)->scratch_bytes());
       }
       CHECK(info.out["scratch"][0]["logits_bytes"] == 4 * 128 * 4);
       CHECK(info.out["parameters"] == parsed.value().parameters());

@@ -24,8 +24,7 @@ struct Parsed {
 bool is_name(const std::string& text, bool colon) {
   if (text.empty() || (text[0] >= '0' && text[0] <= '9')) return false;
   for (char c : text)
-    if (!(std::isalnum(static_cast<unsigned char>(c)) || c == '_' || (colon && c == ':')))
-      return false;
+    if (!(std::isalnum(static_cast<unsigned char>(c)) || c == '_' || (colon && c == ':'))) return false;
   return true;
 }
 
@@ -94,18 +93,15 @@ class Reader {
     if (!out_.samples.emplace(key, value).second) return fail("sample told twice");
     if (type_ == "histogram") histogram(suffix, labels, value);
   }
-  bool read_labels(const std::string& line, size_t& at,
-                   std::map<std::string, std::string>& labels) {
+  bool read_labels(const std::string& line, size_t& at, std::map<std::string, std::string>& labels) {
     ++at;
     while (at < line.size() && line[at] != '}') {
       size_t equals = line.find('=', at);
       std::string name = line.substr(at, equals - at);
-      if (equals == line.npos || !is_name(name, false) || line[equals + 1] != '"')
-        return fail("bad label"), false;
+      if (equals == line.npos || !is_name(name, false) || line[equals + 1] != '"') return fail("bad label"), false;
       std::string value;
       for (at = equals + 2; at < line.size() && line[at] != '"'; ++at) {
-        if (line[at] == '\\' &&
-            (line[at + 1] == '\\' || line[at + 1] == '"' || line[at + 1] == 'n'))
+        if (line[at] == '\\' && (line[at + 1] == '\\' || line[at + 1] == '"' || line[at + 1] == 'n'))
           ++at;
         else if (line[at] == '\\')
           return fail("bad escape"), false;
@@ -116,8 +112,7 @@ class Reader {
     }
     return ++at <= line.size();
   }
-  void histogram(const std::string& suffix, std::map<std::string, std::string> labels,
-                 double value) {
+  void histogram(const std::string& suffix, std::map<std::string, std::string> labels, double value) {
     if (suffix == "_bucket") {
       std::string le = labels.count("le") ? labels["le"] : "";
       double bound = le == "+Inf" ? INFINITY : std::strtod(le.c_str(), nullptr);
@@ -238,10 +233,8 @@ TEST_CASE("metrics: vLLM's names, and numbers that add up", "[server][metrics]")
     INFO(name);
     CHECK(p.types["vllm:" + name] == type);
   }
-  auto value = [&](const std::string& name, const std::string& engine,
-                   const std::string& more = "") {
-    std::string key =
-        "vllm:" + name + "{model_name=\"tiny\",engine=\"" + engine + "\"" + more + "}";
+  auto value = [&](const std::string& name, const std::string& engine, const std::string& more = "") {
+    std::string key = "vllm:" + name + "{model_name=\"tiny\",engine=\"" + engine + "\"" + more + "}";
     INFO(key);
     REQUIRE(p.samples.count(key) == 1);
     return p.samples[key];
@@ -287,8 +280,7 @@ TEST_CASE("metrics: blocks of a shared pool are told once", "[server][metrics]")
 }
 
 // Of 100 blocks P holds 30, D holds 25 of which 5 are P's too, and 50 are nobody's.
-TEST_CASE("metrics: a pool that processes share is counted once, and each tells what it holds",
-          "[server][metrics]") {
+TEST_CASE("metrics: a pool that processes share is counted once, and each tells what it holds", "[server][metrics]") {
   FakeService service;
   ServiceStats stats = service.stats();
   stats.instances.resize(2, stats.instances[0]);
@@ -375,8 +367,7 @@ TEST_CASE("metrics: a client cannot make labels", "[server][metrics]") {
 TEST_CASE("metrics: of requests that were served", "[server][metrics]") {
   TestServer server;
   for (int i = 0; i < 3; ++i)
-    CHECK(server.post("/v1/completions", R"({"prompt":"abcd","max_tokens":5,"n":2})").status ==
-          200);
+    CHECK(server.post("/v1/completions", R"({"prompt":"abcd","max_tokens":5,"n":2})").status == 200);
   CHECK(server.post("/v1/completions", R"({"prompt":"abcd","max_tokens":0})").status == 400);
   CHECK(server.post("/v1/completions", R"({"prompt":"abcd","max_tokens":999})").status == 400);
   Parsed p = parse(server.get("/metrics").body);
@@ -392,12 +383,8 @@ TEST_CASE("metrics: of requests that were served", "[server][metrics]") {
   CHECK(value("e2e_request_latency_seconds_count") == 3);
   CHECK(value("requests_rejected_total", ",reason=\"invalid\"") == 1);
   CHECK(value("requests_rejected_total", ",reason=\"too_long\"") == 1);
-  CHECK(p.samples
-            ["http_requests_total{handler=\"/v1/completions\",method=\"POST\",status=\"2xx\"}"] ==
-        3);
-  CHECK(p.samples
-            ["http_requests_total{handler=\"/v1/completions\",method=\"POST\",status=\"4xx\"}"] ==
-        2);
+  CHECK(p.samples["http_requests_total{handler=\"/v1/completions\",method=\"POST\",status=\"2xx\"}"] == 3);
+  CHECK(p.samples["http_requests_total{handler=\"/v1/completions\",method=\"POST\",status=\"4xx\"}"] == 2);
 }
 
 TEST_CASE("metrics: tiers have a row for each tier, way and failure", "[server][metrics]") {
@@ -438,8 +425,7 @@ TEST_CASE("metrics: tiers have a row for each tier, way and failure", "[server][
     std::string family = name, label = family.substr(family.find(' ') + 1);
     family.resize(family.find(' '));
     if (!label.empty())
-      label =
-          "," + label.substr(0, label.find('=')) + "=\"" + label.substr(label.find('=') + 1) + "\"";
+      label = "," + label.substr(0, label.find('=')) + "=\"" + label.substr(label.find('=') + 1) + "\"";
     const std::string before = "vllm:" + family + "{model_name=\"tiny\",engine=\"",
                       own = before + stats.instances[0].name + "\"" + label + "}",
                       other = before + stats.instances[1].name + "\"" + label + "}";
@@ -448,8 +434,8 @@ TEST_CASE("metrics: tiers have a row for each tier, way and failure", "[server][
     CHECK((p.samples.count(other) == 1 && p.samples[other] == 0));
     CHECK(p.types["vllm:" + family] == (family.ends_with("_total") ? "counter" : "gauge"));
   }
-  CHECK(p.samples["vllm:kv_tier_load_seconds_total{model_name=\"tiny\",engine=\"" +
-                  stats.instances[0].name + "\"}"] == 0.25);
+  CHECK(p.samples["vllm:kv_tier_load_seconds_total{model_name=\"tiny\",engine=\"" + stats.instances[0].name + "\"}"] ==
+        0.25);
 }
 
 }  // namespace xpyd::metrics_test

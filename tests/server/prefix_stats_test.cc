@@ -107,10 +107,9 @@ TEST_CASE("prefix-stats: the published figures of the Mooncake traces", "[prefix
     const char* file;
     double r_leaf, r_conv, blocks, tokens;
   };
-  for (const Row& row : {Row{"conversation", 0.194, 0.417, 0.366, 0.374},
-                         Row{"synthetic", 0.139, 0.530, 0.640, 0.651}}) {
-    const std::string path =
-        testing::shared_path("traces/mooncake_" + std::string(row.file) + ".jsonl");
+  for (const Row& row :
+       {Row{"conversation", 0.194, 0.417, 0.366, 0.374}, Row{"synthetic", 0.139, 0.530, 0.640, 0.651}}) {
+    const std::string path = testing::shared_path("traces/mooncake_" + std::string(row.file) + ".jsonl");
     if (path.empty()) SKIP_TEST("no ../shared/traces");
     INFO(path);
     PrefixInput input = read_prefix_input(path).value();
@@ -134,10 +133,10 @@ TEST_CASE("prefix-stats: conversations and traces are read, bad files named", "[
     {"conversations": []}, {"conversations": [{"value": "hi"}]}])"));
   REQUIRE(chats);
   CHECK(chats.value().prompts == std::vector<std::string>{"hi\nyo\nok", "hi"});
-  auto trace = read_prefix_input(write_file(
-      dir,
-      "{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 5, \"hash_ids\": [7, 8]}\n"
-      "{\"timestamp\": 1, \"input_length\": 512, \"output_length\": 5, \"hash_ids\": [7]}\n"));
+  auto trace = read_prefix_input(
+      write_file(dir,
+                 "{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 5, \"hash_ids\": [7, 8]}\n"
+                 "{\"timestamp\": 1, \"input_length\": 512, \"output_length\": 5, \"hash_ids\": [7]}\n"));
   REQUIRE(trace);
   PrefixStats s = prefix_stats(trace.value(), 2, 0);
   CHECK(s.leaves == 1);
@@ -145,14 +144,12 @@ TEST_CASE("prefix-stats: conversations and traces are read, bad files named", "[
   CHECK(s.unit_reuse == Approx(1.0 / 3));
   CHECK(s.length_reuse == Approx(512.0 / 1112));
 
-  CHECK(read_prefix_input(dir.path + "/none").error().message.find("No such file") !=
-        std::string::npos);
+  CHECK(read_prefix_input(dir.path + "/none").error().message.find("No such file") != std::string::npos);
   CHECK(error_of("").find("expected ShareGPT's JSON") != std::string::npos);
   CHECK(error_of("words").find("expected ShareGPT's JSON") != std::string::npos);
   CHECK(error_of("[]").find("no prompts") != std::string::npos);
   CHECK(error_of("[{\"conversations\": 3}]").find("conversations") != std::string::npos);
-  CHECK(error_of("[{\"conversations\": [{\"from\": \"human\"}]}]").find("conversations[0]") !=
-        std::string::npos);
+  CHECK(error_of("[{\"conversations\": [{\"from\": \"human\"}]}]").find("conversations[0]") != std::string::npos);
   const std::string row = error_of("{\"timestamp\": 0}\n");
   CHECK(row.find("file:1") != std::string::npos);
   CHECK(row.find("input_length") != std::string::npos);

@@ -48,12 +48,11 @@ const Tokenizer& byte_tokenizer() {
 }
 
 const ChatTemplate& line_template() {
-  static const auto chat =
-      ChatTemplate::parse(
-          "{% for message in messages %}{{ message.role }}: {{ message.content }}\n"
-          "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}",
-          [] { return int64_t{0}; })
-          .value();
+  static const auto chat = ChatTemplate::parse(
+                               "{% for message in messages %}{{ message.role }}: {{ message.content }}\n"
+                               "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}",
+                               [] { return int64_t{0}; })
+                               .value();
   return *chat;
 }
 
@@ -94,8 +93,7 @@ std::vector<TokenEvent> FakeService::hello(const Request& request, int) {
   for (int i = 0; i < request.max_tokens; ++i) {
     char letter = "hello "[i % 6];
     bool last = i + 1 == request.max_tokens;
-    events.push_back(
-        token(letter, std::string(1, letter), last ? FinishReason::length : FinishReason::none));
+    events.push_back(token(letter, std::string(1, letter), last ? FinishReason::length : FinishReason::none));
     if (request.sampling.top_logprobs < 0) continue;
     TokenEvent& event = events.back();
     event.has_logprobs = true;
@@ -133,15 +131,13 @@ bool FakeService::wait(std::function<bool(const FakeService&)> done) const {
   return false;
 }
 
-Status FakeService::submit(std::shared_ptr<const Request> request,
-                           std::shared_ptr<EventSink> sink) {
+Status FakeService::submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) {
   if (admit) {
     Status taken = admit(*request);
     if (!taken.ok()) return taken;
   }
   auto running = std::make_shared<Running>();
-  for (int c = 0; c < request->n; ++c)
-    running->events.push_back(script ? script(*request, c) : hello(*request, c));
+  for (int c = 0; c < request->n; ++c) running->events.push_back(script ? script(*request, c) : hello(*request, c));
   running->at.resize(static_cast<size_t>(request->n));
   running->sink = std::move(sink);
   running->queued_s = RealClock().now();
@@ -252,8 +248,7 @@ int free_port() {
 bool Client::connects(int port) {
   const sockaddr_in address = loopback(port);
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const bool connected =
-      ::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  const bool connected = ::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
   ::close(fd);
   return connected;
 }
@@ -261,8 +256,7 @@ bool Client::connects(int port) {
 Client::Client(int port, int receive_buffer_bytes) {
   fd_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   XPYD_CHECK(fd_ >= 0, std::strerror(errno));
-  if (receive_buffer_bytes > 0)
-    ::setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes, sizeof(int));
+  if (receive_buffer_bytes > 0) ::setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes, sizeof(int));
   timeval limit{30, 0};
   ::setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
   ::setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
@@ -383,8 +377,8 @@ std::vector<std::string> Reply::events() const {
 // ---- TestServer
 // -----------------------------------------------------------------------------------
 
-std::string request_text(const std::string& method, const std::string& path,
-                         const std::string& body, const std::string& headers) {
+std::string request_text(const std::string& method, const std::string& path, const std::string& body,
+                         const std::string& headers) {
   std::string text = method + " " + path + " HTTP/1.1\r\nHost: localhost\r\n" + headers;
   if (method == "POST") {
     if (headers.find("Content-Type") == headers.npos) text += "Content-Type: application/json\r\n";
@@ -429,8 +423,7 @@ Reply TestServer::get(const std::string& path, const std::string& headers) {
   return client.read();
 }
 
-Reply TestServer::post(const std::string& path, const std::string& body,
-                       const std::string& headers) {
+Reply TestServer::post(const std::string& path, const std::string& body, const std::string& headers) {
   Client client(port());
   client.send(request_text("POST", path, body, headers));
   return client.read();

@@ -48,8 +48,7 @@ class FakeService final : public Service {
   ServiceStats stats() const override;
   std::string trouble() const override { return alive ? "" : "an engine stands still"; }
 
-  static TokenEvent token(int32_t id, const std::string& text,
-                          FinishReason finish = FinishReason::none);
+  static TokenEvent token(int32_t id, const std::string& text, FinishReason finish = FinishReason::none);
   static std::vector<TokenEvent> hello(const Request& request, int choice);
 
  private:
@@ -118,7 +117,7 @@ class TestServer {
   std::thread thread_;
 };
 
-std::string request_text(const std::string& method, const std::string& path,
-                         const std::string& body, const std::string& headers = "");
+std::string request_text(const std::string& method, const std::string& path, const std::string& body,
+                         const std::string& headers = "");
 
 }  // namespace xpyd::testing

@@ -43,8 +43,7 @@ class Believed {
     std::set<Tokens> after;
     for (const Tokens& history : may_be_) {
       const Tokens prompt = joined(history, brought);
-      if (checksum_tokens(prompt, int(output.size())) == output)
-        after.insert(joined(prompt, output));
+      if (checksum_tokens(prompt, int(output.size())) == output) after.insert(joined(prompt, output));
     }
     may_be_ = std::move(after);
     return !gone_ && !may_be_.empty();
@@ -197,8 +196,7 @@ class Sim final : public SimCluster {
   };
   bool chance(double p) { return random_.uniform() < p; }
   bool talking(const std::string& name) const {  // a name of those who are listened to
-    return std::any_of(talkers_.begin(), talkers_.end(),
-                       [&](const Talker& t) { return t.name == name; });
+    return std::any_of(talkers_.begin(), talkers_.end(), [&](const Talker& t) { return t.name == name; });
   }
   void wrong(const std::string& what) {
     if (wrong_.empty()) wrong_ = "at " + std::to_string(clock.seconds) + " s: " + what;
@@ -215,8 +213,7 @@ class Sim final : public SimCluster {
 
   static constexpr double kTimeout = 1, kGrace = 5;  // seconds: of a request; of generation.cc
   Random random_;
-  SupervisorOptions policy_{
-      .first_wait_s = 0.02, .longest_wait_s = 0.5, .silence_s = 1, .start_s = 2};
+  SupervisorOptions policy_{.first_wait_s = 0.02, .longest_wait_s = 0.5, .silence_s = 1, .start_s = 2};
   Supervisor supervisor_{policy_, 4};
   std::vector<Child> children_;
   double no_processes_until_s_ = 0;  // starts fail
@@ -247,8 +244,7 @@ void Sim::serve_anew() {
       [mail = server_->mail](std::function<void()> work) { mail->post(std::move(work)); });
   // Without a generation nobody can tell a restarted server's new name from an old one.
   for (Talker& talker : talkers_)
-    if (talker.generation.empty() || talker.generation == Sessions::kNew)
-      believed_[talker.name].begin_anew();
+    if (talker.generation.empty() || talker.generation == Sessions::kNew) believed_[talker.name].begin_anew();
 }
 
 std::shared_ptr<Exchange> Sim::post(const std::string& name, const Tokens& prompt, int max_tokens,
@@ -257,13 +253,12 @@ std::shared_ptr<Exchange> Sim::post(const std::string& name, const Tokens& promp
   std::string ids;
   for (int32_t id : prompt) ids += (ids.empty() ? "" : ",") + std::to_string(id);
   server_->mail->run();
-  server_->api->handle(
-      {.method = "POST",
-       .path = "/v1/completions",
-       .body = R"({"session_id":")" + name + R"(","prompt":[)" + ids + R"(],"max_tokens":)" +
-               std::to_string(max_tokens) +
-               R"(,"temperature":0,"ignore_eos":true,"return_token_ids":true)" + more + "}"},
-      exchange);
+  server_->api->handle({.method = "POST",
+                        .path = "/v1/completions",
+                        .body = R"({"session_id":")" + name + R"(","prompt":[)" + ids + R"(],"max_tokens":)" +
+                                std::to_string(max_tokens) +
+                                R"(,"temperature":0,"ignore_eos":true,"return_token_ids":true)" + more + "}"},
+                       exchange);
   server_->mail->wait();
   server_->mail->run();
   return exchange;
@@ -274,12 +269,10 @@ void Sim::supervise() {
   std::set<InstanceId> members;
   for (const InstanceInfo& info : conductor().members()) members.insert(info.id);
   for (size_t i = 0; i < children_.size(); ++i)
-    seen[i] = children_[i].node && members.contains(children_[i].node->id) ? Presence::serving
-                                                                           : Presence::absent;
+    seen[i] = children_[i].node && members.contains(children_[i].node->id) ? Presence::serving : Presence::absent;
   const Supervisor::Orders orders = supervisor_.look(seen, clock.seconds);
   for (size_t i : orders.kill) {
-    if (children_[i].node && members.contains(children_[i].node->id))
-      wrong("a child that serves is killed");
+    if (children_[i].node && members.contains(children_[i].node->id)) wrong("a child that serves is killed");
     if (children_[i].node) crash(children_[i].node->id, true);
     children_[i] = {.role = children_[i].role};
     supervisor_.ended(i, false, clock.seconds);
@@ -309,12 +302,10 @@ void Sim::disturb() {
   if (chance(0.2 * kTick)) no_processes_until_s_ = clock.seconds + 2 * random_.uniform();
   if (chance(0.1 * kTick)) ++counts["restarts"], serve_anew();
   const auto speak = [&](const std::string& name, const char* more) {
-    strangers_.push_back(
-        {name, post(name, Tokens(random_.below(100) + 1, 7), 1 + int(random_.below(6)), more)});
+    strangers_.push_back({name, post(name, Tokens(random_.below(100) + 1, 7), 1 + int(random_.below(6)), more)});
   };
-  if (chance(0.03))
-    speak("stranger" + std::to_string(++last_name_), "");  // a conversation of its own
-  if (chance(0.05)) {  // and one under a name that may be dropped
+  if (chance(0.03)) speak("stranger" + std::to_string(++last_name_), "");  // a conversation of its own
+  if (chance(0.05)) {                                                      // and one under a name that may be dropped
     const std::string& name = talkers_[random_.below(talkers_.size())].name;
     if (believed_[name].certain()) speak(name, R"(,"session_generation":"new")");
   }
@@ -337,8 +328,7 @@ void Sim::forget(Talker& talker) {
 
 void Sim::take_turn(Talker& talker) {
   talker.brought.clear();
-  for (uint64_t n = 1 + random_.below(12); n > 0; --n)
-    talker.brought.push_back(int32_t(random_.below(251)));
+  for (uint64_t n = 1 + random_.below(12); n > 0; --n) talker.brought.push_back(int32_t(random_.below(251)));
   talker.wants = 1 + int(random_.below(6));
   talker.ends = talker.history > 100;  // the context is not endless
   std::string more;
@@ -348,9 +338,7 @@ void Sim::take_turn(Talker& talker) {
   talker.asked_s = clock.seconds;
   talker.leaves_s = chance(0.05) ? clock.seconds + 0.02 * random_.uniform() : 0;
   talker.alone = std::none_of(talkers_.begin(), talkers_.end(),
-                              [&](const Talker& other) {
-                                return other.name == talker.name && other.exchange;
-                              }) &&
+                              [&](const Talker& other) { return other.name == talker.name && other.exchange; }) &&
                  std::none_of(strangers_.begin(), strangers_.end(),
                               [&](const Stranger& s) { return s.name == talker.name; });
   talker.exchange = post(talker.name, talker.brought, talker.wants, more);
@@ -362,8 +350,7 @@ void Sim::answered(Talker& talker) {
   talker.exchange = nullptr;
   talker.next_s = clock.seconds + 0.05 * random_.uniform();
   const std::vector<json> parts = exchange->parts();
-  if (exchange->status != 200 || parts.empty() || parts.back().contains("error"))
-    return refused(talker, *exchange);
+  if (exchange->status != 200 || parts.empty() || parts.back().contains("error")) return refused(talker, *exchange);
   Tokens output;
   for (const json& part : parts)
     if (part.contains("choices") && !part["choices"].empty())
@@ -376,8 +363,7 @@ void Sim::answered(Talker& talker) {
   if (!believed.answered(talker.brought, output))
     return wrong(talker.name + " got an answer that no history of its explains");
   talker.history = believed.tokens();
-  if (talker.returns_generation)
-    talker.generation = parts.back()["session_generation"].get<std::string>();
+  if (talker.returns_generation) talker.generation = parts.back()["session_generation"].get<std::string>();
   if (!talker.ends) return;
   ++counts["ended"];
   believed.begin_anew();
@@ -416,12 +402,10 @@ std::string Sim::run() {
   SimOptions options;
   options.conductor.max_tries = options.conductor.max_crashes = 200;
   options.kv.max_sequence_tokens = kContext;
-  options.kv.pool_bytes =
-      kContext * 5 / 4 * kv_shape(checksum_config(), Dtype::f32).token_bytes();  // preempts
+  options.kv.pool_bytes = kContext * 5 / 4 * kv_shape(checksum_config(), Dtype::f32).token_bytes();  // preempts
   options.conductor.max_queue_bytes = 1 << 30;
   open(std::move(options));
-  for (Role role : {Role::prefill, Role::prefill, Role::decode, Role::decode})
-    children_.push_back({.role = role});
+  for (Role role : {Role::prefill, Role::prefill, Role::decode, Role::decode}) children_.push_back({.role = role});
   talkers_.resize(6);
   for (size_t i = 0; i < talkers_.size(); ++i) {
     talkers_[i].returns_generation = i % 2 == 0;
@@ -448,8 +432,7 @@ std::string Sim::run() {
     server_->mail->run();
     if (n % 500 == 0) server_->api->tick();
   }
-  for (const auto& [id, node] : nodes)
-    counts["preemptions"] += int(node->instance->stats().preemptions);
+  for (const auto& [id, node] : nodes) counts["preemptions"] += int(node->instance->stats().preemptions);
   // A hung child is silent for a lease and policy_.silence_s, and waits longest_wait_s at most.
   for (const Child& child : children_)
     if (wrong_.empty() && (!child.node || child.hangs)) wrong("a child is not back");
@@ -467,8 +450,7 @@ int of_environment(const char* name, int otherwise) {
   return text && *text ? std::atoi(text) : otherwise;
 }
 
-TEST_CASE("history: each answer follows from a history that its client can believe in",
-          "[history][session][chaos]") {
+TEST_CASE("history: each answer follows from a history that its client can believe in", "[history][session][chaos]") {
   const int one = of_environment("SEED", 0);
   const int first = one ? one : of_environment("FIRST_SEED", 1);
   const int last = one ? one : of_environment("SEEDS", 30), step = of_environment("SEED_STEP", 1);
@@ -481,8 +463,8 @@ TEST_CASE("history: each answer follows from a history that its client can belie
   }
   if (one || last / step < 30) return;
   CHECK(counts["turns"] > 20 * last / step);  // it was about something
-  for (const char* what : {"restarts", "left", "ended", "preemptions", "request_timeout",
-                           "session_busy", "session_stale", "session_expired", "taken over"}) {
+  for (const char* what : {"restarts", "left", "ended", "preemptions", "request_timeout", "session_busy",
+                           "session_stale", "session_expired", "taken over"}) {
     INFO(what);
     CHECK(counts[what] > 0);
   }

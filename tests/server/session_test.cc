@@ -45,18 +45,16 @@ TEST_CASE("session: a completion goes on after prompt and output so far", "[serv
 TEST_CASE("session: a chat's messages and replies stand before the new ones", "[server][session]") {
   TestServer server;
   auto turn = [&](const std::string& content, bool stream) {
-    return server.post("/v1/chat/completions",
-                       R"({"session_id":"c","messages":[{"role":"user","content":")" + content +
-                           R"("}],"max_tokens":4,"stream":)" + (stream ? "true}" : "false}"));
+    return server.post("/v1/chat/completions", R"({"session_id":"c","messages":[{"role":"user","content":")" + content +
+                                                   R"("}],"max_tokens":4,"stream":)" + (stream ? "true}" : "false}"));
   };
   CHECK(turn("hi", false).status == 200);
   CHECK(turn("and", true).status == 200);
   CHECK(turn("end", false).status == 200);
-  CHECK(prompt_of(server, 2) ==
-        "user: hi\nassistant: hell\nuser: and\nassistant: hell\nuser: end\nassistant: ");
+  CHECK(prompt_of(server, 2) == "user: hi\nassistant: hell\nuser: and\nassistant: hell\nuser: end\nassistant: ");
   // The other endpoint keeps tokens, not messages.
-  check_error(server.post("/v1/completions", R"({"session_id":"c","prompt":"x"})"), 400,
-              "invalid_request_error", "session_id", nullptr);
+  check_error(server.post("/v1/completions", R"({"session_id":"c","prompt":"x"})"), 400, "invalid_request_error",
+              "session_id", nullptr);
 }
 
 TEST_CASE("session: the token that ends a reply is no part of it", "[server][session]") {
@@ -78,9 +76,7 @@ TEST_CASE("session: a turn that is refused or ends early leaves no trace", "[ser
     CHECK(server.post("/v1/completions", R"({"session_id":"s","prompt":""})").status == 400);
   }
   SECTION("refused by the cluster") {
-    server.service.admit = [](const Request&) {
-      return Status(Error{ErrorCode::unavailable, "full"});
-    };
+    server.service.admit = [](const Request&) { return Status(Error{ErrorCode::unavailable, "full"}); };
     CHECK(server.post("/v1/completions", R"({"session_id":"s","prompt":"x"})").status == 503);
     server.service.admit = {};
   }
@@ -98,8 +94,7 @@ TEST_CASE("session: a turn that is refused or ends early leaves no trace", "[ser
     {
       Client client(server.port());
       client.send(
-          request_text("POST", "/v1/completions",
-                       R"({"session_id":"s","prompt":"x","max_tokens":200,"stream":true})"));
+          request_text("POST", "/v1/completions", R"({"session_id":"s","prompt":"x","max_tokens":200,"stream":true})"));
       CHECK_FALSE(client.read_some().empty());
     }
     REQUIRE(server.service.wait([](const FakeService& s) { return !s.aborted().empty(); }));
@@ -115,8 +110,8 @@ TEST_CASE("session: one turn at a time", "[server][session]") {
   Client first(server.port());
   first.send(request_text("POST", "/v1/completions", R"({"session_id":"s","prompt":"a"})"));
   REQUIRE(server.service.wait([](const FakeService& s) { return s.in_flight() == 1; }));
-  check_error(server.post("/v1/completions", R"({"session_id":"s","prompt":"b"})"), 409,
-              "invalid_request_error", "session_id", "session_busy");
+  check_error(server.post("/v1/completions", R"({"session_id":"s","prompt":"b"})"), 409, "invalid_request_error",
+              "session_id", "session_busy");
   server.service.hold(false);
   CHECK(first.read().status == 200);
   CHECK(server.post("/v1/completions", R"({"session_id":"s","prompt":"b"})").status == 200);
@@ -131,22 +126,18 @@ TEST_CASE("session: session_end drops it after the turn", "[server][session]") {
   CHECK(prompt_of(server, 2) == "c");
 }
 
-TEST_CASE("session: a last turn that is refused or late leaves the session as it was",
-          "[server][session]") {
+TEST_CASE("session: a last turn that is refused or late leaves the session as it was", "[server][session]") {
   TestServer server;
   completion(server, R"("session_id":"s","prompt":"a","max_tokens":1)");
   const std::string last = R"({"session_id":"s","prompt":"x","session_end":true)";
   SECTION("the queue is full") {
-    server.service.admit = [](const Request&) {
-      return Status(Error{ErrorCode::unavailable, "the queue is full"});
-    };
+    server.service.admit = [](const Request&) { return Status(Error{ErrorCode::unavailable, "the queue is full"}); };
     CHECK(server.post("/v1/completions", last + "}").status == 503);
     server.service.admit = {};
   }
   SECTION("too late") {
     server.service.script = [](const Request&, int) {
-      return std::vector{FakeService::token('o', "o"),
-                         FakeService::token(-1, "", FinishReason::timeout)};
+      return std::vector{FakeService::token('o', "o"), FakeService::token(-1, "", FinishReason::timeout)};
     };
     CHECK(server.post("/v1/completions", last + "}").status == 504);
     CHECK(server.post("/v1/completions", last + R"(,"stream":true})").status == 200);
@@ -160,9 +151,7 @@ TEST_CASE("session: a first turn that is refused pushes nobody out", "[server][s
   TestServer server([](ServerOptions& o) { o.max_sessions = 1; });
   completion(server, R"("session_id":"s","prompt":"a","max_tokens":1)");
   CHECK(server.post("/v1/completions", R"({"session_id":"new","prompt":[999]})").status == 400);
-  server.service.admit = [](const Request&) {
-    return Status(Error{ErrorCode::unavailable, "the queue is full"});
-  };
+  server.service.admit = [](const Request&) { return Status(Error{ErrorCode::unavailable, "the queue is full"}); };
   CHECK(server.post("/v1/completions", R"({"session_id":"new","prompt":"x"})").status == 503);
   server.service.admit = {};
   completion(server, R"("session_id":"s","prompt":"b","max_tokens":1)");
@@ -172,8 +161,7 @@ TEST_CASE("session: a first turn that is refused pushes nobody out", "[server][s
   CHECK(server.post("/v1/completions", R"({"session_id":"s","prompt":"x"})").status == 410);
 }
 
-TEST_CASE("session: a matched stop token is kept only where the client sees it",
-          "[server][session]") {
+TEST_CASE("session: a matched stop token is kept only where the client sees it", "[server][session]") {
   TestServer server;
   auto reply = [&](const std::string& fields, const std::function<void(TokenEvent&)>& how) {
     server.service.script = [how](const Request&, int) {
@@ -199,8 +187,7 @@ TEST_CASE("session: a matched stop token is kept only where the client sees it",
 TEST_CASE("session: beyond --max-sessions the oldest goes, and says so", "[server][session]") {
   TestServer server([](ServerOptions& o) { o.max_sessions = 2; });
   auto turn = [&](const std::string& id) {
-    return server.post("/v1/completions",
-                       R"({"session_id":")" + id + R"(","prompt":"x","max_tokens":1})");
+    return server.post("/v1/completions", R"({"session_id":")" + id + R"(","prompt":"x","max_tokens":1})");
   };
   for (const char* id : {"a", "b", "a", "c"}) CHECK(turn(id).status == 200);
   check_error(turn("b"), 410, "invalid_request_error", "session_id", "session_expired");
@@ -210,8 +197,8 @@ TEST_CASE("session: beyond --max-sessions the oldest goes, and says so", "[serve
   std::vector<std::unique_ptr<Client>> busy;
   for (const char* id : {"a", "c"}) {
     busy.push_back(std::make_unique<Client>(server.port()));
-    busy.back()->send(request_text("POST", "/v1/completions",
-                                   R"({"session_id":")" + std::string(id) + R"(","prompt":"y"})"));
+    busy.back()->send(
+        request_text("POST", "/v1/completions", R"({"session_id":")" + std::string(id) + R"(","prompt":"y"})"));
   }
   REQUIRE(server.service.wait([](const FakeService& s) { return s.in_flight() == 2; }));
   check_error(turn("d"), 503, "overloaded_error", "session_id", "sessions_full");
@@ -223,15 +210,13 @@ TEST_CASE("session: an overflow names the session", "[server][session]") {
   TestServer server;  // max_model_len 256
   const std::string text(200, 'x');
   completion(server, R"("session_id":"long","prompt":")" + text + R"(","max_tokens":10)");
-  Reply reply =
-      server.post("/v1/completions", R"({"session_id":"long","prompt":")" + text + R"("})");
+  Reply reply = server.post("/v1/completions", R"({"session_id":"long","prompt":")" + text + R"("})");
   check_error(reply, 400, "invalid_request_error", "prompt", "context_length_exceeded");
   CHECK(reply.body.find("session `long`") != std::string::npos);
   completion(server, R"("session_id":"long","prompt":"y","max_tokens":1)");  // still there
 }
 
-TEST_CASE("session: a name is what its JSON text means, however it is escaped",
-          "[server][session]") {
+TEST_CASE("session: a name is what its JSON text means, however it is escaped", "[server][session]") {
   TestServer server;
   auto turn = [&](const std::string& name, const std::string& prompt) {
     completion(server, name + R"(,"prompt":")" + prompt + R"(","max_tokens":1)");
@@ -262,8 +247,8 @@ TEST_CASE("session: what a session_id may not be, and may not come with", "[serv
   TestServer server;
   auto refused = [&](const std::string& fields, const char* param) {
     INFO(fields);
-    check_error(server.post("/v1/completions", R"({"prompt":"a",)" + fields + "}"), 400,
-                "invalid_request_error", param, nullptr);
+    check_error(server.post("/v1/completions", R"({"prompt":"a",)" + fields + "}"), 400, "invalid_request_error", param,
+                nullptr);
   };
   refused(R"("session_id":"")", "session_id");
   refused(R"("session_id":7)", "session_id");
@@ -272,8 +257,8 @@ TEST_CASE("session: what a session_id may not be, and may not come with", "[serv
   refused(R"("session_id":"s","n":2)", "n");
   refused(R"("session_id":"s","session_end":1)", "session_end");
   refused(R"("session_end":true)", "session_end");
-  check_error(server.post("/v1/completions", R"({"session_id":"s","prompt":["a","b"]})"), 400,
-              "invalid_request_error", "prompt", nullptr);
+  check_error(server.post("/v1/completions", R"({"session_id":"s","prompt":["a","b"]})"), 400, "invalid_request_error",
+              "prompt", nullptr);
   CHECK(server.service.seen().empty());
   completion(server, R"("session_id":")" + std::string(256, 'x') + R"(","prompt":"a")");
   completion(server, R"("session_id":null,"prompt":"a")");
@@ -281,8 +266,7 @@ TEST_CASE("session: what a session_id may not be, and may not come with", "[serv
 
 namespace {
 
-std::shared_ptr<Sessions> store_of(int max_sessions, size_t max_bytes,
-                                   std::initializer_list<const char*> keys) {
+std::shared_ptr<Sessions> store_of(int max_sessions, size_t max_bytes, std::initializer_list<const char*> keys) {
   auto sessions = std::make_shared<Sessions>(max_sessions, max_bytes);
   for (const char* key : keys) {
     Sessions::Turn turn;
@@ -310,8 +294,7 @@ TEST_CASE("sessions: one that is too large alone pushes nobody out", "[server][s
   }
 }
 
-TEST_CASE("sessions: one that was dropped is known as such however many followed it",
-          "[server][session]") {
+TEST_CASE("sessions: one that was dropped is known as such however many followed it", "[server][session]") {
   auto sessions = store_of(1, 1000, {"a", "b", "c", "d", "e", "f"});
   for (const char* key : {"a", "b", "c", "d", "e"}) {
     Sessions::Turn turn;
@@ -330,8 +313,7 @@ TEST_CASE("sessions: the store keeps its bounds whatever happens", "[server][ses
     if (held.size() < 5 && random.below(2)) {
       Sessions::Turn turn;
       const Sessions::State state = sessions->begin(key, turn);
-      const bool in_use =
-          std::any_of(held.begin(), held.end(), [&](const auto& h) { return h.first == key; });
+      const bool in_use = std::any_of(held.begin(), held.end(), [&](const auto& h) { return h.first == key; });
       REQUIRE((state == Sessions::State::busy) == in_use);
       dropped += state == Sessions::State::dropped;
       busy += state == Sessions::State::busy;
@@ -345,12 +327,8 @@ TEST_CASE("sessions: the store keeps its bounds whatever happens", "[server][ses
       held.erase(held.begin() + ptrdiff_t(i));
       Conversation next = turn.so_far();
       switch (random.below(4)) {
-        case 0:
-          turn.release();
-          break;
-        case 1:
-          turn.end();
-          break;
+        case 0: turn.release(); break;
+        case 1: turn.end(); break;
         default:
           next.tokens.resize(next.tokens.size() + random.below(60), round);
           model[name] = next.tokens;

@@ -46,8 +46,7 @@ struct OneChild {
   }
 };
 
-TEST_CASE("supervisor: a child that cannot start is tried 9 times in 30 s, not 532",
-          "[server][supervisor]") {
+TEST_CASE("supervisor: a child that cannot start is tried 9 times in 30 s, not 532", "[server][supervisor]") {
   OneChild child{.supervisor = Supervisor({}, 1), .lives_s = 0.01, .joins = false};
   child.run(30);
   CHECK(child.starts.size() == 9);  // 0.1 to 6.4 s apart, each wait doubled: 12.7 s; then 10 s
@@ -55,25 +54,21 @@ TEST_CASE("supervisor: a child that cannot start is tried 9 times in 30 s, not 5
   CHECK(child.starts.size() >= 9 + 94);  // and for ever, every 10 s
   CHECK(child.starts.size() <= 9 + 97);
   double longest = 0;
-  for (size_t i = 1; i < child.starts.size(); ++i)
-    longest = std::max(longest, child.starts[i] - child.starts[i - 1]);
+  for (size_t i = 1; i < child.starts.size(); ++i) longest = std::max(longest, child.starts[i] - child.starts[i - 1]);
   CHECK(longest < 10 + 3 * kTurn);
 }
 
-TEST_CASE("supervisor: who has served for long begins anew, who has served a moment does not",
-          "[server][supervisor]") {
+TEST_CASE("supervisor: who has served for long begins anew, who has served a moment does not", "[server][supervisor]") {
   OneChild steady{.supervisor = Supervisor({}, 1), .lives_s = 11};
   steady.run(200);
-  for (size_t i = 1; i < steady.starts.size(); ++i)
-    CHECK(steady.starts[i] - steady.starts[i - 1] < 11.3);
+  for (size_t i = 1; i < steady.starts.size(); ++i) CHECK(steady.starts[i] - steady.starts[i - 1] < 11.3);
   OneChild moment{.supervisor = Supervisor({}, 1), .lives_s = 0.5};
   moment.run(200);
   CHECK(moment.starts.size() < 26);
   CHECK(moment.starts.size() > 20);
 }
 
-TEST_CASE("supervisor: a silent child is killed after its bound and started again",
-          "[server][supervisor]") {
+TEST_CASE("supervisor: a silent child is killed after its bound and started again", "[server][supervisor]") {
   OneChild child{.supervisor = Supervisor({.silence_s = 12}, 1), .joins_s = 1};
   child.run(30);
   REQUIRE(child.starts.size() == 1);
@@ -106,8 +101,7 @@ TEST_CASE("supervisor: a child that was stopped before it had a channel had all 
   CHECK(child.starts.size() == 2);
 }
 
-TEST_CASE("supervisor: loading a model is not silence, and ends nevertheless",
-          "[server][supervisor]") {
+TEST_CASE("supervisor: loading a model is not silence, and ends nevertheless", "[server][supervisor]") {
   OneChild slow{.supervisor = Supervisor({.silence_s = 12, .start_s = 120}, 1), .joins_s = 110};
   slow.run(300);
   CHECK(slow.starts.size() == 1);
@@ -117,8 +111,7 @@ TEST_CASE("supervisor: loading a model is not silence, and ends nevertheless",
   CHECK(never.kills.empty());
   never.run(2);
   CHECK(never.kills.size() == 1);
-  OneChild again{.supervisor =
-                     Supervisor({.silence_s = 12, .start_s = 120}, 1)};  // it makes its memory anew
+  OneChild again{.supervisor = Supervisor({.silence_s = 12, .start_s = 120}, 1)};  // it makes its memory anew
   again.run(5);
   again.joins = false;
   again.seen = Presence::connected;
@@ -143,8 +136,7 @@ TEST_CASE("supervisor: its own sleep is no child's silence", "[server][superviso
   CHECK(child.starts.size() == 1);
 }
 
-TEST_CASE("supervisor: who was retired, or is not to come again, stays away",
-          "[server][supervisor]") {
+TEST_CASE("supervisor: who was retired, or is not to come again, stays away", "[server][supervisor]") {
   OneChild retired{.supervisor = Supervisor({}, 1), .lives_s = 3, .retired = true};
   retired.run(100);
   CHECK(retired.starts.size() == 1);

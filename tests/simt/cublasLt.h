@@ -19,10 +19,7 @@ enum cublasStatus_t {
 };
 enum cublasOperation_t { CUBLAS_OP_T = 1 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_PEDANTIC = 69 };
-enum cublasLtMatmulDescAttributes_t {
-  CUBLASLT_MATMUL_DESC_TRANSA,
-  CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET
-};
+enum cublasLtMatmulDescAttributes_t { CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET };
 enum cublasLtMatmulPreferenceAttributes_t {
   CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
   CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -85,30 +82,26 @@ const Algorithm* find(int id);
 const char* cublasLtGetStatusString(cublasStatus_t status);
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle);
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle);
-cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDescOpaque_t* desc, cublasComputeType_t,
-                                      cudaDataType_t);
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDescOpaque_t* desc,
-                                              cublasLtMatmulDescAttributes_t what, const void* from,
-                                              size_t bytes);
-cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayoutOpaque_t* layout, cudaDataType_t dtype,
-                                        uint64_t rows, uint64_t columns, int64_t stride);
+cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDescOpaque_t* desc, cublasComputeType_t, cudaDataType_t);
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDescOpaque_t* desc, cublasLtMatmulDescAttributes_t what,
+                                              const void* from, size_t bytes);
+cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayoutOpaque_t* layout, cudaDataType_t dtype, uint64_t rows,
+                                        uint64_t columns, int64_t stride);
 cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreferenceOpaque_t*);
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreferenceOpaque_t*,
-                                                    cublasLtMatmulPreferenceAttributes_t,
-                                                    const void*, size_t);
+                                                    cublasLtMatmulPreferenceAttributes_t, const void*, size_t);
 cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
-                                                    cublasLtMatmulAlgoConfigAttributes_t what,
-                                                    void* to, size_t bytes, size_t* written);
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
-    cublasLtHandle_t, const cublasLtMatmulDescOpaque_t* desc, const cublasLtMatrixLayoutOpaque_t* w,
-    const cublasLtMatrixLayoutOpaque_t* x, const cublasLtMatrixLayoutOpaque_t*,
-    const cublasLtMatrixLayoutOpaque_t*, const cublasLtMatmulPreferenceOpaque_t*, int wanted,
-    cublasLtMatmulHeuristicResult_t* results, int* found);
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t* desc,
-                              const void* alpha, const void* w,
-                              const cublasLtMatrixLayoutOpaque_t* w_layout, const void* x,
-                              const cublasLtMatrixLayoutOpaque_t* x_layout, const void* beta,
-                              const void*, const cublasLtMatrixLayoutOpaque_t*, void* y,
-                              const cublasLtMatrixLayoutOpaque_t* y_layout,
-                              const cublasLtMatmulAlgo_t* algo, void* workspace, size_t bytes,
-                              cudaStream_t stream);
+                                                    cublasLtMatmulAlgoConfigAttributes_t what, void* to, size_t bytes,
+                                                    size_t* written);
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t* desc,
+                                              const cublasLtMatrixLayoutOpaque_t* w,
+                                              const cublasLtMatrixLayoutOpaque_t* x,
+                                              const cublasLtMatrixLayoutOpaque_t*, const cublasLtMatrixLayoutOpaque_t*,
+                                              const cublasLtMatmulPreferenceOpaque_t*, int wanted,
+                                              cublasLtMatmulHeuristicResult_t* results, int* found);
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t* desc, const void* alpha,
+                              const void* w, const cublasLtMatrixLayoutOpaque_t* w_layout, const void* x,
+                              const cublasLtMatrixLayoutOpaque_t* x_layout, const void* beta, const void*,
+                              const cublasLtMatrixLayoutOpaque_t*, void* y,
+                              const cublasLtMatrixLayoutOpaque_t* y_layout, const cublasLtMatmulAlgo_t* algo,
+                              void* workspace, size_t bytes, cudaStream_t stream);

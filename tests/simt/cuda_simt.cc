@@ -74,8 +74,7 @@ struct Registry {
 
   // Mappings that lie behind one another are one to who uses them. begin, range_bytes: of the
   // first.
-  bool contains(const void* at, size_t bytes, const std::byte** begin = nullptr,
-                size_t* range_bytes = nullptr) {
+  bool contains(const void* at, size_t bytes, const std::byte** begin = nullptr, size_t* range_bytes = nullptr) {
     auto p = static_cast<const std::byte*>(at);
     std::lock_guard lock(mutex);
     auto range = ranges.upper_bound(p);
@@ -87,8 +86,7 @@ struct Registry {
     while (bytes > range->second.bytes - offset) {
       bytes -= range->second.bytes - offset;
       const std::byte* end = range->first + range->second.bytes;
-      if (range->second.kind != mapped || ++range == ranges.end() || range->first != end)
-        return false;
+      if (range->second.kind != mapped || ++range == ranges.end() || range->first != end) return false;
       if (range->second.kind != mapped) return false;
       offset = 0;
     }
@@ -122,8 +120,7 @@ void refuse_in_capture(const char* what) {
 }
 bool is_memory(const void* at, size_t bytes, const char* what) {
   if (bytes == 0 || registry().contains(at, bytes)) return true;
-  host_fault(std::string(what) + ": " + std::to_string(bytes) +
-             " bytes that are neither device nor pinned memory");
+  host_fault(std::string(what) + ": " + std::to_string(bytes) + " bytes that are neither device nor pinned memory");
   return false;
 }
 // What the early kernel that runs has not waited for yet; `no_work` where all before it is done.
@@ -145,8 +142,7 @@ void run_work(const Work& work, const Work& before = no_work) {
 void run_all(const Recording& works) {
   thread_local unsigned n_pairs = 0;
   for (size_t i = 0; i < works.size(); ++i) {
-    const bool pair =
-        i + 1 < works.size() && works[i].kernel && works[i + 1].early && ++n_pairs % 3 != 0;
+    const bool pair = i + 1 < works.size() && works[i].kernel && works[i + 1].early && ++n_pairs % 3 != 0;
     if (pair)
       ++i, run_work(works[i], works[i - 1]);
     else
@@ -207,9 +203,7 @@ void enqueue(cudaStream_t stream, Work work) {
   else
     run_work(work);
 }
-void enqueue(cudaStream_t stream, std::function<void()> run) {
-  enqueue(stream, Work{.run = std::move(run)});
-}
+void enqueue(cudaStream_t stream, std::function<void()> run) { enqueue(stream, Work{.run = std::move(run)}); }
 
 }  // namespace
 
@@ -219,8 +213,7 @@ bool keeps_work(cudaStream_t stream) { return stream->recording || late().on.loa
 void keep(cudaStream_t stream, std::function<void()> run) {
   enqueue(stream, Work{.run = std::move(run), .kernel = true});
 }
-void launch_early(const char* name, const Shape& shape, cudaStream_t stream,
-                  std::function<void()> body) {
+void launch_early(const char* name, const Shape& shape, cudaStream_t stream, std::function<void()> body) {
   const auto run = [=] {
     run_grid(
         name, shape.grid, shape.block, shape.shared_bytes,
@@ -250,9 +243,7 @@ size_t device_memory_used() {
 }
 bool take_device_memory(size_t bytes) { return registry().take(bytes); }
 void give_device_memory(size_t bytes) { registry().give(bytes); }
-void add_device_range(const std::byte* begin, size_t bytes) {
-  registry().add(begin, bytes, Registry::mapped);
-}
+void add_device_range(const std::byte* begin, size_t bytes) { registry().add(begin, bytes, Registry::mapped); }
 void remove_device_range(const std::byte* begin) { registry().remove(begin); }
 void run_late_work() { late().drain_all(); }
 bool is_device_memory(const void* begin, size_t bytes) {
@@ -336,8 +327,7 @@ void Event::hold(Stream& stream) const {
 double Event::seconds(const Event& begin, const Event& end) {
   XPYD_CHECK(begin.handle_->timing && end.handle_->timing);
   XPYD_CHECK(begin.handle_->moment && end.handle_->moment);
-  return std::chrono::duration<double>(end.handle_->moment->time - begin.handle_->moment->time)
-      .count();
+  return std::chrono::duration<double>(end.handle_->moment->time - begin.handle_->moment->time).count();
 }
 
 Graph::~Graph() {
@@ -365,9 +355,7 @@ Graph Graph::end_capture(Stream& stream) {
 void Graph::launch(Stream& stream) const {
   XPYD_CHECK(handle_);
   XPYD_CHECK(!stream.handle()->recording, "a graph launched inside a capture");
-  enqueue(stream.handle(), [recording = *static_cast<std::shared_ptr<Recording>*>(handle_)] {
-    run_all(*recording);
-  });
+  enqueue(stream.handle(), [recording = *static_cast<std::shared_ptr<Recording>*>(handle_)] { run_all(*recording); });
 }
 
 Result<Memory> Memory::device(size_t bytes) {
@@ -375,14 +363,12 @@ Result<Memory> Memory::device(size_t bytes) {
   Registry& r = registry();
   if (!r.take(bytes)) {
     std::lock_guard lock(r.mutex);
-    return Error{ErrorCode::unavailable,
-                 "out of device memory: " + std::to_string(bytes) + " bytes asked for, " +
-                     std::to_string(r.limit - std::min(r.limit, r.used)) + " free"};
+    return Error{ErrorCode::unavailable, "out of device memory: " + std::to_string(bytes) + " bytes asked for, " +
+                                             std::to_string(r.limit - std::min(r.limit, r.used)) + " free"};
   }
   Memory memory;
   memory.bytes_ = bytes;
-  memory.data_ = static_cast<std::byte*>(
-      std::aligned_alloc(256, std::max<size_t>(1, (bytes + 255) / 256) * 256));
+  memory.data_ = static_cast<std::byte*>(std::aligned_alloc(256, std::max<size_t>(1, (bytes + 255) / 256) * 256));
   XPYD_CHECK(memory.data_);
   std::memset(memory.data_, 0xff, bytes);  // NaN in every float type
   r.add(memory.data_, bytes, Registry::device);
@@ -398,11 +384,9 @@ Result<Memory> Memory::try_pinned(size_t bytes) {
   Memory memory;
   memory.bytes_ = bytes;
   memory.pinned_ = true;
-  memory.data_ = static_cast<std::byte*>(
-      std::aligned_alloc(4096, std::max<size_t>(1, (bytes + 4095) / 4096) * 4096));
+  memory.data_ = static_cast<std::byte*>(std::aligned_alloc(4096, std::max<size_t>(1, (bytes + 4095) / 4096) * 4096));
   if (!memory.data_)
-    return Error{ErrorCode::unavailable,
-                 "out of pinned host memory: " + std::to_string(bytes) + " bytes wanted"};
+    return Error{ErrorCode::unavailable, "out of pinned host memory: " + std::to_string(bytes) + " bytes wanted"};
   registry().add(memory.data_, bytes, Registry::pinned);
   return Result<Memory>(std::move(memory));
 }
@@ -415,8 +399,7 @@ Memory::~Memory() {
 
 void copy(void* destination, const void* source, size_t bytes, Stream& stream) {
   enqueue(stream.handle(), [=] {
-    if (is_memory(destination, bytes, "copy to") && is_memory(source, bytes, "copy from") &&
-        bytes > 0)
+    if (is_memory(destination, bytes, "copy to") && is_memory(source, bytes, "copy from") && bytes > 0)
       std::memmove(destination, source, bytes);
   });
 }

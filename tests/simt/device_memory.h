@@ -9,8 +9,7 @@
 
 namespace xpyd::cuda::simt {
 
-bool take_device_memory(
-    size_t bytes);  // of what set_device_memory_limit() allows; false: all is taken
+bool take_device_memory(size_t bytes);  // of what set_device_memory_limit() allows; false: all is taken
 void give_device_memory(size_t bytes);
 void add_device_range(const std::byte* begin, size_t bytes);
 void remove_device_range(const std::byte* begin);

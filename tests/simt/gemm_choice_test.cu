@@ -27,43 +27,39 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDescOpaque_t* desc, cublasComputeType_t,
-                                      cudaDataType_t) {
+cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDescOpaque_t* desc, cublasComputeType_t, cudaDataType_t) {
   *desc = {};
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDescOpaque_t* desc,
-                                              cublasLtMatmulDescAttributes_t what, const void* from,
-                                              size_t) {
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDescOpaque_t* desc, cublasLtMatmulDescAttributes_t what,
+                                              const void* from, size_t) {
   if (what == CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET) std::memcpy(&desc->sm_target, from, 4);
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayoutOpaque_t* layout, cudaDataType_t dtype,
-                                        uint64_t rows, uint64_t columns, int64_t stride) {
+cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayoutOpaque_t* layout, cudaDataType_t dtype, uint64_t rows,
+                                        uint64_t columns, int64_t stride) {
   *layout = {dtype, rows, columns, stride};
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreferenceOpaque_t*) {
-  return CUBLAS_STATUS_SUCCESS;
-}
+cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreferenceOpaque_t*) { return CUBLAS_STATUS_SUCCESS; }
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreferenceOpaque_t*,
-                                                    cublasLtMatmulPreferenceAttributes_t,
-                                                    const void*, size_t) {
+                                                    cublasLtMatmulPreferenceAttributes_t, const void*, size_t) {
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
-                                                    cublasLtMatmulAlgoConfigAttributes_t what,
-                                                    void* to, size_t bytes, size_t* written) {
+                                                    cublasLtMatmulAlgoConfigAttributes_t what, void* to, size_t bytes,
+                                                    size_t* written) {
   std::memset(to, 0, bytes);
   if (what == CUBLASLT_ALGO_CONFIG_ID) std::memcpy(to, &algo->id, 4);
   *written = bytes;
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
-    cublasLtHandle_t, const cublasLtMatmulDescOpaque_t* desc, const cublasLtMatrixLayoutOpaque_t*,
-    const cublasLtMatrixLayoutOpaque_t* x, const cublasLtMatrixLayoutOpaque_t*,
-    const cublasLtMatrixLayoutOpaque_t*, const cublasLtMatmulPreferenceOpaque_t*, int wanted,
-    cublasLtMatmulHeuristicResult_t* results, int* found) {
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t* desc,
+                                              const cublasLtMatrixLayoutOpaque_t*,
+                                              const cublasLtMatrixLayoutOpaque_t* x,
+                                              const cublasLtMatrixLayoutOpaque_t*, const cublasLtMatrixLayoutOpaque_t*,
+                                              const cublasLtMatmulPreferenceOpaque_t*, int wanted,
+                                              cublasLtMatmulHeuristicResult_t* results, int* found) {
   *found = 0;
   const int m = int(x->columns);
   for (const cublas::Algorithm& a : cublas::all)
@@ -71,13 +67,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
       results[(*found)++] = {{a.id}, CUBLAS_STATUS_SUCCESS};
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t*, const void*,
-                              const void* w, const cublasLtMatrixLayoutOpaque_t* w_layout,
-                              const void* x, const cublasLtMatrixLayoutOpaque_t* x_layout,
-                              const void*, const void*, const cublasLtMatrixLayoutOpaque_t*,
-                              void* y, const cublasLtMatrixLayoutOpaque_t* y_layout,
-                              const cublasLtMatmulAlgo_t* algo, void*, size_t,
-                              cudaStream_t stream) {
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t*, const void*, const void* w,
+                              const cublasLtMatrixLayoutOpaque_t* w_layout, const void* x,
+                              const cublasLtMatrixLayoutOpaque_t* x_layout, const void*, const void*,
+                              const cublasLtMatrixLayoutOpaque_t*, void* y,
+                              const cublasLtMatrixLayoutOpaque_t* y_layout, const cublasLtMatmulAlgo_t* algo, void*,
+                              size_t, cudaStream_t stream) {
   using namespace xpyd;
   const cublas::Algorithm a = *cublas::find(algo->id);
   if (std::count(cublas::broken.begin(), cublas::broken.end(), a.id) ||
@@ -92,8 +87,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t
     for (size_t m = 0; m < xl.columns; ++m)
       for (size_t n = 0; n < wl.columns; ++n) {
         auto term = [&](int i) {
-          return to_f32(wp[n * size_t(wl.stride) + size_t(i)]) *
-                 to_f32(xp[m * size_t(xl.stride) + size_t(i)]);
+          return to_f32(wp[n * size_t(wl.stride) + size_t(i)]) * to_f32(xp[m * size_t(xl.stride) + size_t(i)]);
         };
         float sum = 0, second = 0;
         if (a.order == cublas::Order::ascending)
@@ -127,8 +121,7 @@ constexpr int kN = 24, kMost = 1024;
 
 struct Choice {
   // Each of a k of its own: choices are kept for the process.
-  Choice(std::vector<cublas::Algorithm> algorithms, int k, cuda::Stream& on,
-         Dtype y_dtype = Dtype::bf16)
+  Choice(std::vector<cublas::Algorithm> algorithms, int k, cuda::Stream& on, Dtype y_dtype = Dtype::bf16)
       : stream(on), gemm(on) {
     cublas::all = std::move(algorithms);
     cublas::broken.clear();
@@ -167,13 +160,11 @@ struct Choice {
 
 }  // namespace
 
-TEST_CASE("cuda gemm: an order that one row of bf16 hides is not taken for M = 1",
-          "[cuda][model][gemm]") {
+TEST_CASE("cuda gemm: an order that one row of bf16 hides is not taken for M = 1", "[cuda][model][gemm]") {
   // For small M the heuristics name the wrong order first; its bf16 rows are mostly the same.
   for (bool only_bf16 : {false, true}) {
     cuda::Stream stream;
-    Choice c({{1, Order::descending, 1, 8, 0, only_bf16},
-              {2, Order::ascending, 1, 1 << 20, 0, only_bf16}},
+    Choice c({{1, Order::descending, 1, 8, 0, only_bf16}, {2, Order::ascending, 1, 1 << 20, 0, only_bf16}},
              256 + 8 * only_bf16, stream);
     REQUIRE(c.gemm.prepare(c.args, kMost).ok());
     for (int m : {1, 2, 3, 4, 8, 9, 256}) CHECK(c.chosen(m) == 2);
@@ -185,8 +176,7 @@ TEST_CASE("cuda gemm: an order that one row of bf16 hides is not taken for M = 1
   }
 }
 
-TEST_CASE("cuda gemm: orders that no bf16 row tells apart are told apart in f32",
-          "[cuda][model][gemm]") {
+TEST_CASE("cuda gemm: orders that no bf16 row tells apart are told apart in f32", "[cuda][model][gemm]") {
   // K of 8: an order changes one bit in some 2^13, and bf16 rows hide nearly all of that.
   cuda::Stream stream;
   Choice c({{1, Order::halves, 1, 4}, {2, Order::ascending, 1, 1 << 20}}, 8, stream);
@@ -195,15 +185,13 @@ TEST_CASE("cuda gemm: orders that no bf16 row tells apart are told apart in f32"
   CHECK(c.chosen(4) == 2);
 }
 
-TEST_CASE("cuda gemm: a part of the card has its own algorithms of the card's order",
-          "[cuda][model][gemm]") {
+TEST_CASE("cuda gemm: a part of the card has its own algorithms of the card's order", "[cuda][model][gemm]") {
   cuda::Card card;
   card.n_sms = 16;
   auto split = cuda::Split::cut(card, 4).value();
   cuda::Stream whole, part(split->make_stream(0, false));
-  const std::vector<cublas::Algorithm> algorithms = {{1, Order::ascending, 1, 1 << 20},
-                                                     {2, Order::descending, 1, 1 << 20, 4},
-                                                     {3, Order::ascending, 1, 1 << 20, 4}};
+  const std::vector<cublas::Algorithm> algorithms = {
+      {1, Order::ascending, 1, 1 << 20}, {2, Order::descending, 1, 1 << 20, 4}, {3, Order::ascending, 1, 1 << 20, 4}};
   Choice of_card(algorithms, 96, whole), of_part(algorithms, 96, part);
   REQUIRE(of_card.gemm.prepare(of_card.args, kMost).ok());
   cublas::ran.clear();
@@ -238,8 +226,7 @@ TEST_CASE("cuda gemm: our kernel takes few rows where its bits are the order's, 
     CHECK(std::memcmp(some.data(), whole.data() + first * kN, some.size() * 4) == 0);
   }
   // Of another order, or where so few sums of bf16 do not tell: nobody takes few rows.
-  for (auto [order, only_bf16, k] :
-       {std::tuple(Order::ascending, false, 40), std::tuple(Order::sixteens, true, 72)}) {
+  for (auto [order, only_bf16, k] : {std::tuple(Order::ascending, false, 40), std::tuple(Order::sixteens, true, 72)}) {
     Choice other({{1, order, 1, 1 << 20, 0, only_bf16, 17}}, k, stream);
     const Status refused = other.gemm.prepare(other.args, kMost);
     REQUIRE_FALSE(refused.ok());
@@ -247,14 +234,11 @@ TEST_CASE("cuda gemm: our kernel takes few rows where its bits are the order's, 
   }
 }
 
-TEST_CASE("cuda gemm: the process ended where no algorithm of the chosen order started",
-          "[cuda][model][gemm]") {
+TEST_CASE("cuda gemm: the process ended where no algorithm of the chosen order started", "[cuda][model][gemm]") {
   cuda::Stream stream;
   // Up to M = 16 the first, from then on the second, of one order; the third has another one.
-  Choice c({{1, Order::ascending, 1, 16},
-            {2, Order::ascending, 17, 1 << 20},
-            {3, Order::halves, 1, 1 << 20}},
-           48, stream);
+  Choice c({{1, Order::ascending, 1, 16}, {2, Order::ascending, 17, 1 << 20}, {3, Order::halves, 1, 1 << 20}}, 48,
+           stream);
   REQUIRE(c.gemm.prepare(c.args, kMost).ok());
   const std::vector<float> few = c.run(0, 4), many = c.run(0, 40);
   cublas::broken = {1};

@@ -10,8 +10,7 @@ namespace xpyd {
 namespace {
 
 float load(const void* p, Dtype dtype, size_t i) {
-  return dtype == Dtype::f32 ? static_cast<const float*>(p)[i]
-                             : to_f32(static_cast<const bf16*>(p)[i]);
+  return dtype == Dtype::f32 ? static_cast<const float*>(p)[i] : to_f32(static_cast<const bf16*>(p)[i]);
 }
 
 void gemm(CudaGemmArgs a) {
@@ -36,9 +35,7 @@ void gemm(CudaGemmArgs a) {
 }
 
 using Like = std::tuple<int, int, int, int, int, Dtype, Dtype>;
-Like like_of(const CudaGemmArgs& a) {
-  return {a.w.n, a.w.k, a.w.stride, a.x_stride, a.y_stride, a.x_dtype, a.y_dtype};
-}
+Like like_of(const CudaGemmArgs& a) { return {a.w.n, a.w.k, a.w.stride, a.x_stride, a.y_stride, a.x_dtype, a.y_dtype}; }
 
 }  // namespace
 
@@ -57,10 +54,10 @@ Status CudaGemm::prepare(const CudaGemmArgs& like, int max_m) {
 
 void CudaGemm::run(const CudaGemmArgs& a) {
   if (a.m == 0) return;
-  XPYD_CHECK(std::any_of(impl_->prepared.begin(), impl_->prepared.end(),
-                         [&](const auto& p) { return p.first == like_of(a) && a.m <= p.second; }),
-             "no prepare() of " + std::to_string(a.w.n) + " x " + std::to_string(a.w.k) +
-                 ", m = " + std::to_string(a.m));
+  XPYD_CHECK(
+      std::any_of(impl_->prepared.begin(), impl_->prepared.end(),
+                  [&](const auto& p) { return p.first == like_of(a) && a.m <= p.second; }),
+      "no prepare() of " + std::to_string(a.w.n) + " x " + std::to_string(a.w.k) + ", m = " + std::to_string(a.m));
   cuda::launch(gemm, "gemm", cuda::Shape{}, impl_->stream, a);
 }
 

@@ -27,8 +27,7 @@ using cuda::simt::SmallPages;
 using cuda::simt::vmm_use;
 using cuda::simt::VmmUse;
 
-TEST_CASE("simt handoff: what the card exports is the same memory in another process, and stays",
-          "[simt][handoff]") {
+TEST_CASE("simt handoff: what the card exports is the same memory in another process, and stays", "[simt][handoff]") {
   SmallPages pages;
   auto device = make_cuda_device();
   {
@@ -62,9 +61,7 @@ TEST_CASE("simt handoff: what the card exports is the same memory in another pro
     prompt.push_back(9);
     int wrong = 0;
     each_row(KvView{p.pool->data(), &p.pool->layout(), handover.blocks.data(), 0}, prompt, 0, 11,
-             [&](std::byte* row, uint64_t pattern) {
-               wrong += std::memcmp(row, &pattern, sizeof pattern) != 0;
-             });
+             [&](std::byte* row, uint64_t pattern) { wrong += std::memcmp(row, &pattern, sizeof pattern) != 0; });
     CHECK(wrong == 0);
     made->reap();
     p_kv->discard(handover);
@@ -91,15 +88,12 @@ TEST_CASE("simt handoff: another card, or none, is refused with both names", "[s
     CHECK(joined.error().code == ErrorCode::invalid_argument);
     return joined.error().message;
   };
-  CHECK(message(*made, on_host).find("in memory of GPU-simt, and --device here is the host") !=
-        std::string::npos);
+  CHECK(message(*made, on_host).find("in memory of GPU-simt, and --device here is the host") != std::string::npos);
   cuda::simt::set_card_identity("GPU-other");
-  CHECK(message(*made, options).find("in memory of GPU-simt, and --device here is GPU-other") !=
-        std::string::npos);
+  CHECK(message(*made, options).find("in memory of GPU-simt, and --device here is GPU-other") != std::string::npos);
   cuda::simt::set_card_identity("GPU-simt");
   auto host_pool = HandoffPool::create("paged", on_host, 2).value();
-  CHECK(message(*host_pool, options).find("in memory of the host, and --device here is GPU") !=
-        std::string::npos);
+  CHECK(message(*host_pool, options).find("in memory of the host, and --device here is GPU") != std::string::npos);
   // The card has not that much.
   cuda::simt::set_device_memory_limit(64 << 10);
   options.pool_bytes = 1 << 20;
@@ -141,8 +135,7 @@ TEST_CASE("simt handoff: a card that is not ready at once is asked again", "[sim
 }
 
 // Conductor and workers as processes have them, but for the processes.
-TEST_CASE("simt handoff: workers with a mapping each give the CPU's tokens, and move no byte",
-          "[simt][handoff]") {
+TEST_CASE("simt handoff: workers with a mapping each give the CPU's tokens, and move no byte", "[simt][handoff]") {
   constexpr const char* kConfig =
       R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 128,
   "intermediate_size": 192, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
@@ -152,8 +145,7 @@ TEST_CASE("simt handoff: workers with a mapping each give the CPU's tokens, and 
   std::ofstream(dir.path + "/config.json") << kConfig;
   using Words = std::vector<std::string>;
   auto parse = [&](const char* command, Words words) {
-    words.insert(words.begin(),
-                 {"--load-format", "dummy", "--kv-bytes", "1MiB", "--max-batch", "4"});
+    words.insert(words.begin(), {"--load-format", "dummy", "--kv-bytes", "1MiB", "--max-batch", "4"});
     words.push_back(dir.path);
     return Options::parse(option_table(), command, words, 1).value();
   };
@@ -194,13 +186,12 @@ TEST_CASE("simt handoff: workers with a mapping each give the CPU's tokens, and 
       const Options own = parse("worker", words);
       stacks.push_back(prepare_stack(own).value());
       REQUIRE(open_backend(*stacks.back(), own).ok());
-      workers.push_back(
-          std::make_unique<Worker>(WorkerOptions{.cluster = stacks.back()->options,
-                                                 .role = role_of(role),
-                                                 .join = cluster->address(),
-                                                 .listen = "127.0.0.1:0",
-                                                 .fingerprint = fingerprint(*stacks.back())},
-                                   stacks.back()->clock));
+      workers.push_back(std::make_unique<Worker>(WorkerOptions{.cluster = stacks.back()->options,
+                                                               .role = role_of(role),
+                                                               .join = cluster->address(),
+                                                               .listen = "127.0.0.1:0",
+                                                               .fingerprint = fingerprint(*stacks.back())},
+                                                 stacks.back()->clock));
       threads.emplace_back([&worker = *workers.back()] {
         const Status served = worker.run();
         XPYD_CHECK(served.ok());

@@ -27,15 +27,7 @@ struct AsyncCopy {
   int group;
 };
 
-enum class State : uint8_t {
-  ready,
-  at_barrier,
-  at_collective,
-  at_mbarrier,
-  at_named_barrier,
-  at_warpgroup,
-  done
-};
+enum class State : uint8_t { ready, at_barrier, at_collective, at_mbarrier, at_named_barrier, at_warpgroup, done };
 
 struct Fibre;
 struct Machine;
@@ -142,7 +134,7 @@ std::string thread_name(const uint3& index);
 const char* collective_name(Collective kind);
 
 // Waits until all lanes of `mask` are at the same collective; the last to arrive runs `complete`.
-void collective(Collective kind, unsigned mask, void* arguments,
-                void (*complete)(Machine&, Warp&, unsigned mask), Where where);
+void collective(Collective kind, unsigned mask, void* arguments, void (*complete)(Machine&, Warp&, unsigned mask),
+                Where where);
 
 }  // namespace xpyd::cuda::simt

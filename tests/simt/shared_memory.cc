@@ -12,9 +12,7 @@ constexpr uint32_t many = 0xff, many_atomic = 0xfe;  // instead of a lane or a w
 uint32_t warp_of(uint32_t who) { return who >> 24; }
 uint32_t lane_of(uint32_t who) { return who >> 16 & 0xff; }
 uint32_t syncs_of(uint32_t who) { return who & 0xffff; }
-uint32_t join(uint32_t warp, uint32_t lane, uint32_t syncs) {
-  return warp << 24 | lane << 16 | syncs;
-}
+uint32_t join(uint32_t warp, uint32_t lane, uint32_t syncs) { return warp << 24 | lane << 16 | syncs; }
 
 // Two accesses between the same two block barriers, by different threads: ordered when they are of
 // one warp and a __syncwarp lies between.
@@ -37,9 +35,7 @@ struct Range {
 
   [[noreturn]] void fault(const std::string& what, const Cell* cell = nullptr) const {
     size_t at = cell ? size_t(cell - m.cells.data()) * 2 : begin;
-    m.fault(me,
-            what + " (byte " + std::to_string(at) + " of the block's " +
-                std::to_string(m.shared_bytes) + ")",
+    m.fault(me, what + " (byte " + std::to_string(at) + " of the block's " + std::to_string(m.shared_bytes) + ")",
             where);
   }
   Cell* first() const { return m.cells.data() + begin / 2; }
@@ -52,33 +48,26 @@ Range range(const void* place, size_t bytes, Where where) {
   if (r.begin > m.shared_bytes || bytes > m.shared_bytes - r.begin)
     m.fault(r.me,
             "shared memory out of range: " + std::to_string(bytes) + " bytes at byte " +
-                std::to_string((long long)(r.begin)) + " of the block's " +
-                std::to_string(m.shared_bytes),
+                std::to_string((long long)(r.begin)) + " of the block's " + std::to_string(m.shared_bytes),
             where);
   return r;
 }
 
 void check_initialised(const Range& r, const Cell& cell, const char* what) {
-  if (cell.write_epoch == under_way)
-    r.fault(std::string(what) + " of what cp.async has not delivered", &cell);
+  if (cell.write_epoch == under_way) r.fault(std::string(what) + " of what cp.async has not delivered", &cell);
   if (cell.write_epoch < r.m.block_epoch)
     r.fault(std::string(what) + " of shared memory that nothing has written yet", &cell);
 }
 
 void check_readers(const Range& r, const Cell& cell, uint32_t who, const char* what) {
   if (cell.read_epoch == r.m.epoch && unordered(cell.reader, who))
-    r.fault(std::string("race: ") + what + " what " + name_of(cell.reader) +
-                " read, no barrier between",
-            &cell);
+    r.fault(std::string("race: ") + what + " what " + name_of(cell.reader) + " read, no barrier between", &cell);
 }
 
 void check_writer(const Range& r, const Cell& cell, uint32_t who, const char* what) {
-  if (cell.write_epoch == under_way)
-    r.fault(std::string("race: ") + what + " where cp.async is under way", &cell);
+  if (cell.write_epoch == under_way) r.fault(std::string("race: ") + what + " where cp.async is under way", &cell);
   if (cell.write_epoch == r.m.epoch && unordered(cell.writer, who))
-    r.fault(std::string("race: ") + what + " what " + name_of(cell.writer) +
-                " wrote, no barrier between",
-            &cell);
+    r.fault(std::string("race: ") + what + " what " + name_of(cell.writer) + " wrote, no barrier between", &cell);
 }
 
 }  // namespace
@@ -88,19 +77,18 @@ std::byte* shared_base() { return running().machine->shared; }
 void index_fault(long long index, long long count, long long n, size_t element_bytes, Where where) {
   running().machine->fault(running(),
                            "index out of range: elements [" + std::to_string(index) + ", " +
-                               std::to_string(index + count) + ") of a shared array of " +
-                               std::to_string(n) + " (" + std::to_string(element_bytes) +
-                               " bytes each)",
+                               std::to_string(index + count) + ") of a shared array of " + std::to_string(n) + " (" +
+                               std::to_string(element_bytes) + " bytes each)",
                            where);
 }
 
 void check_aligned(const void* place, size_t bytes, const char* what, Where where) {
   size_t offset = size_t(static_cast<const std::byte*>(place) - running().machine->shared);
   if (offset % bytes != 0)
-    running().machine->fault(running(),
-                             std::string(what) + ": byte " + std::to_string(offset) +
-                                 " is not a multiple of " + std::to_string(bytes),
-                             where);
+    running().machine->fault(
+        running(),
+        std::string(what) + ": byte " + std::to_string(offset) + " is not a multiple of " + std::to_string(bytes),
+        where);
 }
 
 void check_read(const void* place, size_t bytes, Where where) {
@@ -148,8 +136,7 @@ void check_atomic(const void* place, size_t bytes, Where where) {
     check_readers(r, *cell, who, "atomic on");
     uint32_t warp = warp_of(who);
     if (cell->write_epoch == epoch && lane_of(cell->writer) == many_atomic) {
-      if (warp_of(cell->writer) != warp)
-        warp = many_atomic;  // atomics among each other are no race
+      if (warp_of(cell->writer) != warp) warp = many_atomic;  // atomics among each other are no race
     } else {
       check_writer(r, *cell, who, "atomic on");
     }
@@ -168,10 +155,8 @@ void copy_async(std::byte* to, const void* from, size_t bytes, bool valid, Where
   if (valid) {
     Machine& m = *me.machine;
     if (reinterpret_cast<uintptr_t>(from) % bytes != 0)
-      m.fault(me, "cp.async: the global address is not a multiple of " + std::to_string(bytes),
-              where);
-    if (!is_device_memory(from, bytes))
-      m.fault(me, "cp.async: reads outside of device memory", where);
+      m.fault(me, "cp.async: the global address is not a multiple of " + std::to_string(bytes), where);
+    if (!is_device_memory(from, bytes)) m.fault(me, "cp.async: reads outside of device memory", where);
     std::memcpy(&value, from, bytes);
   }
   std::memset(to, 0xff, bytes);

@@ -45,12 +45,8 @@ FaultCatcher::~FaultCatcher() { catcher = outer_; }
 
 void host_fault(const std::string& what) { report_fault("host: " + what); }
 
-std::string place_name(Where where) {
-  return std::string(where.file_name()) + ":" + std::to_string(where.line());
-}
-std::string thread_name(const uint3& index) {
-  return "thread " + triple(index.x, index.y, index.z);
-}
+std::string place_name(Where where) { return std::string(where.file_name()) + ":" + std::to_string(where.line()); }
+std::string thread_name(const uint3& index) { return "thread " + triple(index.x, index.y, index.z); }
 
 Machine::Machine() {
   shared = static_cast<std::byte*>(std::aligned_alloc(1024, max_shared_bytes));
@@ -79,8 +75,8 @@ void Machine::add_fibre() {
   fibre->stack_bytes = stack_bytes;
   // The stacks begin at different cache sets.
   size_t used = fibres.size() % 64 * 192 % 4096;
-  fibre->context = boost::context::detail::make_fcontext(
-      fibre->stack + guard_bytes + stack_bytes - used, stack_bytes - used, &Machine::enter);
+  fibre->context = boost::context::detail::make_fcontext(fibre->stack + guard_bytes + stack_bytes - used,
+                                                         stack_bytes - used, &Machine::enter);
   fibre->machine = this;
   fibres.push_back(std::move(fibre));
 }
@@ -125,8 +121,7 @@ void Machine::enter(boost::context::detail::transfer_t from) {
   for (;;) {
     try {
       if (!m.abandoned_) m.body_(m.body_context_);
-      if (!m.abandoned_ && !me.copies.empty())
-        m.fault(me, "ends with a cp.async under way", Where());
+      if (!m.abandoned_ && !me.copies.empty()) m.fault(me, "ends with a cp.async under way", Where());
     } catch (const Abandon&) {
     }
     me.state = State::done;
@@ -146,16 +141,14 @@ void Machine::enter(boost::context::detail::transfer_t from) {
   if (abandoned_) throw Abandon{};
 }
 
-void Machine::wait_out_of_line(Fibre& fibre, State state, Where where) {
-  wait(fibre, state, where);
-}
+void Machine::wait_out_of_line(Fibre& fibre, State state, Where where) { wait(fibre, state, where); }
 void Machine::wake_out_of_line(Fibre& fibre) { wake(fibre); }
 
 // --- Faults.
 
 void Machine::report(const std::string& what) {
-  report_fault("kernel " + std::string(kernel) + ", block " +
-               triple(shape.index.x, shape.index.y, shape.index.z) + ", " + what);
+  report_fault("kernel " + std::string(kernel) + ", block " + triple(shape.index.x, shape.index.y, shape.index.z) +
+               ", " + what);
 }
 
 void Machine::fault(const Fibre& fibre, const std::string& what, Where where) {
@@ -183,8 +176,7 @@ void Machine::stuck() {
     } else if (f.state == State::at_collective) {
       char mask[16];
       std::snprintf(mask, sizeof mask, "0x%x", f.mask);
-      at = std::string("wait at ") + collective_name(f.kind) + ", mask " + mask + ", " +
-           place_name(f.where);
+      at = std::string("wait at ") + collective_name(f.kind) + ", mask " + mask + ", " + place_name(f.where);
       only_barrier = false;
     } else if (f.state != State::done) {
       at = std::string("wait at ") +
@@ -198,8 +190,7 @@ void Machine::stuck() {
   }
   std::string text = only_barrier ? "barrier divergence:" : "deadlock:";
   for (const auto& [at, members] : groups)
-    text += " " + std::to_string(members.size()) + " " + at + " (first " +
-            thread_name(members[0]->index) + ");";
+    text += " " + std::to_string(members.size()) + " " + at + " (first " + thread_name(members[0]->index) + ");";
   text.pop_back();
   report(text);
   abandon();
@@ -215,17 +206,14 @@ int sync_threads(Vote vote, bool predicate, Where where) {
     m.barrier_vote = vote;
     m.n_true = 0;
   } else if (vote != m.barrier_vote || !same_place(where, m.barrier_where)) {
-    m.fault(me, "barrier divergence: others wait at the barrier of " + place_name(m.barrier_where),
-            where);
+    m.fault(me, "barrier divergence: others wait at the barrier of " + place_name(m.barrier_where), where);
   }
   m.n_true += predicate;
   if (++m.n_at_barrier < m.n_threads) {
     m.wait(me, State::at_barrier, where);
     return m.barrier_result;
   }
-  m.barrier_result = vote == Vote::all   ? m.n_true == int(m.n_threads)
-                     : vote == Vote::any ? m.n_true > 0
-                                         : m.n_true;
+  m.barrier_result = vote == Vote::all ? m.n_true == int(m.n_threads) : vote == Vote::any ? m.n_true > 0 : m.n_true;
   m.n_at_barrier = 0;
   ++m.epoch;
   if (m.sm90_on) sm90_block_barrier(m);
@@ -246,8 +234,8 @@ const char* collective_name(Collective kind) {
   return names[int(kind)];
 }
 
-void collective(Collective kind, unsigned mask, void* arguments,
-                void (*complete)(Machine&, Warp&, unsigned), Where where) {
+void collective(Collective kind, unsigned mask, void* arguments, void (*complete)(Machine&, Warp&, unsigned),
+                Where where) {
   Fibre& me = running();
   Machine& m = *me.machine;
   Warp& warp = *me.warp;
@@ -258,10 +246,10 @@ void collective(Collective kind, unsigned mask, void* arguments,
   me.where = where;
   if (!(mask & bit) || (mask & ~warp.lanes) || (mask & warp.done)) [[unlikely]]
     m.fault(me,
-            std::string(collective_name(kind)) +
-                (!(mask & bit)          ? ": the mask leaves out the calling lane"
-                 : (mask & ~warp.lanes) ? ": the mask names lanes that the block does not have"
-                                        : ": the mask names lanes that have finished"),
+            std::string(collective_name(kind)) + (!(mask & bit) ? ": the mask leaves out the calling lane"
+                                                  : (mask & ~warp.lanes)
+                                                      ? ": the mask names lanes that the block does not have"
+                                                      : ": the mask names lanes that have finished"),
             where);
   warp.waiting |= bit;
   if ((warp.waiting & mask) != mask) {
@@ -273,9 +261,8 @@ void collective(Collective kind, unsigned mask, void* arguments,
     const Fibre& other = *warp.lane[l];
     if (other.kind != kind || other.mask != mask || !same_place(other.where, where)) [[unlikely]]
       m.fault(me,
-              std::string("warp divergence: this lane is at ") + collective_name(kind) + ", lane " +
-                  std::to_string(l) + " at " + collective_name(other.kind) + " of " +
-                  place_name(other.where),
+              std::string("warp divergence: this lane is at ") + collective_name(kind) + ", lane " + std::to_string(l) +
+                  " at " + collective_name(other.kind) + " of " + place_name(other.where),
               where);
   }
   complete(m, warp, mask);
@@ -288,8 +275,7 @@ void collective(Collective kind, unsigned mask, void* arguments,
 
 // --- Launching.
 
-void Machine::run(const char* name, dim3 grid, dim3 block, size_t shared_size, Body body,
-                  const void* context) {
+void Machine::run(const char* name, dim3 grid, dim3 block, size_t shared_size, Body body, const void* context) {
   XPYD_CHECK(!self, "a kernel launches a kernel");
   kernel = name;
   n_threads = size_t(block.x) * block.y * block.z;
@@ -300,10 +286,8 @@ void Machine::run(const char* name, dim3 grid, dim3 block, size_t shared_size, B
     wrong = "a block of " + std::to_string(n_threads) + " threads";
   if (n_blocks == 0 || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
     wrong = "a grid of " + triple(grid.x, grid.y, grid.z) + " blocks";
-  if (shared_size > max_shared_bytes)
-    wrong = std::to_string(shared_size) + " bytes of shared memory";
-  if (!wrong.empty())
-    return report_fault("kernel " + std::string(name) + ": launched with " + wrong);
+  if (shared_size > max_shared_bytes) wrong = std::to_string(shared_size) + " bytes of shared memory";
+  if (!wrong.empty()) return report_fault("kernel " + std::string(name) + ": launched with " + wrong);
 
   while (fibres.size() < n_threads) add_fibre();
   warps.resize((n_threads + 31) / 32);
@@ -321,8 +305,7 @@ void Machine::run(const char* name, dim3 grid, dim3 block, size_t shared_size, B
   // launch, threads from block to block.
   for (size_t i = 0; i < n_blocks && !abandoned_; ++i) {
     size_t b = n_launches_ % 2 ? i : n_blocks - 1 - i;
-    shape.index = {unsigned(b % grid.x), unsigned(b / grid.x % grid.y),
-                   unsigned(b / grid.x / grid.y)};
+    shape.index = {unsigned(b % grid.x), unsigned(b / grid.x % grid.y), unsigned(b / grid.x / grid.y)};
     forward = (b + n_launches_ / 2) % 2 == 0;
     run_block();
   }
@@ -364,8 +347,7 @@ void Machine::run_block() {
       }
     }
   }
-  for (size_t i = 0; i < n_threads; ++i)
-    ready_.push_back(fibres[forward ? n_threads - 1 - i : i].get());
+  for (size_t i = 0; i < n_threads; ++i) ready_.push_back(fibres[forward ? n_threads - 1 - i : i].get());
   n_live_ = n_threads;
   switch_to(host_, next());
   if (sm90_on && !abandoned_)
@@ -375,8 +357,7 @@ void Machine::run_block() {
     }
 }
 
-void run_grid(const char* name, dim3 grid, dim3 block, size_t shared_bytes, Body body,
-              const void* context) {
+void run_grid(const char* name, dim3 grid, dim3 block, size_t shared_bytes, Body body, const void* context) {
   static thread_local Machine machine;
   machine.run(name, grid, block, shared_bytes, body, context);
 }

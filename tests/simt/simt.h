@@ -22,8 +22,7 @@ using Where = std::source_location;
 class Where {
  public:
   constexpr Where() = default;
-  static constexpr Where current(const char* file = __builtin_FILE(),
-                                 uint32_t line = __builtin_LINE(),
+  static constexpr Where current(const char* file = __builtin_FILE(), uint32_t line = __builtin_LINE(),
                                  uint32_t column = __builtin_COLUMN()) {
     Where here;
     here.file_ = file, here.line_ = line, here.column_ = column;
@@ -61,8 +60,7 @@ void host_fault(const std::string& what);
 
 using Body = void (*)(const void* context);  // what one thread runs
 
-void run_grid(const char* name, dim3 grid, dim3 block, size_t shared_bytes, Body body,
-              const void* context);
+void run_grid(const char* name, dim3 grid, dim3 block, size_t shared_bytes, Body body, const void* context);
 bool keeps_work(cudaStream_t stream);  // capturing, or streams are late
 void keep(cudaStream_t stream, std::function<void()> work);
 
@@ -72,12 +70,10 @@ void keep(cudaStream_t stream, std::function<void()> work);
 void set_late_streams(bool late);
 
 template <class F>
-void launch(const char* name, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
-            F body) {
+void launch(const char* name, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, F body) {
   auto run = [=] {
     run_grid(
-        name, grid, block, shared_bytes, [](const void* f) { (*static_cast<const F*>(f))(); },
-        &body);
+        name, grid, block, shared_bytes, [](const void* f) { (*static_cast<const F*>(f))(); }, &body);
   };
   if (keeps_work(stream))
     keep(stream, run);
@@ -86,8 +82,7 @@ void launch(const char* name, dim3 grid, dim3 block, size_t shared_bytes, cudaSt
 }
 
 // Device memory (cuda_simt.cc).
-void set_device_memory_limit(
-    size_t bytes);  // of all live Memory::device together; 0: the default again
+void set_device_memory_limit(size_t bytes);  // of all live Memory::device together; 0: the default again
 cudaStream_t make_stream();
 size_t device_memory_used();
 bool is_device_memory(const void* begin, size_t bytes);
@@ -114,20 +109,9 @@ inline constinit thread_local Thread* self = nullptr;
 enum class Vote { none, count, all, any };
 int sync_threads(Vote vote, bool predicate, Where where);
 
-enum class Collective {
-  syncwarp,
-  shuffle,
-  shuffle_up,
-  shuffle_down,
-  shuffle_xor,
-  ballot,
-  reduce,
-  ldmatrix,
-  mma
-};
+enum class Collective { syncwarp, shuffle, shuffle_up, shuffle_down, shuffle_xor, ballot, reduce, ldmatrix, mma };
 void sync_warp(unsigned mask, Where where);
-uint64_t shuffle(Collective kind, unsigned mask, uint64_t bits, int argument, int width,
-                 Where where);
+uint64_t shuffle(Collective kind, unsigned mask, uint64_t bits, int argument, int width, Where where);
 unsigned ballot(unsigned mask, bool predicate, Where where);
 // Every lane's value to every lane, `sum` over the lanes of the mask in lane order.
 uint32_t reduce(unsigned mask, uint32_t bits, uint32_t (*sum)(uint32_t, uint32_t), Where where);
@@ -149,8 +133,7 @@ std::byte* shared_base();
 void check_read(const void* place, size_t bytes, Where where);
 void check_write(const void* place, size_t bytes, Where where);
 void check_atomic(const void* place, size_t bytes, Where where);
-[[noreturn]] void index_fault(long long index, long long count, long long n, size_t element_bytes,
-                              Where where);
+[[noreturn]] void index_fault(long long index, long long count, long long n, size_t element_bytes, Where where);
 
 // An index that remembers where it was written.
 struct Index {
@@ -225,8 +208,7 @@ struct Shared {
   int n;  // elements
   Element<T> operator[](Index i) const { return {place(i, 1), i.where}; }
   Shared at(Index i, int count) const {
-    if (count < 0 || i.value < 0 || i.value + count > n)
-      index_fault(i.value, count, n, sizeof(T), i.where);
+    if (count < 0 || i.value < 0 || i.value + count > n) index_fault(i.value, count, n, sizeof(T), i.where);
     return {data + i.value, count};
   }
   T* place(Index i, int count) const {  // checked
@@ -262,8 +244,7 @@ void store_16(const Shared<T>& to, Index i, uint4 value) {
 void copy_async(std::byte* to, const void* from, size_t bytes, bool valid, Where where);
 template <class T>
 void cp_async_16(const Shared<T>& to, Index i, const void* from, bool valid = true) {
-  copy_async(reinterpret_cast<std::byte*>(to.place(i, elements_of_16_bytes<T>())), from, 16, valid,
-             i.where);
+  copy_async(reinterpret_cast<std::byte*>(to.place(i, elements_of_16_bytes<T>())), from, 16, valid, i.where);
 }
 template <class T>
 void cp_async_4(const Shared<T>& to, Index i, const void* from, bool valid = true) {
@@ -284,8 +265,7 @@ inline void ldmatrix_x4(uint32_t (&r)[4], const Shared<bf16>& from, Index i) {
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], const Shared<bf16>& from, Index i) {
   load_matrices(r, from.place(i, 8), true, i.where);
 }
-void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                  Where where = Where::current());
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Where where = Where::current());
 
 }  // namespace xpyd::cuda::simt
 
@@ -307,14 +287,12 @@ inline int __syncthreads_and(int predicate, XPYD_SIMT_WHERE) {
 inline int __syncthreads_or(int predicate, XPYD_SIMT_WHERE) {
   return ::xpyd::cuda::simt::sync_threads(::xpyd::cuda::simt::Vote::any, predicate, where);
 }
-inline void __syncwarp(unsigned mask = 0xffffffffu, XPYD_SIMT_WHERE) {
-  ::xpyd::cuda::simt::sync_warp(mask, where);
-}
-#define XPYD_SIMT_SHUFFLE(name, kind)                                                           \
-  template <class T>                                                                            \
-  inline T name(unsigned mask, T value, int argument, int width = 32, XPYD_SIMT_WHERE) {        \
-    return ::xpyd::cuda::simt::shuffle_value(::xpyd::cuda::simt::Collective::kind, mask, value, \
-                                             argument, width, where);                           \
+inline void __syncwarp(unsigned mask = 0xffffffffu, XPYD_SIMT_WHERE) { ::xpyd::cuda::simt::sync_warp(mask, where); }
+#define XPYD_SIMT_SHUFFLE(name, kind)                                                                            \
+  template <class T>                                                                                             \
+  inline T name(unsigned mask, T value, int argument, int width = 32, XPYD_SIMT_WHERE) {                         \
+    return ::xpyd::cuda::simt::shuffle_value(::xpyd::cuda::simt::Collective::kind, mask, value, argument, width, \
+                                             where);                                                             \
   }
 XPYD_SIMT_SHUFFLE(__shfl_sync, shuffle)
 XPYD_SIMT_SHUFFLE(__shfl_up_sync, shuffle_up)
@@ -364,8 +342,7 @@ XPYD_SIMT_ATOMIC(atomicOr, old | value)
 XPYD_SIMT_ATOMIC(atomicAnd, old& value)
 #undef XPYD_SIMT_ATOMIC
 template <class T>
-inline T atomicCAS(::xpyd::cuda::simt::Address<T> at, std::type_identity_t<T> compare,
-                   std::type_identity_t<T> value) {
+inline T atomicCAS(::xpyd::cuda::simt::Address<T> at, std::type_identity_t<T> compare, std::type_identity_t<T> value) {
   ::xpyd::cuda::simt::check_atomic(at.place, sizeof(T), at.where);
   T old = *at.place;
   if (old == compare) *at.place = value;

@@ -85,8 +85,7 @@ __global__ void read_then_write(int planted, float* out) {
   float sum = 0;
   if (planted != 1 || t < 32) sum = cuda::warp_sum(a[0]);  // 1: of one warp, which also writes
   if (planted == 0) __syncthreads();
-  if (planted == 2 ? t == 63 : t == 0)
-    a[0] = sum;  // 2: the first reader after the barrier, or the last
+  if (planted == 2 ? t == 63 : t == 0) a[0] = sum;  // 2: the first reader after the barrier, or the last
   out[t] = sum;
 }
 
@@ -134,8 +133,7 @@ __global__ void partly_written(int planted, float* out) {
   cuda::Carver carver;
   auto a = carver.take<float>(64);
   int t = threadIdx.x;
-  if (planted == 1 ? t != 5 : planted == 2 ? blockIdx.x == 0 : true)
-    a[t] = 1;  // 2: what another block left
+  if (planted == 1 ? t != 5 : planted == 2 ? blockIdx.x == 0 : true) a[t] = 1;  // 2: what another block left
   __syncthreads();
   out[t] = a[t ^ 1];
 }
@@ -224,35 +222,29 @@ __global__ void tensor(int planted, float* out) {
 }
 
 const Planted plants[] = {
-    {"index past the end", index_past_end, 1,
-     "index out of range: elements [64, 65) of a shared array of 64"},
+    {"index past the end", index_past_end, 1, "index out of range: elements [64, 65) of a shared array of 64"},
     {"index before the start", index_past_end, 2, "elements [-1, 0)"},
     {"part past the end", index_past_end, 3, "elements [60, 65)"},
     {"16 bytes past the end", index_past_end, 4, "elements [62, 66)"},
     {"write past the end", index_past_end, 5, "index out of range"},
     {"16 bytes misaligned", index_past_end, 6, "store_16: byte 8 is not a multiple of 16"},
-    {"more than was launched with", carve, 1,
-     "shared memory out of range: 4 bytes at byte 1024 of the block's 1024"},
+    {"more than was launched with", carve, 1, "shared memory out of range: 4 bytes at byte 1024 of the block's 1024"},
     {"missing barrier after write", share, 1, "race: "},
     {"missing barrier after read", share, 2, "race: "},
     {"two warps write one place", share, 3, "race: writes"},
     {"two lanes write one place", share, 4, "race: writes what lane"},
-    {"a warp reads, its first lane writes", read_then_write, 1,
-     "race: writes what lanes of warp 0 read,"},
-    {"all read, the last thread writes", read_then_write, 2,
-     "race: writes what threads of several warps read,"},
+    {"a warp reads, its first lane writes", read_then_write, 1, "race: writes what lanes of warp 0 read,"},
+    {"all read, the last thread writes", read_then_write, 2, "race: writes what threads of several warps read,"},
     {"missing __syncwarp after write", share_in_warp, 1, "race: "},
     {"__syncwarp for two warps", share_in_warp, 2, "race: "},
     {"missing __syncwarp after read", share_in_warp, 3, "race: "},
     {"two lanes write one half word", share_halves, 1, "race: writes"},
     {"missing barrier after atomics", count, 1, "race: reads what"},
-    {"atomic on what was not written", count, 2,
-     "atomic of shared memory that nothing has written yet"},
+    {"atomic on what was not written", count, 2, "atomic of shared memory that nothing has written yet"},
     {"atomic and plain write", count, 3, "race: "},
     {"__syncwarp for atomics of two warps", count, 4, "race: "},
     {"uninitialised read", partly_written, 1, "read of shared memory that nothing has written yet"},
-    {"what another block left", partly_written, 2,
-     "read of shared memory that nothing has written yet", 64, 1024, 2},
+    {"what another block left", partly_written, 2, "read of shared memory that nothing has written yet", 64, 1024, 2},
     {"a thread leaves before the barrier", barriers, 1,
      "barrier divergence: 1 finished (first thread (40,0,0)); 63 wait at __syncthreads"},
     {"two barriers at once", barriers, 2, "barrier divergence: others wait at the barrier of"},
@@ -267,16 +259,14 @@ const Planted plants[] = {
     {"two masks at one place", warps, 8, "warp divergence"},
     {"shuffle from outside the mask", warps, 7, "which is not in the mask"},
     {"a warp of 16 lanes", warps, 0, "the mask names lanes that the block does not have", 48},
-    {"cp.async from a misaligned place", fetch, 1, "the global address is not a multiple of 16", 64,
-     1040},
+    {"cp.async from a misaligned place", fetch, 1, "the global address is not a multiple of 16", 64, 1040},
     {"cp.async to a misaligned place", fetch, 2, "is not a multiple of 16", 64, 1040},
     {"cp.async without commit", fetch, 3, "read of what cp.async has not delivered", 64, 1040},
     {"write under cp.async", fetch, 4, "race: writes where cp.async is under way", 64, 1040},
     {"cp.async without wait", fetch, 5, "read of what cp.async has not delivered", 64, 1040},
     {"cp.async without barrier", fetch, 6, "", 64, 1040},
     {"cp.async under way at the end", fetch, 7, "ends with a cp.async under way", 64, 1040},
-    {"cp.async of 4 bytes, misaligned", fetch, 10, "the global address is not a multiple of 4", 64,
-     1040},
+    {"cp.async of 4 bytes, misaligned", fetch, 10, "the global address is not a multiple of 4", 64, 1040},
     {"cp.async of 4 bytes over another", fetch, 11, "race: writes", 64, 1040},
     {"cp.async from nowhere", fetch, 8, "cp.async: reads outside of device memory", 64, 1040},
     {"ldmatrix misaligned", tensor, 1, "ldmatrix: byte 8 is not a multiple of 16", 32},
@@ -293,9 +283,8 @@ std::string run(const Planted& plant, int planted, unsigned block) {
     cuda::fill(out.data(), 0, out.size(), stream);
     // Four launches: both orders of blocks and of threads.
     for (int i = 0; i < 4; ++i)
-      cuda::launch(plant.kernel, plant.name,
-                   {.grid = plant.grid, .block = block, .shared_bytes = plant.shared_bytes}, stream,
-                   planted, out.as<float>());
+      cuda::launch(plant.kernel, plant.name, {.grid = plant.grid, .block = block, .shared_bytes = plant.shared_bytes},
+                   stream, planted, out.as<float>());
   });
 }
 
@@ -304,8 +293,7 @@ TEST_CASE("the interpreter catches planted faults, and only those", "[simt]") {
     INFO(plant.name);
     std::string faults = run(plant, plant.planted, plant.block);
     INFO(faults);
-    CHECK(std::count(faults.begin(), faults.end(), '\n') ==
-          4);  // one per launch, in whatever order
+    CHECK(std::count(faults.begin(), faults.end(), '\n') == 4);  // one per launch, in whatever order
     CHECK(faults.find(plant.message) != std::string::npos);
     CHECK(faults.find("kernel " + std::string(plant.name) + ", block (") != std::string::npos);
     std::string twin = run(plant, 0, plant.planted ? plant.block : 64);
@@ -315,8 +303,7 @@ TEST_CASE("the interpreter catches planted faults, and only those", "[simt]") {
 
 TEST_CASE("a fault names kernel, block, thread and line", "[simt]") {
   std::string faults = run({"planted", index_past_end, 1, ""}, 1, 64);
-  CHECK(faults.find("block (0,0,0), thread (63,0,0) at tests/simt/simt_test.cu:") !=
-        std::string::npos);
+  CHECK(faults.find("block (0,0,0), thread (63,0,0) at tests/simt/simt_test.cu:") != std::string::npos);
 }
 
 __global__ void one(float* out) { out[threadIdx.x] = 1; }
@@ -332,8 +319,7 @@ TEST_CASE("launches that no card takes are refused", "[simt]") {
   CHECK(faults({.grid = 1, .block = dim3(16, 16, 5)}).find("a block of 1280") != std::string::npos);
   CHECK(faults({.grid = 0, .block = 32}).find("a grid of (0,1,1) blocks") != std::string::npos);
   CHECK(faults({.grid = dim3(1, 65536), .block = 32}).find("a grid") != std::string::npos);
-  CHECK(faults({.grid = 1, .block = 32, .shared_bytes = 227 * 1024 + 1}).find("bytes of shared") !=
-        std::string::npos);
+  CHECK(faults({.grid = 1, .block = 32, .shared_bytes = 227 * 1024 + 1}).find("bytes of shared") != std::string::npos);
 }
 
 TEST_CASE("host calls with wrong memory or at the wrong time are faults", "[simt]") {
@@ -352,11 +338,9 @@ TEST_CASE("host calls with wrong memory or at the wrong time are faults", "[simt
   auto capture = [&](auto body) { return faults_of([&] { cuda::Graph::capture(stream, body); }); };
   cuda::Event event;
   CHECK(capture([&] { cuda::fill(device.data(), 1, 100, stream); }) == "");
-  CHECK(capture([&] { stream.wait(); }).find("waiting for a stream inside a capture") !=
-        std::string::npos);
+  CHECK(capture([&] { stream.wait(); }).find("waiting for a stream inside a capture") != std::string::npos);
   CHECK(capture([&] { event.wait(); }) != "");
-  CHECK(capture([&] { CHECK(cuda::Memory::device(16).ok()); }).find("allocating") !=
-        std::string::npos);
+  CHECK(capture([&] { CHECK(cuda::Memory::device(16).ok()); }).find("allocating") != std::string::npos);
 }
 
 TEST_CASE("a queue that is made on a full card copies all the same", "[simt]") {
@@ -417,9 +401,7 @@ __global__ void twice_too_early(const float* from, float* to) {
   cuda::begin_after_previous();
   to[threadIdx.x] = 2 * value;
 }
-__global__ void twice_without_wait(const float* from, float* to) {
-  to[threadIdx.x] = 2 * from[threadIdx.x];
-}
+__global__ void twice_without_wait(const float* from, float* to) { to[threadIdx.x] = 2 * from[threadIdx.x]; }
 __global__ void twice_half_waits(const float* from, float* to) {
   if (threadIdx.x < 16) return;
   cuda::begin_after_previous();
@@ -457,11 +439,9 @@ TEST_CASE("kernels that start early show a missing wait, and one after the first
     if (!graph) late.emplace();
     CHECK(wrong(twice_early, graph) == 0);
     CHECK(wrong(twice_too_early, graph) == 2);
-    CHECK(faults_of([&] {
-            wrong(twice_without_wait, graph);
-          }).find("has not waited for what came before it") != std::string::npos);
-    CHECK(faults_of([&] { wrong(twice_half_waits, graph); }).find("16 finished") !=
+    CHECK(faults_of([&] { wrong(twice_without_wait, graph); }).find("has not waited for what came before it") !=
           std::string::npos);
+    CHECK(faults_of([&] { wrong(twice_half_waits, graph); }).find("16 finished") != std::string::npos);
   }
 }
 
@@ -518,9 +498,7 @@ TEST_CASE("late streams show a missing wait", "[simt]") {
 
   // A graph may go before it has run.
   pinned.as<float>()[31] = -1;
-  cuda::Graph::capture(second, [&] {
-    cuda::copy(pinned.data(), device.data(), device.size(), second);
-  }).launch(second);
+  cuda::Graph::capture(second, [&] { cuda::copy(pinned.data(), device.data(), device.size(), second); }).launch(second);
   CHECK(value() == -1);
   second.wait();
   CHECK(value() == 0);
@@ -579,8 +557,8 @@ TEST_CASE("two host threads launch side by side", "[simt]") {
       auto out = std::move(cuda::Memory::device(256 * sizeof(float)).value());
       faults[i] = faults_of([&] {
         for (int round = 0; round < 10; ++round)
-          cuda::launch(sum_up, "sum_up", {.grid = 2, .block = 64 + 32 * i, .shared_bytes = 1024},
-                       stream, out.as<float>(), int(10 + i));
+          cuda::launch(sum_up, "sum_up", {.grid = 2, .block = 64 + 32 * i, .shared_bytes = 1024}, stream,
+                       out.as<float>(), int(10 + i));
       });
       results[i] = out.as<float>()[5];
     });

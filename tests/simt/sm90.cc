@@ -23,9 +23,8 @@ static_assert(sizeof(Boxes) <= sizeof(TensorMap));
 
 TensorMap make_tensor_map(const BoxedMatrix& m) {
   XPYD_CHECK(reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && m.row_stride % 16 == 0 &&
-             m.row_stride < size_t{1} << 40 && m.rows > 0 && m.rows <= size_t{1} << 32 &&
-             m.columns > 0 && m.columns <= size_t{1} << 32 && m.columns * 2 <= m.row_stride &&
-             m.box_rows > 0 && m.box_rows <= 256);
+             m.row_stride < size_t{1} << 40 && m.rows > 0 && m.rows <= size_t{1} << 32 && m.columns > 0 &&
+             m.columns <= size_t{1} << 32 && m.columns * 2 <= m.row_stride && m.box_rows > 0 && m.box_rows <= 256);
   Boxes boxes{static_cast<const std::byte*>(m.data), m.rows, m.columns, m.row_stride, m.box_rows};
   TensorMap map{};
   std::memcpy(&map, &boxes, sizeof boxes);
@@ -148,29 +147,25 @@ struct Sm90 {
   std::string name_of(uint32_t agent) const {
     return agent < max_warps ? "warp " + std::to_string(agent) : "a bulk copy";
   }
-  void check_known_write(const Piece& p, const Clock& clock, const char* what, size_t offset,
-                         Where where) {
+  void check_known_write(const Piece& p, const Clock& clock, const char* what, size_t offset, Where where) {
     if (p.written && p.write_time > clock.at[p.writer])
       m.fault(running(),
-              std::string("race: ") + what + " what " + name_of(p.writer) +
-                  (p.by_thread ? " wrote" : " writes") + ", no barrier between (byte " +
-                  std::to_string(offset) + ")",
+              std::string("race: ") + what + " what " + name_of(p.writer) + (p.by_thread ? " wrote" : " writes") +
+                  ", no barrier between (byte " + std::to_string(offset) + ")",
               where);
   }
   void check_known_reads(const Piece& p, const Clock& clock, size_t offset, Where where) {
     for (uint32_t w = 0; w < warps.size(); ++w)
       if (p.reads[w] > clock.at[w])
         m.fault(running(),
-                "race: writes what warp " + std::to_string(w) +
-                    " reads, no barrier between (byte " + std::to_string(offset) + ")",
+                "race: writes what warp " + std::to_string(w) + " reads, no barrier between (byte " +
+                    std::to_string(offset) + ")",
                 where);
   }
   void read(size_t offset, uint32_t first_warp, uint32_t n_warps, bool async, Where where) {
     Piece& p = piece(offset);
     if (!p.written)
-      m.fault(running(),
-              "read of shared memory that nothing has written yet (byte " + std::to_string(offset) +
-                  ")",
+      m.fault(running(), "read of shared memory that nothing has written yet (byte " + std::to_string(offset) + ")",
               where);
     for (uint32_t w = first_warp; w < first_warp + n_warps; ++w) {
       check_known_write(p, warps[w], "reads", offset, where);
@@ -179,12 +174,10 @@ struct Sm90 {
     if (async && p.by_thread && p.thread->proxy_fences == p.fences)
       m.fault(running(),
               "wgmma reads what " + thread_name(p.thread->index) +
-                  " wrote without a fence_proxy_async after it (byte " + std::to_string(offset) +
-                  ")",
+                  " wrote without a fence_proxy_async after it (byte " + std::to_string(offset) + ")",
               where);
   }
-  void write(size_t offset, const Clock& known, uint32_t agent, uint32_t time, const Fibre* thread,
-             Where where) {
+  void write(size_t offset, const Clock& known, uint32_t agent, uint32_t time, const Fibre* thread, Where where) {
     Piece& p = piece(offset);
     check_known_write(p, known, "writes", offset, where);
     check_known_reads(p, known, offset, where);
@@ -201,8 +194,7 @@ struct Sm90 {
   Mbarrier& find(const void* place, Where where) {
     auto found = barriers.find(size_t(static_cast<const std::byte*>(place) - m.shared));
     const Fibre& me = running();
-    if (!m.sm90_on || found == barriers.end())
-      m.fault(me, "no mbarrier was initialised here", where);
+    if (!m.sm90_on || found == barriers.end()) m.fault(me, "no mbarrier was initialised here", where);
     Mbarrier& b = found->second;
     if (!b.published || clock_of(me).at[b.initialiser] < b.initialised)
       m.fault(me, "race: this warp need not have seen the mbarrier's initialisation", where);
@@ -229,10 +221,8 @@ struct Sm90 {
           uint16_t values[8] = {};
           for (int i = 0; i < 8; ++i) {
             long long row = copy.row + r, column = copy.column + (long long)(piece_of_row)*8 + i;
-            if (row >= 0 && row < (long long)(boxes.rows) && column >= 0 &&
-                column < (long long)(boxes.columns))
-              std::memcpy(&values[i],
-                          boxes.data + size_t(row) * boxes.row_stride + size_t(column) * 2, 2);
+            if (row >= 0 && row < (long long)(boxes.rows) && column >= 0 && column < (long long)(boxes.columns))
+              std::memcpy(&values[i], boxes.data + size_t(row) * boxes.row_stride + size_t(column) * 2, 2);
           }
           size_t at = size_t(copy.to - m.shared) + size_t(r) * row_bytes + piece_of_row * 16;
           std::memcpy(m.shared + swizzled(at), values, 16);
@@ -269,15 +259,12 @@ struct Sm90 {
   }
 
   void start(Warpgroup& g, Where where) {
-    auto of = [&](size_t t) -> const Product& {
-      return *static_cast<const Product*>(g.arguments[t]);
-    };
+    auto of = [&](size_t t) -> const Product& { return *static_cast<const Product*>(g.arguments[t]); };
     const Product& first = of(0);
     Wgmma next{g.committed, where, first, {}, {}};
     for (size_t t = 0; t < 128; ++t) {
       const Product& other = of(t);
-      if (other.a_matrix != first.a_matrix || other.b_matrix != first.b_matrix ||
-          other.accumulate != first.accumulate)
+      if (other.a_matrix != first.a_matrix || other.b_matrix != first.b_matrix || other.accumulate != first.accumulate)
         m.fault(*g.threads[t], "wgmma: descriptors differ within the warpgroup", where);
       next.a_places[t] = other.a;
       if (other.a) std::copy_n(other.a, 4, next.a[t].begin());
@@ -301,8 +288,7 @@ struct Sm90 {
   static void for_each_element(size_t t, int blocks, F f) {
     size_t row = t / 32 * 16 + t % 32 / 4, column = t % 4 * 2;
     for (size_t n = 0; n < size_t(blocks); ++n)
-      for (size_t j = 0; j < 4; ++j)
-        f(4 * n + j, (row + j / 2 * 8) * size_t(blocks) * 8 + 8 * n + column + j % 2);
+      for (size_t j = 0; j < 4; ++j) f(4 * n + j, (row + j / 2 * 8) * size_t(blocks) * 8 + 8 * n + column + j % 2);
   }
 
   void finish(Warpgroup& g, uint32_t first_warp, int pending) {
@@ -316,8 +302,7 @@ struct Sm90 {
       for (size_t t = 0; t < 128; ++t)
         for_each_element(t, d.blocks, [&](size_t from, size_t to) {
           if (std::bit_cast<uint32_t>(d.d[t][from]) != poison)
-            m.fault(*g.threads[t], "wgmma: its accumulator was written before the wait",
-                    g.products[i].where);
+            m.fault(*g.threads[t], "wgmma: its accumulator was written before the wait", g.products[i].where);
           d.d[t][from] = d.value[to];
         });
       g.accumulators.erase(key);
@@ -331,24 +316,20 @@ struct Sm90 {
     if (p.a) {
       for (size_t t = 0; t < 128; ++t) {
         if (!std::equal(op.a[t].begin(), op.a[t].end(), op.a_places[t]))
-          m.fault(*g.threads[t], "wgmma: its operand's registers were written before the wait",
-                  op.where);
+          m.fault(*g.threads[t], "wgmma: its operand's registers were written before the wait", op.where);
         size_t row = t / 32 * 16 + t % 32 / 4, k = t % 4 * 2;
         for (size_t j = 0; j < 4; ++j)
-          for (size_t i = 0; i < 2; ++i)
-            a[row + j % 2 * 8][k + j / 2 * 8 + i] = f32(uint16_t(op.a[t][j] >> (16 * i)));
+          for (size_t i = 0; i < 2; ++i) a[row + j % 2 * 8][k + j / 2 * 8 + i] = f32(uint16_t(op.a[t][j] >> (16 * i)));
       }
     } else {
-      load(p.a_matrix, 64, 2, false, first_warp, op.where,
-           [&](size_t row, size_t at, float x) { a[row][at] = x; });
+      load(p.a_matrix, 64, 2, false, first_warp, op.where, [&](size_t row, size_t at, float x) { a[row][at] = x; });
     }
     const size_t n = size_t(p.blocks) * 8;
     if (p.n_innermost)
       load(p.b_matrix, 16, size_t(p.blocks), true, first_warp, op.where,
            [&](size_t k, size_t column, float x) { b[k][column] = x; });
     else
-      load(p.b_matrix, n, 2, false, first_warp, op.where,
-           [&](size_t column, size_t k, float x) { b[k][column] = x; });
+      load(p.b_matrix, n, 2, false, first_warp, op.where, [&](size_t column, size_t k, float x) { b[k][column] = x; });
     // Exact until it is rounded into d, as in mma_m16n8k16.
     std::vector<float>& d = g.accumulators[p.d].value;
     for (size_t row = 0; row < 64; ++row) {
@@ -365,12 +346,11 @@ struct Sm90 {
   // "Matrix descriptor" and "Strides": rows in groups of 8, `stride` apart; of 128 bytes each; a
   // row continues `leading` bytes further (only where n is innermost).
   template <class F>
-  void load(uint64_t descriptor, size_t rows, size_t row_pieces, bool n_innermost,
-            uint32_t first_warp, Where where, F set) {
+  void load(uint64_t descriptor, size_t rows, size_t row_pieces, bool n_innermost, uint32_t first_warp, Where where,
+            F set) {
     auto field = [&](int bit) { return size_t(descriptor >> bit & 0x3fff) << 4; };
     const size_t start = field(0), leading = field(16), stride = field(32);
-    if (descriptor >> 62 != 1)
-      m.fault(running(), "wgmma: only the 128-byte swizzle is interpreted", where);
+    if (descriptor >> 62 != 1) m.fault(running(), "wgmma: only the 128-byte swizzle is interpreted", where);
     if (descriptor >> 49 & 7 || start >> 7 & 7)
       m.fault(running(), "wgmma: a matrix begins inside of a pattern of 1024 bytes", where);
     for (size_t row = 0; row < rows; ++row)
@@ -379,8 +359,7 @@ struct Sm90 {
         if (n_innermost) at += i / 8 * leading;
         at = swizzled(at);
         if (at + 16 > m.shared_bytes)
-          m.fault(running(), "wgmma reads outside of shared memory: byte " + std::to_string(at),
-                  where);
+          m.fault(running(), "wgmma reads outside of shared memory: byte " + std::to_string(at), where);
         read(at, first_warp, 4, true, where);
         uint16_t values[8];
         std::memcpy(values, m.shared + at, 16);
@@ -471,8 +450,7 @@ void mbarrier_wait_at(const uint64_t* place, int parity, Where where) {
   m.sm90->clock_of(me).join(b.completed);
 }
 
-void copy_box_to(bf16* to, const TensorMap& map, int column, int row, const uint64_t* barrier,
-                 Where where) {
+void copy_box_to(bf16* to, const TensorMap& map, int column, int row, const uint64_t* barrier, Where where) {
   Fibre& me = running();
   Machine& m = *me.machine;
   if (!m.sm90) m.fault(me, "no mbarrier was initialised here", where);
@@ -481,20 +459,16 @@ void copy_box_to(bf16* to, const TensorMap& map, int column, int row, const uint
   std::memcpy(&boxes, &map, sizeof boxes);
   size_t begin = size_t(reinterpret_cast<std::byte*>(to) - m.shared);
   size_t bytes = size_t(boxes.box_rows) * row_bytes;
-  if (begin % 1024 != 0)
-    m.fault(me, "bulk copy: byte " + std::to_string(begin) + " is not a multiple of 1024", where);
-  if (begin + bytes > m.shared_bytes)
-    m.fault(me, "bulk copy: ends outside of shared memory", where);
+  if (begin % 1024 != 0) m.fault(me, "bulk copy: byte " + std::to_string(begin) + " is not a multiple of 1024", where);
+  if (begin + bytes > m.shared_bytes) m.fault(me, "bulk copy: ends outside of shared memory", where);
   // What lies inside of the matrix is read; of addresses that are only reserved, nothing may be.
   const long long columns = (long long)(boxes.columns), rows = (long long)(boxes.rows),
                   from = std::clamp((long long)(column), 0ll, columns),
                   to_column = std::clamp(column + (long long)(kBoxColumns), 0ll, columns);
   for (long long r = std::max(row, 0); r < std::min(row + (long long)(boxes.box_rows), rows); ++r)
     if (to_column > from &&
-        !is_device_memory(boxes.data + size_t(r) * boxes.row_stride + size_t(from) * 2,
-                          size_t(to_column - from) * 2))
-      m.fault(me, "bulk copy: row " + std::to_string(r) + " of its matrix is not in device memory",
-              where);
+        !is_device_memory(boxes.data + size_t(r) * boxes.row_stride + size_t(from) * 2, size_t(to_column - from) * 2))
+      m.fault(me, "bulk copy: row " + std::to_string(r) + " of its matrix is not in device memory", where);
   // Written on behalf of the barrier, known when this phase of it is.
   for (size_t at = begin; at < begin + bytes; at += 16)
     m.sm90->write(at, m.sm90->clock_of(me), b.agent, b.phase + 1, nullptr, where);
@@ -510,13 +484,12 @@ void barrier_of_some(int id, int threads, bool waits, Where where) {
   Machine& m = *me.machine;
   if (!m.sm90_on) m.fault(me, "a barrier of some warps before any mbarrier", where);
   if (id < 1 || id > 15 || threads < 32 || threads % 32 != 0 || size_t(threads) > m.n_threads)
-    m.fault(me, "barrier " + std::to_string(id) + " of " + std::to_string(threads) + " threads",
-            where);
+    m.fault(me, "barrier " + std::to_string(id) + " of " + std::to_string(threads) + " threads", where);
   NamedBarrier& b = m.sm90->named[size_t(id)];
   if (b.arrived > 0 && b.expected != threads)
     m.fault(me,
-            "barrier " + std::to_string(id) + " of " + std::to_string(threads) +
-                " threads: others wait for " + std::to_string(b.expected),
+            "barrier " + std::to_string(id) + " of " + std::to_string(threads) + " threads: others wait for " +
+                std::to_string(b.expected),
             where);
   b.expected = threads;
   b.clock.join(m.sm90->release(me));
@@ -559,8 +532,7 @@ void wgmma_wait_for(int pending, Where where) {
   Machine& m = *running().machine;
   if (!m.sm90) m.fault(running(), "wgmma before any mbarrier", where);
   m.sm90->together(
-      Step::wait, nullptr,
-      [&](Warpgroup& g, uint32_t first_warp) { m.sm90->finish(g, first_warp, pending); }, where);
+      Step::wait, nullptr, [&](Warpgroup& g, uint32_t first_warp) { m.sm90->finish(g, first_warp, pending); }, where);
 }
 
 }  // namespace simt

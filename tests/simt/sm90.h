@@ -26,8 +26,7 @@ inline void mbarrier_wait(const Shared<uint64_t>& barriers, Index i, int parity)
   mbarrier_wait_at(barriers.place(i, 1), parity, i.where);
 }
 
-void copy_box_to(bf16* to, const TensorMap& map, int column, int row, const uint64_t* barrier,
-                 Where where);
+void copy_box_to(bf16* to, const TensorMap& map, int column, int row, const uint64_t* barrier, Where where);
 inline void copy_box(const Shared<bf16>& to, Index at, const TensorMap& map, int column, int row,
                      const Shared<uint64_t>& barriers, Index i) {
   copy_box_to(to.place(at, 1), map, column, row, barriers.place(i, 1), at.where);
@@ -70,13 +69,11 @@ void wgmma_wait(Where where = Where::current()) {
   wgmma_wait_for(kPending, where);
 }
 template <int kBlocks>
-void wgmma_shared(float (&d)[kBlocks][4], uint64_t a, uint64_t b, bool accumulate,
-                  Where where = Where::current()) {
+void wgmma_shared(float (&d)[kBlocks][4], uint64_t a, uint64_t b, bool accumulate, Where where = Where::current()) {
   wgmma({&d[0][0], kBlocks, nullptr, a, b, false, accumulate}, where);
 }
 template <int kBlocks>
-void wgmma_registers(float (&d)[kBlocks][4], const uint32_t (&a)[4], uint64_t b,
-                     Where where = Where::current()) {
+void wgmma_registers(float (&d)[kBlocks][4], const uint32_t (&a)[4], uint64_t b, Where where = Where::current()) {
   wgmma({&d[0][0], kBlocks, a, 0, b, true, true}, where);
 }
 template <class T, int kBlocks>

@@ -15,8 +15,7 @@ constexpr int kFull = 0, kFree = 1, kUnused = 2;
 
 // out[64, 64] = sum over tiles b [128, 64] of bf16(a b^T) b. Warps 0 to 3 compute, warp 4 copies
 // b; a comes by plain stores.
-__global__ void products(int planted, const __grid_constant__ TensorMap map, const bf16* a_from,
-                         float* out) {
+__global__ void products(int planted, const __grid_constant__ TensorMap map, const bf16* a_from, float* out) {
   Carver carver;
   Shared<bf16> a = carver.take<bf16>(kRows * kDim), b = carver.take<bf16>(kTile * kDim);
   Shared<uint64_t> barriers = carver.take<uint64_t>(3);
@@ -45,15 +44,13 @@ __global__ void products(int planted, const __grid_constant__ TensorMap map, con
   }
   for (int i = thread; i < kRows * kDim / 8; i += 128) {
     int row = i / 8, piece = i % 8;
-    store_16(a, row * kDim + (planted == 8 ? piece : piece ^ (row & 7)) * 8,
-             reinterpret_cast<const uint4*>(a_from)[i]);
+    store_16(a, row * kDim + (planted == 8 ? piece : piece ^ (row & 7)) * 8, reinterpret_cast<const uint4*>(a_from)[i]);
   }
   if (planted != 9) fence_proxy_async();
   if (planted != 10) barrier_sync(1, planted == 11 && warp == 3 ? 96 : 128);
   if (planted == 12 && warp == 0) return;
 
-  uint64_t a_matrix = matrix_descriptor(shared_address(a, 0)),
-           b_matrix = matrix_descriptor(shared_address(b, 0));
+  uint64_t a_matrix = matrix_descriptor(shared_address(a, 0)), b_matrix = matrix_descriptor(shared_address(b, 0));
   if (planted == 13) b_matrix ^= uint64_t(3) << 62;        // 64-byte swizzle
   if (planted == 14) b_matrix ^= uint64_t(64 ^ 65) << 32;  // groups of 8 rows 16 bytes too far
   float o[kDim / 8][4] = {}, s[kTile / 8][4];
@@ -62,8 +59,7 @@ __global__ void products(int planted, const __grid_constant__ TensorMap map, con
     if (planted != 15) mbarrier_wait(barriers, kFull, planted == 16 ? (i + 1) % 2 : i % 2);
     if (planted != 17) wgmma_fence();
     for (int k = 0; k < kDim / 16; ++k)
-      wgmma_shared(s, advance(a_matrix, k * 32), advance(b_matrix, k * (planted == 18 ? 16 : 32)),
-                   k > 0);
+      wgmma_shared(s, advance(a_matrix, k * 32), advance(b_matrix, k * (planted == 18 ? 16 : 32)), k > 0);
     wgmma_commit();
     if (planted != 19) wgmma_wait<0>();
     keep_operands(s);
@@ -73,8 +69,7 @@ __global__ void products(int planted, const __grid_constant__ TensorMap map, con
         p[k][j] = pack_bf16(block[j % 2 * 2], block[j % 2 * 2 + 1]);
       }
     wgmma_fence();
-    for (int k = 0; k < kTile / 16; ++k)
-      wgmma_registers(o, p[k], advance(b_matrix, k * (planted == 20 ? 1024 : 2048)));
+    for (int k = 0; k < kTile / 16; ++k) wgmma_registers(o, p[k], advance(b_matrix, k * (planted == 20 ? 1024 : 2048)));
     wgmma_commit();
     if (planted == 21) p[3][2] = 0;
     if (planted == 22) o[1][1] = 0;
@@ -87,8 +82,7 @@ __global__ void products(int planted, const __grid_constant__ TensorMap map, con
   }
   if (planted == 25) barrier_arrive(2, 160);
   for (int n = 0; n < kDim / 8; ++n)
-    for (int c = 0; c < 4; ++c)
-      out[(warp * 16 + c / 2 * 8 + lane / 4) * kDim + 8 * n + lane % 4 * 2 + c % 2] = o[n][c];
+    for (int c = 0; c < 4; ++c) out[(warp * 16 + c / 2 * 8 + lane / 4) * kDim + 8 * n + lane % 4 * 2 + c % 2] = o[n][c];
 }
 
 struct Planted {
@@ -147,21 +141,17 @@ std::pair<std::string, bool> run(int planted, const char* name) {
       for (size_t d = 0; d < kDim; ++d) want[r * kDim + d] += s * y[t * kDim + d];
     }
 
-  Memory a_device = device(a.size()), b_device = device(b.size()),
-         out_device = device(want.size() * 4), out = Memory::pinned(want.size() * 4);
+  Memory a_device = device(a.size()), b_device = device(b.size()), out_device = device(want.size() * 4),
+         out = Memory::pinned(want.size() * 4);
   copy(a_device.data(), a.data(), a.size(), stream);
   copy(b_device.data(), b.data(), b.size(), stream);
-  TensorMap map = make_tensor_map({.data = b_device.data(),
-                                   .rows = kRounds * kTile,
-                                   .columns = kDim,
-                                   .row_stride = kDim * 2,
-                                   .box_rows = kTile});
+  TensorMap map = make_tensor_map(
+      {.data = b_device.data(), .rows = kRounds * kTile, .columns = kDim, .row_stride = kDim * 2, .box_rows = kTile});
   simt::FaultCatcher catcher;
   bool right = true;
   for (int i = 0; i < 4; ++i) {
-    launch(products, name,
-           {.grid = 2, .block = 160, .shared_bytes = (kRows + kTile) * kDim * 2 + 32}, stream,
-           planted, map, a_device.as<const bf16>(), out_device.as<float>());
+    launch(products, name, {.grid = 2, .block = 160, .shared_bytes = (kRows + kTile) * kDim * 2 + 32}, stream, planted,
+           map, a_device.as<const bf16>(), out_device.as<float>());
     copy(out.data(), out_device.data(), out.size(), stream);
     right = right && std::memcmp(out.data(), want.data(), out.size()) == 0;
   }
@@ -204,14 +194,11 @@ __global__ void fetch(const __grid_constant__ TensorMap map, int column, int row
 
 TEST_CASE("a bulk copy gives zeros outside of its matrix", "[simt]") {
   Stream stream;
-  Memory matrix = std::move(Memory::device(20 * 160).value()),
-         out = std::move(Memory::device(8 * 64 * 4).value());
+  Memory matrix = std::move(Memory::device(20 * 160).value()), out = std::move(Memory::device(8 * 64 * 4).value());
   for (int i = 0; i < 20 * 80; ++i) matrix.as<bf16>()[i] = to_bf16(float(i % 251 + 1));
-  TensorMap map = make_tensor_map(
-      {.data = matrix.data(), .rows = 20, .columns = 72, .row_stride = 160, .box_rows = 8});
+  TensorMap map = make_tensor_map({.data = matrix.data(), .rows = 20, .columns = 72, .row_stride = 160, .box_rows = 8});
   for (auto [column, row] : {std::pair{0, 0}, {64, 3}, {8, 15}, {0, 20}, {-8, -5}}) {
-    launch(fetch, "fetch", {.block = 32, .shared_bytes = 8 * 128 + 16}, stream, map, column, row,
-           out.as<float>());
+    launch(fetch, "fetch", {.block = 32, .shared_bytes = 8 * 128 + 16}, stream, map, column, row, out.as<float>());
     for (int i = 0; i < 8; ++i)
       for (int j = 0; j < 64; ++j) {
         int r = row + i, c = column + j;

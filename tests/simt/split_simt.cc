@@ -37,8 +37,8 @@ int Split::n_sms_of(const Stream& stream) {
 Result<std::unique_ptr<Split>> Split::cut(const Card& card, int n_sms) {
   const int first = (n_sms + 1) / 2 * 2;
   if (n_sms < 1 || first >= card.n_sms)
-    return invalid("--gpu-split " + std::to_string(n_sms) + ": " + card.name + " has " +
-                   std::to_string(card.n_sms) + " SMs, and each part needs some");
+    return invalid("--gpu-split " + std::to_string(n_sms) + ": " + card.name + " has " + std::to_string(card.n_sms) +
+                   " SMs, and each part needs some");
   return Result<std::unique_ptr<Split>>(std::make_unique<CountedSplit>(first, card.n_sms - first));
 }
 

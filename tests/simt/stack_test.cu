@@ -24,8 +24,7 @@ struct ModelDir {
 };
 
 Result<std::unique_ptr<Stack>> build(const ModelDir& model, std::vector<std::string> words) {
-  for (const char* word : {"--load-format", "dummy", "--kv-bytes", "1MiB"})
-    words.insert(words.begin() + 0, word);
+  for (const char* word : {"--load-format", "dummy", "--kv-bytes", "1MiB"}) words.insert(words.begin() + 0, word);
   std::reverse(words.begin(), words.begin() + 4);
   words.push_back(model.dir.path);
   auto options = Options::parse(option_table(), "generate", words, 1);
@@ -35,8 +34,7 @@ Result<std::unique_ptr<Stack>> build(const ModelDir& model, std::vector<std::str
 }
 
 std::vector<int32_t> tokens(const ModelDir& model, std::vector<std::string> words,
-                            std::vector<int32_t> prompt = {5, 9, 33, 70, 2, 8, 8, 101, 64, 3},
-                            float temperature = 0) {
+                            std::vector<int32_t> prompt = {5, 9, 33, 70, 2, 8, 8, 101, 64, 3}, float temperature = 0) {
   auto stack = build(model, std::move(words));
   INFO((stack ? "" : stack.error().message));
   REQUIRE(stack);
@@ -63,8 +61,8 @@ TEST_CASE("--device cuda: the CPU's tokens, however P and D share the card", "[s
   const std::vector<std::vector<std::string>> ways = {
       {},
       {"--topology", "1P1D"},
-      {"--topology", "1P1D", "--transport", "handoff", "--gpu-split", "off", "--allocator",
-       "contiguous", "--cuda-graphs", "early"},
+      {"--topology", "1P1D", "--transport", "handoff", "--gpu-split", "off", "--allocator", "contiguous",
+       "--cuda-graphs", "early"},
       {"--topology", "1P1D", "--gpu-split", "2", "--cuda-graphs", "off"},
       {"--topology", "1P1D", "--kv-layout", "token_major", "--cuda-decode-attention", "split_kv"}};
   for (std::vector<std::string> words : ways) {
@@ -75,16 +73,13 @@ TEST_CASE("--device cuda: the CPU's tokens, however P and D share the card", "[s
   for (const char* transport : {"local", "handoff"})
     for (const char* layout : {"layer_major", "token_major"})
       for (const char* ahead : {"on", "off"})
-        CHECK(
-            tokens(model, {"--device", "cuda", "--topology", "1P1D", "--transport", transport,
-                           "--allocator", "vattention", "--kv-layout", layout, "--page-group-bytes",
-                           "64KiB", "--max-batch", "4", "--async-scheduling", ahead}) == expected);
-  CHECK(tokens(model, {"--device", "cuda", "--allocator", "vattention", "--kv-layout",
-                       "token_major", "--kv-bytes", "4MiB", "--host-kv-bytes", "4MiB"}) ==
-        expected);
-  CHECK(tokens(model,
-               {"--device", "cuda", "--dtype", "bf16", "--kv-dtype", "bf16",
-                "--cuda-prefill-attention", "flash_mma", "--cuda-decode-attention", "split_mma"})
+        CHECK(tokens(model, {"--device", "cuda", "--topology", "1P1D", "--transport", transport, "--allocator",
+                             "vattention", "--kv-layout", layout, "--page-group-bytes", "64KiB", "--max-batch", "4",
+                             "--async-scheduling", ahead}) == expected);
+  CHECK(tokens(model, {"--device", "cuda", "--allocator", "vattention", "--kv-layout", "token_major", "--kv-bytes",
+                       "4MiB", "--host-kv-bytes", "4MiB"}) == expected);
+  CHECK(tokens(model, {"--device", "cuda", "--dtype", "bf16", "--kv-dtype", "bf16", "--cuda-prefill-attention",
+                       "flash_mma", "--cuda-decode-attention", "split_mma"})
             .size() == expected.size());
 }
 
@@ -97,10 +92,8 @@ TEST_CASE("--device cuda: kernels that start early see what came before them", "
     INFO(dtype);
     for (float temperature : {0.f, 1.f}) {
       auto with = [&](const char* graphs) {
-        return tokens(
-            model,
-            {"--device", "cuda", "--dtype", dtype, "--kv-dtype", dtype, "--cuda-graphs", graphs},
-            {5, 9, 33, 70, 2, 8, 8, 101, 64, 3}, temperature);
+        return tokens(model, {"--device", "cuda", "--dtype", dtype, "--kv-dtype", dtype, "--cuda-graphs", graphs},
+                      {5, 9, 33, 70, 2, 8, 8, 101, 64, 3}, temperature);
       };
       CHECK(with("early") == with("on"));
     }
@@ -120,8 +113,7 @@ TEST_CASE("--device cuda: blocks of every allocator's own size", "[simt][server]
       for (const char* layout : {"layer_major", "token_major"}) {
         INFO(allocator << " " << topology << " " << layout);
         CHECK(tokens(model,
-                     {"--device", "cuda", "--topology", topology, "--kv-layout", layout,
-                      "--allocator", allocator},
+                     {"--device", "cuda", "--topology", topology, "--kv-layout", layout, "--allocator", allocator},
                      prompt) == expected);
       }
 }
@@ -148,8 +140,7 @@ TEST_CASE("--device cuda: what cannot be is said, and nothing aborts", "[simt][s
   }
   Limit limit(24 << 20);
   refused({"--kv-bytes", "30MiB"}, ErrorCode::unavailable, "--kv-bytes");
-  refused({"--kv-bytes", "30MiB", "--allocator", "vattention"}, ErrorCode::unavailable,
-          "page groups of 2097152 bytes");
+  refused({"--kv-bytes", "30MiB", "--allocator", "vattention"}, ErrorCode::unavailable, "page groups of 2097152 bytes");
 }
 
 }  // namespace

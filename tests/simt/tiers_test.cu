@@ -40,8 +40,7 @@ TwoRounds run_twice(const TinySetup& setup) {
   return result;
 }
 
-TEST_CASE("simt tiers: KV that comes back from pinned memory gives the same logits",
-          "[simt][parity][tiers]") {
+TEST_CASE("simt tiers: KV that comes back from pinned memory gives the same logits", "[simt][parity][tiers]") {
   SmallPages pages;
   OnCuda cuda;
   TinySetup first{.scheme = "contiguous"};
@@ -103,15 +102,13 @@ TEST_CASE("simt tiers: a prompt shorter than a tier's block is handed over", "[s
     }
 }
 
-TEST_CASE("simt tiers: host memory of the card's is pinned, zeroed, and reached by both queues",
-          "[simt][tiers]") {
+TEST_CASE("simt tiers: host memory of the card's is pinned, zeroed, and reached by both queues", "[simt][tiers]") {
   auto device = make_cuda_device();
   constexpr size_t kBytes = 3 << 20;
   auto host = device->allocate_host(kBytes).value();
   auto card = device->allocate(kBytes).value();
   CHECK(reinterpret_cast<uintptr_t>(host.get()) % 4096 == 0);
-  CHECK(
-      std::all_of(host.get(), host.get() + kBytes, [](std::byte b) { return b == std::byte{0}; }));
+  CHECK(std::all_of(host.get(), host.get() + kBytes, [](std::byte b) { return b == std::byte{0}; }));
   for (size_t i = 0; i < kBytes; ++i) host.get()[i] = std::byte(i * 7 >> 4);
   const std::vector<std::byte> expected(host.get(), host.get() + kBytes);
   Late late(true);
@@ -126,8 +123,7 @@ TEST_CASE("simt tiers: host memory of the card's is pinned, zeroed, and reached 
     while (!out->reached(there)) {
     }
     std::memset(host.get(), 0, kBytes);
-    for (Copy& copy : copies)
-      copy = {copy.destination, const_cast<std::byte*>(copy.source), copy.bytes};
+    for (Copy& copy : copies) copy = {copy.destination, const_cast<std::byte*>(copy.source), copy.bytes};
     out->copy(copies, false);
     out->wait();
     CHECK(std::equal(expected.begin(), expected.end(), host.get()));

@@ -52,8 +52,7 @@ TEST_CASE("simt vattention: one hash, whatever is mapped when", "[simt][parity][
 // With planning ahead, the step after a sequence's last token has begun when that token is known;
 // its kernels still read and write the sequence's rows, which a shared pool unmaps as soon as it is
 // freed.
-TEST_CASE("simt vattention: who stops keeps its rows until the step under way has ended",
-          "[simt][vattention]") {
+TEST_CASE("simt vattention: who stops keeps its rows until the step under way has ended", "[simt][vattention]") {
   SmallPages pages;
   OnCuda cuda;
   TinySetup setup{.topology = "1P1D", .scheme = "vattention", .transport = "handoff"};
@@ -70,8 +69,7 @@ TEST_CASE("simt vattention: who stops keeps its rows until the step under way ha
       auto request = tiny_request(i, prompts[i], 6);
       const std::vector<int32_t>& tokens = whole.tokens[i];
       request->stop_token_ids = {tokens[1 + i % 3]};
-      expected.push_back(
-          size_t(std::find(tokens.begin(), tokens.end(), tokens[1 + i % 3]) - tokens.begin()) + 1);
+      expected.push_back(size_t(std::find(tokens.begin(), tokens.end(), tokens[1 + i % 3]) - tokens.begin()) + 1);
       REQUIRE(tiny.submit(request).ok());
     }
     tiny.run();
@@ -79,8 +77,8 @@ TEST_CASE("simt vattention: who stops keeps its rows until the step under way ha
     for (size_t i = 0; i < prompts.size(); ++i) {
       const Recorder::Choice choice = tiny.recorder->choice(i);
       CHECK(choice.finish == FinishReason::stop);
-      CHECK(choice.tokens == std::vector<int32_t>(whole.tokens[i].begin(),
-                                                  whole.tokens[i].begin() + long(expected[i])));
+      CHECK(choice.tokens ==
+            std::vector<int32_t>(whole.tokens[i].begin(), whole.tokens[i].begin() + long(expected[i])));
       early += expected[i] > 1 && expected[i] < 6;
     }
     CHECK(early >= 3);

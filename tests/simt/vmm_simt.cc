@@ -27,8 +27,7 @@ using vmm::Address;
 using vmm::Handle;
 
 constexpr int kInvalidValue = 1;
-constexpr size_t kDefaultGranularity = 64
-                                       << 10;  // a card's is 2 MiB; small pools have rows of this
+constexpr size_t kDefaultGranularity = 64 << 10;  // a card's is 2 MiB; small pools have rows of this
 
 struct Physical {
   size_t bytes = 0, file_offset = 0;
@@ -102,8 +101,7 @@ struct Vmm {
       ::close(p.own_file);
       return;
     }
-    XPYD_CHECK(::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(p.file_offset),
-                           off_t(p.bytes)) == 0);
+    XPYD_CHECK(::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(p.file_offset), off_t(p.bytes)) == 0);
     holes.emplace(p.bytes, p.file_offset);
   }
 };
@@ -114,8 +112,7 @@ Vmm& state() {
 
 std::byte* pointer(Address address) { return reinterpret_cast<std::byte*>(address); }
 void protect(Address address, size_t bytes) {
-  void* at = ::mmap(pointer(address), bytes, PROT_NONE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  void* at = ::mmap(pointer(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   XPYD_CHECK(at != MAP_FAILED);
 }
 
@@ -125,8 +122,7 @@ struct sigaction before;
 void name_fault(int signal, siginfo_t* info, void*) {
   if (simt::self) {
     char text[256];
-    const int n = std::snprintf(text, sizeof text,
-                                "simt: kernel %s touches address %p, where nothing is mapped\n",
+    const int n = std::snprintf(text, sizeof text, "simt: kernel %s touches address %p, where nothing is mapped\n",
                                 simt::running().machine->kernel, info->si_addr);
     if (n > 0) (void)!::write(2, text, size_t(n));
   }
@@ -207,8 +203,7 @@ int address_free(Address address, size_t bytes) {
   Vmm& v = state();
   std::lock_guard lock(v.mutex);
   auto i = v.reserved.find(address);
-  if (i == v.reserved.end() || i->second != bytes || v.overlaps_mapping(address, bytes))
-    return kInvalidValue;
+  if (i == v.reserved.end() || i->second != bytes || v.overlaps_mapping(address, bytes)) return kInvalidValue;
   ::munmap(pointer(address), bytes);
   v.reserved.erase(i);
   return 0;
@@ -246,8 +241,7 @@ int create(Handle* handle, size_t bytes, Export to) {
   // New device memory is NaN.
   static const std::vector<unsigned char> ones(64 << 10, 0xff);
   for (size_t done = 0; done < bytes;) {
-    const ssize_t n =
-        ::pwrite(file, ones.data(), std::min(ones.size(), bytes - done), off_t(offset + done));
+    const ssize_t n = ::pwrite(file, ones.data(), std::min(ones.size(), bytes - done), off_t(offset + done));
     XPYD_CHECK(n > 0);
     done += size_t(n);
   }
@@ -292,9 +286,8 @@ int map(Address address, size_t bytes, Handle handle) {
   Vmm& v = state();
   std::lock_guard lock(v.mutex);
   auto i = v.physical.find(handle);
-  if (i == v.physical.end() || i->second.released || i->second.bytes != bytes ||
-      !v.whole(address, bytes) || !v.inside_reservation(address, bytes) ||
-      v.overlaps_mapping(address, bytes))
+  if (i == v.physical.end() || i->second.released || i->second.bytes != bytes || !v.whole(address, bytes) ||
+      !v.inside_reservation(address, bytes) || v.overlaps_mapping(address, bytes))
     return kInvalidValue;
   if (const int code = v.planned_failure(simt::VmmCall::map)) return code;
   ++i->second.mapped;

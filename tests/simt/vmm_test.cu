@@ -173,8 +173,7 @@ TEST_CASE("simt vmm: a kernel's touch of addresses without memory ends the progr
   REQUIRE(range->map(0, 0, 1));
   auto kernel = [&](size_t offset) {
     Stream stream;
-    launch(add_one, "add_one", Shape{1, 32}, stream,
-           reinterpret_cast<uint32_t*>(range->data() + offset));
+    launch(add_one, "add_one", Shape{1, 32}, stream, reinterpret_cast<uint32_t*>(range->data() + offset));
   };
   const std::string says = "kernel add_one touches address";
   CHECK(last_words([&] { kernel(0); }) == "");

@@ -23,8 +23,8 @@ void for_lanes(unsigned mask, F&& f) {
 void sync_warp(unsigned mask, Where where) {
   // Only a barrier of the whole warp orders its memory accesses here (README.md).
   collective(
-      Collective::syncwarp, mask, nullptr,
-      [](Machine&, Warp& warp, unsigned m) { warp.epoch += m == warp.lanes; }, where);
+      Collective::syncwarp, mask, nullptr, [](Machine&, Warp& warp, unsigned m) { warp.epoch += m == warp.lanes; },
+      where);
 }
 
 namespace {
@@ -34,8 +34,7 @@ struct Shuffle {
 };
 }  // namespace
 
-uint64_t shuffle(Collective kind, unsigned mask, uint64_t bits, int argument, int width,
-                 Where where) {
+uint64_t shuffle(Collective kind, unsigned mask, uint64_t bits, int argument, int width, Where where) {
   Shuffle mine{bits, 0, argument, width};
   collective(
       kind, mask, &mine,
@@ -47,28 +46,17 @@ uint64_t shuffle(Collective kind, unsigned mask, uint64_t bits, int argument, in
             m.fault(fibre, "shuffle of width " + std::to_string(s.width), fibre.where);
           int first = l & ~(s.width - 1), end = first + s.width, from = l;
           switch (fibre.kind) {
-            case Collective::shuffle:
-              from = first + (s.argument & (s.width - 1));
-              break;
-            case Collective::shuffle_up:
-              from = l - s.argument;
-              break;
-            case Collective::shuffle_down:
-              from = l + s.argument;
-              break;
-            default:
-              from = l ^ s.argument;
-              break;
+            case Collective::shuffle: from = first + (s.argument & (s.width - 1)); break;
+            case Collective::shuffle_up: from = l - s.argument; break;
+            case Collective::shuffle_down: from = l + s.argument; break;
+            default: from = l ^ s.argument; break;
           }
           // Outside its part of the warp a lane keeps its own value; xor may read the parts before
           // it.
-          bool outside = fibre.kind == Collective::shuffle_xor ? from < 0 || from >= end
-                                                               : from < first || from >= end;
+          bool outside = fibre.kind == Collective::shuffle_xor ? from < 0 || from >= end : from < first || from >= end;
           if (outside) from = l;
           if (!(lanes >> from & 1))
-            m.fault(fibre,
-                    "shuffle from lane " + std::to_string(from) + ", which is not in the mask",
-                    fibre.where);
+            m.fault(fibre, "shuffle from lane " + std::to_string(from) + ", which is not in the mask", fibre.where);
           s.result = arguments_of<Shuffle>(warp, from).bits;
         });
       },
@@ -93,8 +81,7 @@ unsigned ballot(unsigned mask, bool predicate, Where where) {
       Collective::ballot, mask, &mine,
       [](Machine&, Warp& warp, unsigned lanes) {
         unsigned votes = 0;
-        for_lanes(lanes,
-                  [&](int l) { votes |= unsigned(arguments_of<Ballot>(warp, l).predicate) << l; });
+        for_lanes(lanes, [&](int l) { votes |= unsigned(arguments_of<Ballot>(warp, l).predicate) << l; });
         for_lanes(lanes, [&](int l) { arguments_of<Ballot>(warp, l).result = votes; });
       },
       where);
@@ -134,8 +121,7 @@ void load_matrices(uint32_t (&r)[4], const void* row, bool transposed, Where whe
       Collective::ldmatrix, ~0u, &mine,
       [](Machine&, Warp& warp, unsigned) {
         uint16_t matrix[4][8][8];
-        for (int l = 0; l < 32; ++l)
-          std::memcpy(matrix[l / 8][l % 8], arguments_of<LoadMatrices>(warp, l).row, 16);
+        for (int l = 0; l < 32; ++l) std::memcpy(matrix[l / 8][l % 8], arguments_of<LoadMatrices>(warp, l).row, 16);
         for (int l = 0; l < 32; ++l) {
           auto& lane = arguments_of<LoadMatrices>(warp, l);
           int i = l / 4, k = l % 4 * 2;

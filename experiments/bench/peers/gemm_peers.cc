@@ -45,14 +45,12 @@ Fn symbol(void* library, const char* name) {
 }
 
 // Row-major y[m, n] = x[m, k] W[n, k]^T.
-using Sgemm = void (*)(int order, int trans_x, int trans_w, int m, int n, int k, float alpha,
-                       const float* x, int ldx, const float* w, int ldw, float beta, float* y,
-                       int ldy);
+using Sgemm = void (*)(int order, int trans_x, int trans_w, int m, int n, int k, float alpha, const float* x, int ldx,
+                       const float* w, int ldw, float beta, float* y, int ldy);
 
 struct Libraries {
   void* openblas = open_library({"openblas-pthread/libopenblas.so.0",
-                                 "/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblas.so.0",
-                                 "libopenblas.so.0"});
+                                 "/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblas.so.0", "libopenblas.so.0"});
   void* blis = open_library({"/usr/lib/x86_64-linux-gnu/blis-openmp/libblis.so.4", "libblis.so.4"});
   void* openmp = open_library({"libgomp.so.1"});  // the pool that BLIS and oneDNN share
   Sgemm openblas_sgemm = symbol<Sgemm>(openblas, "cblas_sgemm");
@@ -96,8 +94,7 @@ class DnnlMatmul {
     }
   }
   void run(size_t turn) {
-    matmul_.execute(stream_,
-                    {{DNNL_ARG_SRC, x_}, {DNNL_ARG_WEIGHTS, weights_[turn]}, {DNNL_ARG_DST, y_}});
+    matmul_.execute(stream_, {{DNNL_ARG_SRC, x_}, {DNNL_ARG_WEIGHTS, weights_[turn]}, {DNNL_ARG_DST, y_}});
     stream_.wait();
   }
 
@@ -134,8 +131,7 @@ void warm_up_and_pin(int n_threads, const std::vector<int>& cpus, Call warm_up) 
   }
 }
 
-void compare(Bench& bench, Libraries& libraries, int threads, int m, int n, int k, Dtype dtype,
-             double target) {
+void compare(Bench& bench, Libraries& libraries, int threads, int m, int n, int k, Dtype dtype, double target) {
   GemmCase data(m, n, k, 1, dtype, m <= 64 ? size_t(256) << 20 : 0, bench.team(threads));
   // The same weights as [n, k] in f32, rotated through as many bytes.
   std::vector<Buffer> rows;
@@ -143,8 +139,7 @@ void compare(Bench& bench, Libraries& libraries, int threads, int m, int n, int 
   size_t copies = m <= 64 ? (size_t(256) << 20) / (size_t(n) * size_t(k) * 4) + 1 : 1;
   for (size_t c = 0; c < copies; ++c) {
     rows.emplace_back(size_t(n) * size_t(k) * sizeof(float));
-    for (int r = 0; r < n; ++r)
-      data.weight_row(int(c), r, rows[c].as<float>() + size_t(r) * size_t(k));
+    for (int r = 0; r < n; ++r) data.weight_row(int(c), r, rows[c].as<float>() + size_t(r) * size_t(k));
     plain.push_back(rows[c].as<float>());
   }
   DnnlMatmul dnnl_plain(data, plain, false), dnnl_packed(data, plain, true);
@@ -163,8 +158,7 @@ void compare(Bench& bench, Libraries& libraries, int threads, int m, int n, int 
   };
   std::vector<BenchCase> cases;
   std::vector<std::string> names;
-  std::string shape =
-      " M=" + std::to_string(m) + " N=" + std::to_string(n) + " K=" + std::to_string(k);
+  std::string shape = " M=" + std::to_string(m) + " N=" + std::to_string(n) + " K=" + std::to_string(k);
   Work f32_work{4.0 * (double(n) * k + double(m) * (n + k)), 2.0 * m * n * k};
   for (const Contestant& peer : peers) {
     names.push_back(std::string(peer.name) + " f32" + shape);
@@ -207,8 +201,7 @@ int run_peers(BenchOptions options) {
     GemmCase warm(256, 1024, 1024, 1, Dtype::f32, 0, unpinned);
     std::vector<float> w(size_t(1024) * 1024, 1.0f);
     auto twice = [&](Sgemm sgemm) {
-      warm_up_and_pin(n_threads, cpus,
-                      [&] { call(sgemm, warm, w.data()), call(sgemm, warm, w.data()); });
+      warm_up_and_pin(n_threads, cpus, [&] { call(sgemm, warm, w.data()), call(sgemm, warm, w.data()); });
     };
     twice(libraries.openblas_sgemm);
     twice(libraries.blis_sgemm);
