@@ -13,6 +13,7 @@ namespace {
 
 using namespace rdma;
 using rdma::Range;
+using rdma::Request;
 
 // Memory that is only counted in.
 std::byte* at(uint64_t address) { return reinterpret_cast<std::byte*>(address); }

@@ -16,6 +16,7 @@ namespace xpyd::testing::rdma_test {
 namespace {
 
 using namespace rdma;
+using rdma::Message;
 
 std::shared_ptr<std::byte> plain_memory(size_t bytes) { return cpu_device().allocate(bytes).value(); }
 

@@ -40,7 +40,7 @@ std::string say(const sockaddr* address, socklen_t length, int type, const std::
   if (end) {
     shutdown(fd, SHUT_WR);
     char buffer[4096];
-    for (ssize_t n; (n = recv(fd, buffer, sizeof buffer, 0)) > 0;) heard.append(buffer, size_t(n));
+    for (ssize_t n; (n = ::recv(fd, buffer, sizeof buffer, 0)) > 0;) heard.append(buffer, size_t(n));
   }
   close(fd);
   return heard;
