@@ -23,7 +23,7 @@
 #include "tests/disagg/sim_cluster.h"
 #include "tests/json.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::session_history_test {
 namespace {
 
 using Tokens = std::vector<int32_t>;
@@ -473,4 +473,4 @@ TEST_CASE("history: each answer follows from a history that its client can belie
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::session_history_test
