@@ -68,9 +68,12 @@ object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 # Several files are compiled as one (tools/units), but for those whose flags are their own. `make UNITS=`: each by itself, as
 # asan does, so that a missing #include is seen and test_run.py can ask the linker which file needs which.
 UNITS    ?= $(if $(filter asan,$(MODE)),,1)
-ALONE    := %_avx2.cc base/version.cc model/folder.cc server/backend.cc server/page.cc server/boost_%_impl.cc
-units     = $(if $(UNITS),$(shell tools/units $(BUILD)/units $(filter-out $(ALONE),$(1)) | sed 's/\.cc/.o/g') $(call object,$(filter $(ALONE),$(1))),$(call object,$(1)))
-LIB_OBJ  := $(call units,$(LIB_SRC))
+ALONE    := %_avx2.cc base/version.cc model/folder.cc server/backend.cc server/page.cc server/boost_%_impl.cc \
+            experiments/experiment.cc tests/main.cc
+units     = $(if $(UNITS),$(patsubst %.cc,%.o,$(shell tools/units $(2)/units $(filter-out $(ALONE),$(1)))) $(call object,$(filter $(ALONE),$(1))),$(call object,$(1)))
+LIB_OBJ  := $(call units,$(LIB_SRC),$(BUILD))
+TEST_OBJ := $(call units,$(TEST_SRC),$(BUILD)/tests)
+EXP_OBJ  := $(call units,$(EXP_PARTS),$(BUILD))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
@@ -287,7 +290,9 @@ $(BUILD)/%.o: private AHEAD = $(call ahead,base)
 $(BUILD)/tests/%.o: private AHEAD = $(call ahead,tests)
 $(BUILD)/%_avx2.o $(BUILD)/tests/main.o: private AHEAD =
 $(call object,$(TEST_SRC) $(wildcard tests/fuzz/*.cc tests/rdma_vm/*.cc)): $(call headers,tests)
-$(BUILD)/units/%.o: $(BUILD)/units/%.cc $(BUILD)/flags $(call headers,base)
+$(TEST_OBJ): $(call headers,tests)
+$(LIB_OBJ) $(TEST_OBJ) $(EXP_OBJ): $(BUILD)/flags $(call headers,base)
+$(BUILD)/%.o: $(BUILD)/%.cc
 	@echo "  c++  $(notdir $<) of $$(grep -c . $<) files"
 	@$(CXX) $(CXXFLAGS) $(DEFINES) $(AHEAD) -MMD -MP -c $< -o $@
 $(BUILD)/%.o: %.cc $(BUILD)/flags $(call headers,base)
@@ -325,7 +330,7 @@ $(LIB): $(LIB_OBJ) $(CUDA_OBJ)
 	@rm -f $@ && $(AR) rcs $@ $^
 $(BIN): $(BUILD)/server/main.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
-$(BUILD)/xpyd_tests: $(call object,$(TEST_SRC) $(EXP_PARTS)) $(HARNESS) $(SIMT_OBJ) $(LIB)
+$(BUILD)/xpyd_tests: $(TEST_OBJ) $(EXP_OBJ) $(HARNESS) $(SIMT_OBJ) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) -lboost_context -o $@
 GPU_TEST_SRC := $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
 cuda_object   = $(patsubst %.cu,$(BUILD)/cuda/%.o,$(1))
@@ -343,7 +348,7 @@ $(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) -fsanitize=fuzzer $(LDLIBS) -o $@
 $(BUILD)/xpyd_bench: $(call object,$(BENCH_SRC)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -o $@
-$(BUILD)/xpyd_experiments: $(call object,$(EXP_SRC)) $(if $(CUDA),$(call cuda_object,$(EXP_CU))) $(LIB)
+$(BUILD)/xpyd_experiments: $(BUILD)/experiments/main.o $(EXP_OBJ) $(if $(CUDA),$(call cuda_object,$(EXP_CU))) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
 $(BUILD)/xpyd_rdma_speed: $(call object,$(wildcard tests/rdma_vm/*.cc)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
@@ -351,5 +356,5 @@ $(BUILD)/xpyd_bench_peers: $(BUILD)/experiments/bench/peers/gemm_peers.o $(HARNE
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -ldnnl -ldl -o $@
 
 .SECONDARY: $(call object,$(wildcard tests/fuzz/*.cc)) $(call headers,base tests simt/tests)
--include $(patsubst %.o,%.d,$(SIMT_OBJ) $(CUDA_OBJ) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC) $(EXP_CU) experiments/gpu/main.cu) $(LIB_OBJ) $(call object,$(TEST_SRC) $(BENCH_SRC) $(EXP_SRC) server/main.cc \
+-include $(patsubst %.o,%.d,$(SIMT_OBJ) $(CUDA_OBJ) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC) $(EXP_CU) experiments/gpu/main.cu) $(LIB_OBJ) $(TEST_OBJ) $(EXP_OBJ) $(call object,$(TEST_SRC) $(BENCH_SRC) $(EXP_SRC) server/main.cc \
             $(wildcard tests/fuzz/*.cc tests/rdma_vm/*.cc))) $(foreach d,base tests simt/tests,$(BUILD)/$(d)/precompiled.h.d)

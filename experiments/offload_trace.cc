@@ -34,7 +34,7 @@
 #include "experiments/contestant.h"
 #include "experiments/offload.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::offload_trace_experiment {
 namespace {
 
 constexpr double kLinkShare = 0.32;  // of a step: 16 ms of 50
@@ -270,4 +270,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("offload_trace", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::offload_trace_experiment

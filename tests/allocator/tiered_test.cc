@@ -16,7 +16,7 @@
 #include "tests/catch.h"
 #include "tests/late_copies.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::tiered_test {
 namespace {
 
 constexpr int kBlock = 4;  // tokens of a tier's block
@@ -728,4 +728,4 @@ TEST_CASE("tiers: random operations against a trivially correct model", "[tiers]
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::tiered_test

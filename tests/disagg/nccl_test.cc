@@ -19,10 +19,11 @@
 #include "tests/disagg/fake_nccl.h"
 #include "tests/disagg/transport_side.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::nccl_test {
 namespace {
 
 using namespace nccl;
+using nccl::Message;
 
 constexpr size_t KiB = 1024, MiB = 1024 * KiB;
 constexpr PeerId kPoster = 1, kOwner = 2;
@@ -380,4 +381,4 @@ TEST_CASE("nccl: a peer that talks nonsense is hung up on", "[nccl]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::nccl_test

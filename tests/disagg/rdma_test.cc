@@ -11,10 +11,11 @@
 #include "tests/catch.h"
 #include "tests/disagg/transport_side.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::rdma_test {
 namespace {
 
 using namespace rdma;
+using rdma::Message;
 
 std::shared_ptr<std::byte> plain_memory(size_t bytes) { return cpu_device().allocate(bytes).value(); }
 
@@ -158,4 +159,4 @@ TEST_CASE("rdma: ports are named, and what is not there is said", "[rdma]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::rdma_test

@@ -20,7 +20,7 @@
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::log_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -281,4 +281,4 @@ TEST_CASE("issue: --cluster-key-file and others were ignored without a word", "[
   CHECK(said("serve", {}).empty());
 }
 
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::log_test
