@@ -25,6 +25,7 @@ LINK_release  := -Wl,-z,relro,-z,now
 FLAGS_release := -O2 $(G) $(HARDEN)
 FLAGS_asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS -Wno-maybe-uninitialized
 FLAGS_tsan    := -O1 -g1 -fsanitize=thread -Wno-tsan
+FLAGS_odr     := -O0 -flto
 FLAGS_fuzz    := -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 CXXFLAGS := -std=c++20 $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. $(SYSROOT:%=-idirafter %/usr/include) -pthread
 DEFINES  := -DBOOST_ASIO_SEPARATE_COMPILATION -DBOOST_BEAST_SEPARATE_COMPILATION \
@@ -77,7 +78,7 @@ EXP_OBJ  := $(call units,$(EXP_PARTS),$(BUILD))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build tour serve test chaos faults process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda test-cute gpu-report gpu-bundle asan tsan fuzz test-clients test-etcd test-rdma test-aarch64 compilers debian13 check install uninstall layers house format clean
+.PHONY: help deps build tour serve test chaos faults process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda test-cute gpu-report gpu-bundle asan tsan odr fuzz test-clients test-etcd test-rdma test-aarch64 compilers debian13 check install uninstall layers house format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
@@ -157,6 +158,9 @@ asan:  ## the test suite under AddressSanitizer and UBSan
 
 tsan:  ## the test suite under ThreadSanitizer, without what one thread computes at length
 	@$(MAKE) --no-print-directory test MODE=tsan TESTS='$(or $(TESTS),~[numeric]~[.])'
+
+odr: deps  ## one name, one type, also across files: all that the tests are linked from, linked with -flto -Wodr
+	@$(MAKE) --no-print-directory -j$$(nproc) MODE=odr build/odr/all.o
 
 FUZZ_BUILD   ?= build/fuzz
 FUZZ_SECONDS ?= 60
@@ -330,6 +334,9 @@ $(LIB): $(LIB_OBJ) $(CUDA_OBJ)
 	@rm -f $@ && $(AR) rcs $@ $^
 $(BIN): $(BUILD)/server/main.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
+# What each file keeps of its types is compared; no code is made. (tests/simt has a server/backend.o of its own.)
+$(BUILD)/all.o: $(filter-out $(BUILD)/server/backend.o,$(LIB_OBJ)) $(TEST_OBJ) $(EXP_OBJ) $(HARNESS) $(SIMT_OBJ)
+	@echo "  link $@" && $(CXX) -r -flinker-output=rel $(FLAGS_$(MODE)) -Werror=odr $^ -o $@
 $(BUILD)/xpyd_tests: $(TEST_OBJ) $(EXP_OBJ) $(HARNESS) $(SIMT_OBJ) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) -lboost_context -o $@
 GPU_TEST_SRC := $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
