@@ -129,7 +129,6 @@ __device__ inline SplitWork split_work(const CudaAttentionArgs& args, int i) {
 void merge_splits(const CudaAttentionArgs& args, Stream& stream);
 
 // The rows of cuda_attention_variants(), as their files define them.
-
 void check(const CudaAttentionArgs& args);  // what every launcher requires
 
 void naive(const CudaAttentionArgs& args, Stream& stream);

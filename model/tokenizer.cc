@@ -182,6 +182,8 @@ std::string Detokenizer::stripped(std::string text) {
   return text;
 }
 
+// ---- added tokens
+
 namespace {
 
 // The character that ends just before `at`, which is not 0.

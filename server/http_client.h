@@ -2,8 +2,8 @@
 // stamped when it arrives. One connection per request, so a connection's set-up is part of what is
 // measured.
 //
-// Thread safety: an HttpClient belongs to one thread; callbacks run inside poll() (or start(), when
-// the connection fails at once) and may call start().
+// Thread safety: each object belongs to one thread; an HttpClient's callbacks run inside poll() (or
+// start(), when the connection fails at once) and may call start().
 #pragma once
 
 #include <cstdint>
@@ -70,12 +70,8 @@ class HttpClient {
   std::unique_ptr<Impl> impl_;
 };
 
-// What a server sends back, byte by byte: an HTTP/1.1 response, and the events inside its body.
-//
-// Thread safety: each object belongs to one thread.
-
-// Bytes of one response -> status line, headers, decoded body. Bounded: 64 KiB of head, 1 TiB of
-// body.
+// What a server sends back, byte by byte. Bytes of one response -> status line, headers, decoded
+// body. Bounded: 64 KiB of head, 1 TiB of body.
 class HttpResponseParser {
  public:
   // Decoded body bytes go to `body` as they come. The error says what was malformed.
