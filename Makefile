@@ -25,6 +25,7 @@ LINK_release  := -Wl,-z,relro,-z,now
 FLAGS_release := -O2 $(G) $(HARDEN)
 FLAGS_asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS -Wno-maybe-uninitialized
 FLAGS_tsan    := -O1 -g1 -fsanitize=thread -Wno-tsan
+FLAGS_odr     := -O0 -flto
 FLAGS_fuzz    := -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 CXXFLAGS := -std=c++20 $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. $(SYSROOT:%=-idirafter %/usr/include) -pthread
 DEFINES  := -DBOOST_ASIO_SEPARATE_COMPILATION -DBOOST_BEAST_SEPARATE_COMPILATION \
@@ -68,13 +69,16 @@ object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 # Several files are compiled as one (tools/units), but for those whose flags are their own. `make UNITS=`: each by itself, as
 # asan does, so that a missing #include is seen and test_run.py can ask the linker which file needs which.
 UNITS    ?= $(if $(filter asan,$(MODE)),,1)
-ALONE    := %_avx2.cc base/version.cc model/folder.cc server/backend.cc server/page.cc server/boost_%_impl.cc
-units     = $(if $(UNITS),$(shell tools/units $(BUILD)/units $(filter-out $(ALONE),$(1)) | sed 's/\.cc/.o/g') $(call object,$(filter $(ALONE),$(1))),$(call object,$(1)))
-LIB_OBJ  := $(call units,$(LIB_SRC))
+ALONE    := %_avx2.cc base/version.cc model/folder.cc server/backend.cc server/page.cc server/boost_%_impl.cc \
+            experiments/experiment.cc tests/main.cc
+units     = $(if $(UNITS),$(patsubst %.cc,%.o,$(shell tools/units $(2)/units $(filter-out $(ALONE),$(1)))) $(call object,$(filter $(ALONE),$(1))),$(call object,$(1)))
+LIB_OBJ  := $(call units,$(LIB_SRC),$(BUILD))
+TEST_OBJ := $(call units,$(TEST_SRC),$(BUILD)/tests)
+EXP_OBJ  := $(call units,$(EXP_PARTS),$(BUILD))
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-.PHONY: help deps build tour serve test chaos faults process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda test-cute gpu-report gpu-bundle asan tsan fuzz test-clients test-etcd test-rdma test-aarch64 compilers debian13 check install uninstall layers house format clean
+.PHONY: help deps build tour serve test chaos faults process-chaos bench bench-peers demo-accuracy experiments figures check-claims cuda test-cute gpu-report gpu-bundle asan tsan odr fuzz test-clients test-etcd test-rdma test-aarch64 compilers debian13 check install uninstall layers house format clean
 .DEFAULT_GOAL := help
 
 help:  ## list every target
@@ -154,6 +158,9 @@ asan:  ## the test suite under AddressSanitizer and UBSan
 
 tsan:  ## the test suite under ThreadSanitizer, without what one thread computes at length
 	@$(MAKE) --no-print-directory test MODE=tsan TESTS='$(or $(TESTS),~[numeric]~[.])'
+
+odr: deps  ## one name, one type, also across files: all that the tests are linked from, linked with -flto -Wodr
+	@$(MAKE) --no-print-directory -j$$(nproc) MODE=odr build/odr/all.o
 
 FUZZ_BUILD   ?= build/fuzz
 FUZZ_SECONDS ?= 60
@@ -287,7 +294,9 @@ $(BUILD)/%.o: private AHEAD = $(call ahead,base)
 $(BUILD)/tests/%.o: private AHEAD = $(call ahead,tests)
 $(BUILD)/%_avx2.o $(BUILD)/tests/main.o: private AHEAD =
 $(call object,$(TEST_SRC) $(wildcard tests/fuzz/*.cc tests/rdma_vm/*.cc)): $(call headers,tests)
-$(BUILD)/units/%.o: $(BUILD)/units/%.cc $(BUILD)/flags $(call headers,base)
+$(TEST_OBJ): $(call headers,tests)
+$(LIB_OBJ) $(TEST_OBJ) $(EXP_OBJ): $(BUILD)/flags $(call headers,base)
+$(BUILD)/%.o: $(BUILD)/%.cc
 	@echo "  c++  $(notdir $<) of $$(grep -c . $<) files"
 	@$(CXX) $(CXXFLAGS) $(DEFINES) $(AHEAD) -MMD -MP -c $< -o $@
 $(BUILD)/%.o: %.cc $(BUILD)/flags $(call headers,base)
@@ -325,7 +334,10 @@ $(LIB): $(LIB_OBJ) $(CUDA_OBJ)
 	@rm -f $@ && $(AR) rcs $@ $^
 $(BIN): $(BUILD)/server/main.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
-$(BUILD)/xpyd_tests: $(call object,$(TEST_SRC) $(EXP_PARTS)) $(HARNESS) $(SIMT_OBJ) $(LIB)
+# What each file keeps of its types is compared; no code is made. (tests/simt has a server/backend.o of its own.)
+$(BUILD)/all.o: $(filter-out $(BUILD)/server/backend.o,$(LIB_OBJ)) $(TEST_OBJ) $(EXP_OBJ) $(HARNESS) $(SIMT_OBJ)
+	@echo "  link $@" && $(CXX) -r -flinker-output=rel $(FLAGS_$(MODE)) -Werror=odr $^ -o $@
+$(BUILD)/xpyd_tests: $(TEST_OBJ) $(EXP_OBJ) $(HARNESS) $(SIMT_OBJ) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(LDLIBS_TEST) -lboost_context -o $@
 GPU_TEST_SRC := $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
 cuda_object   = $(patsubst %.cu,$(BUILD)/cuda/%.o,$(1))
@@ -343,7 +355,7 @@ $(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) -fsanitize=fuzzer $(LDLIBS) -o $@
 $(BUILD)/xpyd_bench: $(call object,$(BENCH_SRC)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -o $@
-$(BUILD)/xpyd_experiments: $(call object,$(EXP_SRC)) $(if $(CUDA),$(call cuda_object,$(EXP_CU))) $(LIB)
+$(BUILD)/xpyd_experiments: $(BUILD)/experiments/main.o $(EXP_OBJ) $(if $(CUDA),$(call cuda_object,$(EXP_CU))) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
 $(BUILD)/xpyd_rdma_speed: $(call object,$(wildcard tests/rdma_vm/*.cc)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
@@ -351,5 +363,5 @@ $(BUILD)/xpyd_bench_peers: $(BUILD)/experiments/bench/peers/gemm_peers.o $(HARNE
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -ldnnl -ldl -o $@
 
 .SECONDARY: $(call object,$(wildcard tests/fuzz/*.cc)) $(call headers,base tests simt/tests)
--include $(patsubst %.o,%.d,$(SIMT_OBJ) $(CUDA_OBJ) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC) $(EXP_CU) experiments/gpu/main.cu) $(LIB_OBJ) $(call object,$(TEST_SRC) $(BENCH_SRC) $(EXP_SRC) server/main.cc \
+-include $(patsubst %.o,%.d,$(SIMT_OBJ) $(CUDA_OBJ) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC) $(EXP_CU) experiments/gpu/main.cu) $(LIB_OBJ) $(TEST_OBJ) $(EXP_OBJ) $(call object,$(TEST_SRC) $(BENCH_SRC) $(EXP_SRC) server/main.cc \
             $(wildcard tests/fuzz/*.cc tests/rdma_vm/*.cc))) $(foreach d,base tests simt/tests,$(BUILD)/$(d)/precompiled.h.d)

@@ -7,7 +7,7 @@
 #include <climits>
 #include <cstring>
 
-#include "base/available_memory.h"
+#include "base/memory.h"
 
 namespace xpyd {
 namespace {

@@ -1,6 +1,5 @@
 // The table of CUDA attention, what all its rows require, and the merge of splits.
 #include "attention/attention_cuda_kernel.h"
-#include "attention/attention_cuda_rows.h"
 
 namespace xpyd {
 namespace cuda::attention {

@@ -128,4 +128,20 @@ __device__ inline SplitWork split_work(const CudaAttentionArgs& args, int i) {
 // Folds the partial results of each sequence, splits in ascending order, and writes out.
 void merge_splits(const CudaAttentionArgs& args, Stream& stream);
 
+// The rows of cuda_attention_variants(), as their files define them.
+void check(const CudaAttentionArgs& args);  // what every launcher requires
+
+void naive(const CudaAttentionArgs& args, Stream& stream);
+const char* naive_refuses(const CudaAttentionArgs& args, const Card& card);
+
+void split_kv(const CudaAttentionArgs& args, Stream& stream);
+const char* split_kv_refuses(const CudaAttentionArgs& args, const Card& card);
+
+void split_mma(const CudaAttentionArgs& args, Stream& stream);
+void flash_mma(const CudaAttentionArgs& args, Stream& stream);
+const char* mma_refuses(const CudaAttentionArgs& args, const Card& card);
+
+void flash_wgmma(const CudaAttentionArgs& args, Stream& stream);
+const char* wgmma_refuses(const CudaAttentionArgs& args, const Card& card);
+
 }  // namespace xpyd::cuda::attention

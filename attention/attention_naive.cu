@@ -3,7 +3,6 @@
 // added. What it teaches: each query head reads all of K and V for itself, one row per lane, so
 // reads are neither shared nor coalesced.
 #include "attention/attention_cuda_kernel.h"
-#include "attention/attention_cuda_rows.h"
 
 namespace xpyd::cuda::attention {
 namespace {

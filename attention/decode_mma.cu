@@ -8,7 +8,7 @@
 // lane reads the words of which the mma wants its elements, in an order of dims of its own that q
 // and the result share. Scale and zero of a key are applied to its scores, those of a value to its
 // weights: sum w (s c + z) = sum (w s) c + sum w z.
-#include "attention/attention_cuda_rows.h"
+#include "attention/attention_cuda_kernel.h"
 #include "attention/attention_mma.h"
 
 namespace xpyd::cuda::attention {

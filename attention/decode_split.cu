@@ -7,7 +7,6 @@
 #include <bit>
 
 #include "attention/attention_cuda_kernel.h"
-#include "attention/attention_cuda_rows.h"
 
 namespace xpyd::cuda::attention {
 namespace {

@@ -8,7 +8,7 @@
 // A row's bits do not depend on the rows beside it: tiles that it does not see change nothing, and
 // a masked weight is 0. So V of every token that some row of the block sees must be finite; other
 // rows are not read.
-#include "attention/attention_cuda_rows.h"
+#include "attention/attention_cuda_kernel.h"
 #include "attention/attention_mma.h"
 
 namespace xpyd::cuda::attention {

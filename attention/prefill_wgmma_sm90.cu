@@ -12,7 +12,6 @@
 // row does not see changes nothing. So V of every token that some row of the block sees must be
 // finite; other tokens' V becomes zeros in shared memory, and their scores are replaced.
 #include "attention/attention_cuda_kernel.h"
-#include "attention/attention_cuda_rows.h"
 #include "base/cuda_kernel_sm90.h"
 
 namespace xpyd::cuda::attention {

@@ -1,23 +1,114 @@
 // The walk of queries over KV: one source for every memory scheme, every variant and both phases.
 //
-// Each thread takes units of the plan (plan.h) until none is left. Inside a unit, per tile of 64
+// Each thread takes units of the plan until none is left. Inside a unit, per tile of 64
 // tokens: row pointers from KvView, scores, online softmax, values. All query heads of a kv head
 // and all query tokens of the unit are *rows* that share each load of K and V.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <vector>
 
+#include "attention/attention.h"
 #include "attention/kernels.h"
 #include "attention/kv_row.h"
-#include "attention/plan.h"
 #include "base/memory.h"
 #include "base/status.h"
 
 namespace xpyd {
 namespace {
 
-using namespace attention;
+// How a step's attention is cut into units, each computed by one thread, whichever takes it first:
+// a block of query tokens of one sequence x some kv heads x one split or all splits of the KV.
+//
+// Two shapes of unit, same bits:
+//   block   many rows (prefill): one kv head; K and V tiles are packed once, used by all rows
+//   stream  few rows (decode): all kv heads, so memory is read in the order it lies; V in place
+//
+// The cut may depend on the batch and on the number of threads: no output's bits do.
+
+constexpr int kBlockRows = 192;  // of one kv head: q, accumulators and weights stay in L2
+constexpr int kStreamRows = 8;   // at most this many rows per kv head are streamed
+
+struct Tokens {
+  int begin, end;
+};
+
+// One sequence as the walk sees it.
+struct Seq {
+  const AttentionArgs& args;
+  int s;
+  int n_q() const { return args.q_offsets[size_t(s) + 1] - args.q_offsets[size_t(s)]; }
+  Tokens visible(int i) const {  // KV tokens that query token i attends to
+    int end = args.kv_lengths[size_t(s)] - n_q() + i + 1;
+    return {args.sliding_window ? std::max(0, end - args.sliding_window) : 0, end};
+  }
+};
+
+struct Unit {
+  int seq;
+  int first, n_tokens;  // of the sequence's tokens in this step
+  int head, n_heads;    // kv heads
+  int split;            // of the KV; -1: all, and the result goes to `out`
+  bool stream;
+  size_t partial;  // split >= 0: index in partials of (split, row 0) of the sequence
+};
+
+// A sequence whose splits are computed apart: its rows are folded when all units are done.
+struct Split {
+  int seq;
+  int first;       // split
+  size_t partial;  // of that split
+};
+
+struct Plan {
+  std::vector<Unit> units;
+  std::vector<Split> splits;
+  size_t n_partials = 0;  // rows x splits
+};
+
+void make_plan(const AttentionArgs& args, int n_threads, Plan& plan) {
+  const KvShape& shape = args.views[0].layout->shape;
+  plan.units.clear(), plan.splits.clear(), plan.n_partials = 0;
+  int group = args.n_heads / shape.n_kv_heads, streams = 0;
+  auto is_stream = [&](int n_q) { return n_q == 1 || n_q * group <= kStreamRows; };
+  auto splits_of = [&](Seq seq) {
+    return Tokens{seq.visible(0).begin / kSplitTokens, (seq.visible(seq.n_q() - 1).end - 1) / kSplitTokens + 1};
+  };
+  for (int s = 0; s < int(args.views.size()); ++s) {
+    Seq seq{args, s};
+    if (seq.n_q() == 0) continue;
+    if (is_stream(seq.n_q())) streams += splits_of(seq).end - splits_of(seq).begin;
+  }
+  // Few streams: cut them by kv heads, so that every thread has some.
+  int wanted = n_threads > 1 ? 4 * n_threads : 1;
+  int cuts = streams ? std::clamp((wanted + streams - 1) / streams, 1, shape.n_kv_heads) : 1;
+  int heads = (shape.n_kv_heads + cuts - 1) / cuts;
+  for (int s = 0; s < int(args.views.size()); ++s) {
+    Seq seq{args, s};
+    int n_q = seq.n_q();
+    if (n_q == 0) continue;
+    if (!is_stream(n_q)) {  // the last blocks see the most: first
+      int tokens = std::max(1, kBlockRows / group);
+      for (int first = (n_q - 1) / tokens * tokens; first >= 0; first -= tokens)
+        for (int h = 0; h < shape.n_kv_heads; ++h)
+          plan.units.push_back({s, first, std::min(tokens, n_q - first), h, 1, -1, false, 0});
+      continue;
+    }
+    Tokens splits = splits_of(seq);
+    bool apart = splits.end - splits.begin > 1;
+    if (apart) plan.splits.push_back({s, splits.begin, plan.n_partials});
+    for (int split = splits.begin; split < splits.end; ++split) {
+      for (int h = 0; h < shape.n_kv_heads; h += heads)
+        plan.units.push_back(
+            {s, 0, n_q, h, std::min(heads, shape.n_kv_heads - h), apart ? split : -1, true, plan.n_partials});
+      if (apart) plan.n_partials += size_t(n_q) * size_t(args.n_heads);
+      if (!apart) break;
+    }
+  }
+}
+
+// ---- the walk
 
 constexpr int kPartTokens = 32;   // of V that a stream computes head after head
 constexpr int kAheadTokens = 32;  // how far ahead a stream asks for memory: parts of K and V in L2

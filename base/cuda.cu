@@ -3,7 +3,6 @@
 #include <mutex>
 
 #include "base/cuda.h"
-#include "base/cuda_capture.h"
 #include "base/cuda_early.h"
 
 namespace xpyd::cuda {

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -154,6 +155,14 @@ void launch(void (*kernel)(P...), const char* name, const Shape& shape, Stream& 
       },
       values);
 #endif
+}
+
+// CUDA allows other threads everything while one captures a graph, but to wait for the whole card:
+// that fails and spoils the capture. So who captures and who waits for the card take turns.
+// Held from the beginning to the end of a capture, and by vmm::wait_for_card().
+inline std::mutex& capturing() {
+  static std::mutex mutex;
+  return mutex;
 }
 
 }  // namespace xpyd::cuda

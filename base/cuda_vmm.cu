@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstdio>
 
-#include "base/cuda_capture.h"
+#include "base/cuda.h"
 #include "base/cuda_driver.h"
 #include "base/cuda_vmm.h"
 

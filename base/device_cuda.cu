@@ -9,9 +9,8 @@
 #include <vector>
 
 #include "base/cuda_vmm.h"
+#include "base/device.h"
 #include "base/device_cuda.h"
-#include "base/memory_exporter.h"
-#include "base/vendor_queue.h"
 
 namespace xpyd {
 namespace {

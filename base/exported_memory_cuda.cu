@@ -1,4 +1,4 @@
-// A card's memory for other processes (base/memory_exporter.h):
+// A card's memory for other processes (MemoryExporter, base/device.h):
 // one physical allocation (cuMemCreate, of the handle type that a file descriptor can stand for),
 // mapped whole by each process at an address of its own. cudaMalloc's memory goes to other
 // processes too (cudaIpcGetMemHandle), but as bytes that any process which learns them can open,

@@ -1,12 +1,15 @@
-// Host memory that does not move: page aligned, transparent huge pages asked for, touched when made
-// so that no page fault happens later.
+// Host memory: taken, asked about, and run out of.
 #pragma once
 
 #include <cstddef>
 #include <utility>
 
+#include "base/status.h"
+
 namespace xpyd {
 
+// Memory that does not move: page aligned, transparent huge pages asked for, touched when made so
+// that no page fault happens later.
 class Buffer {
  public:
   Buffer() = default;
@@ -29,5 +32,20 @@ class Buffer {
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
 };
+
+// Whether this machine has memory, asked before it is touched: afterwards the kernel ends a program
+// where a message was due. Error `unavailable`: it has not that much left (MemAvailable).
+Status check_available_memory(size_t bytes);
+
+// What becomes of a process that gets no memory: one line on stderr, and exit code 1. A server or a
+// worker is told to end (SIGTERM, which its signal thread takes), with a reserve to do it in; where
+// that is not enough, or nobody takes the signal, the process ends at once.
+//
+// Before there is another thread.
+void prepare_for_out_of_memory();
+// Whoever gets none from the system does what `new` does: asks for help, then tries again.
+// `bytes`: as many as were asked for; 0: not known.
+void out_of_memory(size_t bytes);
+bool was_out_of_memory();  // since the start
 
 }  // namespace xpyd

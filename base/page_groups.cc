@@ -11,7 +11,7 @@
 #include <mutex>
 #include <string>
 
-#include "base/available_memory.h"
+#include "base/memory.h"
 #include "base/os.h"
 
 namespace xpyd {

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/peak_kernels.h"
-#include "base/replace_file.h"
 #include "base/stats.h"
 #include "base/version.h"
 

@@ -46,6 +46,10 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
+size_t count_code_points(std::string_view text) {
+  return size_t(std::count_if(text.begin(), text.end(), [](char c) { return (uint8_t(c) & 0xc0) != 0x80; }));
+}
+
 std::string replace_invalid_utf8(std::string_view text) {
   std::string out;
   out.reserve(text.size());

@@ -22,6 +22,7 @@ CodePoint next_code_point(std::string_view text);  // of a text that is not empt
 
 void append_utf8(std::string& out, uint32_t code_point);
 bool is_utf8(std::string_view text);
+size_t count_code_points(std::string_view text);  // of UTF-8
 
 // One U+FFFD per bad sequence as next_code_point delimits it: what Python's errors='replace',
 // Rust's from_utf8_lossy and browsers do.

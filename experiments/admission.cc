@@ -24,7 +24,7 @@
 #include "experiments/lengths.h"
 #include "experiments/timed_model.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::admission_experiment {
 namespace {
 
 constexpr int kVocab = 64;  // a request's number is its prompt's first three tokens, base 64
@@ -163,4 +163,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("admission", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::admission_experiment

@@ -17,7 +17,7 @@
 
 #include "experiments/load.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::batching_experiment {
 namespace {
 
 constexpr int kChunk = 64;
@@ -67,4 +67,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("batching", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::batching_experiment

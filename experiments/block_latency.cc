@@ -23,7 +23,7 @@
 #include "experiments/lengths.h"
 #include "experiments/timed_model.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::block_latency_experiment {
 namespace {
 
 constexpr Rates kRates = {312e12 * 0.5, 1.555e12 * 0.8};
@@ -126,4 +126,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("block_latency", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::block_latency_experiment

@@ -20,7 +20,7 @@
 
 #include "experiments/attention_case.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::block_size_experiment {
 namespace {
 
 struct Sizes {
@@ -76,4 +76,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("block_size", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::block_size_experiment

@@ -27,7 +27,7 @@
 #include "experiments/experiment.h"
 #include "experiments/timed_cluster.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::block_table_experiment {
 namespace {
 
 constexpr int kBlock = 16;
@@ -109,4 +109,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("block_table", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::block_table_experiment

@@ -12,7 +12,7 @@
 #include "experiments/mooncake_cost.h"
 #include "model/cost_model.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::break_even_experiment {
 namespace {
 
 struct Machine {
@@ -65,4 +65,4 @@ Measure open(const Setting&) { return run; }
 REGISTER_EXPERIMENT("break_even", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::break_even_experiment

@@ -14,7 +14,7 @@
 
 #include "experiments/load.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::chunk_experiment {
 namespace {
 
 struct Sizes {
@@ -70,4 +70,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("chunk", "any", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::chunk_experiment

@@ -26,7 +26,7 @@
 #include "experiments/experiment.h"
 #include "experiments/timed_cluster.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::disagg_orders_experiment {
 namespace {
 
 constexpr double kPrefillTokensPerS = 66000;  // of two Ps
@@ -119,4 +119,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("disagg_orders", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::disagg_orders_experiment

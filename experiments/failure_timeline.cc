@@ -28,13 +28,13 @@
 #include <set>
 #include <thread>
 
-#include "base/private_folder.h"
+#include "base/files.h"
 #include "disagg/process_cluster.h"
 #include "experiments/experiment.h"
 #include "server/options.h"
 #include "server/stack.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::failure_timeline_experiment {
 namespace {
 
 constexpr double kLease = 0.5, kSlice = 0.05;  // seconds
@@ -302,4 +302,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("failure_timeline", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::failure_timeline_experiment

@@ -26,7 +26,7 @@
 #include "experiments/attention_case.h"
 #include "experiments/offload.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::instructions_experiment {
 namespace {
 
 // valgrind's client request (its manual, section 3.1), by hand, as its header may not be there:
@@ -109,4 +109,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("instructions", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::instructions_experiment

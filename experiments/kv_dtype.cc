@@ -34,7 +34,7 @@
 #include "model/tokenizer.h"
 #include "model/weights.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::kv_dtype_experiment {
 namespace {
 
 constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4};
@@ -243,4 +243,4 @@ Measure open_logits(const Setting& setting) {
 REGISTER_EXPERIMENT("kv_dtype_logits", "cpu", dtype_points, open_logits);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::kv_dtype_experiment

@@ -17,7 +17,7 @@
 
 #include "experiments/experiment.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::kv_points_experiment {
 namespace {
 
 // Made by `make test-clients`, from PyPI: no part of the build.
@@ -57,4 +57,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("kv_points", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::kv_points_experiment

@@ -32,7 +32,7 @@
 #include "experiments/experiment.h"
 #include "experiments/null_model.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::map_overlap_experiment {
 namespace {
 
 constexpr int kTokenBytes = 64;                       // of one plane; Llama-3-8B TP-2: 1,024
@@ -188,4 +188,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("map_overlap", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::map_overlap_experiment

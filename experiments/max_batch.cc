@@ -28,7 +28,7 @@
 #include "base/random.h"
 #include "experiments/lengths.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::max_batch_experiment {
 namespace {
 
 constexpr int kPlaneTokenBytes = 1024;            // 4 KV heads of 128 in bf16, of each of the three workers
@@ -159,4 +159,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("max_batch", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::max_batch_experiment

@@ -22,7 +22,7 @@
 #include "base/stats.h"
 #include "experiments/load.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::multi_turn_experiment {
 namespace {
 
 constexpr int kTurns = 4, kReply = 16;
@@ -143,4 +143,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("multi_turn", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::multi_turn_experiment

@@ -37,7 +37,7 @@
 #include "base/stats.h"
 #include "experiments/offload.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::offload_copy_experiment {
 namespace {
 
 constexpr double kCallUs = 2.1, kLinkGbps = 12;  // of a GPU (reference 6.3)
@@ -314,4 +314,4 @@ Measure cost_open(const Setting& setting) {
 REGISTER_EXPERIMENT("offload_cost", "cpu", cost_points, cost_open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::offload_copy_experiment

@@ -41,7 +41,7 @@
 
 #include "experiments/offload.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::offload_reuse_experiment {
 namespace {
 
 std::vector<std::string> cache_options(const Values& point) {
@@ -197,4 +197,4 @@ Measure rounds_open(const Setting& setting) {
 REGISTER_EXPERIMENT("offload_rounds", "cpu", rounds_points, rounds_open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::offload_reuse_experiment

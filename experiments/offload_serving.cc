@@ -47,7 +47,7 @@
 #include "base/stats.h"
 #include "experiments/offload.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::offload_serving_experiment {
 namespace {
 
 // Two clusters over the same model, and the link between them and the host.
@@ -227,4 +227,4 @@ Measure preempt_open(const Setting& setting) {
 REGISTER_EXPERIMENT("offload_preempt", "cpu", preempt_points, preempt_open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::offload_serving_experiment

@@ -29,12 +29,12 @@
 #include <mutex>
 #include <thread>
 
-#include "base/copy_thread.h"
+#include "base/device.h"
 #include "base/stats.h"
 #include "experiments/contestant.h"
 #include "experiments/offload.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::offload_trace_experiment {
 namespace {
 
 constexpr double kLinkShare = 0.32;  // of a step: 16 ms of 50
@@ -67,7 +67,11 @@ class Trace {
 class TracedQueue final : public DeviceQueue {
  public:
   TracedQueue(double gbps, std::string name, size_t token_bytes, Trace& trace)
-      : queue_(gbps), name_(std::move(name)), token_bytes_(token_bytes), trace_(trace), watcher_([this] { watch(); }) {}
+      : queue_(cpu_device().make_copy_queue(gbps)),
+        name_(std::move(name)),
+        token_bytes_(token_bytes),
+        trace_(trace),
+        watcher_([this] { watch(); }) {}
   ~TracedQueue() override {
     {
       std::lock_guard lock(mutex_);
@@ -80,16 +84,16 @@ class TracedQueue final : public DeviceQueue {
     size_t bytes = 0;
     for (const Copy& copy : copies) bytes += copy.bytes;
     const double now = clock_.now();
-    queue_.copy(copies, read_soon);
+    queue_->copy(copies, read_soon);
     {
       std::lock_guard lock(mutex_);
-      asked_.push_back({queue_.mark(), now, int64_t(bytes / token_bytes_)});
+      asked_.push_back({queue_->mark(), now, int64_t(bytes / token_bytes_)});
     }
     posted_.notify_one();
   }
-  int64_t mark() override { return queue_.mark(); }
-  bool reached(int64_t mark) override { return queue_.reached(mark); }
-  void wait() override { queue_.wait(); }
+  int64_t mark() override { return queue_->mark(); }
+  bool reached(int64_t mark) override { return queue_->reached(mark); }
+  void wait() override { queue_->wait(); }
 
  private:
   struct Asked {
@@ -106,7 +110,7 @@ class TracedQueue final : public DeviceQueue {
       const Asked copy = asked_.front();
       asked_.pop_front();
       lock.unlock();
-      while (!queue_.reached(copy.mark)) std::this_thread::sleep_for(std::chrono::microseconds(50));
+      while (!queue_->reached(copy.mark)) std::this_thread::sleep_for(std::chrono::microseconds(50));
       const double now = clock_.now();
       trace_.add({name_, std::max(copy.at_s, free_s), now, copy.tokens});
       free_s = now;
@@ -114,7 +118,7 @@ class TracedQueue final : public DeviceQueue {
     }
   }
 
-  CopyThread queue_;
+  const std::unique_ptr<DeviceQueue> queue_;
   const std::string name_;
   const size_t token_bytes_;
   Trace& trace_;
@@ -266,4 +270,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("offload_trace", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::offload_trace_experiment

@@ -32,7 +32,7 @@
 #include "experiments/experiment.h"
 #include "experiments/timed_model.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::offload_virtual_experiment {
 namespace {
 
 constexpr Rates kRates = {150e12, 0.8e12};
@@ -243,4 +243,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("offload_virtual", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::offload_virtual_experiment

@@ -28,7 +28,7 @@
 
 #include "experiments/attention_case.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::paged_attention_experiment {
 namespace {
 
 // "whole": pages of 4 KiB in order, one mapping.
@@ -86,4 +86,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("paged_attention", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::paged_attention_experiment

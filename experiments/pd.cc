@@ -16,7 +16,7 @@
 
 #include "experiments/load.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::pd_experiment {
 namespace {
 
 struct Sizes {
@@ -101,4 +101,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("pd", "any", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::pd_experiment

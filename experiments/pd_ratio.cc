@@ -25,7 +25,7 @@
 #include "experiments/experiment.h"
 #include "experiments/timed_cluster.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::pd_ratio_experiment {
 namespace {
 
 constexpr double kTtft = 1, kTbt = 0.030;  // seconds
@@ -109,4 +109,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("pd_ratio", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::pd_ratio_experiment

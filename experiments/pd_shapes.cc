@@ -14,7 +14,7 @@
 #include "experiments/experiment.h"
 #include "experiments/shard_traffic.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::pd_shapes_experiment {
 namespace {
 
 constexpr int kBlock = 16, kLayers = 32;
@@ -69,4 +69,4 @@ Measure open(const Setting&) { return run; }
 REGISTER_EXPERIMENT("pd_shapes", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::pd_shapes_experiment

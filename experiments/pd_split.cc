@@ -23,7 +23,7 @@
 #include "experiments/experiment.h"
 #include "experiments/timed_cluster.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::pd_split_experiment {
 namespace {
 
 std::vector<Values> points(const Setting&) {
@@ -95,4 +95,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("pd_split", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::pd_split_experiment

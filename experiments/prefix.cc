@@ -13,7 +13,7 @@
 #include "base/stats.h"
 #include "experiments/load.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::prefix_experiment {
 namespace {
 
 constexpr double kShares[] = {0, 0.25, 0.5, 0.75, 0.9375};
@@ -57,4 +57,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("prefix", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::prefix_experiment

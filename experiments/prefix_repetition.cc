@@ -11,7 +11,7 @@
 #include "experiments/experiment.h"
 #include "server/prefix_stats.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::prefix_repetition_experiment {
 namespace {
 
 std::vector<Values> points(const Setting& setting) {
@@ -47,4 +47,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("prefix_repetition", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::prefix_repetition_experiment

@@ -25,7 +25,7 @@
 #include "base/stats.h"
 #include "experiments/load.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::sharing_experiment {
 namespace {
 
 constexpr const char* kWays[] = {"off", "blocks", "alias", "takeover", "copy"};
@@ -179,4 +179,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("sharing", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::sharing_experiment

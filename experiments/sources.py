@@ -19,7 +19,6 @@ APART = ("bench", "gpu", "results", "demo_model")  # folders of other programs
 LLAMA = ["model/llama.cc", "model/weights.cc"]  # of model.h, which is also of those who compute nothing
 IMPLEMENTED = {
     "allocator/pooled.h": ["allocator/contiguous.cc", "allocator/paged.cc", "allocator/vattention.cc"],
-    "attention/attention.h": ["attention/append.cc", "attention/attention_reference.cc"],
     "attention/attention_cuda_kernel.h": ["attention/attention_naive.cu", "attention/decode_mma.cu",
                                           "attention/decode_split.cu", "attention/prefill_mma.cu",
                                           "attention/prefill_wgmma_sm90.cu"],

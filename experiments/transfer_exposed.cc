@@ -19,7 +19,7 @@
 #include "experiments/experiment.h"
 #include "experiments/timed_cluster.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::transfer_exposed_experiment {
 namespace {
 
 constexpr int kPrompt = 4096;
@@ -76,4 +76,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("transfer_exposed", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::transfer_exposed_experiment

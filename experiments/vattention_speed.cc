@@ -31,7 +31,7 @@
 #include "experiments/lengths.h"
 #include "model/model.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::vattention_speed_experiment {
 namespace {
 
 constexpr int kChunk = 512, kMaxBatch = 32;
@@ -285,4 +285,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("vattention_speed", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::vattention_speed_experiment

@@ -33,7 +33,7 @@
 #include "base/stats.h"
 #include "experiments/experiment.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::vmm_calls_experiment {
 namespace {
 
 constexpr size_t kPage = 4096;
@@ -180,4 +180,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("vmm_calls", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::vmm_calls_experiment

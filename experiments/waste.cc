@@ -31,7 +31,7 @@
 #include "experiments/lengths.h"
 #include "experiments/null_model.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::waste_experiment {
 namespace {
 
 constexpr int kVocab = 64;  // a request's number is its prompt's first three tokens, base 64
@@ -212,4 +212,4 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("waste", "cpu", points, open);
 
 }  // namespace
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::waste_experiment

@@ -4,7 +4,6 @@
 
 #include "base/json.h"
 #include "model/folder.h"
-#include "model/tokenizer_steps.h"
 
 namespace xpyd {
 namespace {
@@ -87,7 +86,7 @@ Status ChatTemplate::read_folder(const std::string& dir, bool with_template) {
   for (auto* each : {&file, &tools})
     if (!each->ok()) return each->error();
   if (!file.value().empty()) {
-    RETURN_IF_ERROR(set(file.value(), dir + "/chat_template.jinja", false));
+    if (Status s = set(file.value(), dir + "/chat_template.jinja", false); !s) return s;
     if (tools.value().empty()) return ok();
     return set(tools.value(), dir + "/additional_chat_templates/tool_use.jinja", true);
   }
@@ -100,7 +99,8 @@ Status ChatTemplate::read_folder(const std::string& dir, bool with_template) {
     JsonFields fields(named, path + ": chat_template");
     const std::string name = fields.string("name"), source = fields.string("template");
     if (!fields.status().ok()) return fields.status().error();
-    if (name == "default" || name == "tool_use") RETURN_IF_ERROR(set(source, path, name == "tool_use"));
+    if (name == "default" || name == "tool_use")
+      if (Status s = set(source, path, name == "tool_use"); !s) return s;
   }
   if (default_) return ok();
   return invalid(path + ": field \"chat_template\": none of the templates is named \"default\"");

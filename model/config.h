@@ -32,6 +32,7 @@ struct ModelConfig {
   int sliding_window = 0;  // tokens; 0 = none
   // The first layer that uses the window (Qwen2's max_window_layers); 0 = all layers do.
   int window_from_layer = 0;
+  int window(int layer) const { return layer >= window_from_layer ? sliding_window : 0; }
   bool qkv_bias = false;  // Qwen2
   bool o_bias = false;    // Llama with attention_bias
   bool mlp_bias = false;

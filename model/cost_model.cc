@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "model/model.h"
+#include "model/llama_step.h"
 
 namespace xpyd {
 namespace {
@@ -21,41 +21,21 @@ double attended(int64_t first, int64_t end, int window) {
 double CostModel::kv_token_bytes() const { return double(kv_shape(config, kv).token_bytes()); }
 
 Work CostModel::step(int64_t batch, int64_t tokens, int64_t cached, int64_t n_logits) const {
-  const ModelConfig& c = config;
-  const double q = double(c.n_heads) * c.head_dim, kv_width = double(c.n_kv_heads) * c.head_dim;
-  Work total;
-  auto matrix = [&](double outputs, double inputs, double m, double times) {
-    if (m == 0) return;
-    total.bytes += times * (outputs * inputs * double(dtype_bytes(weights)) +
-                            m * (outputs + inputs) * double(dtype_bytes(activations)));
-    total.flops += times * 2 * m * outputs * inputs;
-  };
-  // q and out count four bytes an element, as attention.h defines its work.
-  auto attention = [&](int64_t n_seqs, int64_t n_q, int window, double times) {
-    if (n_seqs == 0 || times <= 0) return;
-    const int64_t end = cached + tokens, first = end - n_q;
+  const StepRows rows{.all = double(batch * tokens),
+                      .kept = double(n_logits),
+                      .logits = double(n_logits),
+                      .kv_token_bytes = kv_token_bytes()};
+  return llama_work(config, weights, activations, rows, [&](bool kept, int layer) -> Work {
+    const double n_seqs = double(kept ? n_logits : batch);
+    if (n_seqs == 0) return {};
+    const double q = double(config.n_heads) * config.head_dim;
+    const int window = config.window(layer);
+    const int64_t n_q = kept ? 1 : tokens, end = cached + tokens, first = end - n_q;
     const int64_t begin = window ? std::max<int64_t>(0, first - window + 1) : 0;
-    total.bytes += times * double(n_seqs) *
-                   (2 * 4 * double(n_q) * q + double(end - begin) * kv_token_bytes() / c.n_layers);
-    total.flops += times * double(n_seqs) * 4 * attended(first, end, window) * q;
-  };
-  // After the last layer's KV only the rows that give logits go on.
-  const double all = double(batch * tokens), last = c.n_layers - 1, few = double(n_logits);
-  matrix(q + 2 * kv_width, c.hidden, all, c.n_layers);
-  for (auto [m, times] : {std::pair(all, last), std::pair(few, 1.0)}) {
-    matrix(c.hidden, q, m, times);
-    matrix(2.0 * c.intermediate, c.hidden, m, times);
-    matrix(c.hidden, c.intermediate, m, times);
-  }
-  const double full = c.sliding_window ? std::min<double>(c.window_from_layer, last) : last;
-  const bool last_slides = c.sliding_window && c.n_layers - 1 >= c.window_from_layer;
-  attention(batch, tokens, 0, full);
-  attention(batch, tokens, c.sliding_window, last - full);
-  attention(n_logits, 1, last_slides ? c.sliding_window : 0, 1);
-  matrix(c.vocab, c.hidden, few, 1);
-  total.bytes += all * c.hidden * double(dtype_bytes(weights));  // embedding rows
-  total.bytes += all * kv_token_bytes();                         // KV appended
-  return total;
+    // q and out count four bytes an element, as attention.h defines its work.
+    return {.bytes = n_seqs * (2 * 4 * double(n_q) * q + double(end - begin) * kv_token_bytes() / config.n_layers),
+            .flops = n_seqs * 4 * attended(first, end, window) * q};
+  });
 }
 
 Work CostModel::prefill(int64_t tokens, int64_t cached, bool logits) const {

@@ -8,7 +8,7 @@
 // more. Refused when a template is parsed, with line and name: every other tag ({% include %},
 // {% call %}, {% with %}, ...), macros inside of loops, recursive loops, chains of comparisons,
 // / // and **, floats as literals, and filters, tests, methods and their arguments that are not in
-// the tables of jinja_builtins.cc and jinja_text.cc. Refused when a rendering comes across them:
+// the tables of jinja_builtins.cc. Refused when a rendering comes across them:
 // arithmetic with floats, integers beyond 64 bits, characters without one capital, and what Python
 // refuses.
 //

@@ -1,8 +1,9 @@
-// Runs a template's statements, and calls.
-
+// Runs a template: its statements, calls, and what its expressions are worth.
 #include "model/jinja_eval.h"
 
 #include <algorithm>
+
+#include "base/utf8.h"
 
 namespace xpyd::jinja {
 
@@ -240,6 +241,265 @@ Value Evaluator::call_macro(const Node& macro, Arguments given) {
     scope_->set(macro.names[i], std::move(value));
   }
   return text_value(captured(*macro.kids[0]));
+}
+
+// ---- expressions: names, operators, attributes, items, slices, iteration
+
+bool among(std::string_view words, std::string_view word) {
+  return words.find(std::string(1, ' ').append(word).append(1, ' ')) != words.npos;
+}
+
+void fail_undefined(const Value& value) { throw Fault{"'" + std::get<Undefined>(value.as).name + "' is undefined"}; }
+
+Value Evaluator::eval(const Node& node) try {
+  const Counted counted(*this);
+  return eval_kind(node);
+} catch (Fault& fault) {
+  if (fault.line == 0) fault.line = node.line;
+  throw;
+}
+
+Value Evaluator::eval_kind(const Node& node) {
+  auto kid = [&](size_t i) { return eval(*node.kids[i]); };
+  switch (node.kind) {
+    case Kind::constant: return node.value;
+    case Kind::name: {
+      for (Scope* s = scope_; s; s = s->parent) {
+        charge(s->variables.size() / 8);
+        if (Value* found = s->find(node.name)) return *found;
+      }
+      if (const Builtin* found = find_builtin("function", node.name))
+        return std::make_shared<const Function>(Function{nullptr, found, {}, {}});
+      return Undefined{node.name};
+    }
+    case Kind::attribute: return attribute(kid(0), node.name);
+    case Kind::item: {
+      const Value object = kid(0);
+      return item(object, kid(1));
+    }
+    case Kind::slice: return slice(node);
+    case Kind::list:
+    case Kind::tuple: {
+      std::vector<Value> items;
+      for (const NodePtr& each : node.kids) items.push_back(eval(*each));
+      charge(items.size());
+      return list_value(std::move(items), node.kind == Kind::tuple ? List::Form::tuple : List::Form::list);
+    }
+    case Kind::dict: {
+      std::vector<std::pair<Value, Value>> items;
+      for (size_t i = 0; i < node.kids.size(); i += 2) {
+        Value key = kid(i), value = kid(i + 1);
+        auto same = std::find_if(items.begin(), items.end(), [&](auto& x) { return equal(x.first, key); });
+        charge((items.size() + 2) * weight_of(key));
+        if (same != items.end())
+          same->second = std::move(value);
+        else
+          items.emplace_back(std::move(key), std::move(value));
+      }
+      return dict_value(std::move(items));
+    }
+    case Kind::call: {
+      const Value callee = kid(0);
+      return call(callee, arguments(node));
+    }
+    case Kind::filter:
+    case Kind::test: {
+      Value self = node.kids[0] ? kid(0) : block_text_;
+      return call(*node.builtin, std::move(self), arguments(node));
+    }
+    case Kind::not_: return !kid(0).truth();
+    case Kind::negative: return arithmetic("-", int64_t{0}, kid(0));
+    case Kind::binary: return binary(node);
+    case Kind::conditional:
+      if (kid(1).truth()) return kid(0);
+      return node.kids[2] ? kid(2) : Value(Undefined{"the inline if without else"});
+    default: throw Fault{"not an expression"};
+  }
+}
+
+Value Evaluator::binary(const Node& node) {
+  const std::string& op = node.name;
+  const Value a = eval(*node.kids[0]);
+  if (op == "and" || op == "or") return a.truth() == (op == "and") ? eval(*node.kids[1]) : a;
+  const Value b = eval(*node.kids[1]);
+  charge(std::min(weight_of(a), weight_of(b)));
+  if (op == "==") return equal(a, b);
+  if (op == "!=") return !equal(a, b);
+  if (op == "in") return contains(b, a);
+  if (op == "not in") return !contains(b, a);
+  if (op == "~") return text_value(joined(*this, {a, b}, {}));
+  for (const Value* side : {&a, &b})
+    if (side->is_undefined()) fail_undefined(*side);
+  if (op == "<") return less(a, b);
+  if (op == ">") return less(b, a);
+  if (op == "<=") return !less(b, a);
+  if (op == ">=") return !less(a, b);
+  return arithmetic(op, a, b);
+}
+
+bool Evaluator::contains(const Value& container, const Value& value) {
+  if (container.text()) {
+    const std::string &text = container.text()->bytes, &part = text_of(value).bytes;
+    charge(1 + text.size() / 16 * (1 + part.size() / 64));
+    return text.find(part) != text.npos;
+  }
+  bool found = false;
+  for (const Value& each : iterate(container)) {
+    charge(std::min(weight_of(value), weight_of(each)));
+    found = found || equal(value, each);
+  }
+  return found;
+}
+
+Value Evaluator::arithmetic(const std::string& op, const Value& a, const Value& b) {
+  if (op == "+" && a.text() && b.text()) {
+    const Text &x = *a.text(), &y = *b.text();
+    Text sum = y.safe && !x.safe ? escaped(x) : x;
+    sum.append(x.safe && !y.safe ? escaped(y) : y);
+    sum.safe = x.safe || y.safe;
+    charge(1 + sum.bytes.size() / 16);
+    return text_value(std::move(sum));
+  }
+  if (op == "+" && a.list() && b.list() && a.list()->form == b.list()->form && a.list()->is_sequence()) {
+    std::vector<Value> items = a.list()->items;
+    items.insert(items.end(), b.list()->items.begin(), b.list()->items.end());
+    charge(2 + 2 * items.size());
+    return list_value(std::move(items), a.list()->form);
+  }
+  if (op == "*" && (a.text() || b.text())) {
+    const Text& unit = a.text() ? *a.text() : *b.text();
+    Text text;
+    for (int64_t i = (a.text() ? b : a).integer(); i > 0; --i) {
+      charge(1 + unit.bytes.size() / 16);
+      text.append(unit);
+    }
+    return text_value(std::move(text));
+  }
+  if (a.real() || b.real() || !a.is_number() || !b.is_number())
+    throw Fault{"no '" + op + "' of " + a.type_name() + " and " + b.type_name()};
+  const int64_t x = a.integer(), y = b.integer();
+  int64_t out = 0;
+  bool beyond = false;
+  if (op == "+") beyond = __builtin_add_overflow(x, y, &out);
+  if (op == "-") beyond = __builtin_sub_overflow(x, y, &out);
+  if (op == "*") beyond = __builtin_mul_overflow(x, y, &out);
+  if (op == "%") {
+    if (y <= 0) throw Fault{"% by a number that is not positive is not supported"};
+    out = (x % y + y) % y;
+  }
+  if (beyond) throw Fault{"an integer beyond 64 bits"};
+  return out;
+}
+
+Value Evaluator::slice(const Node& node) {
+  auto part = [&](size_t i) { return node.kids[i] ? eval(*node.kids[i]) : Value(None()); };
+  const Value object = part(0), begin = part(1), end = part(2), stride = part(3);
+  if (object.is_undefined()) fail_undefined(object);
+  const Text* text = object.text();
+  const List* list = object.list();
+  if (list && !list->is_sequence()) throw Fault{"a slice of a view is not supported"};
+  if (!text && !list) return Undefined{"a slice"};
+  const int64_t n = int64_t(text ? count_code_points(text->bytes) : list->items.size());
+  const int64_t step = stride.is_none() ? 1 : std::clamp(stride.integer(), -n - 1, n + 1);
+  if (step == 0) throw Fault{"a slice's step may not be 0"};
+  auto bound = [&](const Value& v, int64_t fallback) {
+    if (v.is_none()) return fallback;
+    const int64_t i = v.integer();
+    return std::clamp<int64_t>(i < 0 ? i + n : i, step < 0 ? -1 : 0, step < 0 ? n - 1 : n);
+  };
+  const int64_t first = bound(begin, step < 0 ? n - 1 : 0), last = bound(end, step < 0 ? -1 : n);
+  charge(weight_of(object));
+  if (text && step == 1) {
+    const size_t from = code_point_at(text->bytes, size_t(first));
+    const size_t length = size_t(std::max<int64_t>(0, last - first));
+    return text_value(text->substr(from, from + code_point_at(std::string_view(text->bytes).substr(from), length)));
+  }
+  const std::vector<Value> all = iterate(object);
+  std::vector<Value> items;
+  for (int64_t i = first; step > 0 ? i < last : i > last; i += step) items.push_back(all[size_t(i)]);
+  if (!text) return list_value(std::move(items), list->form);
+  Text out = joined(*this, items, {});
+  out.safe = text->safe;
+  return text_value(std::move(out));
+}
+
+Value Evaluator::item(const Value& object, const Value& key) {
+  if (object.is_undefined()) fail_undefined(object);
+  const Text* name = key.text();
+  if (const Dict* dict = object.dict()) {
+    charge((dict->items.size() + 7) / 8 * weight_of(key));
+    for (const auto& [known, value] : dict->items)
+      if (equal(known, key)) return value;
+  }
+  if (name) return attribute(object, name->bytes);
+  const List* list = object.list();
+  const Text* text = object.text();
+  if (list && list->form == List::Form::view) throw Fault{"an item of a view is not supported"};
+  if ((key.is_integer() || key.is_bool()) && (text || (list && list->is_sequence()))) {
+    const int64_t n = int64_t(text ? count_code_points(text->bytes) : list->items.size());
+    const int64_t i = key.integer() + (key.integer() < 0 ? n : 0);
+    if (i >= 0 && i < n && list) return list->items[size_t(i)];
+    if (text) charge(1 + text->bytes.size() / 16);
+    if (i >= 0 && i < n) {
+      const size_t from = code_point_at(text->bytes, size_t(i));
+      return text_value(text->substr(from, from + code_point_at(std::string_view(text->bytes).substr(from), 1)));
+    }
+  }
+  return Undefined{"an item of " + std::string(object.type_name())};
+}
+
+static Value loop_attribute(const Loop& loop, std::string_view name) {
+  const int64_t i = int64_t(loop.index), n = int64_t(loop.items.size());
+  if (name == "index") return i + 1;
+  if (name == "index0") return i;
+  if (name == "revindex") return n - i;
+  if (name == "revindex0") return n - i - 1;
+  if (name == "first") return i == 0;
+  if (name == "last") return i == n - 1;
+  if (name == "length") return n;
+  if (name == "previtem") return i > 0 ? loop.items[size_t(i - 1)] : Undefined{"loop.previtem"};
+  if (name == "nextitem") return i + 1 < n ? loop.items[size_t(i + 1)] : Undefined{"loop.nextitem"};
+  throw Fault{"loop." + std::string(name) + " is not supported"};
+}
+
+Value Evaluator::attribute(const Value& object, const std::string& name) {
+  if (object.is_undefined()) fail_undefined(object);
+  if (const Loop* loop = object.get<Loop>()) return loop_attribute(*loop, name);
+  if (const Namespace* space = object.get<Namespace>()) {
+    for (const auto& [known, value] : space->attributes)
+      if (known == name) return value;
+    return Undefined{name};
+  }
+  if (const Builtin* method = find_method(object, name)) return method_value(*method, object);
+  if (const Dict* dict = object.dict()) {
+    charge((dict->items.size() + 7) / 8 * (1 + name.size() / 16));
+    if (const Value* found = dict->find(name)) return *found;
+  }
+  return Undefined{name};
+}
+
+std::vector<Value> Evaluator::iterate(const Value& value) {
+  std::vector<Value> items;
+  if (value.is_undefined()) return items;
+  if (const List* list = value.list()) {
+    charge(list->items.size());
+    if (list->form == List::Form::lazy && std::exchange(list->spent, true)) return items;
+    return list->items;
+  }
+  if (const Dict* dict = value.dict()) {
+    charge(dict->items.size());
+    for (const auto& [key, unused] : dict->items) items.push_back(key);
+    return items;
+  }
+  const Text* text = value.text();
+  if (!text) throw Fault{std::string("cannot iterate over ") + value.type_name()};
+  charge(4 * text->bytes.size());
+  for (size_t at = 0; at < text->bytes.size();) {
+    const size_t end = at + code_point_at(std::string_view(text->bytes).substr(at, 4), 1);
+    items.push_back(text_value(text->substr(at, end)));
+    at = end;
+  }
+  return items;
 }
 
 }  // namespace xpyd::jinja

@@ -108,7 +108,6 @@ const Builtin* find_builtin(std::string_view of, std::string_view name);
 const Builtin* find_method(const Value& object, std::string_view name);
 bool is_method(std::string_view name);  // of any type
 bool takes(const Builtin& builtin, std::string_view parameter);
-std::span<const Builtin> text_builtins();
 
 bool among(std::string_view words, std::string_view word);  // " such as these "
 [[noreturn]] void fail_undefined(const Value& value);
@@ -116,6 +115,5 @@ const Text& text_of(const Value& value);  // a Fault if it is none
 Text escaped(const Text& text);           // for HTML, as + does with what stands beside a |safe
 Text joined(Evaluator& e, const std::vector<Value>& items, const Text& between);
 Value tojson(Evaluator& e, const Value& value, const Arguments& args);
-Value lower_case(Evaluator& e, const Value& value);  // of a text; else the value itself
 
 }  // namespace xpyd::jinja

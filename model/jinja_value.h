@@ -138,6 +138,5 @@ size_t skip_space(std::string_view text, size_t at);
 size_t trailing_space(std::string_view text);
 // Where the code point with this index begins, in bytes; the end where there are fewer.
 size_t code_point_at(std::string_view text, size_t index);
-size_t count_code_points(std::string_view text);
 
 }  // namespace xpyd::jinja

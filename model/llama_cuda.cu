@@ -170,8 +170,7 @@ Status CudaLlama::allocate() {
   sampled_ = reinterpret_cast<int32_t*>(hashes_ + n_logits);
   nans_ = sampled_ + n_logits;
   sampling_ = base + sampling;
-  planner_.allocate(options_, c_.window_from_layer == 0 ? c_.sliding_window : 0,
-                    reinterpret_cast<int32_t*>(base + arrays), max_ints);
+  planner_.allocate(options_, c_.window(0), reinterpret_cast<int32_t*>(base + arrays), max_ints);
   if (n_logits > 0) {
     pinned_logits_ = cuda::Memory::pinned(n_logits * size_t(c_.vocab) * sizeof(float));
     for (Begun& step : steps_) step.pinned = cuda::Memory::pinned(n_logits * kChosenBytes);
@@ -251,7 +250,7 @@ void CudaLlama::attend(int layer, const Plan& plan, const AttentionParts& parts,
   CudaAttentionArgs args = attention_args(c_, dtype_, plan.layout, plan.all.contiguous);
   args.pool = plan.pool;
   args.layer = layer;
-  args.sliding_window = layer >= c_.window_from_layer ? c_.sliding_window : 0;
+  args.sliding_window = c_.window(layer);
   args.workspace = workspace_;
   const size_t row_bytes = size_t(q_width_) * dtype_bytes(dtype_);
   auto run = [&](const CudaAttentionVariant& variant, const CudaStep& step, int first_row) {

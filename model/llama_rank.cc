@@ -244,7 +244,7 @@ void LlamaRank::attend(int layer, const Rows& rows) {
                      .views = rows.views,
                      .layer = layer - slice_.layers.begin,
                      .n_heads = width(slice_.q_heads),
-                     .sliding_window = window(layer),
+                     .sliding_window = c_.window(layer),
                      .scale = float(1 / std::sqrt(double(c_.head_dim)))};
   attention_.run(args, team_);
 }

@@ -101,7 +101,6 @@ class LlamaRank {
   void gemm(const PackedMatrix& w, const std::vector<float>& bias, const float* x, int x_stride, float* y, int y_stride,
             int m, Range columns = {0, 0}, Range groups = {0, 0});
   int qkv_width() const { return q_width_ + 2 * kv_width_; }
-  int window(int layer) const { return layer >= c_.window_from_layer ? c_.sliding_window : 0; }
   float* row(float* base, int i, int width) const { return base + size_t(i) * size_t(width); }
   const float* row(const float* base, int i, int width) const { return base + size_t(i) * size_t(width); }
 

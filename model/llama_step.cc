@@ -62,48 +62,56 @@ void WantedRows::select(const StepInput& step) {
   }
 }
 
-Work llama_work(const StepInput& step, const ModelConfig& c, Dtype weights, Dtype activations) {
-  const int n = int(step.token_ids.size()), n_logits = int(step.logit_rows.size());
+Work llama_work(const ModelConfig& c, Dtype weights, Dtype activations, const StepRows& rows,
+                const std::function<Work(bool kept, int layer)>& attention) {
   Work total;
-  auto matrix = [&](double outputs, double inputs, double m, int times) {
-    if (m == 0) return;
-    total.bytes += times * (outputs * inputs * double(dtype_bytes(weights)) +
-                            m * (outputs + inputs) * double(dtype_bytes(activations)));
-    total.flops += times * 2 * m * outputs * inputs;
-  };
-  auto attention = [&](std::span<const int32_t> q_offsets, std::span<const int32_t> kv_lengths,
-                       std::span<const KvView> views, int layer, int times) {
-    if (times <= 0) return;
-    AttentionArgs args{.q_offsets = q_offsets,
-                       .kv_lengths = kv_lengths,
-                       .views = views,
-                       .layer = layer,
-                       .n_heads = c.n_heads,
-                       .sliding_window = layer >= c.window_from_layer ? c.sliding_window : 0};
-    const Work one = work(args);
+  auto add = [&](const Work& one, int times) {
     total.bytes += times * one.bytes;
     total.flops += times * one.flops;
   };
-  WantedRows wanted;
-  wanted.select(step);
-  const int last = c.n_layers - 1, few = int(wanted.tokens.size());
-  const double q = c.n_heads * c.head_dim, kv = c.n_kv_heads * c.head_dim;
-  matrix(q + 2 * kv, c.hidden, n, c.n_layers);
-  for (auto [m, times] : {std::pair(n, last), std::pair(few, 1)}) {
+  auto matrix = [&](double outputs, double inputs, double m, int times) {
+    if (m == 0) return;
+    add({.bytes = outputs * inputs * double(dtype_bytes(weights)) +
+                  m * (outputs + inputs) * double(dtype_bytes(activations)),
+         .flops = 2 * m * outputs * inputs},
+        times);
+  };
+  const int last = c.n_layers - 1;
+  const double q = double(c.n_heads) * c.head_dim, kv = double(c.n_kv_heads) * c.head_dim;
+  matrix(q + 2 * kv, c.hidden, rows.all, c.n_layers);
+  for (auto [m, times] : {std::pair(rows.all, last), std::pair(rows.kept, 1)}) {
     matrix(c.hidden, q, m, times);
     matrix(2.0 * c.intermediate, c.hidden, m, times);
     matrix(c.hidden, c.intermediate, m, times);
   }
+  matrix(c.vocab, c.hidden, rows.logits, 1);
   const int full = c.sliding_window ? std::min(c.window_from_layer, last) : last;
-  attention(step.q_offsets, step.kv_lengths, step.views, 0, full);
-  attention(step.q_offsets, step.kv_lengths, step.views, last, last - full);
-  attention(wanted.q_offsets, wanted.kv_lengths, wanted.views, last, 1);
-  matrix(c.vocab, c.hidden, n_logits, 1);
-  total.bytes += double(n) * c.hidden * double(dtype_bytes(weights));  // embedding rows
-  for (size_t s = 0; s < step.views.size(); ++s)                       // KV appended; attention counts what it reads
-    total.bytes += double(step.q_offsets[s + 1] - step.q_offsets[s]) *
-                   double(step.views[s].layout->shape.token_bytes());
+  if (full > 0) add(attention(false, 0), full);
+  if (full < last) add(attention(false, last), last - full);
+  add(attention(true, last), 1);
+  total.bytes += rows.all * c.hidden * double(dtype_bytes(weights));  // embedding rows
+  total.bytes += rows.all * rows.kv_token_bytes;                      // KV appended; attention counts what it reads
   return total;
+}
+
+Work llama_work(const StepInput& step, const ModelConfig& c, Dtype weights, Dtype activations) {
+  if (step.views.empty()) return {};
+  WantedRows wanted;
+  wanted.select(step);
+  const StepRows rows{.all = double(step.token_ids.size()),
+                      .kept = double(wanted.tokens.size()),
+                      .logits = double(step.logit_rows.size()),
+                      .kv_token_bytes = double(step.views[0].layout->shape.token_bytes())};
+  return llama_work(c, weights, activations, rows, [&](bool kept, int layer) {
+    AttentionArgs args{.q_offsets = step.q_offsets,
+                       .kv_lengths = step.kv_lengths,
+                       .views = step.views,
+                       .layer = layer,
+                       .n_heads = c.n_heads,
+                       .sliding_window = c.window(layer)};
+    if (kept) args.q_offsets = wanted.q_offsets, args.kv_lengths = wanted.kv_lengths, args.views = wanted.views;
+    return work(args);
+  });
 }
 
 }  // namespace xpyd

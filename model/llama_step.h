@@ -1,7 +1,9 @@
 // What the forward passes of the Llama family share, whatever runs them: the check of a step, the
-// rows that the last layer still needs, and the work that a step is.
+// rows that the last layer still needs, and the work that a step is, whether there is one
+// (StepInput) or only its lengths (cost_model.h).
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "model/config.h"
@@ -26,7 +28,15 @@ struct WantedRows {
   std::vector<int32_t> logit_rows;  // indices into `tokens`
 };
 
-// Matrices of `weights` dtype, activations of `activations`.
+// Rows of a step: all go through every layer's KV, `kept` through what follows the last layer's.
+struct StepRows {
+  double all = 0, kept = 0, logits = 0;
+  double kv_token_bytes = 0;  // all layers, K and V
+};
+// Matrices of `weights` dtype, activations of `activations`. attention(kept, layer): one layer's,
+// of the kept rows or all.
+Work llama_work(const ModelConfig& config, Dtype weights, Dtype activations, const StepRows& rows,
+                const std::function<Work(bool kept, int layer)>& attention);
 Work llama_work(const StepInput& step, const ModelConfig& config, Dtype weights, Dtype activations);
 
 }  // namespace xpyd

@@ -1,9 +1,8 @@
-#include "model/tokenizer_bpe.h"
-
 #include <algorithm>
 
 #include "base/status.h"
 #include "base/utf8.h"
+#include "model/tokenizer_impl.h"
 
 namespace xpyd {
 namespace {

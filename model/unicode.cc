@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "base/utf8.h"
-#include "model/unicode_tables.h"
 
 namespace xpyd::unicode {
 namespace {

@@ -2,11 +2,11 @@
 // of a range what lies before it, its length, and its class; of a decomposition how much further
 // on it is, twice, and 1 more where it does not compose again, then by how much its parts differ
 // from those before it.
-#include "model/unicode_tables.h"
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
+
+#include "model/unicode.h"
 
 namespace xpyd::unicode {
 namespace {

@@ -82,12 +82,15 @@ def bar(axes, at, table, value, **look):
 
 
 def quantiles(axes, table, number, label, **where):
-    """The distribution of gaps between tokens, from the percentiles of a run: medians over the repetitions."""
+    """The distribution of gaps between tokens, from the percentiles of a run: medians over the repetitions, with
+    their intervals."""
     known = [(5, "itl_ms_p5"), (25, "itl_ms_p25"), (50, "median_itl_ms"), (75, "itl_ms_p75"), (90, "itl_ms_p90"),
              (95, "itl_ms_p95"), (99, "p99_itl_ms")]
     known = [(p, c) for p, c in known if all(row[c] for row in table.select(**where))]  # "": of too few gaps
-    axes.plot([table(column, **where) for _, column in known], [p for p, _ in known], label=label, linewidth=1.2,
-              **LINES[number])
+    at = [p for p, _ in known]
+    line, = axes.plot([table(column, **where) for _, column in known], at, label=label, linewidth=1.2, **LINES[number])
+    low, high = zip(*(interval(table.values(column, **where)) for _, column in known))
+    axes.fill_betweenx(at, low, high, color=line.get_color(), alpha=.15, linewidth=0)
     axes.set_xscale("log")
     axes.set_xlabel("gap between tokens, ms")
     axes.set_ylabel("% of gaps at most")

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/utf8.h"
 #include "server/json_text.h"
 
 namespace xpyd {
@@ -222,7 +223,7 @@ std::string sse_event(std::string_view json) { return "data: " + std::string(jso
 std::string token_text(const Tokenizer* tokenizer, int32_t id) {
   if (tokenizer == nullptr || id < 0 || id >= tokenizer->vocab_size()) return "token_id:" + std::to_string(id);
   const std::string& piece = tokenizer->piece(id);
-  if (is_valid_utf8(piece)) return piece;
+  if (is_utf8(piece)) return piece;
   std::string out = "bytes:";
   for (char c : piece) {
     char hex[8];

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <ctime>
 
+#include "base/utf8.h"
 #include "server/json_text.h"
 
 namespace xpyd {
@@ -184,7 +185,7 @@ void Generation::gather(Choice& choice, TokenEvent event) {
     if (event.has_logprobs) choice.logprobs.push_back(std::move(event.sampled));
   }
   choice.text += event.text;
-  choice.text_length += utf8_length(event.text);
+  choice.text_length += int(count_code_points(event.text));
   choice.stop_text = std::move(event.stop_text);
   choice.stop_token = event.stop_token;
 }
@@ -209,7 +210,7 @@ void Generation::complete() {
     if (call_.prompt_only) choice = {.finish = choice.finish};
     if (call_.echo) {
       choice.text.insert(0, call_.prompt_texts[i / n]);
-      int32_t shift = utf8_length(call_.prompt_texts[i / n]);
+      auto shift = int32_t(count_code_points(call_.prompt_texts[i / n]));
       for (int32_t& offset : choice.offsets) offset += shift;
       const std::vector<int32_t> offsets = offsets_of(*prompt.request);
       choice.offsets.insert(choice.offsets.begin(), offsets.begin(), offsets.end());
@@ -247,7 +248,7 @@ std::vector<int32_t> Generation::offsets_of(const Request& request) const {
   int32_t length = 0;
   for (int32_t id : request.prompt) {
     offsets.push_back(length);
-    if (has_text) length += utf8_length(text.feed(id));
+    if (has_text) length += int(count_code_points(text.feed(id)));
   }
   return offsets;
 }
@@ -267,7 +268,7 @@ void Generation::stream(size_t prompt_index, int index, const TokenEvent& event)
   part.first = !std::exchange(choice.began, true);
   if (part.first && call_.echo) {
     text.insert(0, call_.prompt_texts[prompt_index]);
-    choice.text_length = utf8_length(call_.prompt_texts[prompt_index]);
+    choice.text_length = int(count_code_points(call_.prompt_texts[prompt_index]));
     logprobs = prompt.logprobs;
     offsets = offsets_of(*prompt.request);
   }
@@ -292,7 +293,7 @@ void Generation::stream(size_t prompt_index, int index, const TokenEvent& event)
   const int tokens = call_.prompt_only ? 0 : choice.tokens;
   Usage so_far{prompt.prompt_tokens, tokens, prompt.cached_tokens};
   send_event(format_.chunk(part, call_.continuous_usage ? &so_far : nullptr));
-  choice.text_length += utf8_length(event.text);
+  choice.text_length += int(count_code_points(event.text));
 }
 
 // The head waits for the first event, so that a failure before it is still an HTTP status.

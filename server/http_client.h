@@ -2,12 +2,13 @@
 // stamped when it arrives. One connection per request, so a connection's set-up is part of what is
 // measured.
 //
-// Thread safety: an HttpClient belongs to one thread; callbacks run inside poll() (or start(), when
-// the connection fails at once) and may call start().
+// Thread safety: each object belongs to one thread; an HttpClient's callbacks run inside poll() (or
+// start(), when the connection fails at once) and may call start().
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -16,7 +17,6 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "server/http_response.h"
 
 namespace xpyd {
 
@@ -68,6 +68,41 @@ class HttpClient {
   struct Impl;
   explicit HttpClient(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
+};
+
+// What a server sends back, byte by byte. Bytes of one response -> status line, headers, decoded
+// body. Bounded: 64 KiB of head, 1 TiB of body.
+class HttpResponseParser {
+ public:
+  // Decoded body bytes go to `body` as they come. The error says what was malformed.
+  Status feed(std::string_view bytes, const std::function<void(std::string_view)>& body);
+  // The server closed: an error unless the response was complete, or ends at the close.
+  Status finish();
+  bool complete() const { return state_ == State::complete; }
+  int status() const { return status_; }  // 0 before the status line
+  const std::string& reason() const { return reason_; }
+  const std::string& header(const std::string& lower_case_name) const;  // "" when absent
+
+ private:
+  enum class State { head, body_length, body_close, chunk_size, chunk_data, chunk_end, trailer, complete };
+  Status head_complete();
+  State state_ = State::head;
+  std::string line_;  // head, chunk size and trailer bytes so far
+  int status_ = 0;
+  std::string reason_;
+  std::map<std::string, std::string> headers_;  // names in lower case
+  uint64_t left_ = 0;                           // body bytes still to come
+};
+
+// Bytes of a text/event-stream -> the data of each event, lines joined by "\n".
+class SseParser {
+ public:
+  // False: an event of more than 16 MiB.
+  bool feed(std::string_view bytes, const std::function<void(const std::string&)>& event);
+
+ private:
+  std::string line_, data_;
+  bool has_data_ = false, after_cr_ = false;
 };
 
 }  // namespace xpyd

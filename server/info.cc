@@ -11,6 +11,9 @@
 #include "allocator/kv_plan.h"
 #include "attention/attention.h"
 #include "attention/kv_row.h"
+#include "base/utf8.h"
+#include "disagg/rank_table.h"
+#include "disagg/shard_plan.h"
 #include "disagg/transfer_plan.h"
 #include "model/folder.h"
 #include "model/gemm.h"
@@ -234,6 +237,56 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
   return out;
 }
 
+// --ranks: tp x pp of the prefill instance, a colon, those of the decode instance.
+Status read_ranks(const std::string& text, const ModelConfig& c, KvShards& p, KvShards& d) {
+  p = d = {.n_layers = c.n_layers, .n_kv_heads = c.n_kv_heads};
+  char more;
+  if (std::sscanf(text.c_str(), "%4dx%4d:%4dx%4d%c", &p.tp, &p.pp, &d.tp, &d.pp, &more) != 4)
+    return invalid("--ranks: expected tp x pp of both sides, such as 2x1:4x1, got '" + printable(text) + "'");
+  if (Status s = check_model_shards(c, p, "--ranks: prefill tp", "prefill pp"); !s) return s;
+  return check_model_shards(c, d, "--ranks: decode tp", "decode pp");
+}
+
+json describe_ranks(const Subject& subject, const KvShards& p, const KvShards& d) {
+  const ModelConfig& c = subject.config;
+  json out = {{"moves", json::array()}, {"table", json::array()}};
+  std::printf("\nKV of one token from P, tp %d pp %d, to D, tp %d pp %d\n", p.tp, p.pp, d.tp, d.pp);
+  for (const ShardMove& move : map_shards(p, d).moves) {
+    const auto [layers, heads] = move.rect;
+    KvShape part = kv_shape(c, find_dtype(subject.options.text("kv-dtype")));
+    part.n_layers = layers.size();
+    part.n_kv_heads = heads.size();
+    std::printf("  P rank %-2d -> D rank %-2d  layers %d to %d, KV heads %d to %d: %zu bytes\n", move.source_rank,
+                move.destination_rank, layers.begin, layers.end, heads.begin, heads.end, part.token_bytes());
+    out["moves"].push_back({{"from", move.source_rank},
+                            {"to", move.destination_rank},
+                            {"layers", {layers.begin, layers.end}},
+                            {"heads", {heads.begin, heads.end}},
+                            {"bytes", part.token_bytes()}});
+  }
+  const RankTable table{.prefill_tp = p.tp, .decode_tp = d.tp};
+  Status status = check_rank_table(table, c.n_kv_heads);
+  if (p.pp != 1 || d.pp != 1) status = invalid("rank table: it has no rows for pipeline stages");
+  if (!status) {
+    std::printf("  %s\n", status.error().message.c_str());
+    return out;
+  }
+  std::printf("as NCCL groups of %d: rank  kv_rank  group  rank in it  global rank  port\n", table.group_size());
+  for (int k = 0; k < 2; ++k)
+    for (int r = 0; r < table.tp_of(k); ++r) {
+      const int group = table.group(k, r), rank = table.group_rank(k, r), global = table.global_rank(k, r),
+                port = table.port(k, r);
+      std::printf("  %20c%-4d %7d %6d %11d %12d  +%d\n", "PD"[k], r, k, group, rank, global, port);
+      out["table"].push_back({{"side", k == 0 ? "P" : "D"},
+                              {"rank", r},
+                              {"group", group},
+                              {"group_rank", rank},
+                              {"global_rank", global},
+                              {"port", port}});
+    }
+  return out;
+}
+
 }  // namespace
 
 int info_main(const Options& options) {
@@ -263,6 +316,12 @@ int info_main(const Options& options) {
   if (Status status = check_model_shards(subject.config, subject.shards, "--prefill-tp", "--prefill-pp"); !status)
     return fail(": info", status.error(), 2);
 
+  const std::string& ranks = options.text("ranks");
+  KvShards prefill, decode;
+  if (!ranks.empty())
+    if (Status status = read_ranks(ranks, subject.config, prefill, decode); !status)
+      return fail(": info", status.error(), 2);
+
   json out = {
       {"model", subject.config.name}, {"family", subject.config.family}, {"parameters", subject.config.parameters()}};
   out["config"] = describe_model(subject.config);
@@ -271,6 +330,7 @@ int info_main(const Options& options) {
   out["kv_bytes_per_token"] = describe_kv_tokens(subject);
   std::printf("pool of --kv-bytes %s\n", mib(double(options.integer("kv-bytes"))).c_str());
   for (const KvScheme& scheme : kv_schemes()) out["pools"].push_back(describe_pool(subject, scheme));
+  if (!ranks.empty()) out["ranks"] = describe_ranks(subject, prefill, decode);
   out["gemm"] = variant_list(gemm_variants(), options.text("gemm"), default_gemm());
   out["attention"] = variant_list(attention_variants(), options.text("attention"), default_attention());
   std::printf("\n");

@@ -9,8 +9,6 @@
 namespace xpyd {
 
 std::string json_quote(std::string_view text);  // invalid UTF-8 becomes U+FFFD
-bool is_valid_utf8(std::string_view text);
-int utf8_length(std::string_view text);  // code points of valid UTF-8
 
 // JsonText json;
 // json.open('{').key("id").text(id).key("choices").open('[') ... close(']').close('}');

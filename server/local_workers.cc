@@ -20,8 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/files.h"
 #include "base/log.h"
-#include "base/private_folder.h"
 #include "base/version.h"
 #include "disagg/process_cluster.h"
 #include "disagg/worker.h"

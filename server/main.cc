@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/log.h"
-#include "base/out_of_memory.h"
+#include "base/memory.h"
 #include "base/version.h"
 #include "server/commands.h"
 #include "server/options.h"

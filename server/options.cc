@@ -305,6 +305,8 @@ std::vector<OptionRow> make_rows() {
 
       // info.
       {"tokens", integer, "2048", "tokens", "", 1, 1 << 17, "prompt length for which a transfer is worked out", "info"},
+      {"ranks", text, "", "", "AxB:CxD", 0, 0,
+       "who sends what to whom: from prefill ranks, tp x pp, to decode ranks, as in 2x1:4x1", "info"},
 
       // prefix-stats.
       {"min-count", integer, "2", "prompts", "", 2, kMaxTokens, "a prefix counts when at least so many share it",

@@ -2,8 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/files.h"
 #include "base/json.h"
-#include "base/replace_file.h"
 #include "base/version.h"
 
 namespace xpyd {

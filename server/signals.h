@@ -9,7 +9,7 @@
 #include <mutex>
 #include <thread>
 
-#include "base/out_of_memory.h"
+#include "base/memory.h"
 
 namespace xpyd {
 

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <map>
 
+#include "base/device.h"
 #include "base/random.h"
-#include "base/vendor_queue.h"
 #include "disagg/transport/forwarding.h"
 
 namespace xpyd {

@@ -19,11 +19,10 @@
 #include "allocator/block_pool.h"
 #include "allocator/kv_plan.h"
 #include "base/clock.h"
+#include "base/device.h"
 #include "base/log.h"
-#include "base/memory_exporter.h"
 #include "base/os.h"
 #include "disagg/transport/shared_memory.h"
-#include "disagg/transport/shm_socket.h"
 
 namespace xpyd {
 namespace {

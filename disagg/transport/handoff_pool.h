@@ -1,9 +1,9 @@
 // The one pool of a handoff wire whose instances are processes of one host: a memfd with the KV of
 // all of them and the ledger of who holds what (allocator/block_ledger.h). On a card the ledger
 // alone is there, and the KV is memory that the card's driver exports by file descriptor
-// (base/memory_exporter.h). The conductor makes it, says its address in Welcome, and passes the
-// files to whoever connects there: over a Unix socket, to processes of the same user. It outlives
-// the conductor in those who have it mapped.
+// (MemoryExporter, base/device.h). The conductor makes it, says its address in Welcome, and passes
+// the files to whoever connects there: over a Unix socket, to processes of the same user. It
+// outlives the conductor in those who have it mapped.
 //
 // Instances of several ranks have the KV of each rank behind that of the one before. All of them
 // have the same ranks: a block id names bytes of every rank, and other ranks would cut them

@@ -12,14 +12,12 @@
 // A communicator of two ranks for each pair and direction: the poster is rank 0 and decides the
 // order, so no order between communicators can lock two instances up. All of NCCL is called from
 // the channels' thread, and no call blocks (communicators are made with blocking = 0).
-
-#include "disagg/transport/nccl.h"
-
 #include <unordered_map>
 
-#include "base/vendor_queue.h"
+#include "base/device.h"
 #include "disagg/transport/nccl_guest.h"
 #include "disagg/transport/nccl_link.h"
+#include "disagg/transport/wires.h"
 
 namespace xpyd::nccl {
 namespace {

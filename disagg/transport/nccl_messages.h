@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "disagg/transport/nccl_api.h"
-#include "disagg/transport/side_bytes.h"
 #include "disagg/transport/side_channel.h"
 #include "disagg/transport/transport.h"
 

@@ -1,7 +1,7 @@
 #include "disagg/transport/nccl_pipe.h"
 
 #include "base/clock.h"
-#include "base/vendor_queue.h"
+#include "base/device.h"
 
 namespace xpyd::nccl {
 

@@ -1,10 +1,13 @@
-#include "disagg/transport/rdma.h"
-
+// rdma: one-sided verbs (libibverbs, reliable connections) between instances of any process or
+// host. The parts: rdma_verbs (devices, queue pairs), rdma_messages and side_channel (what the
+// sides tell each other over TCP), rdma_plan (ranges, requests, batches: arithmetic that needs no
+// device), rdma_serving (windows), rdma_posting (transfers).
 #include <sys/random.h>
 
 #include "disagg/transport/rdma_posting.h"
 #include "disagg/transport/rdma_serving.h"
 #include "disagg/transport/side_channel.h"
+#include "disagg/transport/wires.h"
 
 namespace xpyd {
 namespace {

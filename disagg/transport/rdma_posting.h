@@ -25,8 +25,8 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "disagg/transport/rdma_link.h"
 #include "disagg/transport/rdma_plan.h"
+#include "disagg/transport/rdma_verbs.h"
 #include "disagg/transport/side_channel.h"
 #include "disagg/transport/window_table.h"
 
@@ -105,7 +105,7 @@ class Posting {
     double until_s;
   };
 
-  // rdma_posting.cc: what becomes of transfers.
+  // What becomes of transfers.
   Result<Calling> call(PeerId self, const Address& address, double until_s);
   Status answered(PeerId peer, Calling& calling, const std::string& body, SideChannels& channels);
   Link* find(PeerId peer);
@@ -115,7 +115,7 @@ class Posting {
   void seek(Link& link, Transfer& t);
   void refuse(Link& link, Transfer& t);
   void settle(Transfer& t, bool good);
-  // rdma_posting_lines.cc: what goes out, comes back, breaks and is renewed.
+  // Lines: what goes out, comes back, breaks and is renewed.
   bool advance(Link& link, Transfer& t);  // false: the queues are full
   bool send_batch(Link& link, Transfer& t, size_t rail);
   void poll_completions();

@@ -19,8 +19,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "disagg/transport/rdma_link.h"
 #include "disagg/transport/rdma_plan.h"
+#include "disagg/transport/rdma_verbs.h"
 #include "disagg/transport/side_channel.h"
 
 namespace xpyd::rdma {
@@ -66,10 +66,10 @@ class Serving {
     std::vector<int> in_flight;
   };
 
-  // rdma_serving.cc: windows and guests.
+  // Windows and guests.
   Window* find(const WindowKey& window);
   Status make_queues_for(Guest& guest, const std::vector<RailEnd>& theirs);
-  // rdma_serving_keys.cc: keys, from being made to being revoked, and arrivals.
+  // Keys, from being made to being revoked, and arrivals.
   Status grant(Window& window, Guest& guest);
   Status grant_on(Window& window, Guest& guest, size_t rail);
   void grant_all(PeerId peer, Guest& guest);

@@ -6,7 +6,7 @@
 // of a large one is kPiece bytes; before each the window is asked again (shm_table.h).
 //
 // Until a peer has ended, what it is inside of stays in quarantine, disconnect() or not
-// (shm_socket.h).
+// (shared_memory.h).
 
 #include <unordered_map>
 

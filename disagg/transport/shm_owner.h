@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "disagg/transport/shm_socket.h"
+#include "disagg/transport/shared_memory.h"
 #include "disagg/transport/shm_table.h"
 #include "disagg/transport/window_table.h"
 

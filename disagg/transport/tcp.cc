@@ -17,7 +17,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/vendor_queue.h"
+#include "base/device.h"
 #include "disagg/transport/tcp_owner.h"
 #include "disagg/transport/tcp_poster.h"
 #include "disagg/transport/wires.h"

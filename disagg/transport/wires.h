@@ -6,6 +6,11 @@
 
 namespace xpyd {
 
+struct NcclApi;
+namespace rdma {
+enum class Keys;
+}
+
 using MadeTransport = Result<std::unique_ptr<KvTransport>>;
 
 MadeTransport make_local_transport(const TransportOptions& options);
@@ -14,5 +19,9 @@ MadeTransport make_shm_transport(const TransportOptions& options);
 MadeTransport make_nccl_transport(const TransportOptions& options);
 MadeTransport make_rdma_transport(const TransportOptions& options);
 MadeTransport make_tcp_transport(const TransportOptions& options);
+
+// For tests: over NCCL functions of the caller's; with a choice of keys.
+MadeTransport make_nccl_transport(const TransportOptions& options, const NcclApi& api);
+MadeTransport make_rdma_transport(const TransportOptions& options, rdma::Keys keys);
 
 }  // namespace xpyd

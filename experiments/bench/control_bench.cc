@@ -11,7 +11,7 @@
 #include <atomic>
 #include <cstdio>
 
-#include "base/private_folder.h"
+#include "base/files.h"
 #include "base/stats.h"
 #include "disagg/control/channel.h"
 #include "disagg/control/codec.h"

@@ -12,7 +12,7 @@
 #include "tests/allocator/shared_blocks.h"
 #include "tests/catch.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::block_ledger_test {
 namespace {
 
 using As = BlockLedger::As;
@@ -254,4 +254,4 @@ TEST_CASE("BlockLedger: a stopped process keeps its blocks until it is dead", "[
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::block_ledger_test

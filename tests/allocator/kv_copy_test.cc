@@ -7,7 +7,7 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
-using namespace xpyd;
+namespace xpyd::kv_copy_test {
 
 TEST_CASE("add_block_copies: these tokens of this block and no other byte", "[allocator]") {
   for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
@@ -130,3 +130,5 @@ TEST_CASE("add_copies: pieces of a block, by orders and by what is whole", "[all
     CHECK(copies.size() == 2 * c.pieces);
   }
 }
+
+}  // namespace xpyd::kv_copy_test

@@ -7,7 +7,7 @@
 #include "allocator/kv_plan.h"
 #include "tests/catch.h"
 
-using namespace xpyd;
+namespace xpyd::kv_layout_test {
 
 namespace {
 
@@ -128,3 +128,5 @@ TEST_CASE("KvRows: the rows of KvView, for every block size, order and head", "[
       }
     }
 }
+
+}  // namespace xpyd::kv_layout_test

@@ -9,8 +9,9 @@
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-using namespace xpyd;
-using namespace xpyd::testing;
+namespace xpyd::kv_memory_random_test {
+
+using namespace testing;
 
 namespace {
 
@@ -300,3 +301,5 @@ TEST_CASE("KvMemory: random operations against a model, colliding hashes", "[all
   for (uint64_t mask : {uint64_t{0}, uint64_t{3}, uint64_t{0xff}})
     Trial({.block_tokens = 2, .n_blocks = 40, .memories = 2, .hash_mask = mask}, 9 + mask).run();
 }
+
+}  // namespace xpyd::kv_memory_random_test

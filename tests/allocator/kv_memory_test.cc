@@ -11,8 +11,9 @@
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-using namespace xpyd;
-using namespace xpyd::testing;
+namespace xpyd::kv_memory_test {
+
+using namespace testing;
 
 namespace {
 
@@ -450,3 +451,5 @@ TEST_CASE("KvMemory: what its owner forgets is given back to a shared pool", "[a
   CHECK((m.kv->stats().in_transfer == 0 && m.kv->stats().cached == 1));
   m.kv->check_invariants();
 }
+
+}  // namespace xpyd::kv_memory_test

@@ -7,8 +7,9 @@
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-using namespace xpyd;
-using namespace xpyd::testing;
+namespace xpyd::kv_stress_test {
+
+using namespace testing;
 
 namespace {
 
@@ -136,3 +137,5 @@ TEST_CASE("BlockPool: two engines and two onlookers at once", "[allocator]") {
   d->check_invariants(true);
   CHECK(p->stats().active + p->stats().in_transfer == 0);
 }
+
+}  // namespace xpyd::kv_stress_test

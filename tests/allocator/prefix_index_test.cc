@@ -11,7 +11,7 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
-using namespace xpyd;
+namespace xpyd::prefix_index_test {
 
 namespace {
 
@@ -133,3 +133,5 @@ TEST_CASE("PrefixIndex: equal tokens after another prefix are another block", "[
   CHECK(index.find(again, 0, c) == 2);
   index.check_invariants();
 }
+
+}  // namespace xpyd::prefix_index_test

@@ -10,7 +10,7 @@
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::sharded_test {
 namespace {
 
 constexpr KvShape kWhole{.n_layers = 3, .n_kv_heads = 2, .head_dim = 2};
@@ -271,4 +271,4 @@ TEST_CASE("sharded memory: what cannot be is refused before anything is allocate
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::sharded_test

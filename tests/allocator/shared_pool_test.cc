@@ -6,7 +6,7 @@
 #include "tests/allocator/shared_blocks.h"
 #include "tests/catch.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::shared_pool_test {
 namespace {
 
 using Tokens = std::vector<int32_t>;
@@ -222,4 +222,4 @@ TEST_CASE("shared pool: random operations of three processes, one of which dies 
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::shared_pool_test

@@ -9,8 +9,9 @@
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-using namespace xpyd;
-using namespace xpyd::testing;
+namespace xpyd::sharing_random_test {
+
+using namespace testing;
 
 namespace {
 
@@ -277,3 +278,5 @@ TEST_CASE("sharing: random operations, vattention, page groups that end inside a
           "[allocator][vattention][sharing]") {
   for (KvShare share : {KvShare::alias, KvShare::takeover, KvShare::copy}) run({.share = share, .head_dim = 6});
 }
+
+}  // namespace xpyd::sharing_random_test

@@ -7,8 +7,9 @@
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-using namespace xpyd;
-using namespace xpyd::testing;
+namespace xpyd::sharing_test {
+
+using namespace testing;
 
 namespace {
 
@@ -332,3 +333,5 @@ TEST_CASE("KvStats: where the bytes of the pool are", "[allocator][sharing]") {
     expect(0, 0, 0);
   }
 }
+
+}  // namespace xpyd::sharing_test

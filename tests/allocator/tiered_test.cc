@@ -10,14 +10,13 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "base/copy_thread.h"
 #include "base/device.h"
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 #include "tests/late_copies.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::tiered_test {
 namespace {
 
 constexpr int kBlock = 4;  // tokens of a tier's block
@@ -99,7 +98,8 @@ std::vector<int32_t> tokens_of(int family, int n) {
 
 TEST_CASE("copy thread: copies in order, at the speed that it is given", "[tiers]") {
   for (double gbps : {0.0, 2.0}) {
-    CopyThread queue(gbps);
+    const auto owned = cpu_device().make_copy_queue(gbps);
+    DeviceQueue& queue = *owned;
     std::vector<std::byte> from(3 << 20), middle(from.size()), to(from.size());
     for (size_t i = 0; i < from.size(); ++i) from[i] = std::byte(i * 7);
     RealClock clock;
@@ -728,4 +728,4 @@ TEST_CASE("tiers: random operations against a trivially correct model", "[tiers]
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::tiered_test

@@ -6,7 +6,7 @@
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::token_test {
 namespace {
 
 TEST_CASE("token: what sequences hold is what they have written, to the token", "[allocator]") {
@@ -69,4 +69,4 @@ TEST_CASE("token: a hit is exact to the token", "[allocator]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::token_test

@@ -16,8 +16,9 @@
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-using namespace xpyd;
-using namespace xpyd::testing;
+namespace xpyd::vattention_test {
+
+using namespace testing;
 
 namespace {
 
@@ -633,3 +634,5 @@ TEST_CASE("vattention: rows come in runs, so that one mapping holds many", "[all
 }
 
 }  // namespace
+
+}  // namespace xpyd::vattention_test

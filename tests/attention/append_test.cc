@@ -2,7 +2,7 @@
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::append_test {
 using namespace testing;
 
 TEST_CASE("append: every row lands in its place and nothing else changes", "[attention]") {
@@ -76,4 +76,4 @@ TEST_CASE("append: bf16 rounds to nearest, ties to even, and keeps NaN and infin
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::append_test

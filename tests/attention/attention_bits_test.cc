@@ -3,7 +3,7 @@
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::attention_bits_test {
 namespace {
 
 using namespace testing;
@@ -136,4 +136,4 @@ TEST_CASE("attention: a forced variant is the one that runs", "[attention]") {
   if (outs.size() < 2) SKIP_TEST("no AVX2 here: only the portable variant was compared");
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::attention_bits_test

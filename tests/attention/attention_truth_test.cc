@@ -6,7 +6,7 @@
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::attention_truth_test {
 namespace {
 
 using namespace testing;
@@ -213,4 +213,4 @@ TEST_CASE("attention: work() is what the reference touches", "[attention]") {
     }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::attention_truth_test

@@ -8,7 +8,7 @@
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::kv_row_test {
 namespace {
 
 using namespace testing;
@@ -196,4 +196,4 @@ TEST_CASE("attention: over int8 and int4 KV it is as far from f32 as the rows' s
     }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::kv_row_test

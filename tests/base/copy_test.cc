@@ -6,7 +6,7 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
-using namespace xpyd;
+namespace xpyd::copy_test {
 
 TEST_CASE("copy_streaming: every alignment and length", "[base]") {
   std::vector<std::byte> src(1 << 13), before(1 << 13);
@@ -32,3 +32,5 @@ TEST_CASE("copy_streaming: every alignment and length", "[base]") {
   copy_streaming(pieces);
   CHECK(dst == expected);
 }
+
+}  // namespace xpyd::copy_test

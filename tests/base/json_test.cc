@@ -7,7 +7,8 @@
 #include "tests/catch.h"
 #include "tests/json.h"
 
-using namespace xpyd;
+namespace xpyd::json_test {
+
 using nlohmann::json;
 
 namespace {
@@ -177,3 +178,5 @@ TEST_CASE("json: files that are absent, too long or not files", "[base]") {
   REQUIRE(mkfifo((dir.path + "/fifo").c_str(), 0600) == 0);
   contains(parse_json_file(dir.path + "/fifo").error().message, "not a regular file");
 }
+
+}  // namespace xpyd::json_test

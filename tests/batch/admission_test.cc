@@ -9,7 +9,7 @@
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::admission_test {
 namespace {
 
 // One sequence, played: its tokens with KV after each step.
@@ -212,4 +212,4 @@ TEST_CASE("with known lengths peak_tokens and longest never preempt, and prompt 
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::admission_test

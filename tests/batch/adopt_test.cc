@@ -2,7 +2,7 @@
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::adopt_test {
 namespace {
 
 // Engine::adopt() promised to take any sequence whose KV is in place, and took the prompt of one
@@ -33,4 +33,4 @@ TEST_CASE("engine: a prompt computed elsewhere was counted as this engine's, and
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::adopt_test

@@ -10,7 +10,7 @@
 #include "tests/late_model.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::engine_test {
 namespace {
 
 // Requests of every kind: some end by their length, some by a stop token, some are aborted, some
@@ -121,4 +121,4 @@ TEST_CASE("planning ahead of the model changes no token, end or hash", "[engine]
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::engine_test

@@ -7,7 +7,7 @@
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::step_arrays_test {
 namespace {
 
 struct Scene {
@@ -107,4 +107,4 @@ TEST_CASE("persistent: a sequence keeps its row, and who leaves is replaced at o
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::step_arrays_test

@@ -18,7 +18,7 @@
 #include "tests/disagg/sim_cluster.h"
 #include "tests/wrapped_transport.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::chaos_test {
 namespace {
 
 using Tokens = std::vector<int32_t>;
@@ -455,4 +455,4 @@ TEST_CASE("chaos: each request ends once with the right tokens, and nothing leak
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::chaos_test

@@ -8,13 +8,13 @@ namespace {
 
 constexpr uint64_t kStart = 0x243f6a8885a308d3u;
 
-uint64_t mix(uint64_t h, uint64_t x) {
+uint64_t fold(uint64_t h, uint64_t x) {
   h = (h ^ x) * 0x9e3779b97f4a7c15u;
   return h ^ (h >> 29);
 }
 
 // What token number `position` leaves in one plane (layer, K or V); `prefix` chains the tokens.
-uint64_t row_of(uint64_t prefix, int plane) { return mix(prefix, uint64_t(plane) + 77); }
+uint64_t row_of(uint64_t prefix, int plane) { return fold(prefix, uint64_t(plane) + 77); }
 
 int32_t token_of(uint64_t all) { return int32_t(all % uint64_t(checksum_config().vocab)); }
 
@@ -35,7 +35,7 @@ class ChecksumModel final : public Model {
           for (int kv = 0; kv < 2; ++kv) {
             uint64_t before[2] = {kStart, 0};
             if (position > 0) std::memcpy(before, view.row(layer, kv, position - 1, 0), sizeof before);
-            const uint64_t prefix = mix(before[0], uint64_t(uint32_t(step.token_ids[size_t(i)])));
+            const uint64_t prefix = fold(before[0], uint64_t(uint32_t(step.token_ids[size_t(i)])));
             const uint64_t row[2] = {prefix, row_of(prefix, 2 * layer + kv)};
             std::memcpy(view.row(layer, kv, position, 0), row, sizeof row);
           }
@@ -52,7 +52,7 @@ class ChecksumModel final : public Model {
         for (int plane = 0; plane < planes; ++plane) {
           uint64_t sums[2];
           std::memcpy(sums, step.views[s].row(plane / 2, plane % 2, t, 0), sizeof sums);
-          all = mix(all, sums[1]);
+          all = fold(all, sums[1]);
         }
       std::fill_n(logits, config().vocab, 0.0f);
       logits[token_of(all)] = 1;
@@ -87,8 +87,8 @@ std::vector<int32_t> checksum_tokens(const std::vector<int32_t>& prompt, int n) 
   std::vector<int32_t> output;
   uint64_t prefix = kStart, all = 0;
   auto add = [&](int32_t token) {
-    prefix = mix(prefix, uint64_t(uint32_t(token)));
-    for (int plane = 0; plane < planes; ++plane) all = mix(all, row_of(prefix, plane));
+    prefix = fold(prefix, uint64_t(uint32_t(token)));
+    for (int plane = 0; plane < planes; ++plane) all = fold(all, row_of(prefix, plane));
   };
   for (int32_t token : prompt) add(token);
   for (int i = 0; i < n; ++i) {

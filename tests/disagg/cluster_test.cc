@@ -11,7 +11,7 @@
 #include "tests/tiny_model.h"
 #include "tests/wrapped_transport.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::cluster_test {
 namespace {
 
 using Tokens = std::vector<int32_t>;
@@ -478,4 +478,4 @@ TEST_CASE("instances as threads: many clients, aborts, and a stop in the middle"
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::cluster_test

@@ -12,7 +12,7 @@
 #include "tests/catch.h"
 #include "tests/disagg/full_messages.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::codec_test {
 namespace {
 
 static_assert(n_fields<AbortAttempt> == 1);
@@ -268,4 +268,4 @@ TEST_CASE("the schema is one number for one program", "[disagg][control][codec]"
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::codec_test

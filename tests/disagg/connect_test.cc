@@ -18,7 +18,7 @@
 #include "tests/disagg/transport_side.h"
 #include "tests/wrapped_transport.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::connect_test {
 namespace {
 
 // Listens where an address of a wire leads to, and takes what comes without a word.
@@ -194,4 +194,4 @@ TEST_CASE("connect: an instance goes on while a peer is silent", "[transport][cl
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::connect_test

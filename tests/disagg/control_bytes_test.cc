@@ -6,7 +6,7 @@
 #include "disagg/control/wire.h"
 #include "tests/catch.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::control_bytes_test {
 namespace {
 
 std::string hex(const Sha256& digest) {
@@ -150,4 +150,4 @@ TEST_CASE("a cluster key comes from a file that others cannot read", "[disagg][c
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::control_bytes_test

@@ -13,7 +13,7 @@
 #include "disagg/control/address.h"
 #include "tests/disagg/control_end.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::control_channel_test {
 namespace {
 
 // Moves only when told to, so that nothing in these tests waits for a timeout to pass.
@@ -420,4 +420,4 @@ TEST_CASE("too many channels are refused with a reason", "[disagg][control]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::control_channel_test

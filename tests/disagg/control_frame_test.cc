@@ -6,7 +6,7 @@
 #include "disagg/control/handshake.h"
 #include "tests/catch.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::control_frame_test {
 namespace {
 
 const SipKey kKey{1, 2};
@@ -262,4 +262,4 @@ TEST_CASE("a handshake takes at most 1 KiB and leaves what follows", "[disagg][c
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::control_frame_test

@@ -2,7 +2,7 @@
 #include "tests/disagg/control_end.h"
 #include "tests/two_hosts.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::control_netns_test {
 namespace {
 
 TEST_CASE("a channel between hosts ends when the cable is pulled and comes back with it", "[disagg][control][netns]") {
@@ -50,4 +50,4 @@ TEST_CASE("a channel between hosts ends when the cable is pulled and comes back 
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::control_netns_test

@@ -9,7 +9,7 @@
 #include "tests/disagg/sim_cluster.h"
 #include "tests/wrapped_transport.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::delivery_test {
 namespace {
 
 using Tokens = std::vector<int32_t>;
@@ -402,4 +402,4 @@ TEST_CASE("far caches: what is evicted or cleared is reported, and a late report
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::delivery_test

@@ -17,9 +17,9 @@
 #include <thread>
 #include <vector>
 
-#include "base/vendor_queue.h"
-#include "disagg/transport/nccl.h"
+#include "base/device.h"
 #include "disagg/transport/window_table.h"
+#include "disagg/transport/wires.h"
 
 namespace xpyd::testing {
 namespace {

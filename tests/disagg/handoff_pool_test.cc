@@ -12,7 +12,7 @@
 #include "tests/allocator/shared_blocks.h"
 #include "tests/catch.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::handoff_pool_test {
 namespace {
 
 TEST_CASE("handoff pool: members of one file hand a sequence over, and outlive who made it", "[transport][handoff]") {
@@ -214,4 +214,4 @@ TEST_CASE("handoff pool: another user gets nothing", "[transport][handoff]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::handoff_pool_test

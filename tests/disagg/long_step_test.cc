@@ -7,7 +7,7 @@
 #include "tests/disagg/sim_cluster.h"
 #include "tests/wrapped_transport.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::long_step_test {
 namespace {
 
 constexpr double kLease = 0.4;  // seconds
@@ -152,4 +152,4 @@ TEST_CASE("long steps: who does not come out of one is given up, and counted by 
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::long_step_test

@@ -3,7 +3,8 @@
 // is pinned host memory, which NCCL's kernels and the suite both reach. On the interpreter there is
 // no NCCL.
 #include "base/device_cuda.h"
-#include "disagg/transport/nccl.h"
+#include "disagg/transport/nccl_api.h"
+#include "disagg/transport/wires.h"
 #include "tests/catch.h"
 #include "tests/disagg/transport_side.h"
 

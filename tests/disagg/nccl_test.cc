@@ -2,8 +2,6 @@
 // it says where it cannot work, what comes from outside as bytes, how posts are cut, and links
 // whose communicators break.
 
-#include "disagg/transport/nccl.h"
-
 #include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -16,14 +14,16 @@
 #include "base/random.h"
 #include "disagg/transport/nccl_link.h"
 #include "disagg/transport/nccl_messages.h"
+#include "disagg/transport/wires.h"
 #include "tests/catch.h"
 #include "tests/disagg/fake_nccl.h"
 #include "tests/disagg/transport_side.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::nccl_test {
 namespace {
 
 using namespace nccl;
+using nccl::Message;
 
 constexpr size_t KiB = 1024, MiB = 1024 * KiB;
 constexpr PeerId kPoster = 1, kOwner = 2;
@@ -381,4 +381,4 @@ TEST_CASE("nccl: a peer that talks nonsense is hung up on", "[nccl]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::nccl_test

@@ -1,6 +1,6 @@
 // The rank table, and the errata of the notes it comes from (reference: scheduling 3.1 and 3.2):
 // each test says what the printed formula gives, and what is right.
-#include "tests/disagg/rank_table.h"
+#include "disagg/rank_table.h"
 
 #include <numeric>
 #include <set>
@@ -9,7 +9,7 @@
 #include "disagg/shard_plan.h"
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::rank_table_test {
 namespace {
 
 TEST_CASE("rank table: the worked case, PS = DS = 1, PTP 2, DTP 4", "[shards]") {
@@ -155,4 +155,4 @@ TEST_CASE("erratum 9: 4P4D and the two TP 8 runs did not have one workload", "[s
 // Erratum 10 (TP8PP2 against TP16 with MTP) is about a comparison of two engines, no formula.
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::rank_table_test

@@ -8,10 +8,12 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::rdma_plan_test {
 namespace {
 
 using namespace rdma;
+using rdma::Range;
+using rdma::Request;
 
 // Memory that is only counted in.
 std::byte* at(uint64_t address) { return reinterpret_cast<std::byte*>(address); }
@@ -210,4 +212,4 @@ TEST_CASE("rdma: batches carry every request once, and the notice last and alone
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::rdma_plan_test

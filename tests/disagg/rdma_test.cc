@@ -1,21 +1,21 @@
 // The rdma wire: the suite (transport_test.cc) over it where there is a device, with either kind of
 // keys; and everywhere what comes from outside as bytes, and what is said where there is no device.
-
-#include "disagg/transport/rdma.h"
-
 #include <unistd.h>
 
 #include <filesystem>
 
 #include "base/random.h"
 #include "disagg/transport/rdma_messages.h"
+#include "disagg/transport/rdma_verbs.h"
+#include "disagg/transport/wires.h"
 #include "tests/catch.h"
 #include "tests/disagg/transport_side.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::rdma_test {
 namespace {
 
 using namespace rdma;
+using rdma::Message;
 
 std::shared_ptr<std::byte> plain_memory(size_t bytes) { return cpu_device().allocate(bytes).value(); }
 
@@ -159,4 +159,4 @@ TEST_CASE("rdma: ports are named, and what is not there is said", "[rdma]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::rdma_test

@@ -3,7 +3,7 @@
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::session_placement_test {
 namespace {
 
 TEST_CASE("placement: prefix_aware sends a session's next turn to its KV", "[disagg]") {
@@ -32,4 +32,4 @@ TEST_CASE("placement: prefix_aware sends a session's next turn to its KV", "[dis
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::session_placement_test

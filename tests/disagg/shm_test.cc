@@ -7,7 +7,7 @@
 #include "disagg/transport/shm_owner.h"
 #include "tests/catch.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::shm_test {
 namespace {
 
 using namespace shm;
@@ -72,4 +72,4 @@ TEST_CASE("shm: more ranges than there is room for are an error, until a window 
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::shm_test

@@ -14,7 +14,7 @@
 #include "tests/catch.h"
 #include "tests/disagg/transport_side.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::strangers_test {
 namespace {
 
 // A connection to where an address of a wire leads to.
@@ -80,4 +80,4 @@ TEST_CASE("transport: silent strangers at the port of a wire do not keep a peer 
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::strangers_test

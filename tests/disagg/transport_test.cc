@@ -21,7 +21,7 @@ extern "C" void AnnotateIgnoreReadsBegin(const char* file, int line);
 extern "C" void AnnotateIgnoreReadsEnd(const char* file, int line);
 #endif
 
-namespace xpyd::testing {
+namespace xpyd::testing::transport_test {
 namespace {
 
 constexpr PeerId kPoster = 1, kOwner = 2, kThird = 3;
@@ -637,4 +637,4 @@ TEST_CASE("window table: ranges join, and nothing outside them is inside", "[tra
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::transport_test

@@ -17,7 +17,7 @@
 #include "tests/catch.h"
 #include "tests/disagg/transport_side.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::wire_garbage_test {
 namespace {
 
 const Wire& wire_named(std::string_view name) {
@@ -40,7 +40,7 @@ std::string say(const sockaddr* address, socklen_t length, int type, const std::
   if (end) {
     shutdown(fd, SHUT_WR);
     char buffer[4096];
-    for (ssize_t n; (n = recv(fd, buffer, sizeof buffer, 0)) > 0;) heard.append(buffer, size_t(n));
+    for (ssize_t n; (n = ::recv(fd, buffer, sizeof buffer, 0)) > 0;) heard.append(buffer, size_t(n));
   }
   close(fd);
   return heard;
@@ -178,4 +178,4 @@ TEST_CASE("shm: garbage at its door is closed and counted", "[transport]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::wire_garbage_test

@@ -12,7 +12,7 @@
 #include "tests/tiny_model.h"
 #include "tests/wrapped_transport.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::demo_model_test {
 namespace {
 
 constexpr const char* kFacts =
@@ -203,4 +203,4 @@ TEST_CASE("demo model: the embedded folder is model/demo", "[demo]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::demo_model_test

@@ -9,7 +9,7 @@
 #include "experiments/load.h"
 #include "tests/catch.h"
 
-namespace xpyd::experiments {
+namespace xpyd::experiments::experiments_test {
 namespace {
 
 std::vector<std::string> columns(const Values& row) {
@@ -109,4 +109,4 @@ TEST_CASE("experiments: the runner, result files and claims", "[experiments]") {
                     "{ cat build/tmp/test_run.log; false; }") == 0);
 }
 
-}  // namespace xpyd::experiments
+}  // namespace xpyd::experiments::experiments_test

@@ -27,7 +27,7 @@
 #include "tests/catch.h"
 #include "tests/json.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::faults_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -446,4 +446,4 @@ TEST_CASE("faults: every call of a start, a request and a shutdown fails once", 
   run_faults(size_t(-1));
 }
 
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::faults_test

@@ -7,7 +7,7 @@
 #include "tests/json.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::golden_test {
 namespace {
 
 class TextSink final : public EventSink {
@@ -67,4 +67,4 @@ TEST_CASE("stories260k says what llama2.c says", "[golden]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::golden_test

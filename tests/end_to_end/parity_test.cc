@@ -6,7 +6,7 @@
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::parity_test {
 namespace {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -166,4 +166,4 @@ TEST_CASE("parity: 2P2D with 1 thread", "[parity]") { check_all("2P2D", 1); }
 TEST_CASE("parity: 2P2D with 2 threads", "[parity]") { check_all("2P2D", 2); }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::parity_test

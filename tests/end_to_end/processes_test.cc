@@ -26,7 +26,7 @@
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::processes_test {
 namespace {
 
 using Words = std::vector<std::string>;
@@ -414,4 +414,4 @@ TEST_CASE("processes: chaos: workers are killed and stopped under load, and noth
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::processes_test

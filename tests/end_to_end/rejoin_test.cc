@@ -11,7 +11,7 @@
 #include "server/stack.h"
 #include "tests/server/etcd_fixture.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::rejoin_test {
 namespace {
 
 const std::vector<std::string> kShape = {"--kv-bytes",  "2MiB", "--max-model-len", "400",
@@ -105,4 +105,4 @@ TEST_CASE("a worker outlives its conductor and joins the next by the registry", 
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::rejoin_test

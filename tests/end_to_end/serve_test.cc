@@ -18,7 +18,7 @@
 #include "tests/catch.h"
 #include "tests/json.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::serve_test {
 namespace {
 
 // A dummy-weights model folder: enough for a server without ../shared.
@@ -243,4 +243,4 @@ TEST_CASE("serve: 500 silent connections do not disturb a client", "[serve]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::serve_test

@@ -8,7 +8,7 @@
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::soak_test {
 namespace {
 
 long resident_bytes() {
@@ -60,4 +60,4 @@ TEST_CASE("no growth over 2,000 requests", "[soak]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::soak_test

@@ -10,7 +10,7 @@
 #include "tests/late_model.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::tiers_test {
 namespace {
 
 constexpr size_t kTokenBytes = 256;  // of the tiny model's KV
@@ -371,4 +371,4 @@ TEST_CASE("tiers: a head as large as the pool is not kept waiting by KV that cam
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::tiers_test

@@ -16,7 +16,7 @@
 #include "model/tokenizer.h"
 #include "tests/catch.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::tour_test {
 namespace {
 
 struct Ran {
@@ -159,4 +159,4 @@ TEST_CASE("tour: README.md shows what it prints", "[tour]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::tour_test

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <string>
 
+#include "base/utf8.h"
 #include "server/api.h"
 #include "server/http_parser.h"
 #include "server/json_text.h"
@@ -55,14 +56,14 @@ class CountingExchange final : public HttpExchange {
   void respond(HttpResponse response) override {
     XPYD_CHECK(!streaming_ && ++answers == 1);
     XPYD_CHECK(response.status >= 200 && response.status < 600);
-    XPYD_CHECK(is_valid_utf8(response.body));
+    XPYD_CHECK(is_utf8(response.body));
   }
   void begin_stream(HttpResponse) override {
     XPYD_CHECK(!streaming_ && answers == 0);
     streaming_ = true;
   }
   void write(std::string bytes) override {
-    XPYD_CHECK(streaming_ && answers == 0 && is_valid_utf8(bytes));
+    XPYD_CHECK(streaming_ && answers == 0 && is_utf8(bytes));
     XPYD_CHECK(bytes.starts_with("data: ") && bytes.ends_with("\n\n"));
   }
   void end_stream() override { XPYD_CHECK(streaming_ && ++answers == 1); }

@@ -13,14 +13,14 @@
 #include <sstream>
 #include <thread>
 
-#include "base/private_folder.h"
+#include "base/files.h"
 #include "disagg/control/channel.h"
 #include "server/access.h"
 #include "server/limits.h"
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::attack_test {
 namespace {
 
 // No descriptor more can be opened while this lives.
@@ -185,4 +185,4 @@ TEST_CASE("issue: one address that came and went kept everybody else waiting", "
   CHECK(double(std::clock() - before) / CLOCKS_PER_SEC < 1.5);  // 0.07; it was 4.9
 }
 
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::attack_test

@@ -7,7 +7,7 @@
 
 #include "tests/catch.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::check_stages_test {
 namespace {
 
 struct Outcome {
@@ -96,4 +96,4 @@ TEST_CASE("make check: a stage that cannot end in time, or at all here, is left 
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::check_stages_test

@@ -15,7 +15,7 @@
 #include "tests/disagg/sim_cluster.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::cluster_faults_test {
 namespace {
 
 using Tokens = std::vector<int32_t>;
@@ -310,4 +310,4 @@ TEST_CASE("conditional_cost: the server knows the model's work and the machine's
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::cluster_faults_test

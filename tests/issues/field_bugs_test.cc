@@ -6,7 +6,7 @@
 #include "tests/disagg/sim_cluster.h"
 #include "tests/wrapped_transport.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::field_bugs_test {
 namespace {
 
 using Tokens = std::vector<int32_t>;
@@ -333,4 +333,4 @@ TEST_CASE("dynamo's vLLM patch: a late write does not reach blocks that have gon
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::field_bugs_test

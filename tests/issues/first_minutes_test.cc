@@ -18,7 +18,7 @@
 #include "tests/server/fake_server.h"
 #include "tests/server/quiet_stdout.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::first_minutes_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -299,4 +299,4 @@ TEST_CASE("metrics under vLLM\'s newer names, and buckets for tokens of 0.2 ms",
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::first_minutes_test

@@ -18,8 +18,9 @@
 #include "tests/server/api_fixture.h"
 #include "tests/tiny_model.h"
 
-using namespace xpyd;
-using namespace xpyd::testing;
+namespace xpyd::front_end_test {
+
+using namespace testing;
 
 namespace {
 
@@ -577,3 +578,5 @@ TEST_CASE("cluster: the queue's bytes come back, however its requests leave it",
     CHECK(tiny.recorder->ended() == 15);
   }
 }
+
+}  // namespace xpyd::front_end_test

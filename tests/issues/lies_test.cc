@@ -21,7 +21,7 @@
 #include "tests/disagg/sim_cluster.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::lies_test {
 namespace {
 
 using Tokens = std::vector<int32_t>;
@@ -688,4 +688,4 @@ TEST_CASE("a request whose instances end goes on as long as it gets on", "[lies]
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::lies_test

@@ -11,7 +11,7 @@
 
 #include "tests/catch.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::lint_sass_test {
 namespace {
 
 // A kernel with these instructions, as nvdisasm writes it; lines that end in a colon are labels.
@@ -119,4 +119,4 @@ TEST_CASE("issue: lint-sass said nothing of a bound that bounded no loop", "[iss
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::lint_sass_test

@@ -14,13 +14,13 @@
 #include <regex>
 #include <thread>
 
-#include "base/private_folder.h"
+#include "base/files.h"
 #include "server/access.h"
 #include "server/options.h"
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::log_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -281,4 +281,4 @@ TEST_CASE("issue: --cluster-key-file and others were ignored without a word", "[
   CHECK(said("serve", {}).empty());
 }
 
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::log_test

@@ -10,7 +10,7 @@
 #include "tests/server/api_fixture.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::prompt_logprobs_test {
 namespace {
 
 constexpr int kTop = 3;
@@ -281,4 +281,4 @@ TEST_CASE("logprobs of tokens with one text: a client's dictionary keeps the lik
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::prompt_logprobs_test

@@ -15,13 +15,13 @@
 
 #include "allocator/disk_file.h"
 #include "base/clock.h"
+#include "base/files.h"
 #include "base/peak.h"
-#include "base/replace_file.h"
 #include "disagg/control/address.h"
 #include "disagg/control/channel.h"
 #include "tests/catch.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::stranger_files_test {
 namespace {
 
 void put(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
@@ -208,4 +208,4 @@ TEST_CASE("files: a disk tier out of descriptors removes no file of its name", "
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::stranger_files_test

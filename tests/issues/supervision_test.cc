@@ -26,7 +26,7 @@
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::supervision_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -494,4 +494,4 @@ TEST_CASE("worker: an address that cannot be one ends it, with exit code 2", "[i
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::supervision_test

@@ -14,7 +14,7 @@
 #include "tests/json.h"
 #include "tests/server/quiet_stdout.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::vattention_addresses_test {
 namespace {
 
 json vattention_of(const std::vector<std::string>& more) {
@@ -126,4 +126,4 @@ TEST_CASE("vattention serves the paper's Yi-34B example: KV in the last of a tho
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::vattention_addresses_test

@@ -9,7 +9,8 @@
 #include "tests/catch.h"
 #include "tests/json.h"
 
-using namespace xpyd;
+namespace xpyd::chat_template_test {
+
 using testing::data_path;
 using ordered = nlohmann::ordered_json;
 
@@ -283,3 +284,5 @@ TEST_CASE("chat template: roles, contents, tools and more variables", "[model][c
   auto only = template_of("{% for m in messages %}{% for p in m.content %}[{{ p['text'] }}]{% endfor %}{% endfor %}");
   CHECK(joined(only->render({parts, {"user", "c"}}, true)) == "[a][b][c]");
 }
+
+}  // namespace xpyd::chat_template_test

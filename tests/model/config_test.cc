@@ -7,7 +7,7 @@
 #include "tests/matchers.h"
 #include "tests/model/model_fixture.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::config_test {
 namespace {
 
 json llama() {
@@ -288,4 +288,4 @@ TEST_CASE("config: a model beyond this machine's memory is an error", "[model][c
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::config_test

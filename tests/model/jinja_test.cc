@@ -9,7 +9,8 @@
 #include "tests/catch.h"
 #include "tests/json.h"
 
-using namespace xpyd;
+namespace xpyd::jinja_test {
+
 using nlohmann::json;
 using testing::data_path;
 using Variables = std::vector<std::pair<std::string, jinja::Value>>;
@@ -233,3 +234,5 @@ TEST_CASE("jinja: whose bytes they are survives every operation", "[model][jinja
   CHECK(marked("{{ d|tojson }} {{ ['a']|tojson }} {{ d }} {{ [c] }}") ==
         "<{\"k\": \"v\"}> [\"a\"] <{'k': 'v'}> <['ab cd']>");
 }
+
+}  // namespace xpyd::jinja_test

@@ -7,7 +7,7 @@
 #include "model/weights.h"
 #include "tests/model/model_fixture.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::llama_test {
 namespace {
 
 const std::vector<std::string> kFixtures = {"llama2", "llama31", "llama_linear_bias", "mistral", "qwen2", "qwen3"};
@@ -253,4 +253,4 @@ TEST_CASE("llama: rope frequencies of the scaled kinds", "[model][llama]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::llama_test

@@ -4,7 +4,7 @@
 
 #include "tests/model/model_fixture.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::null_model_test {
 namespace {
 
 TEST_CASE("null model: logits follow from token and position alone", "[model][null_model]") {
@@ -38,4 +38,4 @@ TEST_CASE("null model: logits follow from token and position alone", "[model][nu
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::null_model_test

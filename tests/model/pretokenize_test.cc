@@ -2,7 +2,7 @@
 
 #include "tests/catch.h"
 
-using namespace xpyd;
+namespace xpyd::pretokenize_test {
 
 namespace {
 
@@ -91,3 +91,5 @@ TEST_CASE("pretokenize: replace_all", "[model][tokenizer]") {
     CHECK(changed == result);
   }
 }
+
+}  // namespace xpyd::pretokenize_test

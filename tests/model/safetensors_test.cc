@@ -13,7 +13,7 @@
 #include "tests/matchers.h"
 #include "tests/model/model_fixture.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::safetensors_test {
 namespace {
 
 std::string length_prefix(uint64_t n) {
@@ -303,4 +303,4 @@ TEST_CASE("safetensors: a shard that is cut while it is read", "[model][safetens
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::safetensors_test

@@ -8,7 +8,7 @@
 #include "model/weights.h"
 #include "tests/model/model_fixture.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::sharded_llama_test {
 namespace {
 
 // KV of up to `n_slots` sequences, in a memory of each rank: NaN where nothing was written.
@@ -281,4 +281,4 @@ TEST_CASE("sharded llama: shapes that the model cannot have are refused by name"
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::sharded_llama_test

@@ -8,7 +8,7 @@
 #include "tests/json.h"
 #include "tests/model/model_fixture.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::stories_test {
 namespace {
 
 // The continuation after `steps` forward passes over one position each (as the other program counts
@@ -59,4 +59,4 @@ TEST_CASE("stories260k: greedy text equals the golden file", "[model][stories]")
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::stories_test

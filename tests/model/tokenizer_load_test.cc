@@ -8,7 +8,8 @@
 #include "tests/catch.h"
 #include "tests/json.h"
 
-using namespace xpyd;
+namespace xpyd::tokenizer_load_test {
+
 using testing::as_text;
 using testing::data_path;
 using testing::json;
@@ -231,3 +232,5 @@ TEST_CASE("tokenizer: merges make no special token in text that may have none", 
     }
   }
 }
+
+}  // namespace xpyd::tokenizer_load_test

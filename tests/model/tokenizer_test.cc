@@ -11,7 +11,8 @@
 #include "tests/catch.h"
 #include "tests/json.h"
 
-using namespace xpyd;
+namespace xpyd::tokenizer_test {
+
 using testing::as_text;
 using testing::data_path;
 using testing::json;
@@ -288,3 +289,5 @@ TEST_CASE("tokenizer: special tokens in parts that do not allow them are text", 
     }
   }
 }
+
+}  // namespace xpyd::tokenizer_test

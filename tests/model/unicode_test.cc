@@ -3,7 +3,7 @@
 #include "base/utf8.h"
 #include "tests/catch.h"
 
-using namespace xpyd;
+namespace xpyd::unicode_test {
 
 TEST_CASE("unicode: classes at their edges", "[model][unicode]") {
   struct Row {
@@ -85,3 +85,5 @@ TEST_CASE("unicode: normalization form C", "[model][unicode]") {
   CHECK(sorted.starts_with("\u1ea1\u0323\u0323"));
   CHECK(sorted.ends_with("\u0301\u0301"));
 }
+
+}  // namespace xpyd::unicode_test

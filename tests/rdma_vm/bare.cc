@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "disagg/transport/rdma_link.h"
+#include "disagg/transport/rdma_verbs.h"
 
 namespace xpyd {
 namespace {

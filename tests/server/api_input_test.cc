@@ -4,8 +4,9 @@
 #include "server/api.h"
 #include "tests/server/api_fixture.h"
 
-using namespace xpyd;
-using namespace xpyd::testing;
+namespace xpyd::api_input_test {
+
+using namespace testing;
 
 TEST_CASE("api: every integer field at its edges", "[server][api]") {
   TestServer server;
@@ -215,3 +216,5 @@ TEST_CASE("api: unknown fields are accepted and named in the log", "[server][api
             .header("x-request-id")
             .starts_with("cmpl-"));
 }
+
+}  // namespace xpyd::api_input_test

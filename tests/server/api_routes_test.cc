@@ -5,8 +5,9 @@
 #include "server/api_format.h"
 #include "tests/server/api_fixture.h"
 
-using namespace xpyd;
-using namespace xpyd::testing;
+namespace xpyd::api_routes_test {
+
+using namespace testing;
 
 TEST_CASE("api: routes, methods and types", "[server][api]") {
   TestServer server;
@@ -174,3 +175,5 @@ TEST_CASE("api: 2,000 requests leave nothing behind", "[server][api]") {
   CHECK(resident() - before < (plain ? 4e6 : 500e6));
   CHECK(server.service.in_flight() == 0);
 }
+
+}  // namespace xpyd::api_routes_test

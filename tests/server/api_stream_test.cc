@@ -4,8 +4,9 @@
 #include "server/api.h"
 #include "tests/server/api_fixture.h"
 
-using namespace xpyd;
-using namespace xpyd::testing;
+namespace xpyd::api_stream_test {
+
+using namespace testing;
 
 TEST_CASE("api: a completion stream has one event per token", "[server][api]") {
   TestServer server;
@@ -144,3 +145,5 @@ TEST_CASE("api: a cluster that never answers does not hold its client for ever",
   check_error(server.post("/v1/completions", R"({"prompt":"a"})"), 504, "server_error", nullptr, "request_timeout");
   CHECK(server.service.aborted().size() == 1);
 }
+
+}  // namespace xpyd::api_stream_test

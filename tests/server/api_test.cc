@@ -5,8 +5,9 @@
 
 #include "tests/server/api_fixture.h"
 
-using namespace xpyd;
-using namespace xpyd::testing;
+namespace xpyd::api_test {
+
+using namespace testing;
 
 // ---- whole answers
 // --------------------------------------------------------------------------------
@@ -230,3 +231,5 @@ TEST_CASE("api: logprobs in both formats", "[server][api]") {
   CHECK_SAME(events[2]["choices"][0]["logprobs"], parsed(R"({"tokens":["l"],
       "token_logprobs":[-0.25],"top_logprobs":[{"l":-0.25}],"text_offset":[2]})"));
 }
+
+}  // namespace xpyd::api_test

@@ -6,8 +6,9 @@
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 
-using namespace xpyd;
-using namespace xpyd::testing;
+namespace xpyd::chat_request_test {
+
+using namespace testing;
 
 namespace {
 
@@ -112,3 +113,5 @@ TEST_CASE("chat request: what the template or the API cannot take is refused", "
             "takes too long"));
   CHECK(has(prompt_of("{{ 'x' * 200000 }}", user), "context length"));
 }
+
+}  // namespace xpyd::chat_request_test

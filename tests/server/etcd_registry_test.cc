@@ -8,7 +8,7 @@
 #include "tests/server/etcd_fixture.h"
 #include "tests/two_hosts.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::etcd_registry_test {
 namespace {
 
 using Entries = Registry::Entries;
@@ -210,4 +210,4 @@ TEST_CASE("a registry's address is checked", "[server][etcd]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::etcd_registry_test

@@ -3,7 +3,7 @@
 #include "tests/catch.h"
 #include "tests/server/fake_server.h"
 
-namespace xpyd {
+namespace xpyd::http_client_test {
 namespace {
 
 using testing::FakeRequest;
@@ -202,4 +202,4 @@ TEST_CASE("http client: nobody listens", "[http_client]") {
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::http_client_test

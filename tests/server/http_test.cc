@@ -12,8 +12,9 @@
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 
-using namespace xpyd;
-using namespace xpyd::testing;
+namespace xpyd::http_test {
+
+using namespace testing;
 
 namespace {
 
@@ -502,3 +503,5 @@ TEST_CASE("http: stop drops every connection", "[server][http]") {
   CHECK(server.service.aborted().size() == 1);
   CHECK(seconds_since(start) < 20);
 }
+
+}  // namespace xpyd::http_test

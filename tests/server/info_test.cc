@@ -10,7 +10,7 @@
 #include "tests/json.h"
 #include "tests/server/quiet_stdout.h"
 
-namespace xpyd {
+namespace xpyd::info_test {
 namespace {
 
 using nlohmann::json;
@@ -138,6 +138,36 @@ TEST_CASE("info: bad input", "[info]") {
   CHECK(run_info(empty.path, {}).code == 2);
 }
 
+TEST_CASE("info: who sends what to whom between ranks", "[info]") {
+  json config = testing::parsed(kConfig);
+  config["num_key_value_heads"] = 4;
+  ModelDir model(testing::as_text(config));
+  // The notes' worked case: tp 2 to tp 4.
+  json ranks = run_info(model.dir.path, {"--ranks", "2x1:4x1"}).out["ranks"];
+  REQUIRE(ranks["moves"].size() == 4);
+  for (int to = 0; to < 4; ++to) {
+    const json& move = ranks["moves"][size_t(to)];
+    CHECK(move["from"] == to / 2);
+    CHECK(move["to"] == to);
+    CHECK(move["heads"] == json{to, to + 1});
+    CHECK(move["layers"] == json{0, 3});
+    CHECK(move["bytes"] == 2 * 3 * 16 * 4);
+  }
+  REQUIRE(ranks["table"].size() == 6);
+  CHECK(ranks["table"][3] ==
+        json{{"side", "D"}, {"rank", 1}, {"group", 0}, {"group_rank", 2}, {"global_rank", 3}, {"port", 1}});
+  // What the notes have no rows for is planned all the same: stages, and fewer ranks than before.
+  ranks = run_info(model.dir.path, {"--ranks", "4x1:2x3", "--kv-dtype", "bf16"}).out["ranks"];
+  CHECK(ranks["moves"].size() == 4 * 3);
+  CHECK(ranks["table"].empty());
+  size_t bytes = 0;
+  for (const json& move : ranks["moves"]) bytes += move["bytes"].get<size_t>();
+  CHECK(bytes == 2 * 3 * 4 * 16 * 2);
+  for (const char* bad : {"2", "2x1", "2x1:4x1x", "2x1:4x0", "3x1:1x1", "1x1:1x4", "-1x1:1x1", "99999x1:1x1"})
+    CHECK(run_info(model.dir.path, {"--ranks", bad}).code == 2);
+  CHECK_FALSE(run_info(model.dir.path, {}).out.contains("ranks"));
+}
+
 TEST_CASE("info: without a folder, the embedded demo model", "[info]") {
   auto options = Options::parse(option_table(), "info", {}, 1);
   REQUIRE(options);
@@ -147,4 +177,4 @@ TEST_CASE("info: without a folder, the embedded demo model", "[info]") {
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::info_test

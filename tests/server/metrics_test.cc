@@ -9,8 +9,9 @@
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 
-using namespace xpyd;
-using namespace xpyd::testing;
+namespace xpyd::metrics_test {
+
+using namespace testing;
 
 namespace {
 
@@ -436,3 +437,5 @@ TEST_CASE("metrics: tiers have a row for each tier, way and failure", "[server][
   CHECK(p.samples["vllm:kv_tier_load_seconds_total{model_name=\"tiny\",engine=\"" + stats.instances[0].name + "\"}"] ==
         0.25);
 }
+
+}  // namespace xpyd::metrics_test

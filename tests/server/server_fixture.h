@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "disagg/service.h"
-#include "server/http_server.h"
+#include "server/api.h"
 
 namespace xpyd::testing {
 

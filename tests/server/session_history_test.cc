@@ -23,7 +23,7 @@
 #include "tests/disagg/sim_cluster.h"
 #include "tests/json.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::session_history_test {
 namespace {
 
 using Tokens = std::vector<int32_t>;
@@ -307,7 +307,9 @@ void Sim::disturb() {
   if (chance(0.03)) speak("stranger" + std::to_string(++last_name_), "");  // a conversation of its own
   if (chance(0.05)) {                                                      // and one under a name that may be dropped
     const std::string& name = talkers_[random_.below(talkers_.size())].name;
-    if (believed_[name].certain()) speak(name, R"(,"session_generation":"new")");
+    const bool asked = std::any_of(talkers_.begin(), talkers_.end(),
+                                   [&](const Talker& talker) { return talker.name == name && talker.exchange; });
+    if (believed_[name].certain() && !asked) speak(name, R"(,"session_generation":"new")");
   }
   std::erase_if(strangers_, [&](const Stranger& stranger) {
     if (!stranger.exchange->ended) return false;
@@ -471,4 +473,4 @@ TEST_CASE("history: each answer follows from a history that its client can belie
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::session_history_test

@@ -2,8 +2,9 @@
 #include "server/sessions.h"
 #include "tests/server/api_fixture.h"
 
-using namespace xpyd;
-using namespace xpyd::testing;
+namespace xpyd::session_test {
+
+using namespace testing;
 
 namespace {
 
@@ -341,3 +342,5 @@ TEST_CASE("sessions: the store keeps its bounds whatever happens", "[server][ses
   CHECK(dropped > 100);
   CHECK(busy > 100);
 }
+
+}  // namespace xpyd::session_test

@@ -7,7 +7,7 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::supervisor_test {
 namespace {
 
 constexpr double kTurn = 0.05;  // seconds between two looks
@@ -197,4 +197,4 @@ TEST_CASE("supervisor: random lives end with every child serving", "[server][sup
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::supervisor_test

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "base/cuda.h"
-#include "base/cuda_capture.h"
 #include "base/cuda_early.h"
 #include "device_memory.h"
 

@@ -15,7 +15,7 @@
 #include <mutex>
 #include <vector>
 
-#include "base/cuda_capture.h"
+#include "base/cuda.h"
 #include "base/cuda_vmm.h"
 #include "device_memory.h"
 #include "machine.h"

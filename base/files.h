@@ -1,6 +1,6 @@
-// A new folder of this user's alone under $TMPDIR (or /tmp), gone with its owner, with the files in
-// it: for sockets and keys. One whose owner was killed goes when the next one is made: it has our
-// name, this user, the mode 01700 that nobody else gives, and its owner's lock, a file, is free.
+// Files that nobody sees half written, and folders that nobody else sees.
+//
+// Thread safety: plain functions; a folder belongs to one thread.
 #pragma once
 
 #include <dirent.h>
@@ -14,8 +14,20 @@
 #include <string>
 #include <string_view>
 
+#include "base/status.h"
+
 namespace xpyd {
 
+// Written as a whole: beside, under a name of nobody's, then renamed. Whoever reads `path`
+// meanwhile sees the old text or the new one. Only a regular file is replaced: renaming over a
+// device, a pipe or a socket would take that away from everybody.
+Status replace_file(const std::string& path, std::string_view text);
+// Its error, found before there is a text.
+Status check_replaceable(const std::string& path);
+
+// A new folder of this user's alone under $TMPDIR (or /tmp), gone with its owner, with the files in
+// it: for sockets and keys. One whose owner was killed goes when the next one is made: it has our
+// name, this user, the mode 01700 that nobody else gives, and its owner's lock, a file, is free.
 class PrivateFolder {
  public:
   PrivateFolder() : PrivateFolder(name_one(), 0700, O_CREAT | O_EXCL) {
