@@ -361,7 +361,11 @@ void Sim::answered(Talker& talker) {
   ++counts["turns"];
   if (int(output.size()) != talker.wants)
     return wrong(talker.name + " got an answer of " + std::to_string(output.size()) + " tokens");
-  if (!talker.ends && chance(0.05)) return believed.lost(talker.brought, talker.wants);
+  if (!talker.ends && chance(0.05)) {
+    believed.lost(talker.brought, talker.wants);
+    talker.history = believed.tokens();  // who loses several in a row is to end in time, too
+    return;
+  }
   if (!believed.answered(talker.brought, output))
     return wrong(talker.name + " got an answer that no history of its explains");
   talker.history = believed.tokens();
