@@ -8,8 +8,10 @@
 // Without a free slot the one that ended first is evicted; its sequence comes back by computing it
 // again.
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
+#include "allocator/block_pool.h"
 #include "allocator/pooled.h"
 #include "allocator/slot_contents.h"
 
@@ -20,9 +22,9 @@ Error no_slot() { return {ErrorCode::unavailable, "no free KV slot"}; }
 
 class ContiguousMemory final : public PooledMemory {
  public:
-  ContiguousMemory(std::shared_ptr<BlockPool> pool, const KvOptions& options, const char* name, bool keeps)
-      : PooledMemory(std::move(pool), options),
-        name_(name),
+  ContiguousMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name, bool keeps)
+      : PooledMemory(std::move(pool), options, name),
+        blocks_(dynamic_cast<BlockPool&>(*pool_)),
         keeps_(keeps),
         contents_(layout().n_blocks),
         slots_(size_t(layout().n_blocks)) {
@@ -30,10 +32,8 @@ class ContiguousMemory final : public PooledMemory {
   }
   ~ContiguousMemory() override {
     for (int32_t i = 0; i < layout().n_blocks; ++i)
-      if (slots_[size_t(i)].idle) pool_->release_idle({&i, 1});
+      if (slots_[size_t(i)].idle) pool_->release({&i, 1});
   }
-
-  const char* name() const override { return name_; }
 
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
     SlotContents::Match match;
@@ -93,7 +93,7 @@ class ContiguousMemory final : public PooledMemory {
     }
     const int32_t slot = sequences_[handle].table[0];
     sequences_.remove(handle);
-    pool_->set_idle({&slot, 1}, true);
+    std::lock_guard lock(slots_mutex_);
     slots_[size_t(slot)] = {slots_[size_t(slot)].pins, true, ++clock_};
     if (slots_[size_t(slot)].pins == 0) contents_.end(slot);
   }
@@ -101,11 +101,13 @@ class ContiguousMemory final : public PooledMemory {
   // What a lease reads stays as it is: its slot is taken by nobody. A lease of what begins behind
   // the slot's last token has none.
   KvLease pin(KvHandle handle, int token_begin, int token_end) override {
+    std::lock_guard lock(slots_mutex_);
     const KvLease lease = PooledMemory::pin(handle, token_begin, token_end);
     for (int32_t slot : leases_[lease]) ++slots_[size_t(slot)].pins;
     return lease;
   }
   void unpin(KvLease lease) override {
+    std::lock_guard lock(slots_mutex_);
     for (int32_t slot : leases_[lease])
       if (--slots_[size_t(slot)].pins == 0 && slots_[size_t(slot)].idle) contents_.end(slot);
     PooledMemory::unpin(lease);
@@ -125,8 +127,8 @@ class ContiguousMemory final : public PooledMemory {
     return handle;
   }
 
-  KvView view(KvHandle handle) const override {
-    return {pool_->data(), &pool_->rank_layout(0), nullptr, sequences_[handle].table[0]};
+  KvView view(KvHandle handle, int rank) const override {
+    return {base(rank), &places().layout(rank), nullptr, sequences_[handle].table[0]};
   }
 
   bool tail_shared(KvHandle) const override { return false; }
@@ -135,14 +137,16 @@ class ContiguousMemory final : public PooledMemory {
  private:
   struct Slot {
     int pins = 0;
-    bool idle = false;  // its sequence has ended; the reference is marked idle
+    bool idle = false;  // its sequence has ended: whoever needs a slot can have it
     int64_t since = 0;
   };
 
   KvHandle take_over(int32_t slot, int tokens) {
-    pool_->set_idle({&slot, 1}, false);
-    slots_[size_t(slot)].idle = false;
-    pool_->set_written({&slot, 1}, tokens);
+    {
+      std::lock_guard lock(slots_mutex_);
+      slots_[size_t(slot)].idle = false;
+      pool_->set_written({&slot, 1}, tokens);
+    }
     const KvHandle handle = sequences_.add();
     Sequence& s = sequences_[handle];
     s.table.assign(1, slot);
@@ -154,7 +158,7 @@ class ContiguousMemory final : public PooledMemory {
   KvHandle add() {
     KvHandle handle = sequences_.add();
     int64_t evictions = 0;
-    if (pool_->allocate(1, sequences_[handle].table, evictions)) return handle;
+    if (blocks_.allocate(1, sequences_[handle].table, evictions)) return handle;
     sequences_.remove(handle);
     int oldest = -1;
     for (int i = 0; i < layout().n_blocks; ++i) {
@@ -168,34 +172,67 @@ class ContiguousMemory final : public PooledMemory {
     return take_over(oldest, 0);
   }
 
+  // An idle slot is referenced by nobody but this memory, which can do without it: as good as
+  // cached.
+  KvStats pool_stats() const override {
+    std::lock_guard lock(slots_mutex_);
+    KvStats stats = pool_->stats();
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      if (!slots_[i].idle || slots_[i].pins > 0) continue;
+      --stats.active, ++stats.cached;
+      stats.written_bytes -= pool_->filled(int32_t(i)) * int64_t(places().token_bytes());
+    }
+    return stats;
+  }
+
   bool reserves() const override { return true; }
-  void count_references(std::vector<int32_t>& references, std::vector<int32_t>& idle) const override {
-    PooledMemory::count_references(references, idle);
-    for (size_t i = 0; i < slots_.size(); ++i)
-      if (slots_[i].idle) ++references[i], ++idle[i];
+  void count_references(std::vector<int32_t>& references) const override {
+    PooledMemory::count_references(references);
+    for (size_t i = 0; i < slots_.size(); ++i) references[i] += slots_[i].idle;
   }
   void check_sequence(const Sequence& s) const override {
     XPYD_CHECK(s.table.size() == 1 && !slots_[size_t(s.table[0])].idle);
     XPYD_CHECK(contents_.size(s.table[0]) == (keeps_ ? s.written : 0));
   }
 
-  const char* const name_;
+  BlockPool& blocks_;
   const bool keeps_;
-  SlotContents contents_;    // by block of the pool
-  std::vector<Slot> slots_;  // the same
+  SlotContents contents_;           // by block of the pool
+  std::vector<Slot> slots_;         // the same
+  mutable std::mutex slots_mutex_;  // idle and pins, for stats() of any thread
   int64_t clock_ = 0;
 };
 
+KvScheme scheme_of_slots(const char* name, const char* source) {
+  return {.name = name,
+          .source = source,
+          .unit = "slot",
+          .block_tokens = [](const KvOptions& o) { return o.max_sequence_tokens; },
+          .block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, o.max_sequence_tokens); },
+          .check = nothing_more,
+          .make_pool = [](const PoolPlan& plan) { return make_blocks(plan, false); },
+          .contiguous = true,
+          .whole_slots = true};
+}
+
 }  // namespace
 
-std::unique_ptr<KvMemory> make_contiguous(std::shared_ptr<BlockPool> pool, const KvOptions& options) {
-  return std::make_unique<ContiguousMemory>(std::move(pool), options, "contiguous", false);
+KvScheme contiguous_scheme() {
+  KvScheme scheme = scheme_of_slots("contiguous", "SOSP'23 (PagedAttention) section 3.1: Orca (Max)");
+  scheme.make = [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
+    return std::make_unique<ContiguousMemory>(std::move(pool), o, "contiguous", false);
+  };
+  return scheme;
 }
 
 // Where several memories share the pool, what one keeps another one lacks.
-std::unique_ptr<KvMemory> make_slots(std::shared_ptr<BlockPool> pool, const KvOptions& options) {
-  return std::make_unique<ContiguousMemory>(std::move(pool), options, "slots",
-                                            options.prefix_cache && options.keep_idle);
+KvScheme slots_scheme() {
+  KvScheme scheme = scheme_of_slots("slots",
+                                    "TurboMind's first generation: slots of the maximum length, LRU over sequences");
+  scheme.make = [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
+    return std::make_unique<ContiguousMemory>(std::move(pool), o, "slots", o.prefix_cache && o.keep_idle);
+  };
+  return scheme;
 }
 
 }  // namespace xpyd

@@ -6,12 +6,6 @@
 namespace xpyd {
 namespace {
 
-std::unique_ptr<VirtualRange> reserve(BlockPool& pool, const KvLayout& slots) {
-  Result<std::unique_ptr<VirtualRange>> range = pool.page_groups()->reserve(slots.pool_bytes());
-  XPYD_CHECK(range.ok(), range.ok() ? "" : range.error().message);
-  return std::move(range).value();
-}
-
 // Runs of neighbours that begin at row `from` or behind.
 int64_t runs(const std::vector<int32_t>& rows, size_t from) {
   int64_t n = 0;
@@ -21,16 +15,16 @@ int64_t runs(const std::vector<int32_t>& rows, size_t from) {
 
 }  // namespace
 
-SlotRows::SlotRows(BlockPool& pool, const KvLayout& slots, const KvOptions& options, SlotContents& contents)
+SlotRows::SlotRows(RowPool& pool, std::vector<std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots,
+                   bool map_ahead, SlotContents& contents)
     : pool_(pool),
       row_tokens_(pool.layout().block_tokens),
-      n_planes_(slots.order == KvOrder::layer_major ? 2 * slots.shape.n_layers : 1),
-      map_ahead_(options.map_ahead),
-      lockstep_(options.lockstep),
+      n_planes_(int(pool.block_bytes() / pool.groups(0).options().group_bytes)),
+      map_ahead_(map_ahead),
       contents_(contents),
-      range_(reserve(pool, slots)),
-      mapper_(pool, *range_, slots),
-      slots_(size_t(slots.n_blocks)) {}
+      ranges_(std::move(ranges)),
+      mapper_(pool, ranges_, slots),
+      slots_(size_t(slots.whole.n_blocks)) {}
 
 SlotRows::~SlotRows() {
   mapper_.drain();
@@ -86,7 +80,7 @@ bool SlotRows::grow(int index, int n) {
   const int have = int(slot.rows.size()), more = n - have;
   set_busy(index, n);
   if (more <= 0) return true;
-  if (!make_free(more) || !pool_.allocate_run(more, slot.rows)) {
+  if (!make_free(more) || !pool_.allocate(more, slot.rows)) {
     set_busy(index, busy);
     return false;
   }
@@ -109,7 +103,7 @@ bool SlotRows::grow_ahead(int index, int n) {
   if (!map_ahead_ || n <= int(slot.rows.size()) || !settle(slot)) return false;
   const int have = int(slot.rows.size()), more = n - have;
   if (pool_.stats().free < more + pool_.layout().n_blocks / 20) return false;
-  if (!pool_.allocate_run(more, slot.rows)) return false;
+  if (!pool_.allocate(more, slot.rows)) return false;
   PageMapper::Job job{.slot = index, .first = have};
   job.rows.assign(slot.rows.begin() + have, slot.rows.end());
   pool_.set_idle(job.rows, true);
@@ -186,59 +180,22 @@ void SlotRows::give_back(int index, int keep) {
   job.rows = cut(slot, keep);
   post(slot, std::move(job));
   last_release_ = slot.job;
-  if (lockstep_) (void)mapper_.wait(slot.job);  // else how many rows are free is a matter of time
 }
 
-// The system refuses mappings: those of idle slots are given back, so that the next try may
-// succeed.
-void SlotRows::give_back_idle() {
-  for (int i; (i = victim(-1, false)) >= 0;) give_back(i, slots_[size_t(i)].busy);
+int64_t SlotRows::calls(std::atomic<int64_t> PageCalls::*what) const {
+  int64_t n = 0;
+  for (const auto& range : ranges_) n += (range->calls.*what).load(std::memory_order_relaxed);
+  return n;
 }
 
-bool SlotRows::make_free(int n_rows) {
-  for (;;) {
-    const KvStats stats = pool_.stats();
-    if (stats.free >= n_rows) return true;
-    if (stats.free + stats.cached < n_rows) return false;
-    const int given = reclaim(n_rows - stats.free, -1, true);
-    (void)mapper_.wait(last_release_);                    // a row is free when it is unmapped
-    if (given == 0) return pool_.stats().free >= n_rows;  // other memories have them
-  }
-}
-
-int SlotRows::reclaim(int n_rows, int except, bool live) {
-  int given = 0;
-  while (given < n_rows) {
-    const int i = victim(except, live);
-    if (i < 0) break;
-    const int has = int(slots_[size_t(i)].rows.size()), gives = std::min(has - slots_[size_t(i)].busy, n_rows - given);
-    give_back(i, has - gives);
-    given += gives;
-  }
-  reclaimed_.fetch_add(given, std::memory_order_relaxed);
-  return given;
-}
-
-// The slot whose rows go next. Of sequences (`live`) only what they do not need yet.
-int SlotRows::victim(int except, bool live) const {
-  int oldest = -1;
-  for (int i = 0; i < int(slots_.size()); ++i) {
-    const Slot& slot = slots_[size_t(i)];
-    if (i == except || slot.busy == int(slot.rows.size())) continue;
-    if (slot.idle_since == kLive && !live) continue;
-    if (oldest < 0 || slot.idle_since < slots_[size_t(oldest)].idle_since) oldest = i;
-  }
-  return oldest;
-}
-
-void SlotRows::count_references(std::vector<int32_t>& references, std::vector<int32_t>& idle) const {
+void SlotRows::count_references(std::vector<int32_t>& references, std::vector<int32_t>* idle) const {
   int64_t counted = 0;
   for (const Slot& slot : slots_) {
     XPYD_CHECK(slot.busy >= 0 && slot.busy <= int(slot.rows.size()));
     counted += runs(slot.rows, 0);
     for (size_t i = 0; i < slot.rows.size(); ++i) {
       ++references[size_t(slot.rows[i])];
-      idle[size_t(slot.rows[i])] += int(i) >= slot.busy;
+      if (idle) (*idle)[size_t(slot.rows[i])] += int(i) >= slot.busy;
     }
   }
   XPYD_CHECK(counted == runs_.load());

@@ -23,12 +23,12 @@ namespace xpyd {
 
 class SlotRows {
  public:
-  // `slots`: layout of the addresses. What `contents` knows of rows that are given back is
-  // truncated.
-  SlotRows(BlockPool& pool, const KvLayout& slots, const KvOptions& options, SlotContents& contents);
+  // `ranges`: the addresses of each rank; `slots`: their layouts, which outlive the rows. What
+  // `contents` knows of rows that are given back is truncated.
+  SlotRows(RowPool& pool, std::vector<std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots, bool map_ahead,
+           SlotContents& contents);
   ~SlotRows();
 
-  std::byte* data() const { return range_->data(); }
   std::span<const int32_t> rows(int slot) const { return slots_[size_t(slot)].rows; }
   int busy(int slot) const { return slots_[size_t(slot)].busy; }
   // Rows [0, n), of those it has, are in use; those behind are idle.
@@ -68,11 +68,12 @@ class SlotRows {
   void wait(int slot, int n) const;
   void drain() const { mapper_.drain(); }
 
-  // Mappings as the system counts them: runs of neighbours, in each plane.
+  // Mappings as the system counts them: runs of neighbours, in each plane of each rank.
   int64_t mappings() const { return runs_.load(std::memory_order_relaxed) * n_planes_; }
-  const PageCalls& calls() const { return range_->calls; }
+  int64_t calls(std::atomic<int64_t> PageCalls::*what) const;  // of all ranks
   PageMapper::Stats jobs() const { return mapper_.stats(); }
-  void count_references(std::vector<int32_t>& references, std::vector<int32_t>& idle) const;
+  // `idle`: those that are; null: not asked.
+  void count_references(std::vector<int32_t>& references, std::vector<int32_t>* idle) const;
 
  private:
   static constexpr int64_t kLive = LLONG_MAX;
@@ -93,11 +94,11 @@ class SlotRows {
   int reclaim(int n_rows, int except, bool live);
   int victim(int except, bool live) const;
 
-  BlockPool& pool_;
+  RowPool& pool_;
   const int row_tokens_, n_planes_;
-  const bool map_ahead_, lockstep_;
+  const bool map_ahead_;
   SlotContents& contents_;
-  const std::unique_ptr<VirtualRange> range_;
+  const std::vector<std::unique_ptr<VirtualRange>> ranges_;
   mutable PageMapper mapper_;
   std::vector<Slot> slots_;
   std::atomic<int64_t> runs_{0}, reclaimed_{0};

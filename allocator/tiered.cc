@@ -38,10 +38,11 @@ Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory, 
 
 TieredMemory::TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers, Device& device,
                            Clock& clock)
-    : memory_(std::move(memory)),
+    : KvMemory(memory->name(), memory->places(), this, this),
+      memory_(std::move(memory)),
       tiers_(std::move(tiers)),
       block_tokens_(tiers_->block_tokens()),
-      addresses_go_(find_kv_scheme(memory_->name())->block_bytes != nullptr),
+      addresses_go_(find_kv_scheme(memory_->name())->page_groups),
       out_budget_(out_budget(memory_->stats(), block_tokens_)),
       out_(device.make_copy_queue(tiers_->options().copy_gbps)),
       in_(device.make_copy_queue(tiers_->options().copy_gbps)),
@@ -153,12 +154,12 @@ KvHandover TieredMemory::hand_over(KvHandle handle) {
   leave(handle);
   while (addresses_go_ && !out_->reached(s.last_out)) clock_.sleep(kLookAgain);
   poll_out();
-  return memory_->hand_over(handle);
+  return memory_->handoff().hand_over(handle);
 }
 
 KvHandle TieredMemory::adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) {
   const size_t n = size_t(handover.tokens);
-  const KvHandle handle = memory_->adopt(std::move(handover), tokens, salt);
+  const KvHandle handle = memory_->handoff().adopt(std::move(handover), tokens, salt);
   if (handle == kNoKv) return handle;
   Sequence& s = start(handle, tokens.first(n), salt);
   s.when_set_aside = !tiers_->options().keep_arrivals;
@@ -194,7 +195,7 @@ size_t TieredMemory::plan_copies(KvHandle handle, const KvView& host, int token_
   for (int rank = 0; rank < shards->n_ranks(); ++rank) {
     const KvRect own = shards->rect(rank);
     if (out && shards->tensor_rank_of(rank) % shards->replicas() != 0) continue;
-    const KvView view = memory_->rank_view(handle, rank);
+    const KvView view = memory_->view(handle, rank);
     // From the numbers of one side to those of the other.
     const KvRange layers{0, own.layers.size()}, heads{0, own.heads.size()};
     const KvRect from = out ? KvRect{layers, heads} : own, to = out ? own : KvRect{layers, heads};

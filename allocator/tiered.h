@@ -26,18 +26,11 @@ namespace xpyd {
 // `memory` with options.tiers below it. The errors name the option that cannot be met.
 Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory, const KvOptions& options);
 
-class TieredMemory final : public KvMemory {
+class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
  public:
   TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers, Device& device, Clock& clock);
   ~TieredMemory() override;  // waits for the copies that are under way
 
-  const char* name() const override { return memory_->name(); }
-  const KvLayout& layout() const override { return memory_->layout(); }
-  int n_ranks() const override { return memory_->n_ranks(); }
-  const KvShards* shards() const override { return memory_->shards(); }
-  KvView rank_view(KvHandle handle, int rank) const override { return memory_->rank_view(handle, rank); }
-  std::byte* base() const override { return memory_->base(); }
-  std::byte* rank_base(int rank) const override { return memory_->rank_base(rank); }
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override;
   bool ready(KvHandle handle) override;
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override { return memory_->probe(tokens, salt); }
@@ -58,8 +51,8 @@ class TieredMemory final : public KvMemory {
   // way.
   KvHandover hand_over(KvHandle handle) override;
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override;
-  void discard(KvHandover handover) override { memory_->discard(std::move(handover)); }
-  KvView view(KvHandle handle) const override { return memory_->view(handle); }
+  void discard(KvHandover handover) override { memory_->handoff().discard(std::move(handover)); }
+  KvView view(KvHandle handle, int rank = 0) const override { return memory_->view(handle, rank); }
   int written_tokens(KvHandle handle) const override { return memory_->written_tokens(handle); }
   std::span<const int32_t> blocks(KvHandle handle) const override { return memory_->blocks(handle); }
   bool tail_shared(KvHandle handle) const override { return memory_->tail_shared(handle); }

@@ -108,7 +108,7 @@ bool InstanceParts::checksums_are(KvHandle kv, int token_begin, int token_end,
 
 std::vector<KvView> InstanceParts::views(KvHandle kv) const {
   std::vector<KvView> views;
-  for (int rank = 0; rank < memory.n_ranks(); ++rank) views.push_back(memory.rank_view(kv, rank));
+  for (int rank = 0; rank < memory.n_ranks(); ++rank) views.push_back(memory.view(kv, rank));
   return views;
 }
 

@@ -87,7 +87,7 @@ struct BuiltInstance {
   std::unique_ptr<Instance> instance;
 };
 Result<BuiltInstance> build_instance(const ClusterOptions& options, const Welcome& as, int model_index,
-                                     std::shared_ptr<BlockPool> pool, Clock& clock, Post& post);
+                                     std::shared_ptr<KvPool> pool, Clock& clock, Post& post);
 Result<JoinedPool> join_pool(const ClusterOptions& options, const Welcome& as);
 
 class Cluster final : public Runtime, private Post {

@@ -342,7 +342,8 @@ void KvReceiver::adopt(AttemptId attempt, Incoming& in, bool whole) {
   if (in.handover) {
     const bool elsewhere = in.handover->between_processes();
     // What another process says is no more than a claim.
-    if (!elsewhere || in.handover->tokens == n_tokens) kv = memory.adopt(std::move(*in.handover), tokens, salt);
+    if (!elsewhere || in.handover->tokens == n_tokens)
+      kv = memory.handoff().adopt(std::move(*in.handover), tokens, salt);
     if (elsewhere) {
       if (kv == kNoKv) ++stats_.refused_kv;
       parts_.tell(in.from, KvTaken{attempt});
@@ -405,7 +406,7 @@ void KvReceiver::give_back(InstanceId from, AttemptId attempt, std::optional<KvH
   if (handover->between_processes())
     parts_.tell(from, KvTaken{attempt});
   else
-    parts_.memory.discard(std::move(*handover));
+    parts_.memory.handoff().discard(std::move(*handover));
   handover.reset();
 }
 

@@ -201,7 +201,7 @@ bool KvSender::finish(AttemptId attempt, Outgoing& out) {
   if (out.given) {  // the attempt is the peer's; one that is silent adopts what it finds, or
                     // computes
     if (!out.over && parts_.clock.now() <= out.deadline_s) return false;
-    parts_.memory.discard(*std::exchange(out.given, std::nullopt));
+    parts_.memory.handoff().discard(*std::exchange(out.given, std::nullopt));
     return true;
   }
   // The peer counts what arrives: of posts that are done it need not be told.
@@ -230,7 +230,7 @@ void KvSender::deliver(AttemptId attempt, Outgoing& out) {
     for (const SequencePtr& choice : out.choices) delivered.choices.push_back(state_of(*choice));
   if (parts_.checksum && !parts_.wire.zero_copy())
     delivered.checksums = parts_.checksums(out.kv, out.destination->cached_tokens, out.choices[0]->given);
-  if (parts_.wire.zero_copy()) delivered.handover = parts_.memory.hand_over(std::exchange(out.kv, kNoKv));
+  if (parts_.wire.zero_copy()) delivered.handover = parts_.memory.handoff().hand_over(std::exchange(out.kv, kNoKv));
   if (delivered.handover && delivered.handover->between_processes()) {
     out.given = delivered.handover;
     out.deadline_s = parts_.new_deadline();

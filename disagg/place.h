@@ -15,7 +15,7 @@ inline std::vector<MemoryRange> rows_of(const KvMemory& memory, KvHandle kv, int
   std::vector<MemoryRange> rows;
   TransferPlan plan;
   for (int rank = 0; rank < memory.n_ranks(); ++rank) {
-    const KvView view = memory.rank_view(kv, rank);
+    const KvView view = memory.view(kv, rank);
     plan_transfer(view, view, {token_begin, token_end, 0, view.layout->shape.n_layers}, plan);
     for (const Copy& copy : plan.copies) rows.push_back({copy.destination, copy.bytes});
   }

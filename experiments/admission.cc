@@ -107,7 +107,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
                .prefix_cache = false};
   kv.pool_bytes = size_t(kPoolTokens) / (setting.tiny ? 16 : 1) * kv.shape.token_bytes();
   const std::string allocator = point["allocator"], rule = point["rule"];
-  Result<std::shared_ptr<BlockPool>> pool = make_block_pool(allocator, kv);
+  Result<std::shared_ptr<KvPool>> pool = make_block_pool(allocator, kv);
   if (!pool) return pool.error();
   std::unique_ptr<KvMemory> memory = find_kv_scheme(allocator)->make(pool.value(), kv);
   VirtualClock clock;

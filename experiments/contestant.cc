@@ -4,8 +4,8 @@
 #include <atomic>
 #include <cstring>
 
-#include "allocator/block_pool.h"
 #include "allocator/kv_plan.h"
+#include "allocator/kv_pool.h"
 #include "allocator/tiered.h"
 #include "base/random.h"
 
@@ -33,12 +33,12 @@ Result<std::unique_ptr<Contestant>> Contestant::create(const std::string& scheme
                                                        const EngineOptions& options) {
   std::unique_ptr<Contestant> made(new Contestant);
   if (Result<KvLayout> layout = plan_pool(scheme, kv); !layout) return layout.error();
-  Result<std::shared_ptr<BlockPool>> pool = make_block_pool(scheme, kv);
+  Result<std::shared_ptr<KvPool>> pool = make_block_pool(scheme, kv);
   if (!pool) return pool.error();
   const KvScheme& row = *find_kv_scheme(scheme);
   made->name = scheme;
   made->pool_ = pool.value();
-  made->block_bytes_ = row.block_bytes ? row.block_bytes(kv) : made->pool_->layout().block_bytes();
+  made->block_bytes_ = row.block_bytes(kv);
   made->memory_ = row.make(made->pool_, kv);
   if (kv.tiers.on()) {
     Result<std::unique_ptr<KvMemory>> tiered = make_tiered(std::move(made->memory_), kv);

@@ -47,7 +47,7 @@ class Contestant {
   class Sink;
   size_t block_bytes_ = 0;
   RealClock clock_;
-  std::shared_ptr<BlockPool> pool_;
+  std::shared_ptr<KvPool> pool_;
   std::unique_ptr<KvMemory> memory_;
   std::unique_ptr<Engine> engine_;
   std::shared_ptr<Sink> sink_;

@@ -20,7 +20,7 @@
 #include <chrono>
 #include <thread>
 
-#include "allocator/block_pool.h"
+#include "allocator/kv_pool.h"
 #include "allocator/tiered.h"
 #include "base/thread_team.h"
 #include "experiments/attention_case.h"
@@ -79,7 +79,7 @@ Result<Finding> write_out(const Values& point, const Setting& setting) {
   KvOptions options{.shape = shape, .max_sequence_tokens = n + 1, .prefix_cache = false};
   options.pool_bytes = size_t(2 * n) * shape.token_bytes();
   options.tiers = {.host_bytes = size_t(2 * n) * shape.token_bytes()};
-  Result<std::shared_ptr<BlockPool>> pool = make_block_pool("paged", options);
+  Result<std::shared_ptr<KvPool>> pool = make_block_pool("paged", options);
   if (!pool) return pool.error();
   std::unique_ptr<KvMemory> memory = find_kv_scheme("paged")->make(pool.value(), options);
   if (tier) {

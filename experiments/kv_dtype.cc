@@ -87,7 +87,7 @@ Result<Finding> serve(const Values& point, const Setting& setting) {
                .max_sequence_tokens = 2048,
                .prefix_cache = false};
   kv.pool_bytes = size_t(pool_tokens) * kv.shape.token_bytes();
-  Result<std::shared_ptr<BlockPool>> pool = make_block_pool("paged", kv);
+  Result<std::shared_ptr<KvPool>> pool = make_block_pool("paged", kv);
   if (!pool) return pool.error();
   std::unique_ptr<KvMemory> memory = find_kv_scheme("paged")->make(pool.value(), kv);
   VirtualClock clock;

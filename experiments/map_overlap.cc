@@ -94,10 +94,10 @@ KvOptions memory_of(const Values& point, const ModelConfig& config, int scale) {
   const bool deferred = point["mode"] == "deferred" || point["mode"] == "ahead";
   return {.shape = kv_shape(config, Dtype::bf16),
           .prefix_cache = false,
-          .page_group_bytes = size_t(int(point["group_kib"])) * 1024 / size_t(16 * scale),
-          .map_ahead = deferred,
           .keep_idle = deferred || point["part"] == "decode",
-          .page_call_us = point["call_us"]};
+          .vattention = {.page_group_bytes = size_t(int(point["group_kib"])) * 1024 / size_t(16 * scale),
+                         .map_ahead = deferred,
+                         .page_call_us = point["call_us"]}};
 }
 
 std::vector<int32_t> prompt_of(int n, Random& random) {
@@ -110,8 +110,8 @@ Values row_of(int n, double ms, double ideal_ms, const KvStats& before, const Kv
   return {{"n", n},
           {"ms", ms},
           {"model_ms", ideal_ms},
-          {"map_calls", after.map_calls - before.map_calls},
-          {"waited_ms", 1e3 * (after.map_wait_seconds - before.map_wait_seconds)}};
+          {"map_calls", after.vattention.map_calls - before.vattention.map_calls},
+          {"waited_ms", 1e3 * (after.vattention.map_wait_seconds - before.vattention.map_wait_seconds)}};
 }
 
 Result<Finding> decode(const Values& point, const Setting& setting) {
@@ -120,8 +120,8 @@ Result<Finding> decode(const Values& point, const Setting& setting) {
   TimedModel model(config, setting.tiny ? 100 : kDecodeUs, 1);
   KvOptions kv = memory_of(point, config, 16);
   kv.max_sequence_tokens = 256;
-  kv.max_sequences = 2 * batch;
-  kv.pool_bytes = size_t(3 * batch) * 2 * size_t(config.n_layers) * kv.page_group_bytes;
+  kv.vattention.max_sequences = 2 * batch;
+  kv.pool_bytes = size_t(3 * batch) * 2 * size_t(config.n_layers) * kv.vattention.page_group_bytes;
   auto made = Contestant::create(
       "vattention", model, kv, {.policy = find_batch_policy("prefill_first"), .max_batch = batch, .step_tokens = 4096});
   if (!made) return made.error();
@@ -153,9 +153,10 @@ Result<Finding> prefill(const Values& point, const Setting& setting) {
   TimedModel model(config, 1, token_us);
   KvOptions kv = memory_of(point, config, 1);
   kv.max_sequence_tokens = 4096;
-  kv.max_sequences = 4;
-  const int row_tokens = int(kv.page_group_bytes) / kTokenBytes;
-  kv.pool_bytes = size_t(3 * (n_tokens / row_tokens + 2)) * 2 * size_t(config.n_layers) * kv.page_group_bytes;
+  kv.vattention.max_sequences = 4;
+  const int row_tokens = int(kv.vattention.page_group_bytes) / kTokenBytes;
+  kv.pool_bytes = size_t(3 * (n_tokens / row_tokens + 2)) * 2 * size_t(config.n_layers) *
+                  kv.vattention.page_group_bytes;
   auto made = Contestant::create(
       "vattention", model, kv,
       {.policy = find_batch_policy("chunked"), .max_batch = 1, .step_tokens = point["mode"] == "runs" ? n_tokens : 64});

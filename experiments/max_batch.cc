@@ -23,8 +23,8 @@
 #include <climits>
 #include <memory>
 
-#include "allocator/block_pool.h"
 #include "allocator/kv_plan.h"
+#include "allocator/kv_pool.h"
 #include "base/random.h"
 #include "experiments/lengths.h"
 
@@ -83,14 +83,14 @@ KvOptions scaled(const Worker& worker, const std::string& memory, int64_t group,
   kv.shape = {sliced ? worker.n_layers : 2, 1, kPlaneTokenBytes / scale / 2, Dtype::bf16};
   kv.order = sliced ? KvOrder::token_major : KvOrder::layer_major;
   kv.max_sequence_tokens = kLongest;
-  kv.max_sequences = most;
-  kv.map_ahead = false;  // rows for those who are there
+  kv.vattention.max_sequences = most;
+  kv.vattention.map_ahead = false;  // rows for those who are there
   if (memory == "paged") {
     kv.block_tokens = rows.tokens;
     kv.pool_bytes = size_t(rows.n) * size_t(rows.tokens) * kv.shape.token_bytes();
   } else {
-    kv.page_group_bytes = size_t(group / scale);
-    kv.pool_bytes = size_t(rows.n) * kv.page_group_bytes * size_t(sliced ? 1 : 4);
+    kv.vattention.page_group_bytes = size_t(group / scale);
+    kv.pool_bytes = size_t(rows.n) * kv.vattention.page_group_bytes * size_t(sliced ? 1 : 4);
   }
   return kv;
 }
@@ -119,7 +119,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const std::string scheme = memory == "paged" ? "paged" : "vattention";
   const KvOptions kv = scaled(*worker, memory, group, rows, arithmetic + 8);
   if (Result<KvLayout> layout = plan_pool(scheme, kv); !layout) return layout.error();
-  Result<std::shared_ptr<BlockPool>> pool = make_block_pool(scheme, kv);
+  Result<std::shared_ptr<KvPool>> pool = make_block_pool(scheme, kv);
   if (!pool) return pool.error();
   if (pool.value()->layout().n_blocks != rows.n || pool.value()->layout().block_tokens != rows.tokens)
     return Finding{{}, "the scaled pool has other rows"};

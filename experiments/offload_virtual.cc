@@ -24,7 +24,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "allocator/block_pool.h"
+#include "allocator/kv_pool.h"
 #include "allocator/tiered.h"
 #include "base/device.h"
 #include "base/random.h"
@@ -124,7 +124,7 @@ class Bench {
     const double copies = 2. * cost.config.n_layers, copy_bytes = kBlock * cost.kv_token_bytes() / copies;
     b->device_ = std::make_unique<TimedDevice>(b->clock_, copies * std::max(kCallS, copy_bytes / kLinkBytesPerS),
                                                block_bytes);
-    Result<std::shared_ptr<BlockPool>> pool = make_block_pool("paged", kv);
+    Result<std::shared_ptr<KvPool>> pool = make_block_pool("paged", kv);
     if (!pool) return pool.error();
     b->memory_ = find_kv_scheme("paged")->make(pool.value(), kv);
     if (cache == "host" || cache == "both") {

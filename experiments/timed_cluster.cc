@@ -283,7 +283,7 @@ class TimedCluster final : public Post {
   };
 
   ConductorOptions conductor_options() const;
-  void add(Role role, int index, size_t n, std::shared_ptr<BlockPool> shared);
+  void add(Role role, int index, size_t n, std::shared_ptr<KvPool> shared);
   void send(InstanceId from, InstanceId to, Message message) override;
   void on_event(const TokenEvent& event);
 
@@ -326,7 +326,7 @@ TimedCluster::TimedCluster(const TimedOptions& options) : options_(options) {
   };
   const std::vector<Role> roles = parse_topology(options.topology).value();
   nodes_.resize(roles.size());
-  std::shared_ptr<BlockPool> shared;
+  std::shared_ptr<KvPool> shared;
   if (options.wire_gbps == 0) {
     KvOptions kv{.shape = kShape, .prefix_cache = false};
     kv.pool_bytes = size_t(options.pool_tokens) * kShape.token_bytes() * roles.size();
@@ -342,7 +342,7 @@ TimedCluster::~TimedCluster() {
   for (Node& node : nodes_) node.thread.reset();
 }
 
-void TimedCluster::add(Role role, int index, size_t n, std::shared_ptr<BlockPool> shared) {
+void TimedCluster::add(Role role, int index, size_t n, std::shared_ptr<KvPool> shared) {
   const InstanceId id = conductor_->new_id();
   Node& node = nodes_[size_t(id)];
   node.role = role;
@@ -350,7 +350,7 @@ void TimedCluster::add(Role role, int index, size_t n, std::shared_ptr<BlockPool
   KvOptions kv{.shape = kShape, .prefix_cache = false};
   kv.pool_bytes = size_t(options_.pool_tokens) * kShape.token_bytes() * (shared ? n : 1);
   kv.max_sequence_tokens = options_.pool_tokens;
-  kv.max_sequences = max_sequences(options_.max_batch);
+  kv.vattention.max_sequences = max_sequences(options_.max_batch);
   kv.n_memories = int(n);
   kv.keep_idle = !shared;
   kv.queue = node.queue.get();

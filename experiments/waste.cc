@@ -152,11 +152,9 @@ Result<Finding> run(const Values& point, const Setting& setting) {
                .block_tokens = std::max(1, int(point["block"])),
                .max_sequence_tokens = scene.max_len,
                .prefix_cache = false,  // memory alone, not reuse
-               .page_group_bytes = 4096,
-               .max_sequences = 256,
-               .map_ahead = false};
+               .vattention = {.page_group_bytes = 4096, .max_sequences = 256, .map_ahead = false}};
   kv.pool_bytes = size_t(scene.pool_tokens) * kv.shape.token_bytes();
-  Result<std::shared_ptr<BlockPool>> pool = make_block_pool(allocator, kv);
+  Result<std::shared_ptr<KvPool>> pool = make_block_pool(allocator, kv);
   if (!pool) return pool.error();
   std::unique_ptr<KvMemory> memory = find_kv_scheme(allocator)->make(pool.value(), kv);
   Watcher model(config, *memory, requests);

@@ -201,22 +201,22 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
                .pool_bytes = kv_bytes,
                .block_tokens = int(subject.options.integer("block-tokens")),
                .max_sequence_tokens = subject.max_len,
-               .page_group_bytes = page_group_bytes(subject.options),
-               .max_sequences = max_sequences(int(subject.options.integer("max-batch"))),
-               .on_card = subject.options.text("device") != "cpu"};
+               .vattention = {.page_group_bytes = page_group_bytes(subject.options),
+                              .max_sequences = max_sequences(int(subject.options.integer("max-batch"))),
+                              .on_card = subject.options.text("device") != "cpu"}};
   auto plan = plan_pool(scheme.name, kv);
   if (!plan) {
     std::printf("  %-11s none: %s\n", scheme.name, plan.error().message.c_str());
     json none = {{"scheme", scheme.name}, {"error", plan.error().message}};
-    if (scheme.block_bytes) none["addresses"] = describe_addresses(subject, kv);
+    if (scheme.page_groups) none["addresses"] = describe_addresses(subject, kv);
     return none;
   }
   const KvLayout& layout = plan.value();
   int64_t tokens = int64_t(layout.n_blocks) * layout.block_tokens;
-  const size_t block_bytes = scheme.block_bytes ? scheme.block_bytes(kv) : layout.block_bytes();
+  const size_t block_bytes = scheme.block_bytes(kv);
   size_t unused = kv_bytes - size_t(layout.n_blocks) * block_bytes;
   // A slot is never in a prefix cache.
-  bool shares = !scheme.block_bytes && layout.block_tokens < subject.max_len;
+  bool shares = scheme.prefix_index && layout.block_tokens < subject.max_len;
   size_t tables = pool_metadata_bytes(layout, shares);
   std::printf(
       "  %-11s %d blocks of %d tokens, %zu bytes each: %ld tokens, %zu bytes unused; "
@@ -225,9 +225,9 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
   json out = {{"scheme", scheme.name},      {"blocks", layout.n_blocks}, {"block_tokens", layout.block_tokens},
               {"block_bytes", block_bytes}, {"tokens", tokens},          {"unused_bytes", unused},
               {"table_bytes", tables}};
-  if (scheme.block_bytes) out["addresses"] = describe_addresses(subject, kv);
+  if (scheme.page_groups) out["addresses"] = describe_addresses(subject, kv);
   for (auto [order, name] : {std::pair{KvOrder::layer_major, "layer_major"}, {KvOrder::token_major, "token_major"}}) {
-    const int run = scheme.block_bytes ? subject.max_len : layout.block_tokens;  // of addresses
+    const int run = scheme.page_groups ? subject.max_len : layout.block_tokens;  // of addresses
     size_t copies = descriptors(shape, order, run, subject.tokens);
     size_t bytes = size_t(subject.tokens) * shape.token_bytes();
     std::printf("    %-11s %zu descriptors for %d tokens, %zu bytes each on average\n", name, copies, subject.tokens,

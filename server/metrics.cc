@@ -243,6 +243,7 @@ std::string Metrics::render(const ServiceStats& service) const {
     text.instances(name, help, all, value);
   };
   const auto kv = [](auto field) { return [field](I i) { return i.kv.*field; }; };
+  const auto mapping = [](auto field) { return [field](I i) { return i.kv.vattention.*field; }; };
   const auto tier = [](auto field) { return [field](I i) { return i.kv.tiers.*field; }; };
   const auto tiers = [](I i) -> const T& { return i.kv.tiers; };
 
@@ -328,10 +329,10 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.counter("tokens_late_total", "Tokens of tries that had been given up, dropped.", double(c.late_tokens));
   text.counter("instances_joined_total", "Instances that came.", double(c.joined));
   text.counter("instances_left_total", "Instances that left or were lost.", double(c.left));
-  instances("kv_map_calls_total", "Page groups mapped (vattention): calls.", kv(&KvStats::map_calls));
-  instances("kv_unmap_calls_total", "Page groups unmapped: calls.", kv(&KvStats::unmap_calls));
+  instances("kv_map_calls_total", "Page groups mapped (vattention): calls.", mapping(&VattentionStats::map_calls));
+  instances("kv_unmap_calls_total", "Page groups unmapped: calls.", mapping(&VattentionStats::unmap_calls));
   instances("kv_map_wait_seconds_total", "Time in which the engine waited for page groups.",
-            kv(&KvStats::map_wait_seconds));
+            mapping(&VattentionStats::map_wait_seconds));
   if (std::any_of(all.begin(), all.end(), [](I i) { return i.kv.tiers.host_capacity > 0; })) {
     text.labelled<int64_t T::*>("kv_tier_blocks", "KV blocks kept below the pool, by tier.", all, "tier", tiers,
                                 {{"host", &T::host_blocks}, {"disk", &T::disk_blocks}});

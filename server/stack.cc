@@ -6,7 +6,7 @@
 #include <sstream>
 #include <thread>
 
-#include "allocator/sharded.h"
+#include "allocator/kv_plan.h"
 #include "base/log.h"
 #include "base/peak.h"
 #include "base/version.h"
@@ -118,13 +118,13 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   cluster.kv.pool_bytes = size_t(options.integer("kv-bytes"));
   cluster.kv.block_tokens = int(options.integer("block-tokens"));
   cluster.kv.prefix_cache = options.text("prefix-cache") == "on";
-  cluster.kv.page_group_bytes = page_group_bytes(options);
-  cluster.kv.on_card = options.text("device") != "cpu";
+  cluster.kv.vattention.page_group_bytes = page_group_bytes(options);
+  cluster.kv.vattention.on_card = options.text("device") != "cpu";
   cluster.kv.pool_in_groups = options.text("kv-backing") == "groups";
-  cluster.kv.page_call_us = options.number("page-op-us");
-  cluster.kv.map_ahead = options.text("kv-map-ahead") == "on";
-  cluster.kv.guard = options.text("kv-guard") == "on";
-  cluster.kv.share = kv_share(options.text("kv-share"));
+  cluster.kv.vattention.page_call_us = options.number("page-op-us");
+  cluster.kv.vattention.map_ahead = options.text("kv-map-ahead") == "on";
+  cluster.kv.vattention.guard = options.text("kv-guard") == "on";
+  cluster.kv.vattention.share = kv_share(options.text("kv-share"));
   cluster.kv.n_memories = int(cluster.topology.size());
   cluster.kv.tiers = {.host_bytes = size_t(options.integer("host-kv-bytes")),
                       .disk_dir = options.text("disk-kv-dir"),
@@ -188,12 +188,12 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
     cluster.prefill_pp = cluster.decode_pp = own.pp;
   }
   // Without --max-model-len the context is what one pool holds, if that is less than the model's.
-  if (cluster.kv_scheme->block_bytes || !cluster.kv_scheme->contiguous) {
+  if (!cluster.kv_scheme->whole_slots) {
     cluster.kv.max_sequence_tokens = stack->max_model_len;
-    cluster.kv.max_sequences = max_sequences(cluster.max_batch);
+    cluster.kv.vattention.max_sequences = max_sequences(cluster.max_batch);
     int64_t holds = std::numeric_limits<int64_t>::max();
     for (Role role : cluster.topology) {
-      Result<ShardedPlan> plan = plan_sharded(cluster.kv_scheme->name, cluster.kv, cluster.shards(role));
+      Result<PoolPlan> plan = plan_ranks(cluster.kv_scheme->name, cluster.kv, cluster.shards(role));
       if (!plan) return plan.error();
       const KvLayout& blocks = plan.value().whole;
       holds = std::min(holds, int64_t(blocks.n_blocks) * blocks.block_tokens);

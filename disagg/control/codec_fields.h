@@ -213,14 +213,20 @@ void fields(A& a, typename A::template Ref<KvTierStats> s) {
 }
 
 template <class A>
+void fields(A& a, typename A::template Ref<VattentionStats> s) {
+  auto& [map_calls, unmap_calls, waited_jobs, map_wait_seconds] = s;
+  XPYD_EACH(a, Number::total, map_calls, unmap_calls, waited_jobs);
+  a.real("map_wait_seconds", map_wait_seconds, 0, kMaxSeconds);
+}
+
+template <class A>
 void fields(A& a, typename A::template Ref<KvStats> s) {
   auto& [capacity, free, active, cached, in_transfer, elsewhere, block_tokens, prefix_query_tokens, prefix_hit_tokens,
-         evictions, cow_copies, map_calls, unmap_calls, waited_jobs, map_wait_seconds, capacity_bytes, written_bytes,
-         reserved_bytes, internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers] = s;
+         evictions, cow_copies, vattention, capacity_bytes, written_bytes, reserved_bytes, internal_bytes, idle_bytes,
+         external_bytes, mapped_bytes, mappings, tiers] = s;
   XPYD_EACH(a, Number::count, capacity, free, active, cached, in_transfer, elsewhere, block_tokens);
-  XPYD_EACH(a, Number::total, prefix_query_tokens, prefix_hit_tokens, evictions, cow_copies, map_calls, unmap_calls,
-            waited_jobs);
-  a.real("map_wait_seconds", map_wait_seconds, 0, kMaxSeconds);
+  XPYD_EACH(a, Number::total, prefix_query_tokens, prefix_hit_tokens, evictions, cow_copies);
+  a.part("vattention", vattention);
   XPYD_EACH(a, Number::total, capacity_bytes, written_bytes, reserved_bytes, internal_bytes, idle_bytes, external_bytes,
             mapped_bytes, mappings);
   a.part("tiers", tiers);

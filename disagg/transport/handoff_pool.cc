@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/pooled.h"
-#include "allocator/sharded.h"
+#include "allocator/block_pool.h"
+#include "allocator/kv_plan.h"
 #include "base/clock.h"
 #include "base/device.h"
 #include "base/log.h"
@@ -58,10 +58,10 @@ struct Plan {
 };
 
 Result<Plan> make_plan(const std::string& scheme_name, KvOptions options, int n_instances, const KvShards& shards) {
-  XPYD_CHECK(!find_kv_scheme(scheme_name)->block_bytes);  // refused before
+  XPYD_CHECK(!find_kv_scheme(scheme_name)->page_groups);  // refused before
   if (__builtin_mul_overflow(options.pool_bytes, size_t(n_instances), &options.pool_bytes))
     return invalid("--kv-bytes: more than there are addresses for, for all instances together");
-  Result<ShardedPlan> planned = plan_sharded(scheme_name, options, shards);
+  Result<PoolPlan> planned = plan_ranks(scheme_name, options, shards);
   if (!planned) return planned.error();
   const KvLayout& l = planned.value().whole;
   Plan plan;
@@ -108,7 +108,8 @@ Result<std::unique_ptr<BlockLedger>> join_ledger(std::shared_ptr<std::byte> word
   for (const double end = clock.now() + kPatienceSeconds;; clock.sleep(1e-2)) {
     auto ledger = BlockLedger::join(words, n_blocks, file, BlockLedger::As::member);
     if (ledger ? ledger.value()->slot() < n_instances : ledger.error().code != ErrorCode::unavailable) return ledger;
-    // A share of the pool for each is what lets everybody's longest sequence fit (BlockPool::shed).
+    // A share of the pool for each is what lets everybody's longest sequence fit
+    // (BlockSource::share).
     if (clock.now() >= end)
       return Error{ErrorCode::unavailable,
                    "the KV pool of --transport handoff is cut for the " + std::to_string(n_instances) +
@@ -301,15 +302,11 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   std::shared_ptr<std::byte> words(memory.value(), memory.value().get() + kPage);
   Result<std::unique_ptr<BlockLedger>> ledger = join_ledger(words, h.n_blocks, h.n_instances, file.get());
   if (!ledger) return ledger.error();
-  const bool ranks = shards.n_ranks() > 1;
-  auto pool = std::make_shared<BlockPool>(plan.whole, ranks ? nullptr : kv,
-                                          pool_has_prefix_cache(*find_kv_scheme(scheme), options),
-                                          std::move(ledger).value(), std::max(1, h.n_blocks / h.n_instances));
-  if (ranks) {
-    std::vector<std::shared_ptr<std::byte>> memories;
-    for (size_t offset : plan.offsets) memories.emplace_back(kv, kv.get() + offset);
-    pool->put_on_ranks(shards, std::move(memories));
-  }
+  std::vector<std::shared_ptr<std::byte>> memories;
+  for (size_t offset : plan.offsets) memories.emplace_back(kv, kv.get() + offset);
+  auto pool = std::make_shared<BlockPool>(
+      KvPlaces(plan.whole, shards, std::move(memories)), options.prefix_cache && find_kv_scheme(scheme)->prefix_index,
+      make_ledger_source(std::move(ledger).value(), std::max(1, h.n_blocks / h.n_instances)));
   if (card.value()) pool->poison_new_blocks(false);  // only the card can write there
   return JoinedPool{std::move(pool), h.n_instances};
 }

@@ -16,9 +16,8 @@
 #include <string>
 #include <thread>
 
-#include "allocator/block_pool.h"
-#include "allocator/kv_memory.h"
-#include "allocator/kv_shards.h"
+#include "allocator/block_ledger.h"
+#include "allocator/kv_pool.h"
 #include "base/status.h"
 
 namespace xpyd {
@@ -54,8 +53,8 @@ class HandoffPool {
 };
 
 struct JoinedPool {
-  std::shared_ptr<BlockPool> pool;  // this process's view of it
-  int n_instances = 0;              // whose pool_bytes it has
+  std::shared_ptr<KvPool> pool;  // this process's view of it
+  int n_instances = 0;           // whose pool_bytes it has
 };
 // `options`, `shards`: as the conductor's, of one instance. Errors: `unavailable`, nobody of this
 // user answers there; `invalid_argument`, the pool is of other options than these, or on another

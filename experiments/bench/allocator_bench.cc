@@ -30,7 +30,7 @@ struct FullCache {
     o.shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 1, .dtype = Dtype::bf16};
     o.block_tokens = kBlockTokens;
     o.pool_bytes = (size_t(kPrompts) * kPromptBlocks + 1) * kBlockTokens * o.shape.token_bytes();
-    pool = make_block_pool("paged", o).value();
+    pool = std::dynamic_pointer_cast<BlockPool>(make_block_pool("paged", o).value());
     kv = find_kv_scheme("paged")->make(pool, o);
     Random random(1);
     for (int32_t& t : tokens) t = int32_t(random.below(128'000));

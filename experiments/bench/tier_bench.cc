@@ -41,9 +41,9 @@ struct Swap {
     o.order = order;
     o.prefix_cache = false;
     o.max_sequence_tokens = 2 * kPrompt;
-    o.max_sequences = 2;
+    o.vattention.max_sequences = 2;
     o.pool_bytes = size_t(2 * kPrompt) * shape.token_bytes();
-    o.page_group_bytes = size_t(2) << 20;
+    o.vattention.page_group_bytes = size_t(2) << 20;
     o.tiers.host_bytes = o.pool_bytes;
     auto pool = make_block_pool(scheme, o).value();
     auto tiers = KvTiers::create(shape, o.tiers, cpu_device(), {}).value();

@@ -134,9 +134,9 @@ struct Handoff {
     a->written(handle, tokens);
   }
   void pass() {
-    KvHandover handover = a->hand_over(handle);
-    handle = b->adopt(handover, tokens, 0);
-    if (file) a->discard(std::move(handover));  // D has said that it has taken it
+    KvHandover handover = a->handoff().hand_over(handle);
+    handle = b->handoff().adopt(handover, tokens, 0);
+    if (file) a->handoff().discard(std::move(handover));  // D has said that it has taken it
     std::swap(a, b);
   }
   std::string check() {

@@ -38,12 +38,12 @@ struct Setup {
 
 KvOptions kv_options(const Setup& s) {
   KvOptions o = tiny_options(4, s.pool_tokens / 4, s.prefix_cache, s.order, s.max_tokens);
-  o.max_sequences = 12;
-  o.page_group_bytes = 4096;
+  o.vattention.max_sequences = 12;
+  o.vattention.page_group_bytes = 4096;
   if (s.scheme == "vattention") {  // a row of 4096-byte groups is 64 or 256 tokens of this shape
     o.max_sequence_tokens = 4 * s.max_tokens;
     o.pool_bytes = 24 * 4096;
-    o.share = s.share;
+    o.vattention.share = s.share;
     o.prefix_cache = s.share != KvShare::off;
   }
   return o;
@@ -86,7 +86,7 @@ class Tiered {
   TempDir dir;
   KvOptions options;
   RealClock clock;
-  std::shared_ptr<BlockPool> pool;
+  std::shared_ptr<KvPool> pool;
   std::unique_ptr<TieredMemory> kv;
 };
 
@@ -662,9 +662,9 @@ class Trial {
   }
 
   void pass_on(Live& s) {
-    KvHandover handover = kv().hand_over(s.handle);
+    KvHandover handover = kv().handoff().hand_over(s.handle);
     REQUIRE(handover.tokens == int(s.tokens.size()));
-    const KvHandle handle = kv().adopt(std::move(handover), s.tokens, s.salt);
+    const KvHandle handle = kv().handoff().adopt(std::move(handover), s.tokens, s.salt);
     s.handle = handle;
     if (handle == kNoKv) {
       std::swap(s, live_.back());

@@ -27,11 +27,11 @@ TEST_CASE("handoff pool: members of one file hand a sequence over, and outlive w
   auto p_kv = find_kv_scheme("paged")->make(p.pool, options);
   auto d_kv = find_kv_scheme("paged")->make(d.pool, options);
   std::vector<int32_t> prompt(11, 7);
-  const KvHandover handover = p_kv->hand_over(fill(*p_kv, prompt, 0).handle);
+  const KvHandover handover = p_kv->handoff().hand_over(fill(*p_kv, prompt, 0).handle);
   CHECK(made->ledger().count_free() == 13);
   const std::string address = made->address();
   made.reset();
-  const KvHandle here = d_kv->adopt(handover, prompt, 0);
+  const KvHandle here = d_kv->handoff().adopt(handover, prompt, 0);
   REQUIRE(here != kNoKv);
   p_kv.reset(), p.pool.reset();
   CHECK(wrong_rows(d_kv->view(here), prompt, 0) == 0);
@@ -44,7 +44,7 @@ TEST_CASE("handoff pool: members of one file hand a sequence over, and outlive w
 int rows_of_ranks(const KvMemory& kv, KvHandle handle, std::span<const int32_t> tokens, int begin, bool write) {
   int wrong = 0;
   for (int rank = 0; rank < kv.n_ranks(); ++rank) {
-    const KvView view = kv.rank_view(handle, rank);
+    const KvView view = kv.view(handle, rank);
     const KvShape& own = view.layout->shape;
     for (int t = begin; t < int(tokens.size()); ++t)
       for (int i = 0; i < own.n_layers * 2 * own.n_kv_heads; ++i) {
@@ -86,11 +86,11 @@ TEST_CASE("handoff pool: instances of equal ranks hand over every rank's bytes",
       REQUIRE(p_kv->append(neighbour, 9));
       rows_of_ranks(*p_kv, neighbour, other, 0, true);
       p_kv->written(neighbour, other);
-      const KvHandover handover = p_kv->hand_over(source);
-      const KvHandle here = d_kv->adopt(handover, prompt, 0);
+      const KvHandover handover = p_kv->handoff().hand_over(source);
+      const KvHandle here = d_kv->handoff().adopt(handover, prompt, 0);
       REQUIRE(here != kNoKv);
       CHECK(d_kv->written_tokens(here) == 11);
-      p_kv->discard(handover);
+      p_kv->handoff().discard(handover);
       CHECK(rows_of_ranks(*d_kv, here, prompt, 0, false) == 0);
       // A fork's tail is copied on every rank.
       const KvHandle fork = d_kv->fork(here).value();

@@ -38,7 +38,7 @@ TEST_CASE("simt handoff: what the card exports is the same memory in another pro
     JoinedPool p = join_handoff_pool(made->address(), "paged", options).value();
     auto p_kv = find_kv_scheme("paged")->make(p.pool, options);
     std::vector<int32_t> prompt(11, 7);
-    const KvHandover handover = p_kv->hand_over(fill_on_card(*p_kv, prompt));
+    const KvHandover handover = p_kv->handoff().hand_over(fill_on_card(*p_kv, prompt));
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) {
@@ -46,7 +46,7 @@ TEST_CASE("simt handoff: what the card exports is the same memory in another pro
       if (!joined) ::_exit(2);
       auto d_kv = find_kv_scheme("paged")->make(joined.value().pool, options);
       if (joined.value().pool->data() == p.pool->data()) ::_exit(3);
-      const KvHandle here = d_kv->adopt(handover, prompt, 0);
+      const KvHandle here = d_kv->handoff().adopt(handover, prompt, 0);
       if (here == kNoKv || rows_on_card(*d_kv, here, prompt, 0, false) != 0) ::_exit(4);
       prompt.push_back(9);
       if (!d_kv->append(here, 1)) ::_exit(5);
@@ -64,7 +64,7 @@ TEST_CASE("simt handoff: what the card exports is the same memory in another pro
              [&](std::byte* row, uint64_t pattern) { wrong += std::memcmp(row, &pattern, sizeof pattern) != 0; });
     CHECK(wrong == 0);
     made->reap();
-    p_kv->discard(handover);
+    p_kv->handoff().discard(handover);
     p_kv->clear_prefix_cache();
     CHECK(made->ledger().count_free() == 16);
     // Who made it goes; who joined keeps it.
