@@ -60,7 +60,7 @@ CUDA_LIBS  = $(if $(CUDA),-L$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -ldl -
 # CUDA sources run in tests on an interpreter (tests/simt), which stands in for what only a GPU has.
 CUDA_SRC  := $(foreach r,$(ROOMS),$(wildcard $(r)/*.cu $(r)/transport/*.cu))
 GPU_SRC   := $(filter-out %/main.cu,$(wildcard experiments/gpu/*.cu))
-SIMT_SRC  := $(filter-out base/cuda.cu base/cuda_split.cu base/cuda_tensor_map.cu base/cuda_vmm.cu model/gemm_cuda.cu,$(CUDA_SRC)) $(GPU_SRC) $(filter-out %/card.cu,$(EXP_CU)) $(wildcard tests/simt/*.cu) \
+SIMT_SRC  := $(filter-out base/cuda.cu base/cuda_driver.cu model/gemm_cuda.cu,$(CUDA_SRC)) $(GPU_SRC) $(filter-out %/card.cu,$(EXP_CU)) $(wildcard tests/simt/*.cu) \
              $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
 # SIMT=: tests without CUDA's.
 SIMT      ?= 1
