@@ -13,7 +13,7 @@ TESTS   ?=
 SEEDS   ?= 2000
 
 PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2 \
-            nlohmann-json3-dev libxxhash-dev libboost-context-dev liburing-dev libibverbs-dev nettle-dev
+            nlohmann-json3-dev libxxhash-dev libutf8proc-dev libboost-context-dev liburing-dev libibverbs-dev nettle-dev
 
 # One addition order everywhere (README, Decisions): no contraction, no reassociation.
 # Warnings are errors where CI is set: a compiler that is newer than these sources must not stop anybody else.
@@ -36,7 +36,7 @@ comma     := ,
 SYSROOT  ?=
 AR       := $(SYSROOT:%=$(ARCH)-linux-gnu-)ar
 LDFLAGS  := -pthread $(FLAGS_$(MODE)) $(LINK_$(MODE)) $(if $(SYSROOT),-L$(SYSROOT)/usr/lib/$(ARCH)-linux-gnu -Wl$(comma)-rpath-link=$(SYSROOT)/usr/lib/$(ARCH)-linux-gnu:$(SYSROOT)/lib/$(ARCH)-linux-gnu)
-LDLIBS    = -l:liburing.a -l:libnettle.a -libverbs $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
+LDLIBS    = -l:liburing.a -l:libnettle.a -l:libutf8proc.a -libverbs $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 
 room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*.cc $(1)/control/*.cc))
@@ -60,7 +60,7 @@ CUDA_LIBS  = $(if $(CUDA),-L$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -ldl -
 # CUDA sources run in tests on an interpreter (tests/simt), which stands in for what only a GPU has.
 CUDA_SRC  := $(foreach r,$(ROOMS),$(wildcard $(r)/*.cu $(r)/transport/*.cu))
 GPU_SRC   := $(filter-out %/main.cu,$(wildcard experiments/gpu/*.cu))
-SIMT_SRC  := $(filter-out base/cuda.cu base/cuda_split.cu base/cuda_tensor_map.cu base/cuda_vmm.cu model/gemm_cuda.cu,$(CUDA_SRC)) $(GPU_SRC) $(filter-out %/card.cu,$(EXP_CU)) $(wildcard tests/simt/*.cu) \
+SIMT_SRC  := $(filter-out base/cuda.cu base/cuda_driver.cu model/gemm_cuda.cu,$(CUDA_SRC)) $(GPU_SRC) $(filter-out %/card.cu,$(EXP_CU)) $(wildcard tests/simt/*.cu) \
              $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
 # SIMT=: tests without CUDA's.
 SIMT      ?= 1
@@ -181,7 +181,7 @@ test-etcd: build  ## cluster membership by Debian's etcd-server (fetched into bu
 # The rooms in which something is compiled differently there; the server as a whole answers a question.
 AARCH64_ROOMS ?= base allocator attention model
 AARCH64        = $(MAKE) --no-print-directory -j$$(nproc) CXX=aarch64-linux-gnu-g++ BUILD=build/aarch64 SYSROOT=build/aarch64/sysroot
-AARCH64_LIBS   = liburing-dev nettle-dev libibverbs-dev libibverbs1 libnl-3-200 libnl-route-3-200 \
+AARCH64_LIBS   = liburing-dev nettle-dev libutf8proc-dev libibverbs-dev libibverbs1 libnl-3-200 libnl-route-3-200 \
                  $(shell apt-cache depends libboost-program-options-dev libboost-context-dev | sed -nE 's/.*Depends: (libboost-.*-dev)$$/\1/p')
 QEMU_AARCH64   = qemu-aarch64-static -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=build/aarch64/sysroot/usr/lib/aarch64-linux-gnu:build/aarch64/sysroot/lib/aarch64-linux-gnu
 test-aarch64: deps  ## the portable kernels on Arm: compiled by Debian's cross compiler, a small suite and one answer under qemu-user

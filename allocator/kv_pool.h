@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "allocator/kv_memory.h"
-#include "base/spin.h"
+#include "base/wait_word.h"
 
 namespace xpyd {
 

@@ -6,8 +6,8 @@
 // Include it in *_sm90.cu only: these are instructions of sm_90a, which no other card has.
 #pragma once
 
+#include "base/cuda.h"
 #include "base/cuda_kernel.h"
-#include "base/cuda_tensor_map.h"
 
 namespace xpyd::cuda {
 

@@ -1,8 +1,8 @@
 // The driver's calls for virtual memory (CUDA driver API, "Virtual Memory Management"), one
 // function each, of card 0: addresses, physical memory, and mappings between them.
-// base/page_groups_cuda.cu makes page groups of them, base/exported_memory_cuda.cu memory for other
-// processes; experiments/gpu/vmm.cu times them.
-// base/cuda_vmm.cu asks the driver, tests/simt/vmm_simt.cc keeps the same rules on the CPU.
+// base/page_groups_cuda.cu makes page groups of them, and memory for other processes;
+// experiments/gpu/vmm.cu times them.
+// base/cuda_driver.cu asks the driver, tests/simt/vmm_simt.cc keeps the same rules on the CPU.
 //
 // All sizes, and the addresses of maps, are multiples of granularity(). Every call returns the
 // driver's code, 0 for success. None waits for the card: nothing that may still run uses what is

@@ -93,7 +93,7 @@ class VendorQueue {
 
 // Memory of a device that other processes can map: a file descriptor stands for it, and is passed
 // on over a Unix socket. What a Device also is where its driver can do that (a card:
-// base/exported_memory_cuda.cu); host memory needs none of it, a memfd is one already.
+// base/page_groups_cuda.cu); host memory needs none of it, a memfd is one already.
 //
 // Thread safety: any thread.
 class MemoryExporter {

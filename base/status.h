@@ -55,6 +55,14 @@ struct Ok {};
 using Status = Result<Ok>;
 inline Status ok() { return Status(Ok{}); }
 
+// For a reader of much that comes from outside: the value, or its Error thrown, which the reader's
+// one `catch (const Error& error) { return error; }` makes a Result again.
+template <class T>
+T need(Result<T> result) {
+  if (!result) throw result.error();
+  return std::move(result).value();
+}
+
 [[noreturn]] inline void check_failed(const char* expression, const char* file, int line, const std::string& detail) {
   std::fprintf(stderr, "%s:%d: CHECK failed: %s%s%s\n", file, line, expression, detail.empty() ? "" : ": ",
                detail.c_str());

@@ -10,6 +10,15 @@
 
 namespace xpyd {
 
+// What a thread says to its core between two looks at a word that another thread will write.
+inline void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 inline constexpr size_t kCacheLine = 64;
 
 // A 32-bit word that threads wait on, with a count of those that sleep in the kernel. A writer pays

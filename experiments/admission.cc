@@ -22,6 +22,7 @@
 #include "base/random.h"
 #include "batch/engine.h"
 #include "experiments/lengths.h"
+#include "experiments/tally.h"
 #include "experiments/timed_model.h"
 
 namespace xpyd::experiments::admission_experiment {
@@ -74,18 +75,6 @@ class Ending final : public TimedModel {
   std::map<int32_t, int> request_;  // by first block
 };
 
-class Counter final : public EventSink {
- public:
-  void on_event(TokenEvent event) override {
-    tokens += event.token >= 0;
-    ended += event.finish == FinishReason::stop;
-    if (event.finish != FinishReason::none) latency_s += event.time_s - event.queued_s;
-  }
-  int64_t tokens = 0;
-  int ended = 0;
-  double latency_s = 0;
-};
-
 std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
   for (const AdmissionRule& rule : admission_rules())
@@ -119,7 +108,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
                  .step_tokens = 8192,
                  .eos_tokens = {kEnd}},
                 clock, nullptr);
-  auto sink = std::make_shared<Counter>();
+  auto sink = std::make_shared<Tally>();
   Random random(seed_of(setting, point["sample"]));
   double due = 0;
   int64_t expected = 0;
@@ -142,7 +131,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   while (!engine.idle())
     if (!engine.step()) return Finding{{}, "the engine stands still"};
   memory->check_invariants();
-  if (sink->tokens != expected || sink->ended != int(requests.size()))
+  if (sink->tokens != expected || sink->ended_by(FinishReason::stop) != int(requests.size()))
     return Finding{{}, "not every request got its tokens"};
   double prompts = 0;
   for (const Lengths& r : requests) prompts += r.prompt;

@@ -21,6 +21,7 @@
 #include "base/random.h"
 #include "batch/engine.h"
 #include "experiments/lengths.h"
+#include "experiments/tally.h"
 #include "experiments/timed_model.h"
 
 namespace xpyd::experiments::block_latency_experiment {
@@ -41,19 +42,6 @@ ModelConfig opt_13b() {
   c.max_position = 2048;
   return c;
 }
-
-class Latencies final : public EventSink {
- public:
-  void on_event(TokenEvent event) override {
-    tokens += event.token >= 0;
-    if (event.finish == FinishReason::none) return;
-    ++ended;
-    end_s[event.request_id] = event.time_s;
-  }
-  int64_t tokens = 0;
-  int ended = 0;
-  std::vector<double> end_s;  // by request
-};
 
 std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
@@ -82,7 +70,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   TimedModel model({.config = opt_13b()}, kRates, clock);
   Engine engine(model, *memory, {.policy = find_batch_policy("prefill_first"), .max_batch = 256, .step_tokens = 2048},
                 clock, nullptr);
-  auto sink = std::make_shared<Latencies>();
+  auto sink = std::make_shared<Tally>();
   sink->end_s.resize(size_t(n));
   Random random(seed_of(setting, point["sample"]));
   std::vector<double> arrivals;

@@ -8,25 +8,12 @@
 #include "allocator/kv_pool.h"
 #include "allocator/tiered.h"
 #include "base/random.h"
+#include "experiments/tally.h"
 
 namespace xpyd::experiments {
 
-class Contestant::Sink final : public EventSink {
- public:
-  void on_event(TokenEvent event) override {
-    if (event.finish == FinishReason::none) return;
-    if (event.finish != FinishReason::length)
-      wrong = std::string("a request ended by ") + finish_reason_name(event.finish) + " " + event.error;
-    ++ended;
-    hash += event.logits_hash;
-  }
-  int ended = 0;
-  uint64_t hash = 0;
-  std::string wrong;
-};
-
 int Contestant::ended() const { return sink_->ended; }
-uint64_t Contestant::logits_hash() const { return sink_->hash; }
+uint64_t Contestant::logits_hash() const { return sink_->logits_hash; }
 std::string Contestant::wrong() const { return sink_->wrong; }
 
 Result<std::unique_ptr<Contestant>> Contestant::create(const std::string& scheme, Model& model, const KvOptions& kv,
@@ -46,7 +33,7 @@ Result<std::unique_ptr<Contestant>> Contestant::create(const std::string& scheme
     made->memory_ = std::move(tiered).value();
   }
   made->engine_ = std::make_unique<Engine>(model, *made->memory_, options, made->clock_, nullptr);
-  made->sink_ = std::make_shared<Sink>();
+  made->sink_ = std::make_shared<Tally>();
   return made;
 }
 

@@ -29,6 +29,7 @@
 #include "base/random.h"
 #include "batch/engine.h"
 #include "experiments/lengths.h"
+#include "experiments/tally.h"
 #include "experiments/timed_model.h"
 #include "model/folder.h"
 #include "model/tokenizer.h"
@@ -60,12 +61,6 @@ ModelConfig shape_named(const std::string& model) {
   return c;
 }
 
-class Counter final : public EventSink {
- public:
-  void on_event(TokenEvent event) override { tokens += event.token >= 0; }
-  int64_t tokens = 0;
-};
-
 std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
   for (const char* model : {"llama-2-7b", "llama-3-8b"})
@@ -94,7 +89,7 @@ Result<Finding> serve(const Values& point, const Setting& setting) {
   TimedModel model(cost, kRates, clock);
   Engine engine(model, *memory, {.policy = find_batch_policy("prefill_first"), .max_batch = 256, .step_tokens = 2048},
                 clock, nullptr);
-  auto sink = std::make_shared<Counter>();
+  auto sink = std::make_shared<Tally>();
   int64_t expected = 0;
   for (const Lengths& r : lengths.value().requests) {
     auto request = std::make_shared<Request>();

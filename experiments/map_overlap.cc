@@ -30,7 +30,7 @@
 #include "base/random.h"
 #include "experiments/contestant.h"
 #include "experiments/experiment.h"
-#include "experiments/null_model.h"
+#include "experiments/timed_model.h"
 
 namespace xpyd::experiments::map_overlap_experiment {
 namespace {
@@ -51,32 +51,22 @@ ModelConfig shape_of(bool tiny) {
 }
 
 // Takes the time of a step: that of its prompt tokens, or of one that decodes.
-class TimedModel final : public Model {
- public:
-  TimedModel(const ModelConfig& config, double decode_us, double prefill_us)
-      : null_(make_null_model(config)), decode_us_(decode_us), prefill_us_(prefill_us) {}
-  const ModelConfig& config() const override { return null_->config(); }
-  void forward(const StepInput& step, float* logits) override {
-    RealClock clock;
-    const double start = clock.now();
-    null_->forward(step, logits);
-    const size_t more = step.token_ids.size() - step.views.size();
-    ideal_us = more == 0 ? decode_us_ : prefill_us_ * double(step.token_ids.size());
-    auto left_us = [&] { return ideal_us - 1e6 * (clock.now() - start); };
+TimedModel timed(const ModelConfig& config, double decode_us, double prefill_us) {
+  auto start = std::make_shared<double>();
+  auto step_s = [=](const StepInput& step) {
+    *start = RealClock().now();
+    const bool decodes = step.token_ids.size() == step.views.size();
+    return 1e-6 * (decodes ? decode_us : prefill_us * double(step.token_ids.size()));
+  };
+  auto sleep = [=](double seconds) {
+    auto left_us = [&] { return 1e6 * (seconds - (RealClock().now() - *start)); };
     constexpr double kWakeUs = 300;  // a sleeper may be woken so late
     if (left_us() > kWakeUs)
       std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(left_us() - kWakeUs));
     occupy(left_us());
-  }
-  Work work(const StepInput&) const override { return {}; }
-  size_t weight_bytes() const override { return 0; }
-  size_t scratch_bytes() const override { return 0; }
-  double ideal_us = 0;  // of the last step
-
- private:
-  std::unique_ptr<Model> null_;
-  double decode_us_, prefill_us_;
-};
+  };
+  return TimedModel(config, step_s, sleep);
+}
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
@@ -117,7 +107,7 @@ Values row_of(int n, double ms, double ideal_ms, const KvStats& before, const Kv
 Result<Finding> decode(const Values& point, const Setting& setting) {
   const int batch = setting.tiny ? 4 : 64, n_requests = 2 * batch;
   const ModelConfig config = shape_of(setting.tiny);
-  TimedModel model(config, setting.tiny ? 100 : kDecodeUs, 1);
+  TimedModel model = timed(config, setting.tiny ? 100 : kDecodeUs, 1);
   KvOptions kv = memory_of(point, config, 16);
   kv.max_sequence_tokens = 256;
   kv.vattention.max_sequences = 2 * batch;
@@ -136,9 +126,9 @@ Result<Finding> decode(const Values& point, const Setting& setting) {
     const int64_t prompt_tokens = c.engine().stats().prompt_tokens;
     const KvStats before = c.memory().stats();
     const double ms = 1e3 * c.step();
-    if (c.engine().stats().prompt_tokens == prompt_tokens && model.ideal_us > 0)
-      found.rows.push_back(row_of(int(found.rows.size()), ms, 1e-3 * model.ideal_us, before, c.memory().stats()));
-    model.ideal_us = 0;
+    if (c.engine().stats().prompt_tokens == prompt_tokens && model.last_s > 0)
+      found.rows.push_back(row_of(int(found.rows.size()), ms, 1e3 * model.last_s, before, c.memory().stats()));
+    model.last_s = 0;
   }
   c.memory().check_invariants();
   found.wrong = c.wrong();
@@ -150,7 +140,7 @@ Result<Finding> prefill(const Values& point, const Setting& setting) {
   const int n_tokens = setting.tiny ? 256 : 2048, n_prompts = setting.tiny ? 2 : 4;
   const ModelConfig config = shape_of(setting.tiny);
   const double token_us = setting.tiny ? 1 : kPrefillUs;
-  TimedModel model(config, 1, token_us);
+  TimedModel model = timed(config, 1, token_us);
   KvOptions kv = memory_of(point, config, 1);
   kv.max_sequence_tokens = 4096;
   kv.vattention.max_sequences = 4;

@@ -30,6 +30,7 @@
 #include "base/random.h"
 #include "batch/engine.h"
 #include "experiments/experiment.h"
+#include "experiments/tally.h"
 #include "experiments/timed_model.h"
 
 namespace xpyd::experiments::offload_virtual_experiment {
@@ -96,15 +97,6 @@ class TimedDevice final : public Device {
   const size_t block_bytes_;
 };
 
-class Counter final : public EventSink {
- public:
-  void on_event(TokenEvent event) override {
-    tokens += event.token >= 0;
-    if (event.finish != FinishReason::none) cached += event.cached_tokens;
-  }
-  int64_t tokens = 0, cached = 0;
-};
-
 // One engine over one memory, on its own clock.
 class Bench {
  public:
@@ -149,7 +141,7 @@ class Bench {
     double seconds = 0, hit_share = 0;
   };
   Result<Round> ask(const std::vector<std::vector<int32_t>>& prompts, int output) {
-    auto sink = std::make_shared<Counter>();
+    auto sink = std::make_shared<Tally>();
     int64_t asked = 0;
     for (const auto& prompt : prompts) {
       auto request = std::make_shared<Request>();
@@ -167,7 +159,7 @@ class Bench {
       if (!engine_->step()) clock_.seconds += 20e-6;  // for copies
       if (clock_.seconds - start > 1e5) return invalid("the engine stands still");
     }
-    Round round{clock_.seconds - start, double(sink->cached) / double(asked)};
+    Round round{clock_.seconds - start, double(sink->cached_tokens) / double(asked)};
     if (sink->tokens != int64_t(prompts.size()) * output) return invalid("not every request got its tokens");
     while (memory_->poll()) clock_.seconds += 20e-6;  // what is on its way out
     return round;

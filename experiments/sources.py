@@ -23,13 +23,16 @@ IMPLEMENTED = {
                                           "attention/decode_split.cu", "attention/prefill_mma.cu",
                                           "attention/prefill_wgmma_sm90.cu"],
     "attention/kernels.h": ["attention/walk.cc"],
-    "base/device_cuda.h": ["base/exported_memory_cuda.cu"],
+    "base/copy.h": ["base/memory.cc"],
+    "base/wait_word.h": ["base/thread_team.cc"],
     "disagg/transport/wires.h": ["disagg/transport/" + wire + ".cc"
                                  for wire in ("local", "handoff", "shm", "nccl", "rdma", "tcp")],
     "experiments/failure_timeline.cc": ["server/main.cc"],  # it starts `xpyd worker` processes
     "experiments/kv_dtype.cc": LLAMA,
     "experiments/kv_points.cc": ["server/main.cc"],  # it starts `xpyd serve`
     "experiments/vattention_speed.cc": LLAMA,
+    "model/gemm_cuda.h": ["model/gemv_cuda.cu"],
+    "model/jinja.h": ["model/jinja_eval.cc"],
     "model/model_cuda.h": ["model/llama_cuda.cu"],
     "server/backend_cpu.cc": LLAMA,
     "server/http.h": ["server/boost_asio_impl.cc", "server/boost_beast_impl.cc"],

@@ -13,6 +13,7 @@
 #include "disagg/instance.h"
 #include "disagg/local_probe.h"
 #include "disagg/transport/forwarding.h"
+#include "experiments/timed_model.h"
 
 namespace xpyd::experiments {
 namespace {
@@ -132,23 +133,17 @@ class Turntaker {
 };
 
 // Takes the time of the real model, layer by layer where a prompt is computed and somebody looks.
-class TimedModel final : public Model {
+// What it computes of each layer is a hash of the tokens so far.
+class ChainModel final : public Model {
  public:
-  TimedModel(double share, std::function<void(double)> sleep)
-      : rates_{share * kTimedRates.flops_per_s, share * kTimedRates.bytes_per_s}, sleep_(std::move(sleep)) {}
+  ChainModel(double share, std::function<void(double)> sleep)
+      : cost_{timed_model_cost(), {share * kTimedRates.flops_per_s, share * kTimedRates.bytes_per_s}},
+        sleep_(std::move(sleep)) {}
   const ModelConfig& config() const override { return config_; }
 
   void forward(const StepInput& step, float* logits) override {
-    Work work = weights_;
-    bool prompts = false;
-    for (size_t s = 0; s < step.views.size(); ++s) {
-      const int n = step.q_offsets[s + 1] - step.q_offsets[s], length = step.kv_lengths[s];
-      const Work mine = cost_.prefill(n, length - n);
-      work.flops += mine.flops;
-      work.bytes += mine.bytes - weights_.bytes;
-      prompts |= n > 1;
-    }
-    const double step_s = seconds(work, rates_);
+    const double step_s = cost_.seconds(step);
+    const bool prompts = step.token_ids.size() > step.views.size();
     const bool by_layer = prompts && step.observer;
     for (int layer = 0; layer < config_.n_layers; ++layer) {
       if (by_layer) sleep_(step_s / config_.n_layers);
@@ -194,9 +189,7 @@ class TimedModel final : public Model {
   }
 
   const ModelConfig config_ = small_shape();
-  const CostModel cost_ = timed_model_cost();
-  const Work weights_ = {cost_.prefill(1, 0).bytes, 0};  // read once a step
-  const Rates rates_;
+  const StepCost cost_;
   std::function<void(double)> sleep_;
 };
 
@@ -369,7 +362,7 @@ void TimedCluster::add(Role role, int index, size_t n, std::shared_ptr<KvPool> s
       .id = id, .name = instance_name(role, index), .role = role, .stream_kv = options_.stream_kv, .checksum = !shared};
   instance.engine = {
       .policy = find_batch_policy("chunked"), .max_batch = options_.max_batch, .step_tokens = options_.step_tokens};
-  auto model = std::make_unique<TimedModel>(options_.share, [&node](double s) { node.thread->sleep(s); });
+  auto model = std::make_unique<ChainModel>(options_.share, [&node](double s) { node.thread->sleep(s); });
   node.instance = std::make_unique<Instance>(std::move(instance), std::move(model), std::move(memory),
                                              std::move(transport), timeline_.clock, *this);
   node.thread = std::make_unique<Turntaker>(timeline_, [&node](Turntaker& self) {

@@ -30,6 +30,7 @@
 #include "batch/engine.h"
 #include "experiments/lengths.h"
 #include "experiments/null_model.h"
+#include "experiments/tally.h"
 
 namespace xpyd::experiments::waste_experiment {
 namespace {
@@ -112,16 +113,6 @@ class Watcher final : public Model {
   std::map<int32_t, int> final_tokens_;  // by first block
 };
 
-class Counter final : public EventSink {
- public:
-  void on_event(TokenEvent event) override {
-    tokens += event.token >= 0;
-    ended += event.finish == FinishReason::length;
-  }
-  int64_t tokens = 0;
-  int ended = 0;
-};
-
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
   for (const char* dataset : {"sharegpt", "mooncake"}) {
@@ -162,7 +153,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   Engine engine(model, *memory, {.policy = find_batch_policy("chunked"), .max_batch = 4096, .step_tokens = 1 << 24},
                 clock, nullptr);
   model.engine = &engine;
-  auto sink = std::make_shared<Counter>();
+  auto sink = std::make_shared<Tally>();
   Random random(seed_of(setting, point["sample"]));
   int64_t expected = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -183,7 +174,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     if (!engine.step()) return Finding{{}, "the engine stands still"};
   memory->check_invariants();
   if (!model.wrong.empty()) return Finding{{}, model.wrong};
-  if (sink->tokens != expected || sink->ended != int(requests.size()))
+  if (sink->tokens != expected || sink->ended_by(FinishReason::length) != int(requests.size()))
     return Finding{{}, "not every request got its tokens"};
   if (model.steps == 0) return invalid("the pool was never full: nobody waited");
 

@@ -67,8 +67,9 @@ class ChatTemplate {
 
  private:
   ChatTemplate() = default;
-  Status set(const std::string& text, const std::string& where, bool tool_use);
-  Status read_folder(const std::string& dir, bool with_template);
+  // Both throw the Error of what is wrong.
+  void set(const std::string& text, const std::string& where, bool tool_use);
+  void read_folder(const std::string& dir, bool with_template);
   Result<jinja::Text> run(const std::vector<ChatMessage>& messages, const Request& request) const;
   void look_at_contents();
 

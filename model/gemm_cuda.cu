@@ -20,12 +20,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/cuda.h"
 #include "base/cuda_kernel.h"
-#include "base/cuda_split.h"
 #include "base/log.h"
 #include "base/row_hash.h"
 #include "model/gemm_cuda.h"
-#include "model/gemv_cuda.h"
 
 #define XPYD_CUBLAS(call)                                                           \
   do {                                                                              \
@@ -93,7 +92,7 @@ bool splits_k(const cublasLtMatmulAlgo_t& algo) {
 
 struct Algo {
   cublasLtMatmulAlgo_t value;
-  bool own = false;  // model/gemv_cuda.h, not the library's
+  bool own = false;  // model/gemv_cuda.cu, not the library's
 };
 
 std::string name_of(const Algo& chosen) {

@@ -2,7 +2,7 @@
 // columns. W goes through shared memory in a ring that is deep enough for two warps on an SM to
 // keep 40 KB under way, as with the 4,096 outputs of an o_proj.
 #include "base/cuda_kernel.h"
-#include "model/gemv_cuda.h"
+#include "model/gemm_cuda.h"
 
 namespace xpyd {
 namespace {

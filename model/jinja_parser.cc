@@ -10,7 +10,6 @@
 
 #include "base/utf8.h"
 #include "model/jinja_eval.h"
-#include "model/jinja_tree.h"
 
 namespace xpyd::jinja {
 

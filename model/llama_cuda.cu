@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -14,13 +15,12 @@
 
 #include "base/log.h"
 #include "base/status.h"
-#include "model/attention_row_cuda.h"
 #include "model/gemm_cuda.h"
 #include "model/llama_step.h"
 #include "model/model_cuda.h"
 #include "model/ops_cuda.h"
 #include "model/plan_cuda.h"
-#include "model/row_hash_cuda.h"
+#include "model/sampler_cuda.h"
 
 namespace xpyd {
 namespace {
@@ -28,6 +28,43 @@ namespace {
 constexpr size_t kChosenBytes = sizeof(uint64_t) + 2 * sizeof(int32_t);  // of one row
 
 int rounded(int n, int to) { return (n + to - 1) / to * to; }
+
+const CudaAttentionVariant* find_variant(const std::string& name, CudaAttentionVariant::Phase phase) {
+  for (const CudaAttentionVariant& variant : cuda_attention_variants())
+    if (variant.phase == phase && variant.name == name) return &variant;
+  return nullptr;
+}
+
+// What is the same for all of a model's calls, and all that refuses() looks at.
+CudaAttentionArgs attention_args(const ModelConfig& config, Dtype activations, const KvLayout& layout,
+                                 bool contiguous) {
+  CudaAttentionArgs args;
+  args.dtype = activations;
+  args.layout = layout;
+  args.step.contiguous = contiguous;
+  args.n_heads = config.n_heads;
+  args.sliding_window = config.sliding_window;
+  args.scale = float(1 / std::sqrt(double(config.head_dim)));
+  return args;
+}
+
+// The row of cuda_attention_variants() of that name, or the default for "auto". A prefill row may also decode.
+Result<const CudaAttentionVariant*> attention_row(CudaAttentionVariant::Phase phase, const std::string& name,
+                                                  const CudaAttentionArgs& args, const cuda::Card& card) {
+  if (name == "auto") return &default_cuda_attention(phase, args, card);
+  const bool decode = phase == CudaAttentionVariant::decode;
+  const CudaAttentionVariant* found = find_variant(name, phase);
+  if (!found && decode) found = find_variant(name, CudaAttentionVariant::prefill);
+  const std::string option = decode ? "decode attention: " : "prefill attention: ";
+  if (!found) {
+    std::string names = "auto";
+    for (const CudaAttentionVariant& v : cuda_attention_variants())
+      if (v.phase == phase) names += std::string(", ") + v.name;
+    return invalid(option + "no variant \"" + name + "\"; expected one of " + names);
+  }
+  if (const char* why = found->refuses(args, card)) return invalid(option + name + " " + why);
+  return found;
+}
 
 class CudaLlama final : public CudaModel {
  public:
@@ -434,6 +471,16 @@ std::string CudaLlama::describe() const {
 }
 
 }  // namespace
+
+Status check_cuda_attention(const CudaModelOptions& options, const ModelConfig& config, Dtype activations,
+                            const KvLayout& layout, bool contiguous, const cuda::Card& card) {
+  const CudaAttentionArgs args = attention_args(config, activations, layout, contiguous);
+  auto prefill = attention_row(CudaAttentionVariant::prefill, options.prefill_attention, args, card);
+  if (!prefill) return prefill.error();
+  auto decode = attention_row(CudaAttentionVariant::decode, options.decode_attention, args, card);
+  if (!decode) return decode.error();
+  return ok();
+}
 
 Result<std::unique_ptr<CudaModel>> make_cuda_llama(std::shared_ptr<const CudaWeights> weights, const cuda::Card& card,
                                                    cuda::Stream& stream, const CudaModelOptions& options) {

@@ -32,7 +32,7 @@ struct CudaModelOptions {
   // and a token's bits are the same whether it came in a prompt's chunk or alone.
   std::string prefill_attention = "auto", decode_attention = "auto";
   bool graphs = true;        // steps of one token per sequence are captured and replayed
-  bool early_start = false;  // kernels start while those before end (base/cuda_early.h)
+  bool early_start = false;  // kernels start while those before end (base/cuda.h)
 };
 
 // Whether these rows exist and take this model and KV on this card; the error names the option.

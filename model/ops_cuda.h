@@ -11,7 +11,7 @@
 #pragma once
 
 #include "attention/attention_cuda.h"
-#include "base/cuda_early.h"
+#include "base/cuda.h"
 #include "model/weights_cuda.h"
 
 namespace xpyd {

@@ -5,7 +5,6 @@
 
 #include "base/cuda_kernel.h"
 #include "model/peak_cuda.h"
-#include "model/random_cuda.h"
 
 namespace xpyd {
 namespace {

@@ -9,8 +9,6 @@
 // Thread safety: const functions may be called from any number of threads.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -66,8 +64,8 @@ class SafetensorsFile {
  private:
   SafetensorsFile() = default;
   std::string path_;
-  // At most n bytes from byte `at`, which lies inside the file as it was opened; as pread.
-  ssize_t read_at(void* out, size_t n, uint64_t at) const;
+  // Bytes [at, at + n) of the file as it was opened: of a tensor, or of the header.
+  Status read_exactly(void* out, size_t n, uint64_t at, std::string_view tensor = {}) const;
   int fd_ = -1;                // -1: embedded
   std::string_view embedded_;  // the whole file
   uint64_t file_bytes_ = 0, data_start_ = 0;

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "base/cuda_kernel.h"
+#include "base/row_hash.h"
 #include "model/sampler_cuda.h"
 
 namespace xpyd {
@@ -25,7 +26,7 @@ constexpr int kBlocks = 4 * 132;  // of all rows together, about: what fills a c
 constexpr float kOne = 0x1p40f;   // the most likely token's weight; 2^23 of them fit 64 bits
 constexpr unsigned kAll = 0xffffffffu;
 
-using Mass = unsigned long long;
+using Mass = unsigned long long;  // as atomicAdd wants it
 
 // Unsigned order of these keys = order of the floats; no NaN; -0 and +0 are one.
 __device__ inline uint32_t order_key(float x) {
@@ -345,6 +346,37 @@ void cuda_sample(const CudaSampleArgs& a, const cuda::On& on) {
     for (int shift = 24; (by_mass ? a.any_top_p : a.any_top_k) && shift >= 0; shift -= 8)
       cuda::launch(digit_round, by_mass ? "sample_top_p" : "sample_top_k", shape, on, a, states, by_mass, shift);
   cuda::launch(draw_round, "sample_draw", shape, on, a, states);
+}
+
+namespace {
+
+constexpr int kHashThreads = 256;
+constexpr int kHashTerms = 8;  // of one thread
+
+// Several blocks per row: a batch of one must not wait for one SM to read 512 KB. The sum of the
+// terms does not depend on their order.
+__global__ void hash_rows_kernel(const float* logits, int vocab, Mass* out) {
+  const float* row = logits + size_t(blockIdx.y) * size_t(vocab);
+  const size_t n = n_row_hash_terms(size_t(vocab));
+  size_t i = blockIdx.x * size_t(kHashThreads * kHashTerms) + threadIdx.x;
+  Mass sum = 0;
+  for (int term = 0; term < kHashTerms; ++term, i += kHashThreads)
+    if (i < n) sum += row_hash_term(row, size_t(vocab), i);
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAll, sum, step);
+  if (threadIdx.x % 32 == 0) atomicAdd(&out[blockIdx.y], sum);
+}
+
+}  // namespace
+
+void hash_rows(const float* logits, int n_rows, int vocab, uint64_t* out, cuda::Stream& stream) {
+  XPYD_CHECK(n_rows >= 0 && n_rows < 1 << 16 && vocab > 0);
+  if (n_rows == 0) return;
+  static_assert(sizeof(Mass) == sizeof(uint64_t));
+  cuda::fill(out, 0, size_t(n_rows) * sizeof(uint64_t), stream);
+  const size_t of_block = size_t(kHashThreads * kHashTerms);
+  const size_t blocks = (n_row_hash_terms(size_t(vocab)) + of_block - 1) / of_block;
+  cuda::launch(hash_rows_kernel, "hash_rows", cuda::Shape{dim3(unsigned(blocks), unsigned(n_rows)), dim3(kHashThreads)},
+               stream, logits, vocab, reinterpret_cast<Mass*>(out));
 }
 
 }  // namespace xpyd

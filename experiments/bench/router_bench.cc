@@ -22,6 +22,7 @@
 #include "disagg/envelope.h"
 #include "experiments/bench/harness.h"
 #include "experiments/null_model.h"
+#include "experiments/tally.h"
 #include "model/model.h"
 
 namespace xpyd {
@@ -63,12 +64,6 @@ class Last final : public Post {
   InstanceId to = -1;
 };
 
-class Ends final : public EventSink {
- public:
-  void on_event(TokenEvent event) override { n += event.finish != FinishReason::none; }
-  int n = 0;
-};
-
 constexpr int kTokens = 2048, kPrefixes = 16;
 
 std::vector<int32_t> prompt_of(int i) {  // half of it is one of a few prefixes
@@ -103,7 +98,7 @@ std::vector<double> route(int n_requests, bool bytes) {
     for (int p = i; p < kPrefixes && i < 4; p += 4)
       conductor.receive(info.id, CacheReport{prefix_hashes(prompt_of(p), 16, 0), {}});
   }
-  auto ends = std::make_shared<Ends>();
+  auto ends = std::make_shared<experiments::Tally>();
   std::vector<double> seconds;
   size_t out_bytes = 0;
   for (int i = 0; i < n_requests;) {
@@ -133,7 +128,7 @@ std::vector<double> route(int n_requests, bool bytes) {
     }
     seconds.push_back((thread_seconds() - before) / 100);
   }
-  XPYD_CHECK(ends->n == n_requests && conductor.totals().failed_attempts == 0);
+  XPYD_CHECK(ends->ended == n_requests && conductor.totals().failed_attempts == 0);
   XPYD_CHECK(conductor.wait_idle(0) && (out_bytes > 0) == bytes);
   return seconds;
 }

@@ -21,6 +21,7 @@
 #include "base/stats.h"
 #include "disagg/cluster.h"
 #include "experiments/bench/harness.h"
+#include "experiments/tally.h"
 
 namespace xpyd {
 namespace {
@@ -108,12 +109,6 @@ void bench_swap_in(Bench& bench) {
   bench.measure(cases);
 }
 
-class Ends final : public EventSink {
- public:
-  void on_event(TokenEvent event) override { ended += event.finish != FinishReason::none; }
-  int ended = 0;
-};
-
 // The same prompts with and without tiers, in turn; nothing is ever found again.
 void bench_swap_out(Bench& bench) {
   const std::string dir = "experiments/models/llama-mini";
@@ -149,7 +144,7 @@ void bench_swap_out(Bench& bench) {
     }
     uint64_t id = 0;
     auto run = [&](int on) {
-      auto sink = std::make_shared<Ends>();
+      auto sink = std::make_shared<experiments::Tally>();
       for (int i = 0; i < kRequests; ++i) {
         auto request = std::make_shared<Request>();
         request->id = ++id;

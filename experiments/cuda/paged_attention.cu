@@ -25,7 +25,6 @@
 #include "base/stats.h"
 #include "experiments/experiment.h"
 #include "model/peak_cuda.h"
-#include "model/random_cuda.h"
 
 namespace xpyd::experiments {
 namespace {

@@ -20,7 +20,7 @@
 #include "base/device_cuda.h"
 #include "base/random.h"
 #include "experiments/gpu/rounds.h"
-#include "model/random_cuda.h"
+#include "model/peak_cuda.h"
 
 namespace xpyd::gpu {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "attention/kv_row.h"
 #include "base/random.h"
-#include "model/gemv_cuda.h"
+#include "model/gemm_cuda.h"
 #include "model/ops_cuda.h"
 #include "model/sampler.h"
 #include "model/sampler_cuda.h"

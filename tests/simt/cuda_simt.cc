@@ -11,14 +11,13 @@
 #include <vector>
 
 #include "base/cuda.h"
-#include "base/cuda_early.h"
 #include "device_memory.h"
 
 using xpyd::cuda::simt::host_fault;
 struct Work {
   std::function<void()> run;
   bool kernel = false;
-  bool early = false;  // and one that may start early (base/cuda_early.h)
+  bool early = false;  // and one that may start early (base/cuda.h)
 };
 using Recording = std::vector<Work>;
 

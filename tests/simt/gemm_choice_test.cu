@@ -2,7 +2,7 @@
 // (cublasLt.h beside this).
 #include <cstring>
 
-#include "base/cuda_split.h"
+#include "base/cuda.h"
 #include "tests/catch.h"
 #include "tests/model/cuda_fixture.h"
 

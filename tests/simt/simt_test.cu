@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "base/cuda.h"
-#include "base/cuda_early.h"
 #include "base/cuda_kernel.h"
 #include "base/device_cuda.h"
 #include "tests/catch.h"
