@@ -11,7 +11,7 @@
 //
 // A communicator of two ranks for each pair and direction: the poster is rank 0 and decides the
 // order, so no order between communicators can lock two instances up. All of NCCL is called from
-// the channels' thread, and no call blocks (communicators are made with blocking = 0).
+// the meeting's thread, and no call blocks (communicators are made with blocking = 0).
 #include <unordered_map>
 
 #include "base/device.h"
@@ -28,29 +28,23 @@ class NcclTransport final : public KvTransport {
       : options_(options),
         api_(api),
         windows_(options.regions, true),
-        channels_(
-            nccl::kSideLimits, [this](const std::shared_ptr<SideChannel>& channel) { accepted(channel); },
-            [this] { return turn(); }) {
-    address_.host = options.host;
-    address_.token = random_secret();
-    for (const MemoryRange& region : options.regions)
-      address_.regions.push_back({reinterpret_cast<uint64_t>(region.data()), region.size()});
-  }
+        calls_("nccl", options_),
+        meeting_("nccl", options.self, schema_of<nccl::Message>(), wire_limits(kMaxMessageBytes),
+                 [this] { return turn(); }) {}
   ~NcclTransport() override {
     windows_.shut();
-    channels_.stop();
+    meeting_.end();
   }
 
   Status start() {
-    if (auto listening = channels_.listen(address_.host); !listening)
-      return Error{listening.error().code, "nccl: " + listening.error().message};
-    address_.host = channels_.host();
-    address_.port = channels_.port();
-    channels_.start();
-    return ok();
+    return meeting_.listen(options_, [this](const ChannelPtr& channel, PeerId peer) {
+      auto guest = std::make_shared<Guest>(peer, make_pipe(), windows_, channel);
+      guests_.push_back(guest);
+      return hear_end(channel, guest);
+    });
   }
 
-  std::string address() const override { return to_text(kKind, address_); }
+  std::string address() const override { return meeting_.address(); }
 
   // Two answers are waited for: of the peer's process, and then of NCCL, in both processes.
   Result<bool> connect(PeerId peer, const std::string& text) override {
@@ -58,45 +52,23 @@ class NcclTransport final : public KvTransport {
       if (known->second.text == text) return true;
       return invalid("nccl: instance " + std::to_string(peer) + " has another address already");
     }
-    const auto wrong = [&](const std::string& why) {
+    auto at = joining_.find(peer);
+    if (at != joining_.end() && at->second.text != text) {
       give_up_call(peer);
-      return Error{ErrorCode::unavailable, "instance " + std::to_string(peer) + " over nccl: " + why};
-    };
-    auto at = calling_.find(peer);
-    if (at == calling_.end() || at->second.text != text) {
-      auto address = parse_side_address(kKind, text);
-      if (!address) return address.error();
-      nccl::Hello hello{.from = options_.self, .token = address.value().token};
-      if (const int result = api_.get_unique_id(&hello.id); result != kNcclSuccess)
-        return wrong(nccl_error(api_, result, nullptr));
-      auto call = SideCall::begin(address.value().host, address.value().port, frame(hello), nccl::kSideLimits);
-      if (!call) return wrong(call.error().message);
-      give_up_call(peer);
-      at = calling_
-               .emplace(peer, Calling{text, address.value().regions, hello.id, std::move(call).value(),
-                                      options_.clock->now() + options_.connect_s, nullptr})
-               .first;
+      at = joining_.end();
     }
-    Calling& calling = at->second;
-    if (!calling.link) {
-      const bool said = calling.call.said();
-      auto body = calling.call.answer();
-      if (!body) return wrong(body.error().message);
-      if (!body.value()) {
-        // The last call may have been a long step of the engine ago.
-        if (!said && calling.call.said()) calling.until_s = options_.clock->now() + options_.connect_s;
-        if (options_.clock->now() < calling.until_s) return false;
-        return wrong("it does not answer");
-      }
-      const auto answer = nccl::parse_hello(*body.value());
-      if (!answer) return wrong("its answer is none");
-      if (!answer->refusal.empty()) return wrong("it refuses: " + answer->refusal);
-      calling.link = start_link(calling.call.channel(), calling.id);
+    if (at == joining_.end()) {
+      auto met = calls_.ask(peer, text, [&](const auto& answer) { return call(text, answer); });
+      if (!met) return met.error();
+      if (!met.value()) return false;
+      at = joining_.emplace(peer, Peer{*met.value(), text, parse_wire_address("nccl", text).value().regions}).first;
     }
-    if (!calling.link->settled()) return false;  // the link gives up after kJoinSeconds
-    if (calling.link->dead()) return wrong(calling.link->why());
-    peers_[peer] = {calling.link, text, std::move(calling.regions)};
-    calling_.erase(at);
+    if (!at->second.link->settled()) return false;  // the link gives up after kJoinSeconds
+    const Peer joined = std::move(at->second);
+    joining_.erase(at);
+    if (joined.link->dead())
+      return Error{ErrorCode::unavailable, "instance " + std::to_string(peer) + " over nccl: " + joined.link->why()};
+    peers_[peer] = joined;
     windows_.connect(peer);
     return true;
   }
@@ -109,7 +81,7 @@ class NcclTransport final : public KvTransport {
       link = at->second.link;
       peers_.erase(at);
     }
-    later([this, peer, link] {
+    meeting_.post([this, peer, link] {
       if (link) link->end("it was disconnected");
       for (const auto& guest : guests_)
         if (guest->peer() == peer) guest->end();
@@ -119,7 +91,7 @@ class NcclTransport final : public KvTransport {
   std::byte* remote(PeerId peer, int region) const override {
     auto found = peers_.find(peer);
     if (found == peers_.end() || size_t(region) >= found->second.regions.size()) return nullptr;
-    return reinterpret_cast<std::byte*>(found->second.regions[size_t(region)].base);
+    return reinterpret_cast<std::byte*>(found->second.regions[size_t(region)].begin);
   }
 
   Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
@@ -156,7 +128,7 @@ class NcclTransport final : public KvTransport {
         state = transfer.post->state;
       }
       if (state == TransferState::in_flight) {
-        if (unwanted && transfer.post->wanted.exchange(false)) channels_.wake();
+        if (unwanted && transfer.post->wanted.exchange(false)) meeting_.post([] {});
         return state;
       }
       if (state == TransferState::done) stats_.bytes += transfer.bytes, stats_.descriptors += transfer.descriptors;
@@ -171,25 +143,16 @@ class NcclTransport final : public KvTransport {
   }
   TransportStats stats() const override {
     TransportStats stats = stats_;
-    stats.refused = windows_.refused();
+    stats.refused = windows_.refused() + meeting_.refused();
     return stats;
   }
 
  private:
-  static constexpr const char* kKind = "nccl1";
   static constexpr double kReclaimSeconds = 5;
   struct Peer {
     std::shared_ptr<Link> link;
     std::string text;
-    std::vector<SideAddress::Region> regions;
-  };
-  struct Calling {
-    std::string text;
-    std::vector<SideAddress::Region> regions;
-    NcclUniqueId id;
-    SideCall call;
-    double until_s;              // Clock: for the call's answer
-    std::shared_ptr<Link> link;  // since it came
+    std::vector<AddressRange> regions;
   };
   struct Transfer {
     std::shared_ptr<nccl::Post> post;  // null: it has failed already
@@ -203,30 +166,34 @@ class NcclTransport final : public KvTransport {
   void submit(Transfer& transfer) {
     if (transfer.submitted || (transfer.mark && !options_.queue->reached(*transfer.mark))) return;
     transfer.submitted = true;
-    later([link = transfer.link, post = transfer.post] { link->add(post); });
+    meeting_.post([link = transfer.link, post = transfer.post] { link->add(post); });
   }
   void give_up_call(PeerId peer) {
-    auto at = calling_.find(peer);
-    if (at == calling_.end()) return;
-    if (at->second.link) later([link = at->second.link] { link->end("it was disconnected"); });
-    calling_.erase(at);
+    calls_.give_up(peer);
+    joining_.erase(peer);
+    meeting_.post([] {});  // turn() sees that nobody has its link
   }
-  std::shared_ptr<Link> start_link(const std::shared_ptr<SideChannel>& channel, const NcclUniqueId& id) {
-    auto link = std::make_shared<Link>(api_, make_pipe(), channel);
-    channel->trusted = true;
-    channel->frame = [weak = std::weak_ptr(link)](std::string_view body) {
-      auto held = weak.lock();
-      return held && held->take(body);
-    };
-    channel->left = [weak = std::weak_ptr(link)] {
-      if (auto held = weak.lock()) held->end("it has hung up");
-    };
-    later([this, link, id] {
+  Status call(const std::string& text, const std::shared_ptr<Answer<std::shared_ptr<Link>>>& answer) {
+    return meeting_.call(text, 0, answer, [this](const ChannelPtr& channel, const auto& wanted) {
+      auto link = std::make_shared<Link>(api_, make_pipe(), channel);
       links_.push_back(link);
-      link->start(id);
+      link->start();
+      wanted->set(link);
+      return hear_end(channel, link);
     });
-    channels_.add(channel);
-    return link;
+  }
+  // A Link or a Guest.
+  template <class End>
+  static ChannelEvents hear_end(const ChannelPtr& channel, const std::shared_ptr<End>& end) {
+    return hear(
+        channel,
+        [weak = std::weak_ptr(end)](std::string_view body) {
+          auto held = weak.lock();
+          return held && held->take(body);
+        },
+        [weak = std::weak_ptr(end)] {
+          if (auto held = weak.lock()) held->end("it has hung up");
+        });
   }
   Link::MakePipe make_pipe() {
     return [this](const NcclUniqueId& id, int rank) {
@@ -235,48 +202,17 @@ class NcclTransport final : public KvTransport {
     };
   }
 
-  // Work for the channels' thread.
-  void later(std::function<void()> what) {
-    {
-      std::lock_guard lock(mutex_);
-      later_.push_back(std::move(what));
-    }
-    channels_.wake();
-  }
+  // On the meeting's thread.
   bool turn() {
-    std::vector<std::function<void()>> now;
-    {
-      std::lock_guard lock(mutex_);
-      now.swap(later_);
-    }
-    for (const auto& what : now) what();
     bool soon = false;
-    for (const auto& link : links_) soon |= link->turn();
+    for (const auto& link : links_) {
+      if (link.use_count() == 1) link->end("it was given up");  // nobody waits for it, or posts
+      soon |= link->turn();
+    }
     for (const auto& guest : guests_) soon |= guest->turn();
     std::erase_if(links_, [](const auto& link) { return link->gone(); });
     std::erase_if(guests_, [](const auto& guest) { return guest->gone(); });
     return soon;
-  }
-  // Handlers of a stranger's channel, and of a guest's from its hello on.
-  void accepted(const std::shared_ptr<SideChannel>& channel) {
-    auto guest = std::make_shared<std::weak_ptr<Guest>>();
-    channel->frame = [this, guest, weak = std::weak_ptr(channel)](std::string_view body) {
-      auto caller = weak.lock();
-      if (caller->trusted) {
-        auto known = guest->lock();
-        return known && known->take(body);
-      }
-      const auto hello = nccl::parse_hello(body);
-      if (!hello || hello->token != address_.token || hello->from < 0) return false;
-      caller->trusted = true;
-      guests_.push_back(std::make_shared<Guest>(hello->from, make_pipe(), windows_, hello->id, caller));
-      *guest = guests_.back();
-      caller->send(frame(nccl::Hello{}));
-      return true;
-    };
-    channel->left = [guest] {
-      if (auto known = guest->lock()) known->end();
-    };
   }
 
   struct AtLast {
@@ -284,18 +220,16 @@ class NcclTransport final : public KvTransport {
   } at_last_;  // after everything below
   const TransportOptions options_;
   const NcclApi& api_;
-  SideAddress address_;
   mutable WindowTable windows_;
-  std::unordered_map<PeerId, Calling> calling_;
+  Calls<std::shared_ptr<Link>> calls_;
+  std::unordered_map<PeerId, Peer> joining_;
   std::unordered_map<PeerId, Peer> peers_;
   std::unordered_map<TransferId, Transfer> transfers_;
   TransferId last_id_ = 0;
   TransportStats stats_;
-  std::mutex mutex_;
-  std::vector<std::function<void()>> later_;
-  std::vector<std::shared_ptr<Link>> links_;    // the channels' thread's
-  std::vector<std::shared_ptr<Guest>> guests_;  // the channels' thread's
-  SideChannels channels_;
+  std::vector<std::shared_ptr<Link>> links_;    // the meeting's thread's
+  std::vector<std::shared_ptr<Guest>> guests_;  // the meeting's thread's
+  Meeting meeting_;
 };
 
 Status check_queue(const TransportOptions& options) {

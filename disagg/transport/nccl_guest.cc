@@ -2,38 +2,33 @@
 
 namespace xpyd::nccl {
 
-Guest::Guest(PeerId peer, MakePipe make_pipe, WindowTable& windows, const NcclUniqueId& id,
-             std::shared_ptr<SideChannel> channel)
-    : peer_(peer), make_pipe_(std::move(make_pipe)), windows_(windows), channel_(std::move(channel)) {
-  pipes_.push_back(make_pipe_(id, 1));
-}
-
 Guest::~Guest() {
   pipes_.clear();
   for (const auto& [seq, held] : held_) windows_.leave(held.ask.window, false);
 }
 
-void Guest::say(Message::Kind kind, uint64_t seq) { channel_->send(frame(Message{.kind = kind, .seq = seq})); }
+void Guest::say(Message::Kind kind, uint64_t seq) { xpyd::say(channel_, Message{.kind = kind, .seq = seq}); }
 
 bool Guest::take(std::string_view body) {
-  const auto message = parse_message(body);
-  if (!message || ended_) return false;
-  const uint64_t seq = message->seq;
-  if (message->kind == Message::ask || message->kind == Message::renew) {
+  const auto read = read_message(body);
+  if (!read || ended_) return false;
+  const Message& message = read.value();
+  const uint64_t seq = message.seq;
+  if (message.kind == Message::ask || message.kind == Message::renew) {
     if (seq <= std::exchange(last_seq_, seq)) return false;
-    if (message->kind == Message::ask) return accept(seq, message->asked);
-    pipes_.back()->abort("the other end has made another communicator");
-    pipes_.push_back(make_pipe_(message->id, 1));
+    if (message.kind == Message::ask) return accept(seq, *message.asked);
+    if (!pipes_.empty()) pipes_.back()->abort("the other end has made another communicator");
+    pipes_.push_back(make_pipe_(*message.id, 1));
     return true;
   }
   const auto at = held_.find(seq);
   if (at == held_.end() || at->second.going) return false;
-  if (message->kind == Message::go) {
+  if (message.kind == Message::go) {
     at->second.going = true;
     go(seq, at->second.ask);
     return true;
   }
-  if (message->kind != Message::drop) return false;
+  if (message.kind != Message::drop) return false;
   windows_.leave(at->second.ask.window, false);
   held_.erase(at);
   return true;
@@ -41,9 +36,9 @@ bool Guest::take(std::string_view body) {
 
 bool Guest::accept(uint64_t seq, const Ask& ask) {
   // Each pipe that runs out may have as many.
-  if (held_.size() >= kMaxAhead * (pipes_.size() + 1)) return false;
+  if (pipes_.empty() || held_.size() >= kMaxAhead * (pipes_.size() + 1)) return false;
   std::vector<Copy> copies;
-  for (const Range& range : ask.ranges) {
+  for (const AddressRange& range : ask.ranges) {
     auto* here = reinterpret_cast<std::byte*>(range.begin);
     copies.push_back({here, here, range.bytes});
   }
@@ -55,7 +50,8 @@ bool Guest::accept(uint64_t seq, const Ask& ask) {
 
 void Guest::go(uint64_t seq, const Ask& ask) {
   std::vector<Part> parts;
-  for (const Range& range : ask.ranges) parts.push_back({reinterpret_cast<std::byte*>(range.begin), range.bytes});
+  for (const AddressRange& range : ask.ranges)
+    parts.push_back({reinterpret_cast<std::byte*>(range.begin), range.bytes});
   pipes_.back()->enqueue(seq, ask.op == KvOp::read, std::move(parts));
 }
 
@@ -69,9 +65,9 @@ void Guest::ended(uint64_t seq, bool whole) {
   say(counted && next ? Message::placed : Message::lost, seq);
 }
 
-void Guest::end() {
+void Guest::end(const std::string& why) {
   if (std::exchange(ended_, true)) return;
-  channel_->end();
+  channel_->close(why);
   for (const auto& pipe : pipes_) pipe->abort("the peer is gone");
   std::erase_if(held_, [&](const auto& held) {
     if (held.second.going) return false;
@@ -83,10 +79,11 @@ void Guest::end() {
 bool Guest::turn() {
   bool soon = false;
   for (const auto& pipe : pipes_) soon |= pipe->turn([this](uint64_t seq, bool whole) { ended(seq, whole); });
-  if (!ended_ && pipes_.back()->overdue()) end();
-  // One that never stood will not get better by another try.
-  if (!ended_ && pipes_.back()->state() == Pipe::State::broken && pipes_.back()->by_nccl() && !pipes_.back()->stood())
-    end();
+  if (!ended_ && !pipes_.empty()) {
+    const Pipe& pipe = *pipes_.back();
+    // One that never stood will not get better by another try.
+    if (pipe.overdue() || (pipe.state() == Pipe::State::broken && pipe.by_nccl() && !pipe.stood())) end();
+  }
   while (!pipes_.empty() && pipes_.front()->state() == Pipe::State::broken && pipes_.front()->empty() &&
          (ended_ || pipes_.size() > 1))
     pipes_.pop_front();

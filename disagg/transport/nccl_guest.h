@@ -1,10 +1,10 @@
 // The owner's half of the nccl wire: one peer that has called us, and the communicator that it has
-// made, in which we are rank 1. A group that it asks for enters its window when we accept it, and
+// made first of all, in which we are rank 1. A group that it asks for enters its window when we accept it, and
 // leaves when the peer drops it or our half has run, or has been broken off. So a window is closed
 // when close() says so, and quarantined while one of its groups is accepted: then until the peer
 // goes on, or is gone (its channel ends, or disconnect()).
 //
-// Thread safety: the channels' thread.
+// Thread safety: the meeting's thread.
 #pragma once
 
 #include <deque>
@@ -21,14 +21,15 @@ namespace xpyd::nccl {
 class Guest {
  public:
   using MakePipe = std::function<std::unique_ptr<Pipe>(const NcclUniqueId& id, int rank)>;
-  Guest(PeerId peer, MakePipe make_pipe, WindowTable& windows, const NcclUniqueId& id,
-        std::shared_ptr<SideChannel> channel);
+  Guest(PeerId peer, MakePipe make_pipe, WindowTable& windows, ChannelPtr channel)
+      : peer_(peer), make_pipe_(std::move(make_pipe)), windows_(windows), channel_(std::move(channel)) {}
   ~Guest();
 
   PeerId peer() const { return peer_; }
   bool take(std::string_view body);  // false: the peer talks nonsense
-  void end();                        // the channel has ended, or the peer was disconnected
-  bool turn();                       // true: again soon
+  // The channel has ended, or the peer was disconnected.
+  void end(const std::string& why = "it was disconnected");
+  bool turn();  // true: again soon
   bool gone() const { return ended_ && pipes_.empty(); }
 
  private:
@@ -44,7 +45,7 @@ class Guest {
   const PeerId peer_;
   const MakePipe make_pipe_;
   WindowTable& windows_;
-  const std::shared_ptr<SideChannel> channel_;
+  const ChannelPtr channel_;
   std::deque<std::unique_ptr<Pipe>> pipes_;  // the last one is in use, the others run out
   std::map<uint64_t, Held> held_;
   uint64_t last_seq_ = 0;

@@ -20,31 +20,28 @@ namespace {
 class ShmTransport final : public KvTransport {
  public:
   ShmTransport(const TransportOptions& options, std::unique_ptr<Owner> owner)
-      : options_(options), owner_(std::move(owner)) {}
+      : options_(options), calls_("shm", options_), owner_(std::move(owner)) {}
 
   std::string address() const override { return owner_->address(); }
   Result<bool> connect(PeerId peer, const std::string& address) override {
-    if (auto known = peers_.find(peer); known != peers_.end() && !known->second->gone) {
+    if (auto known = peers_.find(peer); known != peers_.end() && !known->second->gone()) {
       if (known->second->address == address) return true;
       return invalid("shm: instance " + std::to_string(peer) + " has another address already");
     }
-    const double now = options_.clock->now();
-    if (auto at = calls_.find(peer); at != calls_.end() && at->second.address() != address) calls_.erase(at);
-    const auto call = calls_.try_emplace(peer, options_.self, address, now + options_.connect_s).first;
-    auto remote = call->second.go_on(now);
-    if (remote.ok() && !remote.value()) return false;
-    calls_.erase(call);
-    if (!remote.ok()) return remote.error();
-    remote.value()->id = peer;
+    auto met = calls_.ask(peer, address,
+                          [&](const auto& answer) { return shm::call(owner_->meeting(), address, answer); });
+    if (!met) return met.error();
+    if (!met.value()) return false;
+    auto remote = map_remote(std::move(*met.value()), address, options_.self);
+    if (!remote) return remote.error();
     peers_[peer] = remote.value();
     owner_->connect(peer);
-    owner_->watch(remote.value());
     return true;
   }
   void disconnect(PeerId peer) override {
-    calls_.erase(peer);
+    calls_.give_up(peer);
     if (auto at = peers_.find(peer); at != peers_.end()) {
-      at->second->gone = true;
+      *at->second->ended = true;
       peers_.erase(at);
     }
     owner_->disconnect(peer);
@@ -89,7 +86,7 @@ class ShmTransport final : public KvTransport {
     Transfer& t = *at->second;
     Transfer::State state = t.state.load(std::memory_order_acquire);
     if (state == Transfer::queued || state == Transfer::running) {
-      if (late(t) || t.peer->gone) t.cancelled = true;
+      if (late(t) || t.peer->gone()) t.cancelled = true;
       // Not begun: it ends here. Begun: the copier sees it before the next piece.
       auto expected = Transfer::queued;
       if (!t.cancelled || !t.state.compare_exchange_strong(expected, Transfer::failed)) return TransferState::in_flight;
@@ -107,14 +104,14 @@ class ShmTransport final : public KvTransport {
   }
   TransportStats stats() const override {
     TransportStats stats = stats_;
-    stats.refused = owner_->refused();
+    stats.refused = owner_->refused() + owner_->meeting().refused();
     return stats;
   }
 
  private:
   bool late(const Transfer& t) const { return t.what.deadline_s > 0 && options_.clock->now() >= t.what.deadline_s; }
   const TransportOptions options_;
-  std::unordered_map<PeerId, shm::Call> calls_;  // peers that have not answered yet
+  Calls<Met> calls_;
   std::unordered_map<PeerId, std::shared_ptr<Remote>> peers_;
   std::unordered_map<TransferId, std::shared_ptr<Transfer>> transfers_;
   TransferId last_id_ = 0;

@@ -1,7 +1,6 @@
 #include "disagg/transport/shm_poster.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
 #include "disagg/transport/shared_memory.h"
@@ -48,7 +47,7 @@ bool run(Transfer& t, const std::span<const Copy> all, int thread) {
       bytes += n, offset += n;
       if (offset == copy.bytes) copies = copies.subspan(1), offset = 0;
     }
-    if (t.cancelled.load(std::memory_order_relaxed) || t.peer->gone.load(std::memory_order_relaxed)) return false;
+    if (t.cancelled.load(std::memory_order_relaxed) || t.peer->gone()) return false;
     SharedWindows& windows = t.peer->windows;
     if (!windows.enter(t.what, thread)) return false;
     // Once for all pieces: a window has the same ranges as long as it can be entered.
@@ -90,83 +89,41 @@ void Copier::work() {
   }
 }
 
-Result<std::shared_ptr<Remote>> Call::go_on(double now_s) {
-  if (!said_) {
-    const Result<bool> said = say_hello();
-    if (!said) return said.error();
-    said_ = said.value();
-  }
-  if (said_) {
-    auto remote = hear_welcome();
-    if (!remote || remote.value()) return remote;
-  }
-  if (now_s >= until_s_) return unreachable(address_, "it does not answer");
-  return std::shared_ptr<Remote>();
+Status call(Meeting& meeting, const std::string& address, const std::shared_ptr<Answer<Met>>& answer) {
+  return meeting.call(address, 0, answer, [](const ChannelPtr& channel, const auto& wanted) {
+    wanted->channel = HeldChannel(channel);
+    auto ended = std::make_shared<std::atomic<bool>>(false);
+    return hear(
+        channel,
+        [channel, ended, weak = std::weak_ptr(wanted)](std::string_view bytes) {
+          auto welcome = from_bytes<Welcome>(bytes);
+          auto files = channel->take_files();
+          auto waits = weak.lock();
+          if (!waits || !welcome || files.size() != welcome.value().regions.size() + 1) return false;
+          waits->set(Met{std::move(waits->channel), ended, std::move(welcome).value(), std::move(files)});
+          return true;
+        },
+        [ended] { *ended = true; });
+  });
 }
 
-// False: there is no room for us at its door yet.
-Result<bool> Call::say_hello() {
-  sockaddr_un name;
-  const std::string prefix = "shm:@";
-  if (!address_.starts_with(prefix) || address_.size() == prefix.size() ||
-      address_.size() - prefix.size() >= sizeof name.sun_path)
-    return unreachable(address_, "not an address of an shm transport (shm:@NAME)");
-  const socklen_t length = abstract_address(address_.substr(prefix.size()), name);
-  if (socket_.get() < 0) socket_ = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int fd = socket_.get();
-  if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&name), length) != 0) {
-    if (fd >= 0 && (errno == EAGAIN || errno == EINTR)) return false;
-    return unreachable(address_, os_text());
-  }
-  if (!same_user(fd)) return unreachable(address_, "it belongs to another user");
-  const Hello hello;
-  if (send(fd, &hello, sizeof hello, MSG_NOSIGNAL) != ssize_t(sizeof hello))
-    return unreachable(address_, os_text());  // the first packet: a socket has room for it
-  return true;
-}
-
-// Null: it has said nothing yet.
-Result<std::shared_ptr<Remote>> Call::hear_welcome() {
-  const std::string& address = address_;
-  Welcome welcome;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * (kMaxRegions + 1))];
-  iovec bytes{&welcome, sizeof welcome};
-  msghdr message{};
-  message.msg_iov = &bytes, message.msg_iovlen = 1;
-  message.msg_control = control, message.msg_controllen = sizeof control;
-  const ssize_t n = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
-  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return std::shared_ptr<Remote>();
-  std::vector<Fd> fds;
-  if (n > 0)
-    for (cmsghdr* c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
-      if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-      for (size_t i = 0; CMSG_LEN((i + 1) * sizeof(int)) <= c->cmsg_len; ++i) {
-        int passed;
-        std::memcpy(&passed, CMSG_DATA(c) + i * sizeof(int), sizeof passed);
-        fds.emplace_back(passed);
-      }
-    }
-  if (n < 0) return unreachable(address, os_text());
-  if (n != ssize_t(sizeof welcome) || welcome.magic != kHelloMagic || welcome.n_regions < 0 ||
-      welcome.n_regions > int(kMaxRegions) || fds.size() != size_t(welcome.n_regions) + 1 || welcome.line < 0 ||
-      welcome.line >= kSharedLines)
-    return unreachable(address, "it did not answer as this version of the wire does");
+Result<std::shared_ptr<Remote>> map_remote(Met met, const std::string& address, PeerId self) {
   auto remote = std::make_shared<Remote>();
   remote->address = address;
-  remote->socket = std::move(socket_);
-  if (welcome.n_ranges > kMaxRanges) return unreachable(address, "its table is too large");
-  auto table = map_shared_file(fds[0].get(), SharedTable::bytes(welcome.n_ranges));
+  remote->channel = std::move(met.channel);
+  remote->ended = met.ended;
+  auto table = map_shared_file(met.files[0].get(), SharedTable::bytes(met.welcome.n_ranges));
   if (!table.ok()) return unreachable(address, table.error().message);
   remote->table = table.value();
   auto* windows = reinterpret_cast<SharedTable*>(remote->table.get());
   if (windows->magic != SharedTable::kMagic) return unreachable(address, "its windows are of another version");
-  remote->windows = SharedWindows(windows, welcome.line, self_);
-  for (int i = 0; i < welcome.n_regions; ++i) {
-    const auto& region = welcome.regions[i];
-    auto mapped = map_shared_file(fds[size_t(i) + 1].get(), region.offset + region.bytes);
+  remote->windows = SharedWindows(windows, met.welcome.line, self);
+  for (size_t i = 0; i < met.welcome.regions.size(); ++i) {
+    const auto& [begin, bytes] = met.welcome.regions[i];
+    auto mapped = map_shared_file(met.files[i + 1].get(), begin + bytes);
     if (!mapped.ok()) return unreachable(address, mapped.error().message);
     remote->mappings.push_back(mapped.value());
-    remote->regions.push_back({mapped.value().get() + region.offset, region.bytes});
+    remote->regions.push_back({mapped.value().get() + begin, bytes});
   }
   return remote;
 }

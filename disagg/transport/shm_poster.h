@@ -1,7 +1,7 @@
 // The poster's half of the shm wire: the memory of a peer as this process has it mapped, and the
 // copies into it.
 //
-// Thread safety: Call: its owner's thread. run(): one at a time for each `thread` number. Copier:
+// Thread safety: run(): one at a time for each `thread` number. Copier:
 // its owner's thread; run() on one of its own.
 #pragma once
 
@@ -26,14 +26,16 @@ namespace xpyd::shm {
 constexpr size_t kInline = 64 << 10;
 
 // Lives as long as a transfer uses it.
-struct Remote : Watched {
-  PeerId id = -1;
+struct Remote {
+  HeldChannel channel;
+  std::shared_ptr<std::atomic<bool>> ended;  // its channel has
   std::string address;
   std::shared_ptr<std::byte> table;
   std::vector<std::shared_ptr<std::byte>> mappings;
   std::vector<MemoryRange> regions;
   SharedWindows windows;
 
+  bool gone() const { return ended->load(std::memory_order_relaxed); }
   // Inside a window that was entered.
   bool covered(const KvTransfer& what, const Copy& copy);
   void count_arrived(const KvTransfer& what);
@@ -54,25 +56,15 @@ struct Transfer {
   std::atomic<State> state{queued};
 };
 
-// A peer that is being called.
-class Call {
- public:
-  Call(PeerId self, std::string address, double until_s)
-      : self_(self), address_(std::move(address)), until_s_(until_s) {}
-  const std::string& address() const { return address_; }
-  // Goes on as far as it can without waiting for the peer. Null: it has not answered yet. Error
-  // `unavailable`: why there is no such peer.
-  Result<std::shared_ptr<Remote>> go_on(double now_s);
-
- private:
-  Result<bool> say_hello();
-  Result<std::shared_ptr<Remote>> hear_welcome();
-  const PeerId self_;
-  const std::string address_;
-  const double until_s_;
-  Fd socket_;
-  bool said_ = false;
+// A peer that has let us in.
+struct Met {
+  HeldChannel channel;
+  std::shared_ptr<std::atomic<bool>> ended;
+  Welcome welcome;
+  std::vector<Fd> files;
 };
+Status call(Meeting& meeting, const std::string& address, const std::shared_ptr<Answer<Met>>& answer);
+Result<std::shared_ptr<Remote>> map_remote(Met met, const std::string& address, PeerId self);
 
 // Copies piece by piece, inside the window each time. True: all of it, and counted as arrived.
 bool run(Transfer& transfer, std::span<const Copy> copies, int thread);

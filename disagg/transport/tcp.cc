@@ -12,12 +12,10 @@
 // MSG_ZEROCOPY is left out: over loopback it is slower (the kernel copies there all the same), and
 // source rows would have to stay until the peer's acknowledgements.
 
-#include <sys/socket.h>
-
 #include <algorithm>
-#include <cstring>
 
 #include "base/device.h"
+#include "disagg/transport/meeting.h"
 #include "disagg/transport/tcp_owner.h"
 #include "disagg/transport/tcp_poster.h"
 #include "disagg/transport/wires.h"
@@ -27,73 +25,50 @@ namespace {
 
 class TcpTransport final : public KvTransport {
  public:
-  TcpTransport(const TransportOptions& options, const TcpToken& token)
-      : options_(options), host_(std::span(options_.regions), token) {
+  explicit TcpTransport(const TransportOptions& options)
+      : options_(options),
+        host_(options_.regions),
+        calls_("tcp", options),
+        meeting_("tcp", options.self, kTcpVersion, wire_limits(0)) {
     const int cores = int(std::thread::hardware_concurrency());
     const int n = std::clamp(std::min(options.connections, cores / 2), 1, 8);
     for (int i = 0; i < n; ++i) loops_.push_back(std::make_unique<Loop>());
   }
   ~TcpTransport() override {
+    meeting_.end();
     for (auto& loop : loops_) loop->stop();
   }
 
-  Status listen(const TcpToken& token) {
-    AddressInfo at = look_up(options_.host, "0", AI_NUMERICHOST | AI_PASSIVE);
-    if (!at) return invalid("tcp: --host " + options_.host + ": not an IP address of this machine");
-    const int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    sockaddr_storage bound{};
-    socklen_t length = sizeof bound;
-    char port[16], host[128];
-    if (fd < 0 || bind(fd, at->ai_addr, at->ai_addrlen) != 0 || ::listen(fd, 512) != 0 ||
-        getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &length) != 0 ||
-        getnameinfo(reinterpret_cast<sockaddr*>(&bound), length, host, sizeof host, port, sizeof port,
-                    NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
-      const Error error{ErrorCode::unavailable, "tcp: " + options_.host + ": " + os_text()};
-      if (fd >= 0) ::close(fd);
-      return error;
-    }
-    const bool v6 = bound.ss_family == AF_INET6;
-    address_ = std::string("tcp:") + (v6 ? "[" : "") + host + (v6 ? "]" : "") + ":" + port + ":";
-    for (uint8_t byte : token) {
-      char hex[3];
-      std::snprintf(hex, sizeof hex, "%02x", byte);
-      address_ += hex;
-    }
-    loops_[0]->add(
-        std::make_unique<Listener>(fd, host_, [this]() -> Loop& { return *loops_[accepted_++ % loops_.size()]; }));
-    return ok();
+  Status listen() {
+    return meeting_.listen(options_, [this](const ChannelPtr& channel, PeerId peer) -> ChannelEvents {
+      auto session = host_.session(channel->peer().fingerprint, peer);
+      if (!session) return {.take_over = [this](const Fd&) { host_.windows.count_refused(); }};
+      return {.take_over = [this, session](Fd socket) {
+        if (auto link = make_owner_link(std::move(socket), host_, session))
+          loops_[accepted_++ % loops_.size()]->add(std::move(link));
+      }};
+    });
   }
 
-  std::string address() const override { return address_; }
+  std::string address() const override { return meeting_.address(); }
 
   Result<bool> connect(PeerId peer, const std::string& address) override {
     if (auto known = peers_.find(peer); known != peers_.end() && !known->second->dead) {
       if (known->second->address == address) return true;
       return invalid("tcp: instance " + std::to_string(peer) + " has another address already");
     }
-    auto call = calls_.find(peer);
-    if (call == calls_.end() || call->second.session->address != address) {
-      auto parsed = parse_address(address);
-      if (!parsed.ok()) return parsed.error();
-      Call fresh{std::make_shared<PosterSession>(peer, address), {}, options_.clock->now() + options_.connect_s};
-      const TcpHello hello{kTcpMagic, fresh.session->id, parsed.value().token, options_.self};
-      for (int i = 0; i < std::max(1, options_.connections); ++i) fresh.dials.emplace_back(parsed.value(), hello);
-      call = calls_.insert_or_assign(peer, std::move(fresh)).first;
-    }
-    const Result<bool> let_in = go_on(call->second);
-    if (let_in && !let_in.value()) return false;
-    Call done = std::move(call->second);
-    calls_.erase(call);
-    if (!let_in) return unreachable(address, let_in.error().message);
-    done.session->regions = done.dials[0].regions();
-    for (size_t i = 0; i < done.dials.size(); ++i)
-      loops_[i % loops_.size()]->add(tcp::make_poster_link(done.dials[i].release(), done.session));
-    peers_[peer] = done.session;
+    auto met = calls_.ask(peer, address, [&](const auto& answer) { return call(address, answer); });
+    if (!met) return met.error();
+    if (!met.value()) return false;
+    auto& [session, sockets] = *met.value();
+    for (size_t i = 0; i < sockets.size(); ++i)
+      loops_[i % loops_.size()]->add(make_poster_link(std::move(sockets[i]), session));
+    peers_[peer] = session;
     host_.windows.connect(peer);
     return true;
   }
   void disconnect(PeerId peer) override {
-    calls_.erase(peer);
+    calls_.give_up(peer);
     if (auto at = peers_.find(peer); at != peers_.end()) {
       at->second->dead = true;
       peers_.erase(at);
@@ -104,7 +79,7 @@ class TcpTransport final : public KvTransport {
   std::byte* remote(PeerId peer, int region) const override {
     auto found = peers_.find(peer);
     if (found == peers_.end() || size_t(region) >= found->second->regions.size()) return nullptr;
-    return reinterpret_cast<std::byte*>(uintptr_t(found->second->regions[size_t(region)].address));
+    return reinterpret_cast<std::byte*>(uintptr_t(found->second->regions[size_t(region)].begin));
   }
 
   Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
@@ -151,29 +126,35 @@ class TcpTransport final : public KvTransport {
   }
   TransportStats stats() const override {
     TransportStats stats = stats_;
-    stats.refused = host_.windows.refused();
+    stats.refused = host_.windows.refused() + meeting_.refused();
     return stats;
   }
 
  private:
-  // A peer that has not let all connections in yet.
-  struct Call {
+  // A peer that has let all connections in.
+  struct Met {
     std::shared_ptr<PosterSession> session;
-    std::vector<Dial> dials;
-    double until_s;  // Clock
+    std::vector<Fd> sockets;
   };
-  Result<bool> go_on(Call& call) {
-    bool all = true;
-    for (Dial& dial : call.dials) {
-      const int before = dial.stage();
-      const Result<bool> let_in = dial.go_on();
-      if (!let_in) return let_in;
-      all &= let_in.value();
-      // The last call may have been a long step of the engine ago.
-      if (dial.stage() != before) call.until_s = options_.clock->now() + options_.connect_s;
+  Status call(const std::string& address, const std::shared_ptr<Answer<Met>>& answer) {
+    const auto to = parse_wire_address("tcp", address);
+    if (!to) return to.error();
+    auto met = std::make_shared<Met>();  // the loop's thread's
+    met->session = std::make_shared<PosterSession>(address);
+    met->session->regions = to.value().regions;
+    const size_t n = size_t(std::max(1, options_.connections));
+    for (size_t i = 0; i < n; ++i) {
+      const auto let_in = [met, n, weak = std::weak_ptr(answer)](Fd socket) {
+        met->sockets.push_back(std::move(socket));
+        auto wanted = weak.lock();
+        if (wanted && met->sockets.size() == n) wanted->set(std::move(*met));
+      };
+      const Status calls = meeting_.call(address, met->session->number, answer, [let_in](const auto&, const auto&) {
+        return ChannelEvents{.take_over = let_in};
+      });
+      if (!calls) return calls;
     }
-    if (!all && options_.clock->now() >= call.until_s) return Error{ErrorCode::unavailable, "it does not answer"};
-    return all;
+    return ok();
   }
 
   struct InFlight {
@@ -189,14 +170,14 @@ class TcpTransport final : public KvTransport {
 
   const TransportOptions options_;
   Host host_;
-  std::string address_;
-  std::unordered_map<PeerId, Call> calls_;
+  Calls<Met> calls_;
   std::unordered_map<PeerId, std::shared_ptr<PosterSession>> peers_;
   std::unordered_map<TransferId, InFlight> transfers_;
   TransferId last_id_ = 0;
   TransportStats stats_;
-  size_t accepted_ = 0;  // of the first loop's thread
+  size_t accepted_ = 0;  // the meeting's thread's
   std::vector<std::unique_ptr<Loop>> loops_;
+  Meeting meeting_;
 };
 
 }  // namespace
@@ -210,13 +191,8 @@ MadeTransport make_tcp_transport(const TransportOptions& options) {
     return Error{ErrorCode::unavailable,
                  "tcp: the KV is in a card's memory, which sockets cannot read; expected "
                  "--transport nccl or rdma, or local or handoff in one process"};
-  tcp::TcpToken token;
-  for (size_t half : {0, 1}) {
-    const uint64_t random = random_secret();
-    std::memcpy(token.data() + 8 * half, &random, sizeof random);
-  }
-  auto transport = std::make_unique<tcp::TcpTransport>(options, token);
-  if (Status status = transport->listen(token); !status.ok()) return status.error();
+  auto transport = std::make_unique<tcp::TcpTransport>(options);
+  if (Status status = transport->listen(); !status) return status.error();
   return std::unique_ptr<KvTransport>(std::move(transport));
 }
 

@@ -1,27 +1,20 @@
 #include "disagg/transport/tcp_owner.h"
 
-#include <sys/socket.h>
-
-#include <cerrno>
 #include <deque>
-
-#include "disagg/transport/tcp_socket.h"
 
 namespace xpyd::tcp {
 namespace {
 
-constexpr int kMaxLinks = 4096;       // connections to one owner
-constexpr size_t kMaxStrangers = 64;  // of them, without a token yet; beyond, the oldest goes
-constexpr double kHelloSeconds = 10;
+constexpr int kMaxLinks = 4096;      // connections to one owner
 constexpr size_t kMaxAnswers = 256;  // of a link, unsent: then nothing more is read
 
 class OwnerLink final : public Link {
  public:
-  OwnerLink(int fd, Host& host) : Link(fd), host_(host), reader_(host.inbound) { ++host_.links; }
-  ~OwnerLink() override {
-    --host_.links;
-    if (stranger_) known_now();
+  OwnerLink(Fd socket, Host& host, std::shared_ptr<InboundSession> session)
+      : Link(std::move(socket)), host_(host), reader_(host.windows, std::move(session)) {
+    ++host_.links;
   }
+  ~OwnerLink() override { --host_.links; }
 
   Next run() override {
     if (!flush()) return Next::close;
@@ -30,7 +23,6 @@ class OwnerLink final : public Link {
       const auto outcome = reader_.pump([this](iovec* where, int n) { return read_now(fd(), where, n); });
       for (auto& answer : reader_.answers()) answers_.push_back({std::move(answer), {}, {}, false});
       reader_.answers().clear();
-      if (reader_.session() && std::exchange(stranger_, false)) known_now();
       if (!flush()) return Next::close;
       if (reader_.reason()) host_.windows.count_refused();
       if (outcome == TcpReader::Outcome::ended || reader_.reason()) return Next::close;
@@ -46,23 +38,17 @@ class OwnerLink final : public Link {
     bool begun = false;
   };
 
-  void known_now() {
-    std::lock_guard lock(host_.strangers_mutex);
-    std::erase(host_.strangers, fd());
-  }
-
-  // A stranger that says nothing, or a peer that was disconnected since it came.
+  // A peer that was disconnected since it came.
   bool given_up() {
-    if (!reader_.session()) return clock_.now() > came_s_ + kHelloSeconds;
     const int disconnects = host_.disconnects;
     if (disconnects == seen_disconnects_) return false;
     seen_disconnects_ = disconnects;
-    const bool was_ours = std::exchange(known_, host_.windows.connected(reader_.session()->peer()));
+    const bool was_ours = std::exchange(known_, host_.windows.connected(reader_.peer()));
     return was_ours && !known_;
   }
 
   bool flush() {
-    if (reader_.session() && !known_) known_ = host_.windows.connected(reader_.session()->peer());
+    if (!known_) known_ = host_.windows.connected(reader_.peer());
     while (!answers_.empty()) {
       from_.clear();
       bool entered = false;
@@ -81,7 +67,7 @@ class OwnerLink final : public Link {
       if (last && !last->data.empty()) {
         const FrameHead& asked = last->answer.asked;
         entered = !last->answer.refused &&
-                  host_.windows.enter(asked.window, reader_.session()->peer(), KvOp::read, std::span<const Copy>());
+                  host_.windows.enter(asked.window, reader_.peer(), KvOp::read, std::span<const Copy>());
         if (!entered && !std::exchange(last->answer.refused, true)) last->data.become_zeros();
         last->data.append_to(from_);
       }
@@ -113,38 +99,28 @@ class OwnerLink final : public Link {
   InboundReader reader_;
   std::deque<Outgoing> answers_;
   std::vector<iovec> from_;
-  RealClock clock_;
-  const double came_s_ = clock_.now();
-  bool stranger_ = true;
   bool known_ = false;  // the owner has connected to this peer, too
   int seen_disconnects_ = 0;
 };
 
 }  // namespace
 
-Link::Next Listener::run() {
-  while (true) {
-    const int fd = accept4(this->fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
-    if (fd < 0) return Next::wait;
-    if (host_.links >= kMaxLinks) {
-      host_.windows.count_refused();
-      ::close(fd);
-      continue;
-    }
-    {
-      // Honest peers need a millisecond. Its link closes it, on a thread of its own.
-      std::lock_guard lock(host_.strangers_mutex);
-      if (host_.strangers.size() >= kMaxStrangers) {
-        host_.windows.count_refused();
-        shutdown(host_.strangers.front(), SHUT_RDWR);
-        host_.strangers.pop_front();
-      }
-      host_.strangers.push_back(fd);
-    }
-    prepare(fd);
-    next_loop_().add(std::make_unique<OwnerLink>(fd, host_));
+std::shared_ptr<InboundSession> Host::session(uint64_t number, PeerId peer) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(sessions_, [](const auto& entry) { return entry.second.expired(); });
+  auto& entry = sessions_[number];
+  auto session = entry.lock();
+  if (session) return session->peer() == peer ? session : nullptr;
+  entry = session = std::make_shared<InboundSession>(peer, windows);
+  return session;
+}
+
+std::unique_ptr<Link> make_owner_link(Fd socket, Host& host, std::shared_ptr<InboundSession> session) {
+  if (host.links >= kMaxLinks) {
+    host.windows.count_refused();
+    return nullptr;
   }
+  return std::make_unique<OwnerLink>(std::move(socket), host, std::move(session));
 }
 
 }  // namespace xpyd::tcp

@@ -1,13 +1,13 @@
 // The owner's half of the tcp wire: connections that peers have made to it.
 //
-// Thread safety: Host: any thread. Listener: its loop's.
+// Thread safety: Host: any thread.
 #pragma once
 
 #include <atomic>
-#include <deque>
-#include <functional>
+#include <memory>
 #include <mutex>
 #include <span>
+#include <unordered_map>
 
 #include "disagg/transport/tcp_frames.h"
 #include "disagg/transport/tcp_loop.h"
@@ -16,32 +16,24 @@
 namespace xpyd::tcp {
 
 struct Host {
-  Host(std::span<const MemoryRange> regions, const TcpToken& token)
-      : windows(regions, true), inbound(regions, windows, token) {}
+  explicit Host(std::span<const MemoryRange> regions) : windows(regions, true) {}
   void disconnect(PeerId peer) {
     windows.disconnect(peer);
     ++disconnects;
   }
-  WindowTable windows;
-  InboundHost inbound;
-  std::atomic<int> links{0};
-  // Descriptors of links without a token yet, oldest first. One of them leaves the list before it
-  // is closed.
-  std::mutex strangers_mutex;
-  std::deque<int> strangers;
-  std::atomic<int> disconnects{0};  // links look whether it was theirs
-};
+  // One more connection of a session, which has a number that its poster drew. Null: it is another peer's.
+  std::shared_ptr<InboundSession> session(uint64_t number, PeerId peer);
 
-// Lets peers in; each gets a link of its own in the next loop.
-class Listener final : public Link {
- public:
-  Listener(int fd, Host& host, std::function<Loop&()> next_loop)
-      : Link(fd), host_(host), next_loop_(std::move(next_loop)) {}
-  Next run() override;
+  WindowTable windows;
+  std::atomic<int> links{0};
+  std::atomic<int> disconnects{0};  // links look whether it was theirs
 
  private:
-  Host& host_;
-  const std::function<Loop&()> next_loop_;
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, std::weak_ptr<InboundSession>> sessions_;
 };
+
+// Null: there are too many.
+std::unique_ptr<Link> make_owner_link(Fd socket, Host& host, std::shared_ptr<InboundSession> session);
 
 }  // namespace xpyd::tcp

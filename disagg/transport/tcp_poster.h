@@ -14,7 +14,6 @@
 
 #include "disagg/transport/tcp_frames.h"
 #include "disagg/transport/tcp_loop.h"
-#include "disagg/transport/tcp_socket.h"
 #include "disagg/transport/window_table.h"
 
 namespace xpyd::tcp {
@@ -41,13 +40,11 @@ void cut(const TransferPlan& plan, Post& post);
 
 class PosterSession {
  public:
-  PosterSession(PeerId peer_, const std::string& address_) : peer(peer_), address(address_) {}
-  const PeerId peer;
+  explicit PosterSession(const std::string& address_) : address(address_) {}
   const std::string address;
-  const uint64_t id = random_secret();
-  std::vector<TcpRange> regions;  // before the first link
+  const uint64_t number = random_secret();
+  std::vector<AddressRange> regions;  // of the owner; before the first link
   std::atomic<bool> dead{false};
-  std::atomic<int> links{0};
 
   void add(const std::shared_ptr<Post>& post) {
     std::lock_guard lock(mutex_);
@@ -116,27 +113,6 @@ class PosterSession {
   std::deque<FrameHead> control_;
 };
 
-// One connection, as far as the Welcome.
-class Dial {
- public:
-  Dial(const Address& address, const TcpHello& hello) : address_(address), hello_(hello) {}
-  ~Dial();
-  Dial(Dial&& other) noexcept;
-  // Goes on as far as it can without waiting. True: it has been let in. The error: why not.
-  Result<bool> go_on();
-  int stage() const { return stage_; }  // grows as the peer answers
-  const std::vector<TcpRange>& regions() const { return regions_; }
-  int release() { return std::exchange(fd_, -1); }  // after a true go_on()
-
- private:
-  Result<bool> receive(size_t bytes);  // false: not all of them are there
-  Address address_;
-  TcpHello hello_;
-  int fd_ = -1;
-  enum { fresh, calling, greeted, welcomed, let_in } stage_ = fresh;
-  std::vector<std::byte> received_;
-  std::vector<TcpRange> regions_;
-};
-std::unique_ptr<Link> make_poster_link(int fd, std::shared_ptr<PosterSession> session);
+std::unique_ptr<Link> make_poster_link(Fd socket, std::shared_ptr<PosterSession> session);
 
 }  // namespace xpyd::tcp
