@@ -1,5 +1,5 @@
 // The poster's half of the nccl wire: a link to one owner of memory. Its communicator is made when
-// the link is, with the poster as rank 0; the owner's half is nccl_guest.h.
+// the link is, with the poster as rank 0; the owner's half is the Guest of nccl.cc.
 //
 // A post is cut into groups. The link asks for each; once the owner has accepted, the poster either
 // enqueues its half and says `go`, or says `drop`: nothing is enqueued at one end only, and what is

@@ -14,7 +14,7 @@ class RdmaTransport final : public KvTransport {
   RdmaTransport(const TransportOptions& options, std::vector<rdma::Rail> rails)
       : rails_(std::move(rails)),
         serving_(rails_, options.regions),
-        meeting_("rdma", options.self, schema_of<rdma::Message>() ^ schema_of<rdma::Hello>(),
+        meeting_("rdma", options.self, schema_of<rdma::Message>() ^ schema_of<rdma::Offer>(),
                  wire_limits(rdma::kMaxMessageBytes)),
         posting_(rails_, options, rails_[0].device_memory ? options.queue : nullptr, meeting_) {}
   // No peer may be answered by what is half gone.
@@ -63,8 +63,8 @@ class RdmaTransport final : public KvTransport {
             const auto message = rdma::read_message(bytes, n_rails);
             return message && serving_.take(peer, message.value());
           }
-          const auto hello = from_bytes<rdma::Hello>(bytes);
-          if (hello && !hello.value().rails.empty()) n_rails = serving_.join(peer, channel, hello.value());
+          const auto offer = from_bytes<rdma::Offer>(bytes);
+          if (offer && !offer.value().rails.empty()) n_rails = serving_.join(peer, channel, offer.value());
           return n_rails > 0;
         },
         [this, channel, peer] { serving_.left(peer, channel.get()); });

@@ -42,12 +42,12 @@ void fields(A& a, typename A::template Ref<RailEnd> s) {
 
 // The first frame in either direction: the poster calls, the owner of memory answers. An answer
 // with no rails is a refusal, and `refusal` says why.
-struct Hello {
+struct Offer {
   std::vector<RailEnd> rails;
   std::string refusal;
 };
 template <class A>
-void fields(A& a, typename A::template Ref<Hello> s) {
+void fields(A& a, typename A::template Ref<Offer> s) {
   auto& [rails, refusal] = s;
   a.list("rails", rails, kMaxRails);
   a.text("refusal", refusal);

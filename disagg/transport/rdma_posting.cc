@@ -114,7 +114,7 @@ Status Posting::call(const std::string& address, const std::shared_ptr<Answer<Me
   auto queues = std::make_shared<std::vector<Queue>>(std::move(made).value());  // the meeting's thread's
   return meeting_.call(address, 0, answer, [queues](const ChannelPtr& channel, const auto& wanted) {
     wanted->channel = HeldChannel(channel);
-    say(channel, Hello{ends_of(*queues), ""});
+    say(channel, Offer{ends_of(*queues), ""});
     auto mail = std::make_shared<Mail>();
     return hear(
         channel,
@@ -123,11 +123,11 @@ Status Posting::call(const std::string& address, const std::shared_ptr<Answer<Me
             const auto message = read_message(bytes, n);
             return message && mail->take(message.value());
           }
-          auto hello = from_bytes<Hello>(bytes);
+          auto offer = from_bytes<Offer>(bytes);
           auto waits = weak.lock();
-          if (!hello || !waits) return false;
-          n = hello.value().rails.size();
-          waits->set(Met{std::move(waits->channel), mail, std::move(*queues), std::move(hello).value()});
+          if (!offer || !waits) return false;
+          n = offer.value().rails.size();
+          waits->set(Met{std::move(waits->channel), mail, std::move(*queues), std::move(offer).value()});
           return n > 0;
         },
         [mail] {
@@ -139,10 +139,10 @@ Status Posting::call(const std::string& address, const std::shared_ptr<Answer<Me
 }
 
 Status Posting::answered(PeerId peer, const std::string& address, Met& met) {
-  if (met.hello.rails.empty()) return invalid("it refuses: " + met.hello.refusal);
-  if (met.hello.rails.size() > met.queues.size()) return invalid("its answer has too many rails");
-  met.queues.resize(met.hello.rails.size());
-  if (auto connected = connect_queues(rails_, met.queues, met.hello.rails); !connected) return connected.error();
+  if (met.offer.rails.empty()) return invalid("it refuses: " + met.offer.refusal);
+  if (met.offer.rails.size() > met.queues.size()) return invalid("its answer has too many rails");
+  met.queues.resize(met.offer.rails.size());
+  if (auto connected = connect_queues(rails_, met.queues, met.offer.rails); !connected) return connected.error();
   if (find(peer)) links_.erase(peer);  // a dead one
   Link& link = links_[peer];
   link.peer = peer;

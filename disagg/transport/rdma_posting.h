@@ -102,7 +102,7 @@ class Posting {
     HeldChannel channel;
     std::shared_ptr<Mail> mail;
     std::vector<Queue> queues;
-    Hello hello;
+    Offer offer;
   };
 
   // What becomes of transfers.

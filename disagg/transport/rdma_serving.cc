@@ -96,16 +96,16 @@ Status Serving::make_queues_for(Guest& guest, const std::vector<RailEnd>& theirs
   return ok();
 }
 
-size_t Serving::join(PeerId peer, const ChannelPtr& channel, const Hello& hello) {
+size_t Serving::join(PeerId peer, const ChannelPtr& channel, const Offer& offer) {
   std::lock_guard lock(mutex_);
-  Hello answer;
+  Offer answer;
   Guest& guest = guests_[peer];
   if (guest.channel) {
     drop_queues(peer, guest);
     guest.channel->close("it has called again");
   }
   guest.channel = channel;
-  std::vector<RailEnd> theirs = hello.rails;
+  std::vector<RailEnd> theirs = offer.rails;
   if (theirs.size() > rails_.size()) theirs.resize(rails_.size());
   if (auto made = make_queues_for(guest, theirs); made)
     answer.rails = ends_of(guest.queues);

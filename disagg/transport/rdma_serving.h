@@ -39,7 +39,7 @@ class Serving {
 
   // What the peer's side says on its channel.
   // Answers it: number of rails, 0 where it was refused.
-  size_t join(PeerId peer, const ChannelPtr& channel, const Hello& hello);
+  size_t join(PeerId peer, const ChannelPtr& channel, const Offer& offer);
   bool take(PeerId peer, const Message& message);  // false: nonsense
   void left(PeerId peer, const Channel* channel);
 

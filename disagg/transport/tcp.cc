@@ -13,22 +13,156 @@
 // source rows would have to stay until the peer's acknowledgements.
 
 #include <algorithm>
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <unordered_map>
 
 #include "base/device.h"
 #include "disagg/transport/meeting.h"
-#include "disagg/transport/tcp_owner.h"
+#include "disagg/transport/posting_transport.h"
 #include "disagg/transport/tcp_poster.h"
 #include "disagg/transport/wires.h"
 
 namespace xpyd::tcp {
 namespace {
 
-class TcpTransport final : public KvTransport {
+constexpr int kMaxLinks = 4096;      // connections to one owner
+constexpr size_t kMaxAnswers = 256;  // of a link, unsent: then nothing more is read
+
+// The owner's half: connections that peers have made to it. Any thread.
+struct Host {
+  explicit Host(std::span<const MemoryRange> regions) : windows(regions, true) {}
+  void disconnect(PeerId peer) {
+    windows.disconnect(peer);
+    ++disconnects;
+  }
+  // One more connection of a session, which has a number that its poster drew. Null: it is another peer's.
+  std::shared_ptr<InboundSession> session(uint64_t number, PeerId peer) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(sessions_, [](const auto& entry) { return entry.second.expired(); });
+    auto& entry = sessions_[number];
+    auto session = entry.lock();
+    if (session) return session->peer() == peer ? session : nullptr;
+    entry = session = std::make_shared<InboundSession>(peer, windows);
+    return session;
+  }
+
+  WindowTable windows;
+  std::atomic<int> links{0};
+  std::atomic<int> disconnects{0};  // links look whether it was theirs
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, std::weak_ptr<InboundSession>> sessions_;
+};
+
+class OwnerLink final : public Link {
+ public:
+  OwnerLink(Fd socket, Host& host, std::shared_ptr<InboundSession> session)
+      : Link(std::move(socket)), host_(host), reader_(host.windows, std::move(session)) {
+    ++host_.links;
+  }
+  ~OwnerLink() override { --host_.links; }
+
+  Next run() override {
+    if (!flush()) return Next::close;
+    for (int turn = 0; turn < kTurn; ++turn) {
+      if (answers_.size() > kMaxAnswers) return Next::wait;  // for room in the socket
+      const auto outcome = reader_.pump([this](iovec* where, int n) { return read_now(fd(), where, n); });
+      for (auto& answer : reader_.answers()) answers_.push_back({std::move(answer), {}, {}, false});
+      reader_.answers().clear();
+      if (!flush()) return Next::close;
+      if (reader_.reason()) host_.windows.count_refused();
+      if (outcome == TcpReader::Outcome::ended || reader_.reason()) return Next::close;
+      if (outcome == TcpReader::Outcome::would_block) return given_up() ? Next::close : Next::wait;
+    }
+    return given_up() ? Next::close : Next::again;
+  }
+
+ private:
+  struct Outgoing {
+    InboundReader::Answer answer;
+    Sending bytes, data;
+    bool begun = false;
+  };
+
+  // A peer that was disconnected since it came.
+  bool given_up() {
+    const int disconnects = host_.disconnects;
+    if (disconnects == seen_disconnects_) return false;
+    seen_disconnects_ = disconnects;
+    const bool was_ours = std::exchange(known_, host_.windows.connected(reader_.peer()));
+    return was_ours && !known_;
+  }
+
+  bool flush() {
+    if (!known_) known_ = host_.windows.connected(reader_.peer());
+    while (!answers_.empty()) {
+      from_.clear();
+      bool entered = false;
+      Outgoing* last = nullptr;  // with data: nothing goes behind it in this call
+      for (Outgoing& out : answers_) {
+        if (!std::exchange(out.begun, true)) {
+          out.bytes.set({{out.answer.bytes.data(), out.answer.bytes.size()}});
+          out.data.set(std::move(out.answer.ranges));
+        }
+        out.bytes.append_to(from_);
+        if (!out.data.empty() || from_.size() >= kMaxAnswers) {
+          last = &out;
+          break;
+        }
+      }
+      if (last && !last->data.empty()) {
+        const FrameHead& asked = last->answer.asked;
+        entered = !last->answer.refused &&
+                  host_.windows.enter(asked.window, reader_.peer(), KvOp::read, std::span<const Copy>());
+        if (!entered && !std::exchange(last->answer.refused, true)) last->data.become_zeros();
+        last->data.append_to(from_);
+      }
+      const ssize_t n = send_now(fd(), from_);
+      if (entered) host_.windows.leave(last->answer.asked.window, false);
+      if (n < 0) return false;
+      if (n == 0) return true;
+      for (size_t sent = size_t(n); sent > 0;) {
+        Outgoing& out = answers_.front();
+        out.bytes.advance(sent);
+        out.data.advance(sent);
+        if (!out.bytes.empty() || !out.data.empty()) break;
+        finish_front();
+      }
+    }
+    return true;
+  }
+
+  void finish_front() {
+    const InboundReader::Answer answer = std::move(answers_.front().answer);
+    answers_.pop_front();
+    if (answer.asked.type != FrameType::read) return;
+    reader_.answer(answer.asked, KvOp::read, !answer.refused);
+    for (auto& more : reader_.answers()) answers_.push_back({std::move(more), {}, {}, false});
+    reader_.answers().clear();
+  }
+
+  Host& host_;
+  InboundReader reader_;
+  std::deque<Outgoing> answers_;
+  std::vector<iovec> from_;
+  bool known_ = false;  // the owner has connected to this peer, too
+  int seen_disconnects_ = 0;
+};
+
+struct Transfer {
+  std::shared_ptr<PosterSession> session;
+  std::shared_ptr<Post> post;
+};
+
+class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
  public:
   explicit TcpTransport(const TransportOptions& options)
-      : options_(options),
+      : PostingTransport("tcp", options),
         host_(options_.regions),
-        calls_("tcp", options),
+        calls_("tcp", options_),
         meeting_("tcp", options.self, kTcpVersion, wire_limits(0)) {
     const int cores = int(std::thread::hardware_concurrency());
     const int n = std::clamp(std::min(options.connections, cores / 2), 1, 8);
@@ -44,43 +178,13 @@ class TcpTransport final : public KvTransport {
       auto session = host_.session(channel->peer().fingerprint, peer);
       if (!session) return {.take_over = [this](const Fd&) { host_.windows.count_refused(); }};
       return {.take_over = [this, session](Fd socket) {
-        if (auto link = make_owner_link(std::move(socket), host_, session))
-          loops_[accepted_++ % loops_.size()]->add(std::move(link));
+        if (host_.links >= kMaxLinks) return host_.windows.count_refused();
+        loops_[accepted_++ % loops_.size()]->add(std::make_unique<OwnerLink>(std::move(socket), host_, session));
       }};
     });
   }
 
   std::string address() const override { return meeting_.address(); }
-
-  Result<bool> connect(PeerId peer, const std::string& address) override {
-    if (auto known = peers_.find(peer); known != peers_.end() && !known->second->dead) {
-      if (known->second->address == address) return true;
-      return invalid("tcp: instance " + std::to_string(peer) + " has another address already");
-    }
-    auto met = calls_.ask(peer, address, [&](const auto& answer) { return call(address, answer); });
-    if (!met) return met.error();
-    if (!met.value()) return false;
-    auto& [session, sockets] = *met.value();
-    for (size_t i = 0; i < sockets.size(); ++i)
-      loops_[i % loops_.size()]->add(make_poster_link(std::move(sockets[i]), session));
-    peers_[peer] = session;
-    host_.windows.connect(peer);
-    return true;
-  }
-  void disconnect(PeerId peer) override {
-    calls_.give_up(peer);
-    if (auto at = peers_.find(peer); at != peers_.end()) {
-      at->second->dead = true;
-      peers_.erase(at);
-    }
-    host_.disconnect(peer);
-    kick();
-  }
-  std::byte* remote(PeerId peer, int region) const override {
-    auto found = peers_.find(peer);
-    if (found == peers_.end() || size_t(region) >= found->second->regions.size()) return nullptr;
-    return reinterpret_cast<std::byte*>(uintptr_t(found->second->regions[size_t(region)].begin));
-  }
 
   Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
     return host_.windows.open(peer, op, ranges);
@@ -88,49 +192,39 @@ class TcpTransport final : public KvTransport {
   bool close(const WindowKey& window) override { return host_.windows.close(window); }
   int arrived(const WindowKey& window) const override { return host_.windows.arrived(window); }
 
-  TransferId post(const KvTransfer& what, const TransferPlan& plan) override {
-    const TransferId id = ++last_id_;
-    ++stats_.posts;
-    InFlight& transfer = transfers_[id];
-    auto peer = peers_.find(what.peer);
-    if (peer == peers_.end() || late(what)) return id;
-    transfer.session = peer->second;
-    transfer.post = std::make_shared<Post>();
-    Post& post = *transfer.post;
-    post.id = uint64_t(id), post.what = what, post.bytes = plan.bytes;
-    post.descriptors = int64_t(plan.copies.size());
-    cut(plan, post);
-    transfer.session->add(transfer.post);
-    kick();
-    return id;
+ private:
+  Result<std::shared_ptr<PosterSession>> meet(PeerId peer, const std::string& address) override {
+    auto met = calls_.ask(peer, address, [&](const auto& answer) { return call(address, answer); });
+    if (!met) return met.error();
+    if (!met.value()) return std::shared_ptr<PosterSession>();
+    auto& [session, sockets] = *met.value();
+    for (size_t i = 0; i < sockets.size(); ++i)
+      loops_[i % loops_.size()]->add(make_poster_link(std::move(sockets[i]), session));
+    host_.windows.connect(peer);
+    return session;
   }
-
-  TransferState poll(TransferId id) override {
-    auto at = transfers_.find(id);
-    XPYD_CHECK(at != transfers_.end(), "poll of a transfer that is not known");
-    TransferState state = TransferState::failed;
-    if (Post* post = at->second.post.get()) {
-      const bool give_up = at->second.cancelled || late(post->what);
-      state = at->second.session->poll(*post, give_up);
-      if (give_up && state == TransferState::failed) kick();  // there may be an abandon to send
-      if (state == TransferState::in_flight) return state;
-      if (state == TransferState::done) stats_.bytes += int64_t(post->bytes), stats_.descriptors += post->descriptors;
-    }
-    stats_.failed += state == TransferState::failed;
-    transfers_.erase(at);
+  void leave(PeerId peer, const std::shared_ptr<PosterSession>& session) override {
+    calls_.give_up(peer);
+    if (session) session->give_up();
+    host_.disconnect(peer);
+    kick();
+  }
+  std::shared_ptr<Transfer> begin(TransferId id, const std::shared_ptr<PosterSession>& session, const KvTransfer& what,
+                                  const TransferPlan& plan) override {
+    auto post = std::make_shared<Post>();
+    post->id = uint64_t(id), post->what = what;
+    cut(plan, *post);
+    session->add(post);
+    kick();
+    return std::make_shared<Transfer>(Transfer{session, post});
+  }
+  TransferState progress(Transfer& transfer, bool unwanted) override {
+    const TransferState state = transfer.session->poll(*transfer.post, unwanted);
+    if (unwanted && state == TransferState::failed) kick();  // there may be an abandon to send
     return state;
   }
+  int64_t refused() const override { return host_.windows.refused() + meeting_.refused(); }
 
-  void cancel(TransferId id) override {
-    if (auto at = transfers_.find(id); at != transfers_.end()) at->second.cancelled = true;
-  }
-  TransportStats stats() const override {
-    TransportStats stats = stats_;
-    stats.refused = host_.windows.refused() + meeting_.refused();
-    return stats;
-  }
-
- private:
   // A peer that has let all connections in.
   struct Met {
     std::shared_ptr<PosterSession> session;
@@ -157,24 +251,12 @@ class TcpTransport final : public KvTransport {
     return ok();
   }
 
-  struct InFlight {
-    std::shared_ptr<PosterSession> session;
-    std::shared_ptr<Post> post;  // null: it has failed already
-    bool cancelled = false;
-  };
-
-  bool late(const KvTransfer& what) const { return what.deadline_s > 0 && options_.clock->now() >= what.deadline_s; }
   void kick() {
     for (auto& loop : loops_) loop->kick();
   }
 
-  const TransportOptions options_;
   Host host_;
   Calls<Met> calls_;
-  std::unordered_map<PeerId, std::shared_ptr<PosterSession>> peers_;
-  std::unordered_map<TransferId, InFlight> transfers_;
-  TransferId last_id_ = 0;
-  TransportStats stats_;
   size_t accepted_ = 0;  // the meeting's thread's
   std::vector<std::unique_ptr<Loop>> loops_;
   Meeting meeting_;

@@ -44,10 +44,10 @@ class PosterLink final : public Link {
  public:
   PosterLink(Fd socket, std::shared_ptr<PosterSession> session)
       : Link(std::move(socket)), session_(std::move(session)), reader_(*session_) {}
-  ~PosterLink() override { session_->dead = true; }  // a session is whole or not at all
+  ~PosterLink() override { session_->give_up(); }  // a session is whole or not at all
 
   Next run() override {
-    if (session_->dead) return Next::close;
+    if (session_->dead()) return Next::close;
     bool more = true;
     for (int turn = 0; turn < kTurn && more; ++turn) {
       const auto outcome = reader_.pump([this](iovec* where, int n) { return read_now(fd(), where, n); });

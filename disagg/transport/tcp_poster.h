@@ -28,8 +28,6 @@ struct Post {
   KvTransfer what;
   std::vector<Copy> copies;  // none is in two frames
   std::vector<Frame> frames;
-  size_t bytes = 0;
-  int64_t descriptors = 0;
   // Guarded by the session's mutex.
   uint32_t begun = 0, answered = 0;  // frames
   int inside = 0;                    // links that are in the local rows at this moment
@@ -44,7 +42,8 @@ class PosterSession {
   const std::string address;
   const uint64_t number = random_secret();
   std::vector<AddressRange> regions;  // of the owner; before the first link
-  std::atomic<bool> dead{false};
+  bool dead() const { return dead_; }
+  void give_up() { dead_ = true; }
 
   void add(const std::shared_ptr<Post>& post) {
     std::lock_guard lock(mutex_);
@@ -55,7 +54,7 @@ class PosterSession {
   TransferState poll(Post& post, bool give_up) {
     std::lock_guard lock(mutex_);
     const bool done = post.arrived && post.answered == post.frames.size();
-    if (!done && (give_up || post.refused || dead) && !std::exchange(post.given_up, true)) {
+    if (!done && (give_up || post.refused || dead_) && !std::exchange(post.given_up, true)) {
       std::erase_if(unsent_, [&](const auto& other) { return other.get() == &post; });
       if (post.begun > 0 && post.begun < post.frames.size())
         control_.push_back({.type = FrameType::abandon, .post = post.id, .n_frames = post.begun});
@@ -107,6 +106,7 @@ class PosterSession {
   }
 
  private:
+  std::atomic<bool> dead_{false};
   std::mutex mutex_;
   std::unordered_map<uint64_t, std::shared_ptr<Post>> posts_;  // not settled
   std::deque<std::shared_ptr<Post>> unsent_;                   // frames of them
