@@ -13,8 +13,8 @@
 #include <thread>
 
 #include "disagg/conductor.h"
-#include "disagg/control/channel.h"
 #include "disagg/control/codec.h"
+#include "disagg/net/channel.h"
 #include "disagg/transport/handoff_pool.h"
 
 namespace xpyd {

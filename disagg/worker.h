@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "disagg/cluster.h"
-#include "disagg/control/channel.h"
+#include "disagg/net/channel.h"
 
 namespace xpyd {
 

@@ -25,8 +25,6 @@ IMPLEMENTED = {
     "attention/kernels.h": ["attention/walk.cc"],
     "base/copy.h": ["base/memory.cc"],
     "base/wait_word.h": ["base/thread_team.cc"],
-    "disagg/transport/wires.h": ["disagg/transport/" + wire + ".cc"
-                                 for wire in ("local", "handoff", "shm", "nccl", "rdma", "tcp")],
     "experiments/failure_timeline.cc": ["server/main.cc"],  # it starts `xpyd worker` processes
     "experiments/kv_dtype.cc": LLAMA,
     "experiments/kv_points.cc": ["server/main.cc"],  # it starts `xpyd serve`
@@ -44,6 +42,7 @@ IMPLEMENTED = {
 QUOTED = re.compile(r'"((?:%s)/[\w./-]+)' % "|".join(ROOMS))
 NAMESPACE = re.compile(rb"\bnamespace ([\w:]+) \{")
 FLAGS = re.compile(r"(_avx2\.cc|\.cu)?$")  # those that the Makefile compiles otherwise
+WIRES, WIRE = "disagg/transport/wires.h", re.compile(rb"\bmake_(\w+)_transport\(")
 REGISTERED = re.compile(r'^REGISTER_EXPERIMENT\("(\w+)",\s*"(\w+)"', re.M)
 TOKEN = re.compile(rb'''(?P<nothing>//[^\n]*|/\*.*?\*/)|^[ \t]*\#(?P<directive>[^\n]*)|R"(?P<end>[^(\s]{0,16})\(.*?\)(?P=end)"|
     "(?:\\.|[^"\\\n])*"|\.?\d(?:\'?\w|\.|(?<=[eEpP])[+-])*|\'(?:\\.|[^\'\\\n])*\'|[A-Za-z_]\w*|::|->|[^\s\w]''', re.S | re.M | re.X)
@@ -168,6 +167,9 @@ class Sources:
         code = b"\n".join(self.text(file) for file in self.texts if self._is_code(file))
         self.spaces = {name for path in NAMESPACE.findall(code) for name in path.split(b"::")}
         self.brings = {file: [f for f in files if f in self.texts] for file, files in IMPLEMENTED.items()}
+        if WIRES in self.texts:
+            makers = ("disagg/transport/%s.cc" % wire.decode() for wire in WIRE.findall(self.text(WIRES)))
+            self.brings[WIRES] = sorted({file for file in makers if file in self.texts})
         for file in sorted(self.texts):
             if self._is_code(file) and not file.endswith(".h") and not self._registers(file):
                 header = self._header(file)

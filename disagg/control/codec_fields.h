@@ -1,17 +1,11 @@
-// The fields of every control message, in the order in which they cross: read it as the format.
+// The fields of every control message, in the order in which they cross: read it as the format (disagg/net/fields.h
+// says how). A new member does not compile until it is here; tests/disagg/codec_test.cc then fails until it is sent,
+// too.
 //
-// Each function names all members of its struct in a structured binding, so that a new member does
-// not compile until it is here; tests/disagg/codec_test.cc then fails until it is sent, too.
-//
-// An archive (codec.cc) writes, reads, or describes:
-//   number(name, x, Number)      ranges.h has the table          real(name, x, min, max)  finite
-//   bits(name, x)               any value of x's type           flag(name, x)
-//   time(name, x)               Clock seconds, as an age        choice(name, e, last)    enumerator
-//   text(name, x)               UTF-8                           numbers(name, v[, Number])
-//   list(name, v, max)          of structs (or texts)           maybe(name, optional)
-//   part(name, x)               a struct                        request(name, shared Request)
+// To the archives of fields.h codec.cc adds:
+//   number(name, x, Number), numbers(name, v, Number)   ranges.h has the table
+//   time(name, x): Clock seconds, as an age             request(name, shared Request)
 // and XPYD_EACH(a, Number, x, y, …) is number() of each.
-// What has no limit of its own here is limited by its frame.
 #pragma once
 
 #include <algorithm>
@@ -20,6 +14,7 @@
 
 #include "disagg/control/ranges.h"
 #include "disagg/messages.h"
+#include "disagg/net/fields.h"
 
 namespace xpyd::codec {
 
@@ -28,7 +23,7 @@ inline constexpr int kMaxTopLogprobs = 64;
 inline constexpr size_t kMaxPromptLogprobs = 1 << 20;  // tokens
 inline constexpr double kMaxSeconds = 1e12;
 
-#define XPYD_EACH(a, range, ...) each(a, range, #__VA_ARGS__, __VA_ARGS__)
+#define XPYD_EACH(a, range, ...) codec::each(a, range, #__VA_ARGS__, __VA_ARGS__)
 
 template <class A, class... T>
 void each(A& a, Number range, std::string_view names, T&... values) {
@@ -39,6 +34,10 @@ void each(A& a, Number range, std::string_view names, T&... values) {
   };
   (one(values), ...);
 }
+
+}  // namespace xpyd::codec
+
+namespace xpyd {
 
 template <class A>
 void fields(A& a, typename A::template Ref<SamplingParams> s) {
@@ -68,7 +67,7 @@ void fields(A& a, typename A::template Ref<Request> s) {
   a.number("n", n, Number::choices);
   a.number("prompt_logprobs", prompt_logprobs, Number::top_logprobs);
   a.flag("ignore_eos", ignore_eos);
-  a.list("stop", stop, kMaxStops);
+  a.list("stop", stop, codec::kMaxStops);
   a.numbers("stop_token_ids", stop_token_ids, Number::token);
   a.flag("include_stop_text", include_stop_text);
   a.flag("skip_special_tokens", skip_special_tokens);
@@ -104,7 +103,7 @@ template <class A>
 void fields(A& a, typename A::template Ref<Sampled> s) {
   auto& [chosen, top, nan_logits, rank] = s;
   a.part("chosen", chosen);
-  a.list("top", top, kMaxTopLogprobs);
+  a.list("top", top, codec::kMaxTopLogprobs);
   a.number("nan_logits", nan_logits, Number::natural);
   a.number("rank", rank, Number::natural);
 }
@@ -123,7 +122,7 @@ void fields(A& a, typename A::template Ref<TokenEvent> s) {
   a.text("error", error);
   a.flag("has_logprobs", has_logprobs);
   a.part("sampled", sampled);
-  a.list("prompt_logprobs", prompt_logprobs, kMaxPromptLogprobs);
+  a.list("prompt_logprobs", prompt_logprobs, codec::kMaxPromptLogprobs);
   a.number("cached_tokens", cached_tokens, Number::tokens);
   a.number("preemptions", preemptions, Number::count);
   a.bits("logits_hash", logits_hash);
@@ -175,14 +174,6 @@ void fields(A& a, typename A::template Ref<InstanceInfo> s) {
 }
 
 template <class A>
-void fields(A& a, typename A::template Ref<WindowKey> s) {
-  auto& [index, generation, secret] = s;
-  a.bits("index", index);
-  a.bits("generation", generation);
-  a.bits("secret", secret);
-}
-
-template <class A>
 void fields(A& a, typename A::template Ref<KvPlace> s) {
   auto& [window, blocks, slot, cached_tokens, checksums] = s;
   a.part("window", window);
@@ -209,14 +200,14 @@ void fields(A& a, typename A::template Ref<KvTierStats> s) {
   XPYD_EACH(a, Number::total, host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out, bytes_in, copies_out,
             copies_in, disk_bytes_written, disk_bytes_read, host_hit_tokens, disk_hit_tokens, host_evictions,
             disk_evictions, failed_writes, failed_reads, corrupt_reads, dropped_out);
-  a.real("load_wait_seconds", load_wait_seconds, 0, kMaxSeconds);
+  a.real("load_wait_seconds", load_wait_seconds, 0, codec::kMaxSeconds);
 }
 
 template <class A>
 void fields(A& a, typename A::template Ref<VattentionStats> s) {
   auto& [map_calls, unmap_calls, waited_jobs, map_wait_seconds] = s;
   XPYD_EACH(a, Number::total, map_calls, unmap_calls, waited_jobs);
-  a.real("map_wait_seconds", map_wait_seconds, 0, kMaxSeconds);
+  a.real("map_wait_seconds", map_wait_seconds, 0, codec::kMaxSeconds);
 }
 
 template <class A>
@@ -242,12 +233,12 @@ void fields(A& a, typename A::template Ref<InstanceStats> s) {
   XPYD_EACH(a, Number::count, running, waiting, queue_remote_prefilling, queue_prefill_sending);
   a.part("kv", kv);
   XPYD_EACH(a, Number::total, steps, prompt_tokens, generated_tokens, preemptions);
-  a.real("step_seconds", step_seconds, 0, kMaxSeconds);
-  a.real("schedule_seconds", schedule_seconds, 0, kMaxSeconds);
-  a.real("wait_seconds", wait_seconds, 0, kMaxSeconds);
+  a.real("step_seconds", step_seconds, 0, codec::kMaxSeconds);
+  a.real("schedule_seconds", schedule_seconds, 0, codec::kMaxSeconds);
+  a.real("wait_seconds", wait_seconds, 0, codec::kMaxSeconds);
   XPYD_EACH(a, Number::total, transfer_bytes, transfer_descriptors, transfers);
-  a.real("transfer_seconds", transfer_seconds, 0, kMaxSeconds);
-  a.real("wire_s_per_byte", wire_s_per_byte, 0, kMaxSeconds);
+  a.real("transfer_seconds", transfer_seconds, 0, codec::kMaxSeconds);
+  a.real("wire_s_per_byte", wire_s_per_byte, 0, codec::kMaxSeconds);
   a.number("kv_refused", kv_refused, Number::total);
   a.number("leases_expired", leases_expired, Number::total);
   a.time("heartbeat_s", heartbeat_s);
@@ -389,7 +380,7 @@ void fields(A& a, typename A::template Ref<Welcome> s) {
   a.number("id", id, Number::instance);
   a.text("name", name);
   a.choice("role", role, Role::colocated);
-  a.real("lease_s", lease_s, 0, kMaxSeconds);
+  a.real("lease_s", lease_s, 0, codec::kMaxSeconds);
   a.text("pool", pool);
   a.flag("report_cache", report_cache);
   a.flag("local", local);
@@ -424,4 +415,4 @@ void fields(A& a, typename A::template Ref<CacheReport> s) {
   a.numbers("removed", removed);
 }
 
-}  // namespace xpyd::codec
+}  // namespace xpyd

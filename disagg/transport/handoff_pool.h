@@ -14,11 +14,11 @@
 
 #include <memory>
 #include <string>
-#include <thread>
 
 #include "allocator/block_ledger.h"
 #include "allocator/kv_pool.h"
 #include "base/status.h"
+#include "disagg/transport/meeting.h"
 
 namespace xpyd {
 
@@ -41,15 +41,12 @@ class HandoffPool {
 
  private:
   HandoffPool() = default;
-  Status listen();
-  void serve();
-
-  int file_ = -1, card_file_ = -1, listener_ = -1, stop_ = -1;
+  int file_ = -1, card_file_ = -1;
   size_t bytes_ = 0, block_bytes_ = 0;
   std::shared_ptr<std::byte> card_memory_;  // null: the KV is in the file
   std::string address_;
   std::unique_ptr<BlockLedger> ledger_;  // as an observer
-  std::thread thread_;
+  std::unique_ptr<Meeting> meeting_;     // with those who join
 };
 
 struct JoinedPool {

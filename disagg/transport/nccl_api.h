@@ -15,6 +15,11 @@ namespace xpyd {
 struct NcclUniqueId {
   char internal[128] = {};
 };
+template <class A>
+void fields(A& a, typename A::template Ref<NcclUniqueId> s) {
+  auto& [internal] = s;
+  a.bytes("internal", internal);
+}
 using NcclComm = struct ncclComm*;
 
 // ncclResult_t, of which these matter.

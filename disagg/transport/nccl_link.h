@@ -1,5 +1,5 @@
 // The poster's half of the nccl wire: a link to one owner of memory. Its communicator is made when
-// the link is, with the poster as rank 0; the owner's half is nccl_guest.h.
+// the link is, with the poster as rank 0; the owner's half is the Guest of nccl.cc.
 //
 // A post is cut into groups. The link asks for each; once the owner has accepted, the poster either
 // enqueues its half and says `go`, or says `drop`: nothing is enqueued at one end only, and what is
@@ -11,7 +11,7 @@
 // unless it comes while the communicator is being made: then the link is dead, and says why. It is
 // dead, too, when the other end does not join. Nothing is asked for before a communicator stands.
 //
-// Thread safety: Post: `wanted`, `state` any thread. Link: the channels' thread; dead(), why() and
+// Thread safety: Post: `wanted`, `state` any thread. Link: the meeting's thread; dead(), why() and
 // settled() any thread.
 #pragma once
 
@@ -47,9 +47,10 @@ struct Post {
 class Link {
  public:
   using MakePipe = std::function<std::unique_ptr<Pipe>(const NcclUniqueId& id, int rank)>;
-  Link(const NcclApi& api, MakePipe make_pipe, std::shared_ptr<SideChannel> channel);
+  Link(const NcclApi& api, MakePipe make_pipe, ChannelPtr channel)
+      : api_(api), make_pipe_(std::move(make_pipe)), channel_(std::move(channel)) {}
 
-  void start(const NcclUniqueId& id);
+  void start();
   void add(std::shared_ptr<Post> post);
   bool take(std::string_view body);  // false: the peer talks nonsense
   void end(const std::string& why);  // no post gets through any more
@@ -78,7 +79,7 @@ class Link {
 
   const NcclApi& api_;
   const MakePipe make_pipe_;
-  const std::shared_ptr<SideChannel> channel_;
+  const ChannelPtr channel_;
   std::deque<std::unique_ptr<Pipe>> pipes_;  // the last one is in use, the others run out
   int n_pipes_ = 0;                          // renewals
   std::deque<std::shared_ptr<Post>> posts_;  // not settled, in their order

@@ -1,20 +1,16 @@
-// What the two ends of an nccl link tell each other, as bytes. The poster calls; `ask`, `go`,
-// `drop` and `renew` are its messages, the others the owner's. Everything here comes from outside:
-// counts and lengths are checked, and a message that is not exactly right is refused.
-//
-// A body (side_channel.h) begins with its kind. Numbers are little endian.
+// What the two ends of an nccl link tell each other. The poster calls; `ask`, `go`, `drop` and `renew` are its
+// messages, the others the owner's. Everything here comes from outside: counts and lengths are checked, and a message
+// that is not exactly right is refused.
 //
 // Thread safety: functions.
 #pragma once
 
 #include <cstdint>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <vector>
 
+#include "disagg/transport/meeting.h"
 #include "disagg/transport/nccl_api.h"
-#include "disagg/transport/side_channel.h"
 #include "disagg/transport/transport.h"
 
 namespace xpyd::nccl {
@@ -24,22 +20,7 @@ namespace xpyd::nccl {
 constexpr size_t kGroupParts = 256;
 constexpr size_t kGroupBytes = 4 << 20;
 constexpr size_t kMaxAhead = 4;  // groups of a link that are asked for or under way
-
-constexpr SideLimits kSideLimits{512, 64 + 16 * kGroupParts};
-
-// The first frame in either direction. In an answer `from` and `token` say nothing, and a text in
-// `refusal` says why not.
-struct Hello {
-  PeerId from = -1;
-  uint64_t token = 0;  // of the side that is called
-  NcclUniqueId id;     // of the communicator that the caller is rank 0 of
-  std::string refusal;
-};
-
-struct Range {
-  uint64_t begin = 0, bytes = 0;  // of the owner's memory
-  bool operator==(const Range&) const = default;
-};
+constexpr size_t kMaxMessageBytes = 512 + 16 * kGroupParts;
 
 // May this group of a post go through the window?
 struct Ask {
@@ -48,29 +29,61 @@ struct Ask {
   uint32_t number = 0;  // KvTransfer's
   WindowKey window;
   KvOp op = KvOp::write;
-  std::vector<Range> ranges;  // in the order of the calls
+  std::vector<AddressRange> ranges;  // of the owner's memory, in the order of the calls
 };
+template <class A>
+void fields(A& a, typename A::template Ref<Ask> s) {
+  auto& [post, group, n_groups, number, window, op, ranges] = s;
+  a.bits("post", post);
+  a.bits("group", group);
+  a.bits("n_groups", n_groups);
+  a.bits("number", number);
+  a.part("window", window);
+  a.choice("op", op, KvOp::read);
+  a.list("ranges", ranges, kGroupParts);
+}
 
 struct Message {
   enum Kind : uint8_t {
-    ask = 2,
-    accepted = 3,
-    refused = 4,
-    go = 5,      // the poster's half of the group is enqueued
-    drop = 6,    // it will not be
-    placed = 7,  // the owner's half has run, and is counted
-    lost = 8,    // it was broken off, or the window closed meanwhile
-    renew = 9,   // a new communicator in place of one that broke
+    ask,
+    accepted,
+    refused,
+    go,      // the poster's half of the group is enqueued
+    drop,    // it will not be
+    placed,  // the owner's half has run, and is counted
+    lost,    // it was broken off, or the window closed meanwhile
+    renew,   // a communicator, of which the poster is rank 0: the first, or in place of one that broke
   };
   Kind kind = ask;
-  uint64_t seq = 0;  // of the group, counted by the poster
-  Ask asked;
-  NcclUniqueId id;
+  uint64_t seq = 0;                // of the group, counted by the poster
+  std::optional<Ask> asked;        // ask
+  std::optional<NcclUniqueId> id;  // renew
 };
+template <class A>
+void fields(A& a, typename A::template Ref<Message> s) {
+  auto& [kind, seq, asked, id] = s;
+  a.choice("kind", kind, Message::renew);
+  a.bits("seq", seq);
+  a.maybe("asked", asked);
+  a.maybe("id", id);
+}
 
-std::string frame(const Hello& hello);
-std::string frame(const Message& message);
-std::optional<Hello> parse_hello(std::string_view body);
-std::optional<Message> parse_message(std::string_view body);
+// What must hold between fields, too.
+inline Result<Message> read_message(std::string_view bytes) {
+  Result<Message> message = from_bytes<Message>(bytes);
+  if (!message) return message;
+  const Message& m = message.value();
+  if (m.asked.has_value() != (m.kind == Message::ask)) return invalid("asked: expected with an ask");
+  if (m.id.has_value() != (m.kind == Message::renew)) return invalid("id: expected with a renew");
+  if (m.kind != Message::ask) return message;
+  if (m.asked->group >= m.asked->n_groups) return invalid("group: beyond the last of its post");
+  size_t left = kGroupBytes;
+  for (const AddressRange& range : m.asked->ranges) {
+    if (range.bytes == 0 || range.bytes > left || range.bytes > UINT64_MAX - range.begin)
+      return invalid("ranges: more than a group has, none, or beyond all memory");
+    left -= range.bytes;
+  }
+  return message;
+}
 
 }  // namespace xpyd::nccl

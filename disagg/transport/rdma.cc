@@ -1,12 +1,9 @@
 // rdma: one-sided verbs (libibverbs, reliable connections) between instances of any process or
-// host. The parts: rdma_verbs (devices, queue pairs), rdma_messages and side_channel (what the
+// host. The parts: rdma_verbs (devices, queue pairs), rdma_messages and meeting (what the
 // sides tell each other over TCP), rdma_plan (ranges, requests, batches: arithmetic that needs no
 // device), rdma_serving (windows), rdma_posting (transfers).
-#include <sys/random.h>
-
 #include "disagg/transport/rdma_posting.h"
 #include "disagg/transport/rdma_serving.h"
-#include "disagg/transport/side_channel.h"
 #include "disagg/transport/wires.h"
 
 namespace xpyd {
@@ -15,36 +12,21 @@ namespace {
 class RdmaTransport final : public KvTransport {
  public:
   RdmaTransport(const TransportOptions& options, std::vector<rdma::Rail> rails)
-      : self_(options.self),
-        clock_(*options.clock),
-        connect_s_(options.connect_s),
-        rails_(std::move(rails)),
+      : rails_(std::move(rails)),
         serving_(rails_, options.regions),
-        posting_(rails_, options.regions, *options.clock, rails_[0].device_memory ? options.queue : nullptr),
-        channels_(rdma::kSideLimits, [this](const std::shared_ptr<SideChannel>& channel) { accepted(channel); }) {
-    XPYD_CHECK(getrandom(&address_.token, sizeof address_.token, 0) == ssize_t(sizeof address_.token));
-    address_.host = options.host;
-    for (const MemoryRange& region : options.regions)
-      address_.regions.push_back({reinterpret_cast<uint64_t>(region.data()), region.size()});
-  }
+        meeting_("rdma", options.self, schema_of<rdma::Message>() ^ schema_of<rdma::Offer>(),
+                 wire_limits(rdma::kMaxMessageBytes)),
+        posting_(rails_, options, rails_[0].device_memory ? options.queue : nullptr, meeting_) {}
   // No peer may be answered by what is half gone.
-  ~RdmaTransport() override { channels_.stop(); }
+  ~RdmaTransport() override { meeting_.end(); }
 
-  Status start() {
-    if (auto listening = channels_.listen(address_.host); !listening)
-      return Error{listening.error().code, "rdma: " + listening.error().message};
-    address_.host = channels_.host();
-    address_.port = channels_.port();
-    channels_.start();
-    return ok();
+  Status start(const TransportOptions& options) {
+    return meeting_.listen(options, [this](const ChannelPtr& channel, PeerId peer) { return accepted(channel, peer); });
   }
 
-  std::string address() const override { return rdma::to_text(address_); }
+  std::string address() const override { return meeting_.address(); }
   Result<bool> connect(PeerId peer, const std::string& text) override {
-    auto address = rdma::parse_address(text);
-    if (!address) return address.error();
-    const double until = clock_.now() + connect_s_;
-    const Result<bool> connected = posting_.connect(self_, peer, address.value(), until, channels_);
+    const Result<bool> connected = posting_.connect(peer, text);
     if (connected && connected.value()) serving_.connect(peer);
     return connected;
   }
@@ -67,41 +49,31 @@ class RdmaTransport final : public KvTransport {
   void cancel(TransferId id) override { posting_.cancel(id); }
   TransportStats stats() const override {
     TransportStats stats = posting_.stats();
-    stats.refused = serving_.refused();
+    stats.refused = serving_.refused() + meeting_.refused();
     return stats;
   }
 
  private:
-  // On the channels' thread.
-  void accepted(const std::shared_ptr<SideChannel>& channel) {
-    SideChannel* c = channel.get();  // which holds this function
-    auto peer = std::make_shared<PeerId>(-1);
-    auto n_rails = std::make_shared<size_t>(0);
-    channel->frame = [this, c, peer, n_rails, weak = std::weak_ptr(channel)](std::string_view body) {
-      if (c->trusted) {
-        auto message = rdma::parse_message(body, *n_rails);
-        return message && serving_.take(*peer, *message);
-      }
-      auto hello = rdma::parse_hello(body);
-      if (!hello || hello->token != address_.token || hello->from < 0 || hello->rails.empty()) return false;
-      c->trusted = true;
-      *peer = hello->from;
-      *n_rails = serving_.join(weak.lock(), *hello);
-      return *n_rails > 0;
-    };
-    channel->left = [this, c, peer] {
-      if (*peer >= 0) serving_.left(*peer, c);
-    };
+  // On the meeting's thread.
+  ChannelEvents accepted(const ChannelPtr& channel, PeerId peer) {
+    return hear(
+        channel,
+        [this, channel, peer, n_rails = size_t(0)](std::string_view bytes) mutable {
+          if (n_rails > 0) {
+            const auto message = rdma::read_message(bytes, n_rails);
+            return message && serving_.take(peer, message.value());
+          }
+          const auto offer = from_bytes<rdma::Offer>(bytes);
+          if (offer && !offer.value().rails.empty()) n_rails = serving_.join(peer, channel, offer.value());
+          return n_rails > 0;
+        },
+        [this, channel, peer] { serving_.left(peer, channel.get()); });
   }
 
-  const PeerId self_;
-  Clock& clock_;
-  const double connect_s_;
   std::vector<rdma::Rail> rails_;
-  rdma::Address address_;
   mutable rdma::Serving serving_;
+  Meeting meeting_;
   rdma::Posting posting_;
-  SideChannels channels_;
 };
 
 }  // namespace
@@ -115,7 +87,7 @@ MadeTransport make_rdma_transport(const TransportOptions& options, rdma::Keys ke
   auto rails = rdma::open_rails(options, keys);
   if (!rails) return rails.error();
   auto made = std::make_unique<RdmaTransport>(options, std::move(rails.value()));
-  if (auto started = made->start(); !started) return started.error();
+  if (auto started = made->start(options); !started) return started.error();
   return std::unique_ptr<KvTransport>(std::move(made));
 }
 

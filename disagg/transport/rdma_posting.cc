@@ -26,12 +26,14 @@ RequestLimits limits_of(const std::vector<Rail>& rails) {
 
 }  // namespace
 
-Posting::Posting(std::vector<Rail>& rails, std::vector<MemoryRange> regions, Clock& clock, DeviceQueue* device_queue)
+Posting::Posting(std::vector<Rail>& rails, const TransportOptions& options, DeviceQueue* device_queue, Meeting& meeting)
     : rails_(rails),
-      regions_(std::move(regions)),
+      regions_(options.regions),
       limits_(limits_of(rails)),
-      clock_(clock),
+      clock_(*options.clock),
       device_queue_(device_queue),
+      meeting_(meeting),
+      calls_("rdma", options),
       rail_requests_(rails.size()),
       requests_(kBatchRequests + 1),
       pieces_(size_t(kBatchRequests) * limits_.pieces) {}
@@ -90,8 +92,7 @@ Posting::Transfer& Posting::new_transfer() {
   return t;
 }
 
-Result<bool> Posting::connect(PeerId self, PeerId peer, const Address& address, double until_s,
-                              SideChannels& channels) {
+Result<bool> Posting::connect(PeerId peer, const std::string& address) {
   if (Link* link = find(peer)) {
     read_mail(*link);
     if (link->state != Link::dead) {
@@ -99,73 +100,62 @@ Result<bool> Posting::connect(PeerId self, PeerId peer, const Address& address, 
       return invalid("rdma: instance " + std::to_string(peer) + " has another address already");
     }
   }
-  auto wrong = [&](const std::string& why) {
-    calling_.erase(peer);
-    return Error{ErrorCode::unavailable, "instance " + std::to_string(peer) + " over rdma: " + why};
-  };
-  auto calling = calling_.find(peer);
-  if (calling == calling_.end() || !(calling->second.address == address)) {
-    auto called = call(self, address, until_s);
-    if (!called) return wrong(called.error().message);
-    calling = calling_.insert_or_assign(peer, std::move(called).value()).first;
-  }
-  const bool said = calling->second.call.said();
-  auto answer = calling->second.call.answer();
-  if (!answer) return wrong(answer.error().message);
-  if (!answer.value()) {
-    // The last call may have been a long step of the engine ago.
-    if (!said && calling->second.call.said()) calling->second.until_s = until_s;
-    if (clock_.now() < calling->second.until_s) return false;
-    return wrong("it does not answer");
-  }
-  if (auto up = answered(peer, calling->second, *answer.value(), channels); !up) return wrong(up.error().message);
-  calling_.erase(peer);
+  auto met = calls_.ask(peer, address, [&](const auto& answer) { return call(address, answer); });
+  if (!met) return met.error();
+  if (!met.value()) return false;
+  if (auto up = answered(peer, address, *met.value()); !up)
+    return Error{ErrorCode::unavailable, "instance " + std::to_string(peer) + " over rdma: " + up.error().message};
   return true;
 }
 
-Result<Posting::Calling> Posting::call(PeerId self, const Address& address, double until_s) {
+Status Posting::call(const std::string& address, const std::shared_ptr<Answer<Met>>& answer) {
   auto made = make_queues(rails_, std::min(rails_.size(), kMaxRails), Role::post);
   if (!made) return made.error();
-  auto called = SideCall::begin(address.host, address.port,
-                                frame(Hello{self, address.token, ends_of(made.value()), ""}), kSideLimits);
-  if (!called) return called.error();
-  return Calling{address, std::move(called).value(), std::move(made).value(), until_s};
+  auto queues = std::make_shared<std::vector<Queue>>(std::move(made).value());  // the meeting's thread's
+  return meeting_.call(address, 0, answer, [queues](const ChannelPtr& channel, const auto& wanted) {
+    wanted->channel = HeldChannel(channel);
+    say(channel, Offer{ends_of(*queues), ""});
+    auto mail = std::make_shared<Mail>();
+    return hear(
+        channel,
+        [queues, mail, weak = std::weak_ptr(wanted), n = size_t(0)](std::string_view bytes) mutable {
+          if (n > 0) {
+            const auto message = read_message(bytes, n);
+            return message && mail->take(message.value());
+          }
+          auto offer = from_bytes<Offer>(bytes);
+          auto waits = weak.lock();
+          if (!offer || !waits) return false;
+          n = offer.value().rails.size();
+          waits->set(Met{std::move(waits->channel), mail, std::move(*queues), std::move(offer).value()});
+          return n > 0;
+        },
+        [mail] {
+          std::lock_guard lock(mail->mutex);
+          mail->left = true;
+          mail->news = true;
+        });
+  });
 }
 
-Status Posting::answered(PeerId peer, Calling& calling, const std::string& body, SideChannels& channels) {
-  const auto wrong = [](const std::string& why) { return Error{ErrorCode::unavailable, why}; };
-  std::vector<Queue>& queues = calling.queues;
-  const std::shared_ptr<SideChannel>& channel = calling.call.channel();
-  auto hello = parse_hello(body);
-  if (!hello) return wrong("its answer is none");
-  if (hello->rails.empty()) return wrong("it refuses: " + hello->refusal);
-  if (hello->rails.size() > queues.size()) return wrong("its answer has too many rails");
-  queues.resize(hello->rails.size());
-  if (auto connected = connect_queues(rails_, queues, hello->rails); !connected) return connected.error();
-
+Status Posting::answered(PeerId peer, const std::string& address, Met& met) {
+  if (met.offer.rails.empty()) return invalid("it refuses: " + met.offer.refusal);
+  if (met.offer.rails.size() > met.queues.size()) return invalid("its answer has too many rails");
+  met.queues.resize(met.offer.rails.size());
+  if (auto connected = connect_queues(rails_, met.queues, met.offer.rails); !connected) return connected.error();
   if (find(peer)) links_.erase(peer);  // a dead one
   Link& link = links_[peer];
   link.peer = peer;
-  link.address = calling.address;
-  link.channel = channel;
-  link.mail = std::make_shared<Mail>();
-  channel->trusted = true;
-  channel->frame = [mail = link.mail, n = queues.size()](std::string_view bytes) {
-    auto message = parse_message(bytes, n);
-    return message && mail->take(*message);
-  };
-  channel->left = [mail = link.mail] {
-    std::lock_guard lock(mail->mutex);
-    mail->left = true;
-    mail->news = true;
-  };
-  number_lines(link, queues);
-  channels.add(channel);
+  link.address = address;
+  link.regions = parse_wire_address("rdma", address).value().regions;
+  link.channel = std::move(met.channel);
+  link.mail = met.mail;
+  number_lines(link, met.queues);
   return ok();
 }
 
 void Posting::disconnect(PeerId peer) {
-  calling_.erase(peer);
+  calls_.give_up(peer);
   Link* link = find(peer);
   if (!link) return;
   die(*link);
@@ -174,8 +164,8 @@ void Posting::disconnect(PeerId peer) {
 
 std::byte* Posting::remote(PeerId peer, int region) const {
   auto it = links_.find(peer);
-  if (it == links_.end() || region < 0 || size_t(region) >= it->second.address.regions.size()) return nullptr;
-  return reinterpret_cast<std::byte*>(it->second.address.regions[size_t(region)].base);
+  if (it == links_.end() || region < 0 || size_t(region) >= it->second.regions.size()) return nullptr;
+  return reinterpret_cast<std::byte*>(it->second.regions[size_t(region)].begin);
 }
 
 TransferId Posting::post(const KvTransfer& transfer, const TransferPlan& plan) {
@@ -280,7 +270,7 @@ void Posting::seek(Link& link, Transfer& t) {
     refuse(link, t);
   } else {
     t.sync = ++link.last_sync;
-    link.channel->send(frame(Message{Message::sync, {}, t.sync, {}}));
+    say(link.channel.get(), Message{Message::sync, {}, t.sync, {}});
   }
 }
 
@@ -289,7 +279,7 @@ void Posting::seek(Link& link, Transfer& t) {
 void Posting::refuse(Link& link, Transfer& t) {
   t.stage = Transfer::refused;
   t.sync = ++link.last_sync;
-  link.channel->send(frame(Message{Message::refused, {}, t.sync, {}}));
+  say(link.channel.get(), Message{Message::refused, {}, t.sync, {}});
 }
 
 // ---- lines: what goes out, comes back, breaks and is renewed
@@ -451,7 +441,7 @@ void Posting::renew(Link& link, Transfer* culprit, bool refused) {
   link.state = Link::renewing;
   Message message{Message::renew, {}, refused ? 1u : 0u, {}};
   for (const Line& line : link.lines) message.rails.push_back(line.queue.end);
-  link.channel->send(frame(message));
+  say(link.channel.get(), message);
 }
 
 void Posting::read_mail(Link& link) {
@@ -489,7 +479,7 @@ void Posting::die(Link& link) {
   }
   for (Transfer* t : std::exchange(link.waiting, {})) settle(*t, false);
   link.lines.clear();
-  link.channel->end();
+  link.channel.get()->close("it was given up");
 }
 
 }  // namespace xpyd::rdma

@@ -27,7 +27,6 @@
 #include "base/clock.h"
 #include "disagg/transport/rdma_plan.h"
 #include "disagg/transport/rdma_verbs.h"
-#include "disagg/transport/side_channel.h"
 #include "disagg/transport/window_table.h"
 
 namespace xpyd::rdma {
@@ -35,11 +34,11 @@ namespace xpyd::rdma {
 class Posting {
  public:
   // device_queue: not null where the KV memory is a device's, whose work fills it in order.
-  Posting(std::vector<Rail>& rails, std::vector<MemoryRange> regions, Clock& clock, DeviceQueue* device_queue);
+  Posting(std::vector<Rail>& rails, const TransportOptions& options, DeviceQueue* device_queue, Meeting& meeting);
   ~Posting();
 
-  // As KvTransport says it; `until_s` is that of a call that begins now.
-  Result<bool> connect(PeerId self, PeerId peer, const Address& address, double until_s, SideChannels& channels);
+  // As KvTransport says it.
+  Result<bool> connect(PeerId peer, const std::string& address);
   void disconnect(PeerId peer);
   std::byte* remote(PeerId peer, int region) const;
   TransferId post(const KvTransfer& transfer, const TransferPlan& plan);
@@ -89,8 +88,9 @@ class Posting {
   };
   struct Link {
     PeerId peer;
-    Address address;
-    std::shared_ptr<SideChannel> channel;
+    std::string address;
+    std::vector<AddressRange> regions;
+    HeldChannel channel;
     std::shared_ptr<Mail> mail;
     std::vector<Line> lines;
     enum { ready, renewing, dead } state = ready;
@@ -98,16 +98,16 @@ class Posting {
     uint64_t last_sync = 0;
     WindowNumbers counted;
   };
-  struct Calling {  // a peer that has not answered yet
-    Address address;
-    SideCall call;
+  struct Met {  // a peer that has answered
+    HeldChannel channel;
+    std::shared_ptr<Mail> mail;
     std::vector<Queue> queues;
-    double until_s;
+    Offer offer;
   };
 
   // What becomes of transfers.
-  Result<Calling> call(PeerId self, const Address& address, double until_s);
-  Status answered(PeerId peer, Calling& calling, const std::string& body, SideChannels& channels);
+  Status call(const std::string& address, const std::shared_ptr<Answer<Met>>& answer);
+  Status answered(PeerId peer, const std::string& address, Met& met);
   Link* find(PeerId peer);
   Transfer* find_transfer(TransferId id);
   Transfer& new_transfer();
@@ -131,7 +131,8 @@ class Posting {
   const RequestLimits limits_;
   Clock& clock_;
   DeviceQueue* const device_queue_;
-  std::map<PeerId, Calling> calling_;
+  Meeting& meeting_;
+  Calls<Met> calls_;
   std::map<PeerId, Link> links_;
   std::vector<std::unique_ptr<Transfer>> transfers_;  // used again: a post allocates nothing
   std::vector<uint32_t> free_places_;                 // in transfers_

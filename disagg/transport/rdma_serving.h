@@ -21,7 +21,6 @@
 
 #include "disagg/transport/rdma_plan.h"
 #include "disagg/transport/rdma_verbs.h"
-#include "disagg/transport/side_channel.h"
 
 namespace xpyd::rdma {
 
@@ -40,9 +39,9 @@ class Serving {
 
   // What the peer's side says on its channel.
   // Answers it: number of rails, 0 where it was refused.
-  size_t join(const std::shared_ptr<SideChannel>& channel, const Hello& hello);
+  size_t join(PeerId peer, const ChannelPtr& channel, const Offer& offer);
   bool take(PeerId peer, const Message& message);  // false: nonsense
-  void left(PeerId peer, const SideChannel* channel);
+  void left(PeerId peer, const Channel* channel);
 
  private:
   struct Grant {
@@ -61,7 +60,7 @@ class Serving {
     bool failed = false;  // one of them did not go through
   };
   struct Guest {  // a peer that has called us
-    std::shared_ptr<SideChannel> channel;
+    ChannelPtr channel;
     std::vector<Queue> queues;  // empty: broken
     std::vector<int> in_flight;
   };

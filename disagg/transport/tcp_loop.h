@@ -1,12 +1,12 @@
-// Threads that move the bytes of sockets: each has an epoll set of links and runs those that have
-// something to do, in turn.
+// Threads that move the bytes of the tcp wire's sockets: each has an epoll set of links and runs those that have
+// something to do, in turn; and what both ends do with a socket.
 //
 // Thread safety: Loop's public half from any thread; a link is run by its loop's thread only.
 #pragma once
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
+#include <sys/uio.h>
 
 #include <atomic>
 #include <memory>
@@ -15,27 +15,61 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/os.h"
 #include "base/status.h"
 
 namespace xpyd::tcp {
+
+// ---- sockets
+
+// What was moved without blocking; 0: nothing now; -1: the connection has ended.
+ssize_t read_now(int fd, iovec* where, int n);
+ssize_t send_now(int fd, std::vector<iovec>& from);
+
+// What of a list of ranges is still to be sent.
+class Sending {
+ public:
+  void set(std::vector<iovec> ranges) { ranges_ = std::move(ranges), at_ = 0; }
+  bool empty() const { return at_ == ranges_.size(); }
+  void append_to(std::vector<iovec>& out) const {
+    out.insert(out.end(), ranges_.begin() + ptrdiff_t(at_), ranges_.end());
+  }
+  void advance(size_t& sent) {
+    while (sent > 0 && !empty()) {
+      iovec& from = ranges_[at_];
+      const size_t n = std::min(sent, from.iov_len);
+      from.iov_base = static_cast<char*>(from.iov_base) + n;
+      from.iov_len -= n, sent -= n;
+      at_ += from.iov_len == 0;
+    }
+  }
+  // As many bytes, none of them ours: the other side was promised a length.
+  void become_zeros();
+
+ private:
+  std::vector<iovec> ranges_;
+  size_t at_ = 0;
+};
+
+// ---- links
 
 constexpr int kTurn = 8;  // reads or writes before another link's turn
 
 // A non-blocking socket and what is read from and written to it.
 class Link {
  public:
-  explicit Link(int fd) : fd_(fd) {}
-  virtual ~Link() { ::close(fd_); }
+  explicit Link(Fd socket);
+  virtual ~Link() = default;
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
-  int fd() const { return fd_; }
+  int fd() const { return socket_.get(); }
   enum class Next { wait, again, close };
   // Reads and writes until it would block (wait), or for its share of time (again).
   virtual Next run() = 0;
 
  private:
   friend class Loop;
-  const int fd_;
+  const Fd socket_;
   bool ready_ = false;
 };
 

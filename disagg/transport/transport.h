@@ -56,6 +56,18 @@ enum class KvOp : uint8_t { write, read };  // as the poster sees it
 
 using MemoryRange = std::span<std::byte>;
 
+// Of an owner's memory, as it and its peers say it to each other.
+struct AddressRange {
+  uint64_t begin = 0, bytes = 0;
+  bool operator==(const AddressRange&) const = default;
+};
+template <class A>
+void fields(A& a, typename A::template Ref<AddressRange> s) {
+  auto& [begin, bytes] = s;
+  a.bits("begin", begin);
+  a.bits("bytes", bytes);
+}
+
 // Plain value; travels in control messages.
 struct WindowKey {
   uint32_t index = 0;       // of the owner's table
@@ -63,6 +75,13 @@ struct WindowKey {
   uint64_t secret = 0;      // what else the wire needs (rdma: the remote key)
   bool operator==(const WindowKey&) const = default;
 };
+template <class A>
+void fields(A& a, typename A::template Ref<WindowKey> s) {
+  auto& [index, generation, secret] = s;
+  a.bits("index", index);
+  a.bits("generation", generation);
+  a.bits("secret", secret);
+}
 
 struct KvTransfer {
   PeerId peer = -1;

@@ -13,10 +13,10 @@
 
 #include "base/files.h"
 #include "base/stats.h"
-#include "disagg/control/channel.h"
 #include "disagg/control/codec.h"
-#include "disagg/control/hmac.h"
 #include "disagg/envelope.h"
+#include "disagg/net/channel.h"
+#include "disagg/net/hello.h"
 #include "experiments/bench/harness.h"
 
 namespace xpyd {

@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "base/random.h"
-#include "disagg/control/channel.h"
 #include "disagg/envelope.h"
+#include "disagg/net/channel.h"
 #include "tests/catch.h"
 #include "tests/disagg/full_messages.h"
 

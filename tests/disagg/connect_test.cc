@@ -34,15 +34,14 @@ class SilentPeer {
       const std::string name = address.substr(5);
       std::memcpy(at.sun_path + 1, name.data(), name.size());
       length_ = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-      listen(AF_UNIX, SOCK_SEQPACKET, full);
+      listen(AF_UNIX, SOCK_STREAM, full);
     } else {
       auto& at = reinterpret_cast<sockaddr_in&>(at_);
       at.sin_family = AF_INET;
       at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
       length_ = sizeof at;
       listen(AF_INET, SOCK_STREAM, full);
-      // KIND:HOST:PORT:… or KIND,HOST,PORT,…
-      const char separator = like.find(',') == like.npos ? ':' : ',';
+      const char separator = ',';  // KIND,HOST,PORT,…
       const size_t host = like.find(separator) + 1, port = like.find(separator, host) + 1;
       address = like;
       address.replace(port, like.find(separator, port) - port, std::to_string(ntohs(at.sin_port)));

@@ -10,8 +10,8 @@
 #include <string>
 
 #include "disagg/control/codec.h"
-#include "disagg/control/frame.h"
-#include "disagg/control/handshake.h"
+#include "disagg/net/frames.h"
+#include "disagg/net/hello.h"
 #include "disagg/envelope.h"
 
 namespace xpyd {

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "base/files.h"
-#include "disagg/control/channel.h"
+#include "disagg/net/channel.h"
 #include "server/access.h"
 #include "server/limits.h"
 #include "tests/catch.h"

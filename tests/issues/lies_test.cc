@@ -72,20 +72,20 @@ struct Spoiler {
   void numbers(const char* name, std::vector<int32_t>& values, Number kind) { number(name, values.back(), kind); }
   template <class T>
   void list(const char* name, std::vector<T>& values, size_t max) {
-    if constexpr (!std::is_same_v<T, std::string>) codec::fields(*this, values.back());
+    if constexpr (!std::is_same_v<T, std::string>) fields(*this, values.back());
     (void)name, (void)max;
   }
   template <class T>
   void maybe(const char*, std::optional<T>& value) {
-    codec::fields(*this, *value);
+    fields(*this, *value);
   }
   template <class T>
   void part(const char*, T& value) {
-    codec::fields(*this, value);
+    fields(*this, value);
   }
   void request(const char*, std::shared_ptr<const Request>& value) {
     Request copy = *value;
-    codec::fields(*this, copy);
+    fields(*this, copy);
     value = std::make_shared<Request>(copy);
   }
 };
@@ -103,7 +103,7 @@ std::vector<Lie> lies(const Limits& limits) {
     for (int n = 0;; ++n) {
       Message wrong = message;
       Spoiler spoiler{limits, n, ""};
-      std::visit([&](auto& m) { codec::fields(spoiler, m); }, wrong);
+      std::visit([&](auto& m) { fields(spoiler, m); }, wrong);
       if (spoiler.what.empty()) break;
       all.push_back({std::move(wrong), spoiler.what});
     }

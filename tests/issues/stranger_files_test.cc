@@ -17,8 +17,8 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/peak.h"
-#include "disagg/control/address.h"
-#include "disagg/control/channel.h"
+#include "disagg/net/address.h"
+#include "disagg/net/channel.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::stranger_files_test {

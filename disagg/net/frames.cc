@@ -1,4 +1,4 @@
-#include "disagg/control/frame.h"
+#include "disagg/net/frames.h"
 
 #include <cstring>
 
@@ -35,9 +35,9 @@ Result<size_t> FrameReader::one_frame(std::string_view bytes, const OnFrame& on_
   FrameHeader header;
   std::memcpy(&header, bytes.data(), sizeof header);
   // Before the MAC can be checked: a forged length must not keep us waiting for gigabytes.
-  if (header.length > kMaxFramePayloadBytes)
+  if (header.length > max_payload_bytes_)
     return bad("a length of " + std::to_string(header.length) + " bytes, at most " +
-               std::to_string(kMaxFramePayloadBytes));
+               std::to_string(max_payload_bytes_));
   if (header.sequence != sequence_) return bad("its sequence number is " + std::to_string(header.sequence));
   if (header.flags != 0) return bad("unknown flags");
   size_t whole = kFrameOverheadBytes + header.length;

@@ -1,4 +1,4 @@
-#include "disagg/control/wire.h"
+#include "disagg/net/bytes.h"
 
 #include <cstdio>
 #include <limits>

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/utf8.h"
-#include "disagg/control/address.h"
-#include "disagg/control/channel.h"
+#include "disagg/net/address.h"
+#include "disagg/net/channel.h"
 
 namespace xpyd {
 
@@ -32,6 +32,7 @@ struct Channel::Impl {
   uint64_t id = 0;
   std::string address;
   NodeIdentity peer;  // set before the channel opens
+  ControlAddress to;  // of one that we connect
 
   // The I/O thread's.
   Stage stage = Stage::handshake;
@@ -44,6 +45,8 @@ struct Channel::Impl {
   std::atomic<double> heard_s{0};
   double beat_s = 0;
   bool accepted = false, shut = false;
+  bool no_room = false;   // connecting: at the door of a Unix socket; it is tried again
+  std::vector<Fd> files;  // that have come
 
   std::atomic<bool> open{false};  // written under the mutex
 
@@ -52,10 +55,11 @@ struct Channel::Impl {
   std::optional<FrameWriter> writer;
   std::string out;
   size_t out_at = 0;
-  bool blocked = false;   // the kernel is full; EPOLLOUT goes on
-  bool beaten = false;    // something was sent since the last beat
-  bool hopeless = false;  // closed at once, whatever waits
-  std::string reason;     // why it was closed from this side
+  std::vector<int> files_out;  // go with the next byte
+  bool blocked = false;        // the kernel is full; EPOLLOUT goes on
+  bool beaten = false;         // something was sent since the last beat
+  bool hopeless = false;       // closed at once, whatever waits
+  std::string reason;          // why it was closed from this side
 
   size_t queued() const { return out.size() - out_at; }
 
@@ -80,6 +84,7 @@ struct ControlLoop::Impl {
   Clock& clock;
   ChannelLimits limits;
   std::function<void(const std::string&)> log;
+  std::function<bool()> work;
   int epoll = -1, wake = -1;
   Status begun = ok();  // an error: there is no thread, and nothing to listen with
   std::thread thread;
@@ -93,6 +98,7 @@ struct ControlLoop::Impl {
   uint64_t next_id = kWakeId + 1;
   int n_open = 0;
   double next_check_s = 0, next_log_s = 0;
+  bool waits = false;  // something here has a deadline
   std::string scratch = std::string(kReadBytes, '\0');
 
   std::mutex mutex;  // guards the next four
@@ -100,9 +106,10 @@ struct ControlLoop::Impl {
   std::vector<uint64_t> woken;  // closed by one of our threads
   bool signalled = false, stopping = false;
 
-  std::atomic<int64_t> opened{0}, closed{0}, refused{0}, forged{0}, silent{0}, stalled{0};
+  std::atomic<int64_t> opened{0}, closed{0}, refused{0}, garbage{0}, forged{0}, silent{0}, stalled{0};
 
-  Impl(Clock& clock, const ChannelLimits& limits, std::function<void(const std::string&)> log);
+  Impl(Clock& clock, const ChannelLimits& limits, std::function<void(const std::string&)> log,
+       std::function<bool()> work);
   ~Impl();
 
   bool on_io_thread() const { return std::this_thread::get_id() == io_thread; }
@@ -111,12 +118,15 @@ struct ControlLoop::Impl {
   void attend(uint64_t id);
 
   void run();
+  int wait(bool soon, epoll_event* events, int most, bool poll);
   void run_inbox();
   void accept_all(uint64_t listener_id);
   void check(double now);
   void drop_everything();
 
-  void add(ChannelPtr channel, int fd, double timeout_s);
+  void add(ChannelPtr channel, double timeout_s);
+  void watch(const ChannelPtr& channel, int fd);
+  void try_connect(const ChannelPtr& channel);
   void start_connect(const ControlAddress& address, const ControlEndpoint& endpoint, double timeout_s, OnOpen on_open,
                      std::function<void(Result<ChannelPtr>)> done);
   void on_event(uint64_t id, uint32_t happened);
@@ -125,6 +135,7 @@ struct ControlLoop::Impl {
   bool take_handshake(const ChannelPtr& channel, std::string_view& bytes);
   void take_frames(const ChannelPtr& channel, std::string_view bytes);
   void become_open(const ChannelPtr& channel);
+  void hand_over(const ChannelPtr& channel);
   void linger(const ChannelPtr& channel);
   void shut_when_sent(Channel::Impl& c);
   void fail(const ChannelPtr& channel, const std::string& reason);

@@ -1,4 +1,4 @@
-#include "disagg/control/address.h"
+#include "disagg/net/address.h"
 
 #include <fcntl.h>
 #include <netdb.h>
@@ -10,6 +10,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <thread>
@@ -80,7 +81,7 @@ bool ControlAddress::is_local() const {
   return false;
 }
 
-Result<ControlAddress> parse_control_address(const std::string& text) {
+Result<ControlAddress> parse_control_address(const std::string& text, bool numeric) {
   auto bad = [&](const std::string& why) {
     return invalid("address '" + text + "': " + why + "; expected HOST:PORT or unix:/PATH");
   };
@@ -95,9 +96,14 @@ Result<ControlAddress> parse_control_address(const std::string& text) {
       return bad("a path of " + std::to_string(path.size()) + " bytes, at most " +
                  std::to_string(sizeof un.sun_path - 1));
     un.sun_family = AF_UNIX;
+    address.storage.ss_family = AF_UNIX;
     std::memcpy(un.sun_path, path.data(), path.size());
-    std::memcpy(&address.storage, &un, sizeof un);
     address.bytes = sizeof un;
+    if (!address.is_file()) {  // the first byte of the name is 0 for the system, '@' for people
+      un.sun_path[0] = 0;
+      address.bytes = socklen_t(offsetof(sockaddr_un, sun_path) + path.size());
+    }
+    std::memcpy(&address.storage, &un, sizeof un);
     return address;
   }
   size_t colon = text.rfind(':');
@@ -112,6 +118,7 @@ Result<ControlAddress> parse_control_address(const std::string& text) {
     return bad("a port is from 0 to 65535");
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = numeric ? AI_NUMERICHOST | AI_NUMERICSERV : 0;
   if (int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found))
     return Error{ErrorCode::io, "address '" + text + "': " + gai_strerror(error)};
   std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
@@ -130,11 +137,11 @@ Result<int> listen_at(const ControlAddress& address, std::string* bound) {
     if (folder >= 0) close(folder);
     return error;
   };
-  if (address.is_unix()) {
+  if (address.is_file()) {
     // Before the bind, so that there is no moment at which others could connect.
     if (fchmod(fd, 0600) != 0) return fail("fchmod");
     if ((folder = make_way(address)) < 0) return fail("its folder cannot be locked");
-  } else {
+  } else if (!address.is_unix()) {
     int one = 1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
   }
@@ -148,7 +155,7 @@ Result<int> listen_at(const ControlAddress& address, std::string* bound) {
 void close_listener(int fd, const std::string& address) {
   close(fd);
   Result<ControlAddress> at = parse_control_address(address);
-  const int folder = at && at.value().is_unix() ? make_way(at.value()) : -1;
+  const int folder = at && at.value().is_file() ? make_way(at.value()) : -1;
   if (folder >= 0) close(folder);
 }
 
@@ -157,17 +164,18 @@ Result<int> connect_to(const ControlAddress& address) {
   if (fd < 0) return failed(address, "socket", errno);
   if (connect(fd, of(address), address.bytes) != 0 && errno != EINPROGRESS) {
     Error error = failed(address, "connect", errno);
+    if (errno == EAGAIN) error.code = ErrorCode::unavailable;
     close(fd);
     return error;
   }
   return fd;
 }
 
-bool of_user_or_root(int fd) {
+bool of_user(int fd, bool or_root) {
   ucred peer{};
   socklen_t bytes = sizeof peer;
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) return false;
-  return peer.uid == geteuid() || peer.uid == 0;
+  return peer.uid == geteuid() || (or_root && peer.uid == 0);
 }
 
 }  // namespace xpyd

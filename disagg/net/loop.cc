@@ -1,25 +1,129 @@
 // The I/O thread: what the kernel tells, and the deadlines.
+#include "disagg/net/loop.h"
+
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 #include <cstring>
+#include <future>
 #include <utility>
-
-#include "disagg/control/channel_impl.h"
 
 namespace xpyd {
 namespace {
 
 constexpr int kReadsPerTurn = 16;       // then the other channels have theirs
 constexpr double kCheckSeconds = 0.05;  // between two looks at deadlines
+constexpr long kSoonNanoseconds = 20000;
+constexpr size_t kMostFiles = 128;
+
+// As recv(), and takes the descriptors that come along: of a channel, `most` at a time; others are closed.
+ssize_t receive(int fd, std::string& into, size_t most, std::vector<Fd>& files) {
+  if (most == 0) return ::recv(fd, into.data(), into.size(), 0);
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMostFiles)];
+  iovec piece{into.data(), into.size()};
+  msghdr message{};
+  message.msg_iov = &piece, message.msg_iovlen = 1;
+  message.msg_control = control, message.msg_controllen = sizeof control;
+  const ssize_t n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+  for (cmsghdr* head = n < 0 ? nullptr : CMSG_FIRSTHDR(&message); head; head = CMSG_NXTHDR(&message, head)) {
+    if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
+    for (size_t i = 0; CMSG_LEN((i + 1) * sizeof(int)) <= head->cmsg_len; ++i) {
+      int passed;
+      std::memcpy(&passed, CMSG_DATA(head) + i * sizeof(int), sizeof passed);
+      Fd file(passed);
+      if (files.size() < most) files.push_back(std::move(file));
+    }
+  }
+  return n;
+}
+
+Result<ControlAddress> allowed_address(const ControlEndpoint& endpoint) {
+  if (Status status = check_identity(endpoint.self); !status) return status.error();
+  Result<ControlAddress> address = parse_control_address(endpoint.address, endpoint.numeric);
+  if (address && !address.value().is_local() && !endpoint.key.secret())
+    return invalid("address '" + endpoint.address +
+                   "' is not of this host: it needs a --cluster-key-file on both sides");
+  return address;
+}
 
 }  // namespace
 
-ControlLoop::Impl::Impl(Clock& c, const ChannelLimits& l, std::function<void(const std::string&)> to)
-    : clock(c), limits(l), log(std::move(to)) {
+// ---- any thread
+
+ControlLoop::ControlLoop(Clock& clock, const ChannelLimits& limits, std::function<void(const std::string&)> log,
+                         std::function<bool()> work)
+    : impl_(std::make_unique<Impl>(clock, limits, std::move(log), std::move(work))) {
+  if (impl_->begun) impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
+}
+
+ControlLoop::~ControlLoop() {
+  XPYD_CHECK(!impl_->on_io_thread(), "a ControlLoop ends on another thread than its own");
+  if (!impl_->thread.joinable()) return;
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->stopping = true;
+    impl_->signal();
+  }
+  impl_->thread.join();
+}
+
+void ControlLoop::post(std::function<void()> f) {
+  std::lock_guard lock(impl_->mutex);
+  impl_->inbox.push_back(std::move(f));
+  impl_->signal();
+}
+
+ControlStats ControlLoop::stats() const {
+  return {impl_->opened, impl_->closed, impl_->refused, impl_->garbage, impl_->forged, impl_->silent, impl_->stalled};
+}
+
+Result<std::string> ControlLoop::listen(const ControlEndpoint& endpoint, OnOpen on_open) {
+  Result<ControlAddress> address = allowed_address(endpoint);
+  if (!address) return address.error();
+  if (!impl_->begun) return impl_->begun.error();
+  std::string bound;
+  Result<int> fd = listen_at(address.value(), &bound);
+  if (!fd) return fd.error();
+  Impl::Listening listening{fd.value(), endpoint, std::move(on_open), !address.value().is_unix()};
+  post([impl = impl_.get(), listening = std::move(listening)]() mutable {
+    uint64_t id = impl->next_id++;
+    int listening_fd = listening.fd;
+    impl->listeners.emplace(id, std::move(listening));
+    impl->watch(listening_fd, id, EPOLLIN);
+  });
+  return bound;
+}
+
+Result<ChannelPtr> ControlLoop::connect(const ControlEndpoint& endpoint, double timeout_s, OnOpen on_open) {
+  XPYD_CHECK(!impl_->on_io_thread(), "connect() waits for the I/O thread");
+  std::promise<Result<ChannelPtr>> answer;
+  auto result = answer.get_future();
+  dial(endpoint, timeout_s, std::move(on_open), [&](Result<ChannelPtr> r) { answer.set_value(std::move(r)); });
+  return result.get();
+}
+
+void ControlLoop::dial(const ControlEndpoint& endpoint, double timeout_s, OnOpen on_open,
+                       std::function<void(Result<ChannelPtr>)> done) {
+  Result<ControlAddress> address = allowed_address(endpoint);
+  if (!address) return done(address.error());
+  if (!impl_->begun) return done(impl_->begun.error());
+  post([impl = impl_.get(), address = std::move(address).value(), endpoint, timeout_s, on_open = std::move(on_open),
+        done = std::move(done)]() mutable {
+    impl->start_connect(address, endpoint, timeout_s, std::move(on_open), std::move(done));
+  });
+}
+
+// ---- the I/O thread
+
+ControlLoop::Impl::Impl(Clock& c, const ChannelLimits& l, std::function<void(const std::string&)> to,
+                        std::function<bool()> turn)
+    : clock(c), limits(l), log(std::move(to)), work(std::move(turn)) {
   epoll = epoll_create1(EPOLL_CLOEXEC);
   wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (epoll < 0 || wake < 0)
@@ -58,8 +162,8 @@ void ControlLoop::Impl::run() {
   epoll_event events[64];
   double active_s = clock.now();
   for (;;) {
-    const bool poll = !unread.empty() || clock.now() < active_s + limits.spin_s;
-    int n = epoll_wait(epoll, events, 64, poll ? 0 : int(kCheckSeconds * 1000));
+    const bool soon = work && work();
+    const int n = wait(soon, events, 64, !unread.empty() || clock.now() < active_s + limits.spin_s);
     double now = clock.now();
     if (n > 0 || !unread.empty()) active_s = now;
     bool woke = false;
@@ -79,6 +183,15 @@ void ControlLoop::Impl::run() {
     }
   }
   drop_everything();
+}
+
+int ControlLoop::Impl::wait(bool soon, epoll_event* events, int most, bool poll) {
+  if (soon && !poll) {
+    pollfd any{epoll, POLLIN, 0};
+    const timespec a_little{0, kSoonNanoseconds};
+    ppoll(&any, 1, &a_little, nullptr);
+  }
+  return epoll_wait(epoll, events, most, poll || soon ? 0 : waits ? int(kCheckSeconds * 1000) : -1);
 }
 
 void ControlLoop::Impl::run_inbox() {
@@ -120,13 +233,20 @@ void ControlLoop::Impl::drop_everything() {
   while (!channels.empty()) end(ChannelPtr(channels.begin()->second), "the control loop ended");
 }
 
-void ControlLoop::Impl::add(ChannelPtr channel, int fd, double timeout_s) {
+void ControlLoop::Impl::add(ChannelPtr channel, double timeout_s) {
   Channel::Impl& c = *channel->impl_;
   c.loop = this;
   c.id = next_id++;
   c.deadline_s = clock.now() + timeout_s;
-  c.fd = fd;
   channels.emplace(c.id, std::move(channel));
+  waits = true;
+}
+
+void ControlLoop::Impl::watch(const ChannelPtr& channel, int fd) {
+  Channel::Impl& c = *channel->impl_;
+  int one = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);  // of a Unix socket: an error that says nothing
+  c.fd = fd;
   uint32_t connecting = c.stage == Stage::connecting ? uint32_t(EPOLLOUT) : 0;
   watch(fd, c.id, EPOLLIN | EPOLLRDHUP | connecting);
 }
@@ -142,27 +262,28 @@ void ControlLoop::Impl::accept_all(uint64_t listener_id) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       // Out of descriptors or memory: no spinning, the next look at the deadlines tries again.
       listening.retry = errno != EAGAIN && errno != EWOULDBLOCK;
+      waits |= listening.retry;
       return;
     }
-    if (!listening.tcp && !of_user_or_root(fd)) {
+    if (!listening.tcp && !of_user(fd, limits.max_files == 0)) {
       ++refused;
       ::close(fd);
       continue;
     }
     if (int(unknown.size()) >= limits.max_unknown_peers) {
+      ++garbage;
       uint64_t oldest = unknown.front();  // honest peers need a millisecond; who lingers, goes
       if (auto found = channels.find(oldest); found != channels.end())
         fail(ChannelPtr(found->second), "handshake: too many unknown peers at once");
     }
-    int one = 1;
-    if (listening.tcp) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     auto impl = std::make_unique<Channel::Impl>();
     impl->accepted = true;
     impl->address = "a peer of " + listening.endpoint.address;
     impl->handshake.emplace(Handshake::Side::acceptor, listening.endpoint.key, listening.endpoint.self);
     impl->on_open = listening.on_open;
     ChannelPtr channel(new Channel(std::move(impl)));
-    add(channel, fd, limits.handshake_timeout_s);
+    add(channel, limits.handshake_timeout_s);
+    watch(channel, fd);
     unknown.push_back(channel->impl_->id);
   }
 }
@@ -173,17 +294,27 @@ void ControlLoop::Impl::start_connect(const ControlAddress& address, const Contr
     std::lock_guard lock(mutex);
     if (stopping) return done(Error{ErrorCode::cancelled, "the control loop ended"});
   }
-  Result<int> fd = connect_to(address);
-  if (!fd) return done(fd.error());
-  int one = 1;
-  if (!address.is_unix()) setsockopt(fd.value(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   auto impl = std::make_unique<Channel::Impl>();
   impl->stage = Stage::connecting;
+  impl->to = address;
   impl->address = address.text;
   impl->handshake.emplace(Handshake::Side::initiator, endpoint.key, endpoint.self);
   impl->on_open = std::move(on_open);
   impl->on_connected = std::move(done);
-  add(ChannelPtr(new Channel(std::move(impl))), fd.value(), timeout_s);
+  ChannelPtr channel(new Channel(std::move(impl)));
+  add(channel, timeout_s);
+  try_connect(channel);
+}
+
+void ControlLoop::Impl::try_connect(const ChannelPtr& channel) {
+  Channel::Impl& c = *channel->impl_;
+  const Result<int> fd = connect_to(c.to);
+  c.no_room = !fd && fd.error().code == ErrorCode::unavailable;
+  if (fd) return watch(channel, fd.value());
+  if (c.no_room) return;
+  const auto done = std::exchange(c.on_connected, nullptr);
+  end(channel, "");
+  done(fd.error());
 }
 
 void ControlLoop::Impl::on_event(uint64_t id, uint32_t happened) {
@@ -198,6 +329,7 @@ void ControlLoop::Impl::on_event(uint64_t id, uint32_t happened) {
     getsockopt(c.fd, SOL_SOCKET, SO_ERROR, &error, &bytes);
     if (error) return fail(channel, std::string("connect: ") + std::strerror(error));
     if (!(happened & EPOLLOUT)) return;
+    if (limits.max_files > 0 && c.to.is_unix() && !of_user(c.fd, false)) return fail(channel, "it is another user's");
     c.stage = Stage::handshake;
     {
       std::lock_guard lock(c.mutex);
@@ -215,12 +347,13 @@ void ControlLoop::Impl::on_event(uint64_t id, uint32_t happened) {
 }
 
 // With `to_the_end` until the socket has no more: its end, or an error, was announced and will not
-// be again. Otherwise a short read is enough, as what comes later is announced anew.
+// be again. Otherwise a short read is enough, as what comes later is announced anew; but where descriptors come along,
+// one ends in front of those of the next.
 void ControlLoop::Impl::read_some(const ChannelPtr& channel, bool to_the_end) {
   Channel::Impl& c = *channel->impl_;
   for (int turn = 0; turn < kReadsPerTurn; ++turn) {
     if (c.stage == Stage::gone || c.stage == Stage::connecting) return;
-    ssize_t n = ::recv(c.fd, scratch.data(), scratch.size(), 0);
+    ssize_t n = receive(c.fd, scratch, limits.max_files, c.files);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (n <= 0) {
@@ -232,7 +365,7 @@ void ControlLoop::Impl::read_some(const ChannelPtr& channel, bool to_the_end) {
     if (c.stage == Stage::lingering) continue;
     c.heard_s = clock.now();
     take(channel, std::string_view(scratch.data(), size_t(n)));
-    if (!to_the_end && size_t(n) < scratch.size()) return;
+    if (!to_the_end && size_t(n) < scratch.size() && limits.max_files == 0) return;
   }
   unread.push_back(c.id);
 }
@@ -241,12 +374,16 @@ void ControlLoop::Impl::check(double now) {
   next_check_s = now + kCheckSeconds;
   for (auto& [id, listening] : listeners)
     if (listening.retry) accept_all(id);
+  waits = std::isfinite(limits.silence_timeout_s) && !channels.empty();
+  for (const auto& [id, listening] : listeners) waits |= listening.retry;
   std::vector<ChannelPtr> all;
   all.reserve(channels.size());
   for (auto& [id, channel] : channels) all.push_back(channel);
   for (const ChannelPtr& channel : all) {
     Channel::Impl& c = *channel->impl_;
+    waits |= c.stage != Stage::open;
     if (c.stage == Stage::connecting || c.stage == Stage::handshake) {
+      if (c.no_room && now < c.deadline_s) try_connect(channel);
       if (now >= c.deadline_s)
         fail(channel, c.stage == Stage::connecting ? "connect: no answer in time" : "handshake: not complete in time");
     } else if (c.stage == Stage::lingering) {

@@ -43,7 +43,8 @@ class FrameWriter {
 // that came, not with the length that they claim.
 class FrameReader {
  public:
-  explicit FrameReader(const SipKey& key) : key_(key) {}
+  explicit FrameReader(const SipKey& key, size_t max_payload_bytes = kMaxFramePayloadBytes)
+      : key_(key), max_payload_bytes_(max_payload_bytes) {}
   // Calls on_frame(type, payload) for each whole frame, until it returns false; the payload lives
   // until it returns. After an error the reader is dead and gives the same error again.
   using OnFrame = std::function<bool(uint16_t type, std::string_view payload)>;
@@ -54,6 +55,7 @@ class FrameReader {
   Result<size_t> one_frame(std::string_view bytes, const OnFrame& on_frame, bool* go_on);
 
   SipKey key_;
+  size_t max_payload_bytes_;
   uint64_t sequence_ = 0;
   std::string buffer_;
   Status status_ = ok();
