@@ -12,7 +12,7 @@ ARGS    ?=
 TESTS   ?=
 SEEDS   ?= 2000
 
-PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2 \
+PACKAGES := g++ make pkg-config libboost-dev catch2 \
             nlohmann-json3-dev libxxhash-dev libboost-context-dev liburing-dev libibverbs-dev nettle-dev
 
 # One addition order everywhere (README, Decisions): no contraction, no reassociation.
@@ -36,7 +36,7 @@ comma     := ,
 SYSROOT  ?=
 AR       := $(SYSROOT:%=$(ARCH)-linux-gnu-)ar
 LDFLAGS  := -pthread $(FLAGS_$(MODE)) $(LINK_$(MODE)) $(if $(SYSROOT),-L$(SYSROOT)/usr/lib/$(ARCH)-linux-gnu -Wl$(comma)-rpath-link=$(SYSROOT)/usr/lib/$(ARCH)-linux-gnu:$(SYSROOT)/lib/$(ARCH)-linux-gnu)
-LDLIBS    = -l:liburing.a -l:libnettle.a -libverbs $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
+LDLIBS    = -l:liburing.a -l:libnettle.a -libverbs $(if $(CUDA),-static-libstdc++ -static-libgcc)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 
 room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*.cc $(1)/control/*.cc))
@@ -69,7 +69,7 @@ object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 # Several files are compiled as one (tools/units), but for those whose flags are their own. `make UNITS=`: each by itself, as
 # asan does, so that a missing #include is seen and test_run.py can ask the linker which file needs which.
 UNITS    ?= $(if $(filter asan,$(MODE)),,1)
-ALONE    := %_avx2.cc base/version.cc model/folder.cc server/backend.cc server/page.cc server/boost_%_impl.cc \
+ALONE    := %_avx2.cc base/version.cc model/folder.cc server/backend.cc server/page.cc server/boost_impl.cc \
             experiments/experiment.cc tests/main.cc
 units     = $(if $(UNITS),$(patsubst %.cc,%.o,$(shell tools/units $(2)/units $(filter-out $(ALONE),$(1)))) $(call object,$(filter $(ALONE),$(1))),$(call object,$(1)))
 LIB_OBJ  := $(call units,$(LIB_SRC),$(BUILD))
@@ -182,7 +182,7 @@ test-etcd: build  ## cluster membership by Debian's etcd-server (fetched into bu
 AARCH64_ROOMS ?= base allocator attention model
 AARCH64        = $(MAKE) --no-print-directory -j$$(nproc) CXX=aarch64-linux-gnu-g++ BUILD=build/aarch64 SYSROOT=build/aarch64/sysroot
 AARCH64_LIBS   = liburing-dev nettle-dev libibverbs-dev libibverbs1 libnl-3-200 libnl-route-3-200 \
-                 $(shell apt-cache depends libboost-program-options-dev libboost-context-dev | sed -nE 's/.*Depends: (libboost-.*-dev)$$/\1/p')
+                 $(shell apt-cache depends libboost-context-dev | sed -nE 's/.*Depends: (libboost-.*-dev)$$/\1/p')
 QEMU_AARCH64   = qemu-aarch64-static -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=build/aarch64/sysroot/usr/lib/aarch64-linux-gnu:build/aarch64/sysroot/lib/aarch64-linux-gnu
 test-aarch64: deps  ## the portable kernels on Arm: compiled by Debian's cross compiler, a small suite and one answer under qemu-user
 	@tools/install-packages g++-aarch64-linux-gnu qemu-user-static

@@ -1,9 +1,8 @@
-// Boost.Program_options splits the command line and the INI file into names and strings; what a
-// string may be is decided here, by the table's rows, so that both sources give the same messages.
+// The command line, the environment and the INI file are split into rows and strings; what a string
+// may be is decided once for all of them, by its row, so that they give the same messages.
 #include "base/options.h"
 
 #include <algorithm>
-#include <boost/program_options.hpp>
 #include <cctype>
 #include <charconv>
 #include <cmath>
@@ -16,8 +15,6 @@
 
 namespace xpyd {
 namespace {
-
-namespace po = boost::program_options;
 
 constexpr size_t kMaxConfigBytes = 1u << 20;
 
@@ -35,6 +32,12 @@ std::vector<std::string> split(std::string_view text, char separator) {
 bool in_group(const OptionRow& row, std::string_view group) {
   auto groups = split(row.group, ' ');
   return std::find(groups.begin(), groups.end(), group) != groups.end();
+}
+
+std::string trimmed(const std::string& text) {
+  constexpr const char* kBlanks = " \t\r";
+  const size_t begin = text.find_first_not_of(kBlanks);
+  return begin == text.npos ? "" : text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
 }
 
 std::string in_quotes(std::string_view text) { return "'" + std::string(text) + "'"; }
@@ -138,53 +141,15 @@ struct CommandLine {
 struct Parser {
   std::span<const OptionRow> table;
   std::string_view group;
-  po::options_description description;
-
-  Parser(std::span<const OptionRow> rows, std::string_view group_name) : table(rows), group(group_name) {
-    for (const OptionRow& row : table) {
-      if (!in_group(row, group)) continue;
-      description.add_options()(row.name, po::value<std::string>(), row.help);
-    }
-  }
 
   const OptionRow* find(std::string_view name) const {
     for (const OptionRow& row : table)
       if (row.name == name && in_group(row, group)) return &row;
     return nullptr;
   }
-
-  // Boost's own reading of "--name=value" refuses an empty value, that of a flag takes the next
-  // word for its value, and that of "--prompt --seed 1" makes "--seed" the prompt. These three are
-  // read here.
-  std::vector<po::option> long_option(std::vector<std::string>& words) const {
-    std::string word = words.front();
-    if (word == "--") {
-      std::vector<po::option> rest;
-      for (size_t i = 1; i < words.size(); ++i) {
-        rest.emplace_back("", std::vector<std::string>{words[i]});
-        rest.back().original_tokens = {word};
-      }
-      words.clear();
-      return rest;
-    }
-    size_t equals = word.find('=');
-    if (word.size() < 3 || word.compare(0, 2, "--") != 0 || equals == 2) return {};
-    po::option option;
-    option.string_key = word.substr(2, equals == word.npos ? word.npos : equals - 2);
-    const OptionRow* row = find(option.string_key);
-    if (equals != word.npos) {
-      option.value = {word.substr(equals + 1)};
-    } else if (row && row->kind == OptionKind::flag) {
-      option.value = {"on"};
-    } else {
-      bool next_is_option = words.size() > 1 && words[1].compare(0, 2, "--") == 0 &&
-                            find(words[1].substr(2, words[1].find('=') - 2));
-      if (row && next_is_option) throw po::required_option(word);
-      return {};
-    }
-    option.original_tokens = {word};
-    words.erase(words.begin());
-    return {option};
+  // The row of "--name" or "--name=value".
+  const OptionRow* named(std::string_view word) const {
+    return word.starts_with("--") ? find(word.substr(2, word.find('=') - 2)) : nullptr;
   }
 
   // `where`: "" or "FILE: "; `dashes`: "--" or "".
@@ -198,36 +163,28 @@ struct Parser {
     return ok();
   }
 
-  Result<CommandLine> command_line(const std::vector<std::string>& arguments) const {
-    namespace style = po::command_line_style;
+  Result<CommandLine> command_line(const std::vector<std::string>& words) const {
     CommandLine result;
-    try {
-      auto parsed = po::command_line_parser(arguments)
-                        .options(description)
-                        .style(style::allow_long | style::long_allow_next | style::long_allow_adjacent)
-                        .extra_style_parser([this](auto& words) { return long_option(words); })
-                        .run();
-      for (const auto& option : parsed.options) {
-        if (option.position_key == -1) {
-          result.assignments.push_back({find(option.string_key), option.value.front()});
-          continue;
-        }
-        const std::string& word = option.value.front();
-        const std::string& token = option.original_tokens.empty() ? word : option.original_tokens.front();
-        if (token == "--=" + word) return invalid(unknown_option(table, group, token, ""));
-        bool after_dashes = token == "--";
-        if (word.size() > 1 && word[0] == '-' && !after_dashes) return invalid(unknown_option(table, group, word, ""));
-        result.positional.push_back(word);
+    for (size_t i = 0; i < words.size(); ++i) {
+      const std::string& word = words[i];
+      if (word == "--") {
+        result.positional.insert(result.positional.end(), words.begin() + long(i) + 1, words.end());
+        break;
       }
-    } catch (const po::unknown_option& error) {
-      return invalid(unknown_option(table, group, error.get_option_name(), ""));
-    } catch (const po::error_with_option_name& error) {
-      std::string name = error.get_option_name();
-      const OptionRow* row = find(name.substr(std::min<size_t>(2, name.size())));
-      std::string what = row ? std::string(": expected a value (") + row->help + ")" : ": " + std::string(error.what());
-      return invalid(name + what);
-    } catch (const po::error& error) {
-      return invalid(error.what());
+      if (word.size() < 2 || word[0] != '-') {
+        result.positional.push_back(word);
+        continue;
+      }
+      const OptionRow* row = named(word);
+      if (!row) return invalid(unknown_option(table, group, word, ""));
+      if (const size_t equals = word.find('='); equals != word.npos)
+        result.assignments.push_back({row, word.substr(equals + 1)});
+      else if (row->kind == OptionKind::flag)  // the next word is not its value
+        result.assignments.push_back({row, "on"});
+      else if (i + 1 < words.size() && !named(words[i + 1]))
+        result.assignments.push_back({row, words[++i]});
+      else
+        return invalid(word + ": expected a value (" + row->help + ")");
     }
     return result;
   }
@@ -246,23 +203,23 @@ struct Parser {
   Result<std::vector<Assignment>> file(const std::string& path) const {
     auto content = read_small_file(path, kMaxConfigBytes);
     if (!content) return Error{content.error().code, "--config: " + content.error().message};
-    std::istringstream stream(content.value());
+    std::istringstream lines(content.value());
     std::vector<Assignment> result;
-    try {
-      auto parsed = po::parse_config_file(stream, description, /*allow_unregistered=*/true);
-      for (const auto& option : parsed.options) {
-        const OptionRow* row = find(option.string_key);
-        if (!row && option.string_key.find('.') != std::string::npos)
-          return invalid(path + ": '" + option.string_key + "': options stand without a [section] before them");
-        if (!row) return invalid(unknown_option(table, group, option.string_key, path + ": "));
-        if (option.string_key == "config")
-          return invalid(path + ": config: a configuration file cannot name another one");
-        for (const Assignment& earlier : result)
-          if (earlier.row == row) return invalid(path + ": " + row->name + " is given twice");
-        result.push_back({row, option.value.empty() ? "" : option.value.front()});
-      }
-    } catch (const po::error& error) {
-      return invalid(path + ": expected lines `name = value` and comments after #: " + error.what());
+    for (std::string line; std::getline(lines, line);) {
+      line = trimmed(line.substr(0, line.find('#')));
+      const size_t equals = line.find('=');
+      if (line.empty()) continue;
+      if (line.front() == '[' && line.back() == ']')
+        return invalid(path + ": " + in_quotes(line) + ": options stand without a [section] before them");
+      if (equals == line.npos)
+        return invalid(path + ": expected lines `name = value` and comments after #: " + in_quotes(line));
+      const std::string name = trimmed(line.substr(0, equals));
+      const OptionRow* row = find(name);
+      if (!row) return invalid(unknown_option(table, group, name, path + ": "));
+      if (name == "config") return invalid(path + ": config: a configuration file cannot name another one");
+      for (const Assignment& earlier : result)
+        if (earlier.row == row) return invalid(path + ": " + name + " is given twice");
+      result.push_back({row, trimmed(line.substr(equals + 1))});
     }
     return result;
   }
@@ -272,7 +229,7 @@ struct Parser {
 
 Result<Options> Options::parse(std::span<const OptionRow> table, std::string_view group,
                                const std::vector<std::string>& arguments, int max_positional) {
-  Parser parser(table, group);
+  const Parser parser{table, group};
   auto line = parser.command_line(arguments);
   if (!line) return line.error();
   CommandLine& typed = line.value();
@@ -345,6 +302,11 @@ bool Options::flag(std::string_view name) const {
 bool Options::given(std::string_view name) const {
   text(name);
   return given_.find(name) != given_.end();
+}
+
+void Options::fill(const void* type, void* object) const {
+  for (const OptionRow& row : rows_)
+    if (row.to.type == type) row.to.set(object, *this, row.name);
 }
 
 std::map<std::string, std::string> Options::shown_values() const {
@@ -455,6 +417,8 @@ Result<int64_t> parse_bytes(std::string_view text) {
   }
   return expected("unknown unit");
 }
+
+std::vector<std::string> comma_list(std::string_view text) { return split(text, ','); }
 
 std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates) {
   auto distance = [](std::string_view a, std::string_view b) {

@@ -14,9 +14,9 @@
 #include <thread>
 
 #include "base/files.h"
+#include "base/os.h"
 #include "disagg/control/channel.h"
 #include "server/access.h"
-#include "server/limits.h"
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 
