@@ -10,6 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "base/utf8.h"
+
 namespace xpyd {
 namespace {
 
@@ -148,6 +150,34 @@ std::string number_text(double value) {
   return text;
 }
 
+void append_quoted(std::string& out, std::string_view text) {
+  out += '"';
+  while (!text.empty()) {
+    const CodePoint point = next_code_point(text);
+    const size_t n = point.valid ? size_t(point.bytes) : 1;  // one U+FFFD for each bad byte
+    const unsigned char c = static_cast<unsigned char>(text[0]);
+    if (!point.valid) {
+      out += kReplacementCharacter;
+    } else if (n > 1) {
+      out += text.substr(0, n);
+    } else if (c == '"' || c == '\\') {
+      out += '\\';
+      out += text[0];
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (c < 0x20 || c == 0x7f) {
+      constexpr char kHex[] = "0123456789abcdef";
+      out += "\\u00";
+      out += kHex[c >> 4];
+      out += kHex[c & 15];
+    } else {
+      out += text[0];
+    }
+    text.remove_prefix(n);
+  }
+  out += '"';
+}
+
 }  // namespace
 
 Result<json> parse_json(std::string_view text, const std::string& what, const JsonLimits& limits) {
@@ -284,5 +314,44 @@ std::string JsonFields::string(const std::string& name) {
 std::string JsonFields::string_or(const std::string& name, std::string fallback) {
   return find_field(object_, name) == nullptr ? fallback : string(name);
 }
+
+JsonText& JsonText::open(char bracket) {
+  comma();
+  out_ += bracket;
+  first_ = true;
+  return *this;
+}
+
+JsonText& JsonText::close(char bracket) {
+  out_ += bracket;
+  first_ = false;
+  return *this;
+}
+
+JsonText& JsonText::key(std::string_view name) {
+  text(name);
+  out_ += ':';
+  first_ = true;
+  return *this;
+}
+
+JsonText& JsonText::text(std::string_view value) {
+  comma();
+  append_quoted(out_, value);
+  return *this;
+}
+
+JsonText& JsonText::raw(std::string_view json) {
+  comma();
+  out_ += json;
+  return *this;
+}
+
+void JsonText::comma() {
+  if (!first_) out_ += ',';
+  first_ = false;
+}
+
+std::string json_quote(std::string_view text) { return JsonText().value(text).take(); }
 
 }  // namespace xpyd

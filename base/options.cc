@@ -347,6 +347,11 @@ bool Options::given(std::string_view name) const {
   return given_.find(name) != given_.end();
 }
 
+void Options::fill(const void* type, void* object) const {
+  for (const OptionRow& row : rows_)
+    if (row.to.type == type) row.to.set(object, *this, row.name);
+}
+
 std::map<std::string, std::string> Options::shown_values() const {
   std::map<std::string, std::string> shown;
   for (const OptionRow& row : rows_) {
@@ -455,6 +460,8 @@ Result<int64_t> parse_bytes(std::string_view text) {
   }
   return expected("unknown unit");
 }
+
+std::vector<std::string> comma_list(std::string_view text) { return split(text, ','); }
 
 std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates) {
   auto distance = [](std::string_view a, std::string_view b) {

@@ -33,10 +33,10 @@ IMPLEMENTED = {
     "model/jinja.h": ["model/jinja_eval.cc"],
     "model/model_cuda.h": ["model/llama_cuda.cu"],
     "server/backend_cpu.cc": LLAMA,
-    "server/http.h": ["server/boost_asio_impl.cc", "server/boost_beast_impl.cc"],
+    "server/http.h": ["server/boost_impl.cc"],
     "server/main.cc": ["server/" + command + ".cc"
                        for command in ("tour", "serve", "worker_command", "generate", "bench", "peak_command", "info",
-                                       "prefix_stats", "export")],
+                                       "prefix_stats")],
 }
 
 QUOTED = re.compile(r'"((?:%s)/[\w./-]+)' % "|".join(ROOMS))

@@ -1,18 +1,32 @@
-// Who may ask this server: judged at the end of a request's header, before its body is read, on
-// every route.
+// Who asks, and who may: judged at the end of a request's header, before its body is read, on every
+// route.
 //
-// Thread safety: const after construction.
+// Thread safety: plain functions.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
-#include "server/api_parse.h"
-#include "server/http_message.h"
+#include "server/http_parser.h"
 
 namespace xpyd {
+
+struct ApiError;  // api_parse.h
+
+// For whom a connection or a request counts, where there is not enough for everybody: an IPv4
+// address as it is, also inside IPv6; of another IPv6 address its /64, since who has one of them
+// has all. "" where `address` is none.
+std::string address_group(std::string_view address);
+
+// The client's address: the peer's, or, where the peer is one of `trusted` proxies, the last of
+// X-Forwarded-For that is none of them. What a stranger writes there counts for nothing.
+std::string client_address(const std::string& peer, const HttpRequest& request,
+                           const std::vector<std::string>& trusted);
+
+bool is_loopback_address(const std::string& address);
 
 // Of the request's "Authorization: Bearer KEY", the key's place among `keys`; -1: none of them. It
 // takes as long for a wrong key as for a right one of the same length.

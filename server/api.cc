@@ -7,10 +7,9 @@
 #include <random>
 
 #include "base/json.h"
-#include "server/api_format.h"
 #include "server/generation.h"
-#include "server/json_text.h"
-#include "server/page.h"
+
+extern "C" const char xpyd_page_begin[], xpyd_page_end[];  // page.cc
 
 namespace xpyd {
 namespace {
@@ -33,10 +32,54 @@ HttpResponse json_response(std::string body, int status = 200) { return {.status
 
 constexpr const char* kModelPrefix = "/v1/models/";
 
+const char* error_type(int status) {
+  switch (status) {
+    case 401: return "authentication_error";
+    case 404: return "not_found_error";
+    case 503: return "overloaded_error";
+    default: return status >= 500 ? "server_error" : "invalid_request_error";
+  }
+}
+
 }  // namespace
 
+std::string error_body(const ApiError& error) {
+  auto text_or_null = [](const std::string& text) { return text.empty() ? "null" : json_quote(text); };
+  JsonText out;
+  out.open('{').key("error").open('{').add("message", error.message).add("type", error_type(error.status));
+  out.key("param").raw(text_or_null(error.param)).key("code").raw(text_or_null(error.code));
+  return out.close('}').close('}').take();
+}
+
+std::string stats_body(const ServedModel& model, const ServiceStats& stats) {
+  JsonText out;
+  out.open('{').add("model", model.name).add("max_model_len", model.max_model_len);
+  out.add("has_chat", model.chat_template != nullptr && model.tokenizer != nullptr);
+  out.add("shared_pool", stats.shared_pool);
+  if (stats.process_pool)  // what nobody holds is the pool's, and not of each instance
+    out.key("pool")
+        .open('{')
+        .add("blocks", stats.process_pool->blocks)
+        .add("free", stats.process_pool->free)
+        .close('}');
+  out.key("instances").open('[');
+  for (InstanceStats i : stats.instances) {
+    if (stats.process_pool) i.kv.free = 0, i.kv.capacity = stats.process_pool->blocks;
+    out.open('{').add("name", i.name).add("running", i.running).add("waiting", i.waiting);
+    out.add("remote_prefilling", i.queue_remote_prefilling).add("sending", i.queue_prefill_sending);
+    out.add("block_tokens", i.kv.block_tokens).key("blocks").open('{').add("capacity", i.kv.capacity);
+    out.add("free", i.kv.free).add("active", i.kv.active).add("cached", i.kv.cached);
+    out.add("in_transfer", i.kv.in_transfer).close('}');
+    out.add("steps", i.steps).add("generated_tokens", i.generated_tokens).add("preemptions", i.preemptions);
+    out.add("prefix_query_tokens", i.kv.prefix_query_tokens).add("prefix_hit_tokens", i.kv.prefix_hit_tokens);
+    out.add("transfers", i.transfers).add("transfer_bytes", i.transfer_bytes);
+    out.add("transfer_seconds", i.transfer_seconds).close('}');
+  }
+  return out.close(']').close('}').take();
+}
+
 struct Api::Row : Api::Route {
-  void (Api::*handler)(const std::shared_ptr<Incoming>&);
+  void (*handle)(Api& api, const std::shared_ptr<Incoming>& in);
 };
 
 struct Api::Incoming {
@@ -47,24 +90,71 @@ struct Api::Incoming {
 };
 
 std::span<const Api::Row> Api::table() {
+  using In = std::shared_ptr<Incoming>;
+  static constexpr auto health = [](Api& api, const In& in) { api.health(*in); };
+  static constexpr auto ready = [](Api& api, const In& in) { api.ready(*in); };
+  static constexpr auto page = [](Api& api, const In& in) {
+    constexpr const char* kPolicy =
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    api.answer(*in, {.content_type = "text/html; charset=utf-8",
+                     .headers = {{"Content-Security-Policy", kPolicy}, {"Cache-Control", "no-cache"}},
+                     .body = {xpyd_page_begin, xpyd_page_end}});
+  };
+  static constexpr auto version = [](Api& api, const In& in) {
+    api.answer(*in, json_response(JsonText().open('{').add("version", api.options_.version).close('}').take()));
+  };
+  static constexpr auto metrics = [](Api& api, const In& in) {
+    api.answer(*in, {.content_type = "text/plain; version=0.0.4; charset=utf-8",
+                     .body = api.metrics_.render(api.service_.stats())});
+  };
+  static constexpr auto stats = [](Api& api, const In& in) {
+    api.answer(*in, {.headers = {{"Cache-Control", "no-store"}}, .body = stats_body(api.model_, api.service_.stats())});
+  };
+  static constexpr auto models = [](Api& api, const In& in) {
+    JsonText out;
+    out.open('{').add("object", "list").key("data").open('[');
+    for (const std::string& name : api.model_.names) out.raw(api.model_card(name));
+    api.answer(*in, json_response(out.close(']').close('}').take()));
+  };
+  static constexpr auto model_by_id = [](Api& api, const In& in) {
+    const std::string name = in->request.path.substr(std::string_view(kModelPrefix).size());
+    if (api.model_.is_called(name)) return api.answer(*in, json_response(api.model_card(name)));
+    api.fail(*in, unknown_model(name, api.model_));
+  };
+  static constexpr auto reset_prefix_cache = [](Api& api, const In& in) {
+    if (!api.options_.reset_prefix_cache)
+      return api.fail(*in, {.status = 501, .message = "this memory scheme has no prefix cache"});
+    api.options_.reset_prefix_cache();
+    api.answer(*in, json_response("{}"));
+  };
+  static constexpr auto retire_instance = [](Api& api, const In& in) {
+    api.on_body(in, [&api, in](Then& then) {
+      then = [&api, in] { api.answer(*in, json_response("{}")); };
+      return api.retire_instance(in->request.body);
+    });
+  };
+  static constexpr auto server_info = [](Api& api, const In& in) {
+    api.answer(*in, json_response(JsonText().open('{').add("options", api.options_.server_info).close('}').take()));
+  };
   static constexpr Row kRows[] = {
-      {{"/", "GET", true, false}, &Api::page},
-      {{"/health", "GET", true, false}, &Api::health},
-      {{"/ping", "GET POST", true, false}, &Api::health},
-      {{"/ready", "GET", true, false}, &Api::ready},
-      {{"/health/ready", "GET", true, false}, &Api::ready},
-      {{"/version", "GET", false, false}, &Api::version},
-      {{"/metrics", "GET", false, false}, &Api::metrics},
-      {{"/stats", "GET", false, false}, &Api::stats},
-      {{"/v1/models", "GET", false, false}, &Api::models},
-      {{kModelPrefix, "GET", false, false}, &Api::model_by_id},
-      {{"/v1/completions", "POST", false, false}, &Api::completions},
-      {{"/v1/chat/completions", "POST", false, false}, &Api::chat_completions},
-      {{"/tokenize", "POST", false, false}, &Api::tokenize_text},
-      {{"/detokenize", "POST", false, false}, &Api::detokenize_ids},
-      {{"/reset_prefix_cache", "POST", false, true}, &Api::reset_prefix_cache},
-      {{"/retire_instance", "POST", false, true}, &Api::retire_instance},
-      {{"/server_info", "GET", false, true}, &Api::server_info},
+      {{"/", "GET", true, false}, page},
+      {{"/health", "GET", true, false}, health},
+      {{"/ping", "GET POST", true, false}, health},
+      {{"/ready", "GET", true, false}, ready},
+      {{"/health/ready", "GET", true, false}, ready},
+      {{"/version", "GET", false, false}, version},
+      {{"/metrics", "GET", false, false}, metrics},
+      {{"/stats", "GET", false, false}, stats},
+      {{"/v1/models", "GET", false, false}, models},
+      {{kModelPrefix, "GET", false, false}, model_by_id},
+      {{"/v1/completions", "POST", false, false}, [](Api& api, const In& in) { api.generate(in, false); }},
+      {{"/v1/chat/completions", "POST", false, false}, [](Api& api, const In& in) { api.generate(in, true); }},
+      {{"/tokenize", "POST", false, false}, [](Api& api, const In& in) { api.convert(in, tokenize); }},
+      {{"/detokenize", "POST", false, false}, [](Api& api, const In& in) { api.convert(in, detokenize); }},
+      {{"/reset_prefix_cache", "POST", false, true}, reset_prefix_cache},
+      {{"/retire_instance", "POST", false, true}, retire_instance},
+      {{"/server_info", "GET", false, true}, server_info},
   };
   return kRows;
 }
@@ -131,8 +221,7 @@ std::optional<HttpResponse> Api::on_header(const HttpRequest& request) {
 
 void Api::handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
   const Row* row = find_row(request);
-  (this->*row->handler)(
-      std::make_shared<Incoming>(Incoming{std::move(request), std::move(exchange), row, clock_.now()}));
+  row->handle(*this, std::make_shared<Incoming>(Incoming{std::move(request), std::move(exchange), row, clock_.now()}));
 }
 
 std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row* row) {
@@ -164,10 +253,10 @@ std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row
   return response;
 }
 
-HttpResponse Api::error_response(const ApiError& error) const {
+HttpResponse Api::error_response(const ApiError& error) {
   HttpResponse response = json_response(error_body(error), error.status);
   // Benchmark clients record the reason phrase and nothing else.
-  response.reason = std::string(http_reason(error.status)) + ": " + error.message.substr(0, 80);
+  response.reason = http_reason(error.status) + ": " + error.message.substr(0, 80);
   if (error.status == 503) response.headers.emplace_back("Retry-After", "1");
   if (error.status >= 500 && error.status != 503) response.headers.emplace_back("X-Should-Retry", "false");
   return response;
@@ -204,14 +293,20 @@ void Api::fail(const Incoming& in, const ApiError& error) {
   answer(in, error_response(error), why);
 }
 
-void Api::on_body(const std::shared_ptr<Incoming>& in, std::function<std::function<void()>()> work) {
+void Api::on_body(const std::shared_ptr<Incoming>& in, std::function<std::optional<ApiError>(Then& then)> work) {
+  auto whole_work = [this, in, work = std::move(work)]() -> Then {
+    Then then;
+    auto error = work(then);
+    if (error) return [this, in, error = std::move(*error)] { fail(*in, error); };
+    return then;
+  };
   // A session's history comes on top of a small body; \u may spell its name another way.
   const std::string& body = in->request.body;
   const bool is_short = body.size() <= kInlineBodyBytes && body.find("session_id") == body.npos &&
                         body.find("\\u") == body.npos;
-  if (is_short) return work()();
+  if (is_short) return whole_work()();
   body_threads_.run(in->request.client, in->request.body.size(),
-                    [post = post_, work = std::move(work)] { post(work()); });
+                    [post = post_, whole_work = std::move(whole_work)] { post(whole_work()); });
 }
 
 void Api::tick() {
@@ -240,28 +335,16 @@ void Api::log_line(LogLevel level, const std::string& line) {
 // ---- the routes
 // -----------------------------------------------------------------------------------
 
-void Api::page(const std::shared_ptr<Incoming>& in) {
-  HttpResponse response;
-  response.content_type = "text/html; charset=utf-8";
-  response.headers.emplace_back("Content-Security-Policy",
-                                "default-src 'none'; style-src 'unsafe-inline'; script-src "
-                                "'unsafe-inline'; connect-src 'self'; base-uri 'none'; "
-                                "form-action 'none'; frame-ancestors 'none'");
-  response.headers.emplace_back("Cache-Control", "no-cache");
-  response.body = std::string(page_html());
-  answer(*in, std::move(response));
-}
-
-void Api::health(const std::shared_ptr<Incoming>& in) {
+void Api::health(const Incoming& in) {
   const std::string why = trouble();
-  JsonText json;
-  json.open('{').key("status").text(why.empty() ? "ok" : draining_ ? "draining" : "unhealthy");
-  if (!why.empty()) json.key("reason").text(why);
-  answer(*in, json_response(json.close('}').take(), why.empty() ? 200 : 503));
+  JsonText out;
+  out.open('{').add("status", why.empty() ? "ok" : draining_ ? "draining" : "unhealthy");
+  if (!why.empty()) out.add("reason", why);
+  answer(in, json_response(out.close('}').take(), why.empty() ? 200 : 503));
 }
 
 // Ready: someone can prefill and someone can decode.
-void Api::ready(const std::shared_ptr<Incoming>& in) {
+void Api::ready(const Incoming& in) {
   bool prefill = false, decode = false;
   for (const auto& instance : service_.stats().instances) {
     char role = instance.name.empty() ? '?' : instance.name[0];
@@ -269,52 +352,28 @@ void Api::ready(const std::shared_ptr<Incoming>& in) {
     decode = decode || role == 'D' || role == 'C';
   }
   const std::string why = trouble();
-  JsonText json;
-  json.open('{').key("status").text(why.empty() ? "ready" : "not ready");
-  if (!why.empty()) json.key("reason").text(why);
-  json.key("prefill").boolean(prefill).key("decode").boolean(decode).close('}');
-  answer(*in, json_response(json.take(), why.empty() ? 200 : 503));
+  JsonText out;
+  out.open('{').add("status", why.empty() ? "ready" : "not ready");
+  if (!why.empty()) out.add("reason", why);
+  out.add("prefill", prefill).add("decode", decode).close('}');
+  answer(in, json_response(out.take(), why.empty() ? 200 : 503));
 }
 
-void Api::version(const std::shared_ptr<Incoming>& in) {
-  answer(*in, json_response("{\"version\":" + json_quote(options_.version) + "}"));
+std::string Api::model_card(const std::string& name) const {
+  JsonText out;
+  out.open('{').add("id", name).add("object", "model").add("created", created_unix_s_).add("owned_by", "xpyd");
+  out.add("root", options_.model_root).add("parent", nullptr).add("max_model_len", model_.max_model_len);
+  out.add("vocab_size", model_.vocab_size);  // ours: for clients that make up prompts
+  return out.key("permission").open('[').close(']').close('}').take();
 }
-
-void Api::metrics(const std::shared_ptr<Incoming>& in) {
-  HttpResponse response;
-  response.content_type = "text/plain; version=0.0.4; charset=utf-8";
-  response.body = metrics_.render(service_.stats());
-  answer(*in, std::move(response));
-}
-
-void Api::stats(const std::shared_ptr<Incoming>& in) {
-  HttpResponse response = json_response(stats_body(model_, service_.stats()));
-  response.headers.emplace_back("Cache-Control", "no-store");
-  answer(*in, std::move(response));
-}
-
-void Api::models(const std::shared_ptr<Incoming>& in) {
-  answer(*in, json_response(models_body(model_, options_.model_root, created_unix_s_)));
-}
-
-void Api::model_by_id(const std::shared_ptr<Incoming>& in) {
-  const std::string name = in->request.path.substr(std::string_view(kModelPrefix).size());
-  if (model_.is_called(name))
-    return answer(*in, json_response(model_card(model_, name, options_.model_root, created_unix_s_)));
-  fail(*in, unknown_model(name, model_));
-}
-
-void Api::completions(const std::shared_ptr<Incoming>& in) { generate(in, false); }
-void Api::chat_completions(const std::shared_ptr<Incoming>& in) { generate(in, true); }
 
 void Api::generate(const std::shared_ptr<Incoming>& in, bool chat) {
-  on_body(in, [this, in, chat]() -> std::function<void()> {
+  on_body(in, [this, in, chat](Then& then) {
     auto call = std::make_shared<GenerationCall>();
     const int owner = std::max(0, key_owner(options_.api_keys, in->request));
     auto error = parse_generation(in->request.body, chat, model_, *call, sessions_[static_cast<size_t>(owner)].get());
     in->request.body = std::string();
-    if (error) return [this, in, error = std::move(*error)] { fail(*in, error); };
-    return [this, in, chat, call] {
+    then = [this, in, chat, call] {
       in->exchange->body_freed();
       char id[40];
       std::snprintf(id, sizeof id, "%s-%016llx%08llx", chat ? "chatcmpl" : "cmpl",
@@ -325,54 +384,37 @@ void Api::generate(const std::shared_ptr<Incoming>& in, bool chat) {
       live_[generation.get()] = generation;
       generation->start();
     };
+    return error;
   });
 }
-
-void Api::tokenize_text(const std::shared_ptr<Incoming>& in) { convert(in, tokenize); }
-void Api::detokenize_ids(const std::shared_ptr<Incoming>& in) { convert(in, detokenize); }
 
 void Api::convert(const std::shared_ptr<Incoming>& in, decltype(tokenize)& text_or_ids) {
-  on_body(in, [this, in, &text_or_ids]() -> std::function<void()> {
-    std::string body;
-    auto error = text_or_ids(in->request.body, model_, body);
-    if (error) return [this, in, error = std::move(*error)] { fail(*in, error); };
-    return [this, in, body = std::move(body)] { answer(*in, json_response(body)); };
+  on_body(in, [this, in, &text_or_ids](Then& then) {
+    auto body = std::make_shared<std::string>();
+    then = [this, in, body] { answer(*in, json_response(std::move(*body))); };
+    return text_or_ids(in->request.body, model_, *body);
   });
 }
 
-void Api::reset_prefix_cache(const std::shared_ptr<Incoming>& in) {
-  if (options_.reset_prefix_cache) {
-    options_.reset_prefix_cache();
-    return answer(*in, json_response("{}"));
+std::optional<ApiError> Api::retire_instance(std::string_view text) {
+  auto refused = [](const Error& error) {
+    return ApiError{.status = error.code == ErrorCode::not_found ? 404 : 400, .message = error.message};
+  };
+  auto body = parse_json(text, "request body");
+  if (!body) return refused(body.error());
+  auto name = get_string(body.value(), "name");
+  if (!name) return refused(name.error());
+  std::string role;
+  if (body.value().contains("role")) {
+    auto given = get_string(body.value(), "role");
+    if (!given) return refused(given.error());
+    role = given.value();
+    if (role != "prefill" && role != "decode" && role != "colocated")
+      return refused(invalid("role: expected prefill, decode or colocated, got " + role));
   }
-  fail(*in, {.status = 501, .message = "this memory scheme has no prefix cache"});
-}
-
-void Api::retire_instance(const std::shared_ptr<Incoming>& in) {
-  on_body(in, [this, in]() -> std::function<void()> {
-    auto fails = [&](int status, const std::string& message) {
-      return [this, in, error = ApiError{.status = status, .message = message}] { fail(*in, error); };
-    };
-    auto body = parse_json(in->request.body, "request body");
-    if (!body) return fails(400, body.error().message);
-    auto name = get_string(body.value(), "name");
-    if (!name) return fails(400, name.error().message);
-    std::string role;
-    if (body.value().contains("role")) {
-      auto text = get_string(body.value(), "role");
-      if (!text) return fails(400, text.error().message);
-      role = text.value();
-      if (role != "prefill" && role != "decode" && role != "colocated")
-        return fails(400, "role: expected prefill, decode or colocated, got " + role);
-    }
-    const Status retired = options_.retire_instance(name.value(), role);
-    if (!retired) return fails(retired.error().code == ErrorCode::not_found ? 404 : 400, retired.error().message);
-    return [this, in] { answer(*in, json_response("{}")); };
-  });
-}
-
-void Api::server_info(const std::shared_ptr<Incoming>& in) {
-  answer(*in, json_response("{\"options\":" + json_quote(options_.server_info) + "}"));
+  const Status retired = options_.retire_instance(name.value(), role);
+  if (!retired) return refused(retired.error());
+  return {};
 }
 
 Result<std::unique_ptr<HttpServer>> HttpServer::listen(const ServerOptions& options, Service& service,

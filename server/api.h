@@ -49,6 +49,10 @@ struct ServerOptions : HttpListenOptions {
   std::function<void(const std::string&)> log;  // one line without its end; empty: stderr
 };
 
+std::string error_body(const ApiError& error);
+// What the page draws: instances, blocks by state, queues, transfers.
+std::string stats_body(const ServedModel& model, const ServiceStats& stats);
+
 class Generation;
 
 class Api final : public HttpHandler {
@@ -81,33 +85,23 @@ class Api final : public HttpHandler {
 
   const Row* find_row(const HttpRequest& request) const;  // null: no such path
   std::optional<HttpResponse> turn_away(const HttpRequest& request, const Row* row);
-  HttpResponse error_response(const ApiError& error) const;
+  static HttpResponse error_response(const ApiError& error);
+  std::string model_card(const std::string& name) const;
   // `why` is appended to the log line of a refusal.
   void answer(const Incoming& in, HttpResponse response, const std::string& why = "");
   void finish(const HttpRequest& request, const Row* row, HttpResponse& response, const std::string& why);
   void fail(const Incoming& in, const ApiError& error);
-  // Runs `work`, which may take long for a large body, off the I/O thread if so; then what it
-  // returned, on the I/O thread.
-  void on_body(const std::shared_ptr<Incoming>& in, std::function<std::function<void()>()> work);
+  // Runs `work`, which may take long for a large body, off the I/O thread if so; then, on the I/O
+  // thread, answers with its error, or runs what it has left in `then`.
+  using Then = std::function<void()>;
+  void on_body(const std::shared_ptr<Incoming>& in, std::function<std::optional<ApiError>(Then& then)> work);
 
-  void page(const std::shared_ptr<Incoming>& in);
-  void health(const std::shared_ptr<Incoming>& in);
-  void ready(const std::shared_ptr<Incoming>& in);
   std::string trouble() const { return draining_ ? "draining" : service_.trouble(); }
-  void version(const std::shared_ptr<Incoming>& in);
-  void metrics(const std::shared_ptr<Incoming>& in);
-  void stats(const std::shared_ptr<Incoming>& in);
-  void models(const std::shared_ptr<Incoming>& in);
-  void model_by_id(const std::shared_ptr<Incoming>& in);
-  void completions(const std::shared_ptr<Incoming>& in);
-  void chat_completions(const std::shared_ptr<Incoming>& in);
+  void health(const Incoming& in);
+  void ready(const Incoming& in);
   void generate(const std::shared_ptr<Incoming>& in, bool chat);
-  void tokenize_text(const std::shared_ptr<Incoming>& in);
-  void detokenize_ids(const std::shared_ptr<Incoming>& in);
   void convert(const std::shared_ptr<Incoming>& in, decltype(tokenize)& text_or_ids);
-  void reset_prefix_cache(const std::shared_ptr<Incoming>& in);
-  void retire_instance(const std::shared_ptr<Incoming>& in);
-  void server_info(const std::shared_ptr<Incoming>& in);
+  std::optional<ApiError> retire_instance(std::string_view body);
 
   void log_line(LogLevel level, const std::string& line);
 

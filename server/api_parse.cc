@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
-#include "server/json_text.h"
 
 namespace xpyd {
 namespace {
@@ -422,34 +421,28 @@ std::optional<ApiError> take_session(Request& request, const std::string& salt, 
   if (sessions == nullptr) return bad("session_id", "field \"session_id\": no sessions here");
   if (request.n > 1) return bad("n", "a session has one reply per turn: n must be 1 with a session_id");
   const std::string name = "session `" + id + "`";
+  auto refused = [&](int status, const std::string& why, const char* code, const char* param = "session_id") {
+    return ApiError{.status = status, .message = why, .param = param, .code = code};
+  };
   switch (sessions->begin(session_key(id, salt), out.turn, generation)) {
     case Sessions::State::taken:
       request.cache_salt = out.turn.salt();  // a session's KV is its own
       break;
     case Sessions::State::busy:
-      return ApiError{.status = 409,
-                      .message = name + " is in the middle of a turn: wait for its answer",
-                      .param = "session_id",
-                      .code = "session_busy"};
+      return refused(409, name + " is in the middle of a turn: wait for its answer", "session_busy");
     case Sessions::State::dropped:
-      return ApiError{.status = 410,
-                      .message = name +
-                                 " is not here any more: send the whole conversation with "
-                                 "session_generation \"new\", and from then on the "
-                                 "session_generation of each answer",
-                      .param = "session_id",
-                      .code = "session_expired"};
+      return refused(410,
+                     name +
+                         " is not here any more: send the whole conversation with session_generation \"new\", and "
+                         "from then on the session_generation of each answer",
+                     "session_expired");
     case Sessions::State::stale:
-      return ApiError{.status = 409,
-                      .message = name + " is at another turn than the session_generation says",
-                      .param = "session_generation",
-                      .code = "session_stale"};
+      return refused(409, name + " is at another turn than the session_generation says", "session_stale",
+                     "session_generation");
     case Sessions::State::full:
-      return ApiError{.status = 503,
-                      .message = "every session that this server can keep is in use",
-                      .param = "session_id",
-                      .code = "sessions_full",
-                      .reason = RejectReason::overloaded};
+      ApiError full = refused(503, "every session that this server can keep is in use", "sessions_full");
+      full.reason = RejectReason::overloaded;
+      return full;
   }
   const Conversation& so_far = out.turn.so_far();
   if (chat ? !so_far.tokens.empty() : !so_far.messages.empty())
@@ -607,13 +600,10 @@ std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model
                                    : encode_text(prompt->get_ref<const std::string&>(), model, add_special_tokens, ids);
   if (error) return error;
   JsonText text;
-  text.open('{').key("count").integer(static_cast<int64_t>(ids.size()));
-  text.key("max_model_len").integer(model.max_model_len).key("tokens").open('[');
-  for (int32_t id : ids) text.integer(id);
-  text.close(']');
+  text.open('{').add("count", ids.size()).add("max_model_len", model.max_model_len).add("tokens", ids);
   if (with_text) {
     text.key("token_strs").open('[');
-    for (int32_t id : ids) text.text(model.tokenizer->piece(id));
+    for (int32_t id : ids) text.value(model.tokenizer->piece(id));
     text.close(']');
   }
   answer = text.close('}').take();
@@ -631,9 +621,7 @@ std::optional<ApiError> detokenize(std::string_view body, const ServedModel& mod
   if (fields.error) return std::move(fields.error);
   std::vector<int32_t> ids;
   if (auto error = read_ids(*tokens, "tokens", model.vocab_size, ids)) return error;
-  JsonText text;
-  text.open('{').key("prompt").text(model.tokenizer->decode(ids, false)).close('}');
-  answer = text.take();
+  answer = JsonText().open('{').add("prompt", model.tokenizer->decode(ids, false)).close('}').take();
   return {};
 }
 

@@ -1,7 +1,7 @@
-#include "server/backend.h"
-
 #include <algorithm>
 #include <thread>
+
+#include "server/stack.h"
 
 namespace xpyd {
 namespace {
@@ -12,7 +12,7 @@ Error no_cuda() {
           "--device cuda: this build has no CUDA: it is compiled in where nvcc (12.4 to 13) and a "
           "card are found, and by `make cuda`"};
 }
-Result<std::unique_ptr<Backend>> open_no_cuda(const BackendOptions&) { return no_cuda(); }
+Result<std::unique_ptr<Backend>> open_no_cuda(const Stack&) { return no_cuda(); }
 Result<DevicePeak> peak_of_no_cuda() { return no_cuda(); }
 Result<std::unique_ptr<Device>> no_cuda_alone() { return no_cuda(); }
 #endif
@@ -36,11 +36,6 @@ const DeviceRow* find_device(const std::string& name) {
   return nullptr;
 }
 
-size_t page_group_bytes(const Options& options) {
-  if (options.given("page-group-bytes")) return size_t(options.integer("page-group-bytes"));
-  return find_device(options.text("device"))->page_group_bytes;
-}
-
 Dtype find_dtype(const std::string& name) {
   for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4})
     if (name == dtype_name(dtype)) return dtype;
@@ -48,12 +43,9 @@ Dtype find_dtype(const std::string& name) {
   return {};
 }
 
-Result<std::shared_ptr<const Weights>> load_host_weights(const BackendOptions& o) {
+Result<std::shared_ptr<const Weights>> load_host_weights(const Stack& stack) {
   ThreadTeam loaders(std::max(1, int(std::thread::hardware_concurrency())));
-  LoadOptions load{.dtype = find_dtype(o.options.text("dtype")),
-                   .dummy = o.options.text("load-format") == "dummy",
-                   .seed = uint64_t(o.options.integer("seed"))};
-  return load_weights(o.model_dir, o.config, load, loaders);
+  return load_weights(stack.model_dir, stack.config, stack.backend_options.load, loaders);
 }
 
 }  // namespace xpyd

@@ -5,10 +5,8 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "base/device.h"
-#include "base/options.h"
 #include "base/status.h"
 #include "model/config.h"
 #include "model/cost_model.h"
@@ -16,14 +14,16 @@
 
 namespace xpyd {
 
+struct Stack;  // stack.h
+struct DeviceRow;
+
 struct BackendOptions {
-  const Options& options;
-  const std::string& model_dir;
-  const ModelConfig& config;
-  int n_instances = 1;
-  std::vector<KvShards> shards = {};       // [n_instances]: how each is cut; empty: one rank each
-  int max_step_tokens = 0, max_batch = 0;  // of one instance's step
-  int max_model_len = 0;                   // tokens of one sequence
+  const DeviceRow* device = nullptr;
+  LoadOptions load;
+  int threads = 0;   // of each instance; 0: its share of the cores
+  bool pin = false;  // each thread to a core of its own
+  Kernels kernels;   // of the CPU; null: the machine's own choice
+  std::string cuda_prefill_attention, cuda_decode_attention, cuda_graphs, gpu_split;
 };
 
 class Backend {
@@ -55,7 +55,7 @@ struct DeviceRow {
   const char* name;
   // Loads the weights. Errors: invalid_argument for input that is wrong, `unavailable` for a
   // machine that cannot.
-  Result<std::unique_ptr<Backend>> (*open)(const BackendOptions& options);
+  Result<std::unique_ptr<Backend>> (*open)(const Stack& stack);
   // What it can do, measured now; errors as of open(). Null: the host, which base/peak.h measures.
   Result<DevicePeak> (*peak)();
   size_t page_group_bytes;  // of --page-group-bytes where it is not given: what it maps well
@@ -65,15 +65,14 @@ struct DeviceRow {
 };
 std::span<const DeviceRow> devices();
 const DeviceRow* find_device(const std::string& name);  // null: no such row
-size_t page_group_bytes(const Options& options);
 
-// The rows' functions.
-Result<std::unique_ptr<Backend>> open_cpu_backend(const BackendOptions& options);
-Result<std::unique_ptr<Backend>> open_cuda_backend(const BackendOptions& options);
+// The rows' functions. `stack`: as prepare_stack() leaves it.
+Result<std::unique_ptr<Backend>> open_cpu_backend(const Stack& stack);
+Result<std::unique_ptr<Backend>> open_cuda_backend(const Stack& stack);
 Result<DevicePeak> cuda_device_peak();
 Result<std::unique_ptr<Device>> open_cuda_alone();
 
 // The host's weights as the options ask for them, read with every core.
-Result<std::shared_ptr<const Weights>> load_host_weights(const BackendOptions& options);
+Result<std::shared_ptr<const Weights>> load_host_weights(const Stack& stack);
 
 }  // namespace xpyd

@@ -3,50 +3,36 @@
 #include <thread>
 #include <vector>
 
-#include "attention/attention.h"
-#include "model/gemm.h"
-#include "server/backend.h"
+#include "server/stack.h"
 
 namespace xpyd {
 namespace {
 
-// The row of that name; null for "auto", which is the machine's default. The options table holds
-// names of available rows only.
-template <class Variant>
-const Variant* variant(std::span<const Variant> rows, const std::string& name) {
-  for (const Variant& row : rows) {
-    if (name == row.name) return &row;
-  }
-  return nullptr;
-}
-
 // Threads of one instance: a team, or one for each rank.
 struct Threads {
-  int n_ranks = 1, of_rank = 1;
+  KvShards shards;
+  int of_rank = 1;
   int first_cpu = 0;
-  int total() const { return n_ranks * of_rank; }
+  int total() const { return shards.n_ranks() * of_rank; }
 };
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const BackendOptions& o, std::shared_ptr<const Weights> weights, std::vector<Threads> threads, bool pin)
+  CpuBackend(const Stack& stack, std::shared_ptr<const Weights> weights, std::vector<Threads> threads)
       : weights_(std::move(weights)),
-        max_step_tokens_(o.max_step_tokens),
-        max_batch_(o.max_batch),
-        shards_(o.shards),
-        kernels_{variant(gemm_variants(), o.options.text("gemm")),
-                 variant(attention_variants(), o.options.text("attention"))},
+        max_step_tokens_(stack.max_step_tokens()),
+        max_batch_(stack.options.max_batch),
+        kernels_(stack.backend_options.kernels),
         threads_(std::move(threads)),
-        pin_(pin) {
+        pin_(stack.backend_options.pin) {
     for (const Threads& t : threads_)
-      teams_.push_back(t.n_ranks == 1 ? std::make_unique<ThreadTeam>(t.of_rank, cpus(t)) : nullptr);
+      teams_.push_back(t.shards.n_ranks() == 1 ? std::make_unique<ThreadTeam>(t.of_rank, cpus(t)) : nullptr);
   }
   Device& device() override { return cpu_device(); }
   Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue&) override {
     const Threads& t = threads_[size_t(instance)];
-    if (t.n_ranks > 1)
-      return make_sharded_llama(weights_,
-                                {.shards = shards_[size_t(instance)], .threads_per_rank = t.of_rank, .cpus = cpus(t)},
+    if (t.shards.n_ranks() > 1)
+      return make_sharded_llama(weights_, {.shards = t.shards, .threads_per_rank = t.of_rank, .cpus = cpus(t)},
                                 max_step_tokens_, max_batch_, kernels_);
     return make_llama(weights_, *teams_[size_t(instance)], max_step_tokens_, max_batch_, kernels_);
   }
@@ -60,7 +46,6 @@ class CpuBackend final : public Backend {
 
   std::shared_ptr<const Weights> weights_;
   int max_step_tokens_, max_batch_;
-  std::vector<KvShards> shards_;
   Kernels kernels_;
   std::vector<Threads> threads_;
   bool pin_;
@@ -69,28 +54,25 @@ class CpuBackend final : public Backend {
 
 }  // namespace
 
-Result<std::unique_ptr<Backend>> open_cpu_backend(const BackendOptions& o) {
-  int cores = std::max(1, int(std::thread::hardware_concurrency()));
-  int threads = int(o.options.integer("threads"));
-  if (threads == 0) threads = std::max(1, cores / o.n_instances);
+Result<std::unique_ptr<Backend>> open_cpu_backend(const Stack& stack) {
+  const std::vector<Role>& instances = stack.options.topology;
+  const int cores = std::max(1, int(std::thread::hardware_concurrency()));
+  int threads = stack.backend_options.threads;
+  if (threads == 0) threads = std::max(1, cores / int(instances.size()));
   // Ranks share an instance's threads; each has one at least.
   std::vector<Threads> of_instances;
   int total = 0;
-  for (int i = 0; i < o.n_instances; ++i) {
-    Threads t;
-    t.n_ranks = o.shards.empty() ? 1 : o.shards[size_t(i)].n_ranks();
-    t.of_rank = std::max(1, threads / t.n_ranks);
-    t.first_cpu = total;
-    total += t.total();
-    of_instances.push_back(t);
+  for (Role role : instances) {
+    const KvShards shards = stack.options.shards(role);
+    of_instances.push_back({shards, std::max(1, threads / shards.n_ranks()), total});
+    total += of_instances.back().total();
   }
-  bool pin = o.options.text("pin") == "on";
-  if (pin && total > cores)
-    return invalid("--pin on: " + std::to_string(o.n_instances) + " instances need " + std::to_string(total) +
+  if (stack.backend_options.pin && total > cores)
+    return invalid("--pin on: " + std::to_string(instances.size()) + " instances need " + std::to_string(total) +
                    " threads, more than the " + std::to_string(cores) + " cores here");
-  Result<std::shared_ptr<const Weights>> weights = load_host_weights(o);
+  Result<std::shared_ptr<const Weights>> weights = load_host_weights(stack);
   if (!weights) return weights.error();
-  return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(o, weights.value(), std::move(of_instances), pin));
+  return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(stack, weights.value(), std::move(of_instances)));
 }
 
 }  // namespace xpyd

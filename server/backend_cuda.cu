@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "model/model_cuda.h"
 #include "model/peak_cuda.h"
-#include "server/backend.h"
+#include "server/stack.h"
 
 namespace xpyd {
 namespace {
@@ -54,40 +54,38 @@ Result<CudaSharing> parse_split(const std::string& text, const cuda::Card& card)
 
 }  // namespace
 
-Result<std::unique_ptr<Backend>> open_cuda_backend(const BackendOptions& o) {
+Result<std::unique_ptr<Backend>> open_cuda_backend(const Stack& stack) {
+  const ClusterOptions& o = stack.options;
+  const BackendOptions& b = stack.backend_options;
   // A kernel that is loaded at its first launch waits for those that run, and NCCL's wait for a
   // peer.
-  if (o.options.text("transport").find("nccl") != std::string::npos) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  if (o.transport->name == std::string("nccl")) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   Result<cuda::Card> opened = cuda::open();
   if (!opened) return opened.error();
   const cuda::Card& card = opened.value();
   log_line(LogLevel::info, "xpyd: %s, compute capability %d.%d, %d SMs, %zu of %zu MiB free", card.name.c_str(),
            card.major, card.minor, card.n_sms, card.free_bytes >> 20, card.memory_bytes >> 20);
-  Result<CudaSharing> sharing = parse_split(o.options.text("gpu-split"), card);
+  Result<CudaSharing> sharing = parse_split(b.gpu_split, card);
   if (!sharing) return sharing.error();
-  const KvScheme& scheme = *find_kv_scheme(o.options.text("allocator"));
-  const bool contiguous = scheme.contiguous;
-  CudaModelOptions model{.max_step_tokens = o.max_step_tokens,
+  const bool contiguous = o.kv_scheme->contiguous;
+  CudaModelOptions model{.max_step_tokens = stack.max_step_tokens(),
                          .max_logits = o.max_batch,
                          .max_seqs = o.max_batch,
                          .max_kv_length = o.max_model_len,
                          .max_table_entries = 1,
-                         .prefill_attention = o.options.text("cuda-prefill-attention"),
-                         .decode_attention = o.options.text("cuda-decode-attention"),
-                         .graphs = o.options.text("cuda-graphs") != "off",
-                         .early_start = o.options.text("cuda-graphs") == "early"};
-  const int block_tokens = contiguous ? o.max_model_len
-                                      : scheme.block_tokens({.block_tokens = int(o.options.integer("block-tokens"))});
+                         .prefill_attention = b.cuda_prefill_attention,
+                         .decode_attention = b.cuda_decode_attention,
+                         .graphs = b.cuda_graphs != "off",
+                         .early_start = b.cuda_graphs == "early"};
+  const int block_tokens = contiguous ? o.max_model_len : o.kv_scheme->block_tokens(o.kv);
   if (!contiguous) model.max_table_entries = (o.max_model_len + block_tokens - 1) / block_tokens;
-  const Dtype kv_dtype = find_dtype(o.options.text("kv-dtype"));
-  if (kv_dtype == Dtype::int4 && o.config.head_dim % 4 != 0)
-    return invalid("--kv-dtype int4 on CUDA: head_dim is " + std::to_string(o.config.head_dim) +
+  if (o.kv.shape.dtype == Dtype::int4 && stack.config.head_dim % 4 != 0)
+    return invalid("--kv-dtype int4 on CUDA: head_dim is " + std::to_string(stack.config.head_dim) +
                    ", expected a multiple of 4");
-  const Dtype dtype = find_dtype(o.options.text("dtype"));
-  const KvOrder order = o.options.text("kv-layout") == "token_major" ? KvOrder::token_major : KvOrder::layer_major;
-  const KvLayout layout{kv_shape(o.config, kv_dtype), order, block_tokens, 1};
-  if (Status fits = check_cuda_attention(model, o.config, dtype, layout, contiguous, card); !fits) return fits.error();
-  Result<std::shared_ptr<const Weights>> host = load_host_weights(o);
+  const KvLayout layout{o.kv.shape, o.kv.order, block_tokens, 1};
+  if (Status fits = check_cuda_attention(model, stack.config, b.load.dtype, layout, contiguous, card); !fits)
+    return fits.error();
+  Result<std::shared_ptr<const Weights>> host = load_host_weights(stack);
   if (!host) return host.error();
   cuda::Stream stream;
   Result<std::shared_ptr<const CudaWeights>> weights = upload_weights(*host.value(), stream);

@@ -8,12 +8,11 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/os.h"
 #include "base/progress.h"
 #include "base/utf8.h"
 #include "server/bench_client.h"
 #include "server/commands.h"
-#include "server/limits.h"
-#include "server/result_file.h"
 
 namespace xpyd {
 namespace {
@@ -56,23 +55,18 @@ void print_errors(const std::vector<RequestRecord>& records) {
   }
 }
 
-Result<Load> make_load(const Options& options, HttpClient& client, const ServerCard& card) {
-  const std::string &dataset = options.text("dataset"), &path = options.text("dataset-path");
-  int n = int(options.integer("requests"));
-  int input = int(options.integer("input-len")), output = int(options.integer("output-len"));
-  int prefix = int(options.integer("prefix-len"));
-  auto seed = uint64_t(options.integer("seed"));
-  if (dataset == "mooncake") return mooncake_load(path, n, options.number("time-scale"), card.max_model_len);
-  if (dataset == "sharegpt") {
-    auto conversations = read_sharegpt(path);
+Result<Load> make_load(const DatasetOptions& o, bool output_given, HttpClient& client, const ServerCard& card) {
+  if (o.name == "mooncake") return mooncake_load(o.path, o.requests, o.time_scale, card.max_model_len);
+  if (o.name == "sharegpt") {
+    auto conversations = read_sharegpt(o.path);
     if (!conversations) return conversations.error();
-    int fixed_output = options.given("output-len") ? output : 0;
-    return sharegpt_load(std::move(conversations).value(), n, fixed_output, card.max_model_len, seed,
+    return sharegpt_load(std::move(conversations).value(), o.requests, output_given ? o.output_tokens : 0,
+                         card.max_model_len, o.seed,
                          [&](const std::string& text) { return count_tokens(client, card.model, text); });
   }
-  Load load = dataset == "random"
-                  ? random_load(n, input, output, options.number("range-ratio"), seed)
-                  : shared_prefix_load(n, int(options.integer("prefix-groups")), prefix, input, output, seed);
+  Load load = o.name == "random" ? random_load(o.requests, o.input_tokens, o.output_tokens, o.range_ratio, o.seed)
+                                 : shared_prefix_load(o.requests, o.prefix_groups, o.prefix_tokens, o.input_tokens,
+                                                      o.output_tokens, o.seed);
   for (const BenchRequest& request : load.requests)
     if (card.max_model_len > 0 && request.input_tokens + request.output_tokens > card.max_model_len)
       return invalid("--input-len, --output-len: a request of " + std::to_string(request.input_tokens) + " + " +
@@ -85,50 +79,45 @@ Result<Load> make_load(const Options& options, HttpClient& client, const ServerC
 
 int bench_main(const Options& options) {
   RealClock clock;
+  DatasetOptions dataset;
+  SendOptions send;
+  options.fill(dataset);
+  options.fill(send);
   auto goodput = parse_goodput(options.text("goodput"));
   if (!goodput) return fail(goodput.error(), 2);
   auto url = parse_http_url(options.text("url"));
   if (!url) return fail(invalid("--url: " + url.error().message), 2);
-  const std::string& json_path = options.text("json");
-  if (Status status = check_writable(json_path); !status) return fail(status.error(), 2);
+  if (Status status = check_result_file(options); !status) return fail(status.error(), 2);
   std::vector<std::pair<std::string, std::string>> headers;
   if (const std::string& key = options.text("api-key"); !key.empty())
     headers.emplace_back("Authorization", "Bearer " + key);
   raise_descriptor_limit();  // one for each request in flight
-  auto created = HttpClient::create(url.value(), headers, clock);
+  auto created = HttpClient::create(url.value(), headers);
   if (!created) return fail(created.error(), 1);
   HttpClient& client = *created.value();
 
-  auto read_card = read_server_card(client, options.text("model"));
+  auto read_card = read_server_card(client, send.model);
   if (!read_card) return fail(read_card.error(), 1);
-  ServerCard card = read_card.value();
-  if (options.integer("vocab") > 0) card.vocab = int(options.integer("vocab"));
-  if (card.vocab == 0 && options.text("dataset") != "sharegpt")
+  const ServerCard& card = read_card.value();
+  send.model = card.model;
+  send.seed = dataset.seed;
+  if (send.vocab == 0) send.vocab = card.vocab;
+  if (send.vocab == 0 && dataset.name != "sharegpt")
     return fail(invalid("--vocab: expected the model's number of token ids, since the server's "
                         "/v1/models has no vocab_size"),
                 2);
-  auto made = make_load(options, client, card);
+  auto made = make_load(dataset, options.given("output-len"), client, card);
   if (!made) return fail(made.error(), made.error().code == ErrorCode::invalid_argument ? 2 : 1);
   const Load& load = made.value();
   int n = int(load.requests.size());
   for (const std::string& note : load.notes) std::fprintf(stderr, "xpyd: bench: %s\n", printable(note).c_str());
 
-  double rate = options.number("rate");
-  std::vector<double> due = arrival_times(n, rate, options.text("arrival") == "fixed", options.number("burstiness"),
-                                          uint64_t(options.integer("seed")));
+  double rate = dataset.rate;
+  std::vector<double> due = arrival_times(n, rate, dataset.fixed_arrival, dataset.burstiness, dataset.seed);
   if (load.timed) {
     for (int i = 0; i < n; ++i) due[size_t(i)] = load.requests[size_t(i)].arrival_s;
     rate = n / due.back();
   }
-  SendOptions send{.endpoint = options.text("endpoint"),
-                   .model = card.model,
-                   .temperature = options.number("temperature"),
-                   .timeout_s = options.number("timeout"),
-                   .ignore_eos = options.flag("ignore-eos"),
-                   .keep_text = options.flag("detailed"),
-                   .seed = uint64_t(options.integer("seed")),
-                   .vocab = card.vocab,
-                   .max_concurrency = int(options.integer("max-concurrency"))};
   std::fprintf(stderr, "xpyd: bench: model %s at %s, context %d, %d requests\n", printable(card.model).c_str(),
                options.text("url").c_str(), card.max_model_len, n);
 
@@ -166,29 +155,23 @@ int bench_main(const Options& options) {
   std::fflush(stdout);
   print_errors(run.records);
 
-  if (!json_path.empty()) {
-    nlohmann::json out = bench_json(result);
-    if (options.flag("detailed")) out.update(bench_details(run.records, run.start_s));
-    out["date"] = run_header(options)["date"];
-    out["backend"] = "openai";
-    out["endpoint"] = send.endpoint;
-    out["model_id"] = card.model;
-    out["tokenizer_id"] = card.root;
-    out["num_prompts"] = n;
-    if (std::isinf(rate))
-      out["request_rate"] = "inf";
-    else
-      out["request_rate"] = rate;
-    out["burstiness"] = options.number("burstiness");
-    out["max_concurrency"] = nullptr;
-    if (send.max_concurrency > 0) out["max_concurrency"] = send.max_concurrency;
-    out["seed"] = options.integer("seed");
-    out["unanswered"] = run.unanswered;
-    out["notes"] = load.notes;
-    out["definitions"] = kBenchDefinitions;
-    out["run"] = run_header(options);
-    if (Status status = write_json(json_path, out); !status) return fail(status.error(), 1);
-  }
+  using nlohmann::json;
+  json out = bench_json(result);
+  if (send.keep_text) out.update(bench_details(run.records, run.start_s));
+  out.update(json{{"date", run_header(options)["date"]},
+                  {"backend", "openai"},
+                  {"endpoint", send.endpoint},
+                  {"model_id", card.model},
+                  {"tokenizer_id", card.root},
+                  {"num_prompts", n},
+                  {"request_rate", std::isinf(rate) ? json("inf") : json(rate)},
+                  {"burstiness", dataset.burstiness},
+                  {"max_concurrency", send.max_concurrency > 0 ? json(send.max_concurrency) : json()},
+                  {"seed", dataset.seed},
+                  {"unanswered", run.unanswered},
+                  {"notes", load.notes},
+                  {"definitions", kBenchDefinitions}});
+  if (Status status = write_result_file(options, std::move(out)); !status) return fail(status.error(), 1);
   if (run.unanswered > 0) return 130;
   return result.failed > 0 ? 1 : 0;
 }

@@ -64,23 +64,17 @@ Result<int> count_tokens(HttpClient& client, const std::string& model, const std
 }
 
 std::string completion_body(const BenchRequest& request, int i, const SendOptions& options) {
-  json head = {{"model", options.model},
-               {"max_tokens", request.output_tokens},
-               {"temperature", options.temperature},
-               {"stream", true},
-               {"stream_options", {{"include_usage", true}}}};
-  if (options.ignore_eos) head["ignore_eos"] = true;
-  if (options.temperature > 0) head["seed"] = options.seed + uint64_t(i);
-  if (!request.text.empty()) head["prompt"] = request.text;
-  std::string body = json_text(head);
-  if (request.text.empty()) {  // ids are appended by hand: a prompt may have 100,000 of them
-    body.back() = ',';
-    body += "\"prompt\":[";
-    for (int32_t id : prompt_tokens(request, options.vocab)) body += std::to_string(id) + ",";
-    body.back() = ']';
-    body += '}';
-  }
-  return body;
+  JsonText out;  // no tree: a prompt may have 100,000 ids
+  out.open('{').add("model", options.model).add("max_tokens", request.output_tokens);
+  out.add("temperature", options.temperature).add("stream", true);
+  out.key("stream_options").open('{').add("include_usage", true).close('}');
+  if (options.ignore_eos) out.add("ignore_eos", true);
+  if (options.temperature > 0) out.add("seed", options.seed + uint64_t(i));
+  if (request.text.empty())
+    out.add("prompt", prompt_tokens(request, options.vocab));
+  else
+    out.add("prompt", request.text);
+  return out.close('}').take();
 }
 
 void AnswerReader::feed(int status, std::string_view bytes, double now_s) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "server/bench_result.h"
 #include "server/datasets.h"
 #include "server/http_client.h"

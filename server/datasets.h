@@ -30,6 +30,20 @@ struct BenchRequest {
   double arrival_s = 0;   // seconds after the first; from a trace, else 0
 };
 
+// Which load, and when its requests arrive: what the options say.
+struct DatasetOptions {
+  std::string name, path;  // of the data set; of its file
+  int requests = 100;      // a file may hold fewer
+  int input_tokens = 512, output_tokens = 128;
+  double range_ratio = 0;
+  int prefix_tokens = 256, prefix_groups = 8;
+  double rate = 0;  // requests/s; infinite: all at once
+  bool fixed_arrival = false;
+  double burstiness = 1;
+  double time_scale = 1;  // trace seconds per second of ours
+  uint64_t seed = 0;
+};
+
 struct Load {
   std::vector<BenchRequest> requests;
   bool timed = false;              // arrival_s comes from the trace

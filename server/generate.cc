@@ -63,17 +63,15 @@ int generate_main(const Options& options) {
   }
   if (request->prompt.empty())
     return fail(" generate", invalid("--prompt is empty, and this model has no BOS token"), 2);
-  int room = stack.max_model_len - int(request->prompt.size());
+  int room = stack.options.max_model_len - int(request->prompt.size());
   if (room < 1)
     return fail(" generate",
                 invalid("--prompt has " + std::to_string(request->prompt.size()) + " tokens, the context has " +
-                        std::to_string(stack.max_model_len)),
+                        std::to_string(stack.options.max_model_len)),
                 2);
-  request->max_tokens = std::min(room, int(options.integer("max-tokens")));
-  request->sampling.temperature = float(options.number("temperature"));
-  request->sampling.top_k = int(options.integer("top-k"));
-  request->sampling.top_p = float(options.number("top-p"));
-  request->sampling.seed = uint64_t(options.integer("seed"));
+  options.fill(*request);
+  request->max_tokens = std::min(room, request->max_tokens);
+  request->sampling.seed = stack.options.seed;
   request->arrival_s = stack.clock.now();
 
   auto printer = std::make_shared<Printer>();

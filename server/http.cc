@@ -1,4 +1,4 @@
-#define BOOST_ASIO_DISABLE_FENCED_BLOCK  // see boost_asio_impl.cc
+#define BOOST_ASIO_DISABLE_FENCED_BLOCK  // see boost_impl.cc
 #include "server/http.h"
 
 #include <fcntl.h>
@@ -17,8 +17,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "server/http_parser.h"
-#include "server/limits.h"
+#include "server/access.h"
 
 namespace xpyd {
 namespace {
@@ -74,7 +73,11 @@ std::string head_text(const HttpResponse& response, const std::string& framing, 
 
 }  // namespace
 
-// Everything the I/O thread owns. Outlives the listener as long as someone holds its HttpPost.
+// Everything the I/O thread owns. Asio waits and Beast parses; reading and writing are plain calls in
+// between, so that one buffer serves all connections, and each phase of a connection has a deadline
+// of its own, where Beast's stream has one for reading and writing together.
+//
+// Outlives the listener as long as someone holds its HttpPost.
 struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
   explicit Loop(HttpListenOptions o) : options(std::move(o)) {}
 

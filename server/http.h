@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "server/http_message.h"
+#include "server/http_parser.h"
 
 namespace xpyd {
 

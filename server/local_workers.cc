@@ -76,9 +76,8 @@ Command arguments_of(const Options& options, Role role, size_t n_instances, cons
     arguments.insert(arguments.end(), {"--threads", std::to_string(std::max<size_t>(1, cores / n_instances))});
   }
   // Without a conductor for so long, nobody will start one that a child of this process could find.
-  const double alone_s = 2 * options.number("lease");
   arguments.insert(arguments.end(), {"--role", role_name(role), "--join", join, "--cluster-key-file", key_file,
-                                     "--give-up", std::to_string(alone_s)});
+                                     "--give-up", std::to_string(2 * options.number("lease"))});
   return arguments;
 }
 
@@ -321,7 +320,21 @@ class LocalWorkers final : public Runtime {
 
 }  // namespace
 
-Result<std::unique_ptr<Runtime>> make_local_workers(const Stack& stack, const Options& options) {
+Result<ClusterKey> read_cluster_key(const std::string& file) {
+  Result<ClusterKey> key = ClusterKey::from_file(file);
+  if (!key) return Error{key.error().code, "--cluster-key-file: " + key.error().message};
+  return key;
+}
+
+Result<std::unique_ptr<Registry>> open_registry(const Options& options, Clock& clock) {
+  const std::string& url = options.text("registry");
+  if (url.empty()) return std::unique_ptr<Registry>();
+  Result<std::unique_ptr<Registry>> opened = open_etcd(url, kRegistryTtlSeconds, clock);
+  if (!opened) return Error{opened.error().code, "--registry: " + opened.error().message};
+  return opened;
+}
+
+Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options& options) {
   SignalThread::hold();  // soon there is a folder with a key to remove, and workers to end
   auto folder = std::make_unique<PrivateFolder>();
   if (folder->path().empty())
@@ -331,8 +344,8 @@ Result<std::unique_ptr<Runtime>> make_local_workers(const Stack& stack, const Op
     key_file = folder->path() + "/key";
     if (Status written = write_key(key_file); !written) return written.error();
   }
-  Result<ClusterKey> key = ClusterKey::from_file(key_file);
-  if (!key) return Error{key.error().code, "--cluster-key-file: " + key.error().message};
+  Result<ClusterKey> key = read_cluster_key(key_file);
+  if (!key) return key.error();
   ProcessClusterOptions cluster{
       .conductor = conductor_options(stack.options), .key = key.value(), .fingerprint = fingerprint(stack)};
   cluster.conductor.lease_s = options.number("lease");
@@ -341,29 +354,24 @@ Result<std::unique_ptr<Runtime>> make_local_workers(const Stack& stack, const Op
   cluster.pool = std::move(pool).value();
   cluster.listen = options.text("cluster-bind");
   if (cluster.listen.empty()) cluster.listen = "unix:" + folder->path() + "/conductor";
-  Result<std::unique_ptr<ProcessCluster>> made = ProcessCluster::create(std::move(cluster),
-                                                                        const_cast<Stack&>(stack).clock);
+  Result<std::unique_ptr<ProcessCluster>> made = ProcessCluster::create(std::move(cluster), stack.clock);
   if (!made) return invalid("--cluster-bind: " + made.error().message);
-  std::unique_ptr<Registry> registry;
-  if (const std::string& url = options.text("registry"); !url.empty()) {
-    Result<std::unique_ptr<Registry>> opened = open_etcd(url, kRegistryTtlSeconds, const_cast<Stack&>(stack).clock);
-    if (!opened) return Error{opened.error().code, "--registry: " + opened.error().message};
-    registry = std::move(opened).value();
-    registry->announce(kConductorName, made.value()->address());
-  }
+  Result<std::unique_ptr<Registry>> registry = open_registry(options, stack.clock);
+  if (!registry) return registry.error();
+  if (registry.value()) registry.value()->announce(kConductorName, made.value()->address());
   std::vector<Command> commands;
   const std::vector<Role>& topology = stack.options.topology;
   for (Role role : topology)
     commands.push_back(arguments_of(options, role, topology.size(), made.value()->address(), key_file));
   // What may be a pause of the network must not end a process: 4 leases, 5 s at least. Who would
   // not be replaced is not killed for his silence.
-  const bool restart = options.flag("restart-workers");
-  const SupervisorOptions supervision{.restart = restart,
-                                      .silence_s = restart ? std::max(5.0, 4 * options.number("lease")) : HUGE_VAL,
-                                      .start_s = restart ? options.number("worker-start-timeout") : HUGE_VAL};
+  SupervisorOptions supervision;
+  options.fill(supervision);
+  supervision.silence_s = std::max(5.0, 4 * options.number("lease"));
+  if (!supervision.restart) supervision.silence_s = supervision.start_s = HUGE_VAL;
   return std::unique_ptr<Runtime>(std::make_unique<LocalWorkers>(std::move(folder), std::move(made).value(),
-                                                                 std::move(registry), std::move(commands), supervision,
-                                                                 const_cast<Stack&>(stack).clock));
+                                                                 std::move(registry).value(), std::move(commands),
+                                                                 supervision, stack.clock));
 }
 
 }  // namespace xpyd

@@ -124,8 +124,9 @@ int run(const std::vector<std::string>& words) {
   std::string text = std::string("xpyd ") + version() + " (" + build_mode() + ", commit " + commit() + "): " + name +
                      " " + subject + "\n" + options.value().table();
   for (const std::string& option : without_effect(options.value())) text += "xpyd: " + option + ": it is ignored\n";
-  if (serves) {  // whoever reads, or no longer reads, its stderr neither ends it nor holds it up
-    std::signal(SIGPIPE, SIG_IGN);
+  // Whoever reads, or no longer reads, its output neither ends it nor holds it up.
+  if (serves || subcommand->run == generate_main) std::signal(SIGPIPE, SIG_IGN);
+  if (serves) {
     open_log(log_level(options.value().text("log-level")));
     say(text);
   } else {

@@ -10,7 +10,6 @@
 #include "base/peak.h"
 #include "server/backend.h"
 #include "server/commands.h"
-#include "server/result_file.h"
 
 namespace xpyd {
 namespace {
@@ -36,18 +35,14 @@ int peak_of_device(const DeviceRow& device, const Options& options) {
     std::printf("%-40s %10.2f %s\n", figure.name, figure.value, figure.unit);
     out["figures"].push_back({{"name", figure.name}, {"value", figure.value}, {"unit", figure.unit}});
   }
-  out["run"] = run_header(options);
-  const std::string& json_path = options.text("json");
-  if (json_path.empty()) return 0;
-  Status status = write_json(json_path, out);
+  const Status status = write_result_file(options, std::move(out));
   return status ? 0 : fail(": peak", status.error(), 1);
 }
 
 }  // namespace
 
 int peak_main(const Options& options) {
-  const std::string& json_path = options.text("json");
-  if (Status status = check_writable(json_path); !status) return fail(": peak", status.error(), 2);
+  if (Status status = check_result_file(options); !status) return fail(": peak", status.error(), 2);
   const DeviceRow& device = *find_device(options.text("device"));
   if (device.peak) return peak_of_device(device, options);
   std::vector<int> cpus = usable_cpus();
@@ -59,10 +54,7 @@ int peak_main(const Options& options) {
   ThreadTeam team(threads, cpus);
   Peak peak = cached_peak(team, true);
   std::printf("%s", to_text(peak).c_str());
-  if (json_path.empty()) return 0;
-  nlohmann::json out = parse_json(to_json(peak), "peak").value();
-  out["run"] = run_header(options);
-  Status status = write_json(json_path, out);
+  const Status status = write_result_file(options, parse_json(to_json(peak), "peak").value());
   return status ? 0 : fail(": peak", status.error(), 1);
 }
 

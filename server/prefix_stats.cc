@@ -10,7 +10,6 @@
 #include "base/options.h"
 #include "server/commands.h"
 #include "server/datasets.h"
-#include "server/result_file.h"
 
 namespace xpyd {
 namespace {
@@ -149,8 +148,7 @@ int prefix_stats_main(const Options& options) {
   if (options.positional().empty())
     return fail(": prefix-stats", invalid("expected FILE, a ShareGPT JSON file or a Mooncake trace"), 2);
   const std::string& path = options.positional()[0];
-  const std::string& json_path = options.text("json");
-  if (Status status = check_writable(json_path); !status) return fail(": prefix-stats", status.error(), 2);
+  if (Status status = check_result_file(options); !status) return fail(": prefix-stats", status.error(), 2);
   auto input = read_prefix_input(path);
   if (!input) return fail(": prefix-stats", input.error(), input.error().code == ErrorCode::io ? 1 : 2);
   const int64_t min_count = options.integer("min-count"), min_length = options.integer("min-length");
@@ -168,7 +166,6 @@ int prefix_stats_main(const Options& options) {
   if (!s.most.empty()) std::printf("most shared: prompts x %s\n", unit);
   for (const SharedPrefix& p : s.most) std::printf("  %8lld x %lld\n", (long long)p.count, (long long)p.length);
   std::fflush(stdout);
-  if (json_path.empty()) return 0;
   nlohmann::json out = {{"file", path},
                         {"prompts", s.prompts},
                         {"length_unit", unit},
@@ -181,10 +178,9 @@ int prefix_stats_main(const Options& options) {
                         {"unit_length", input.value().unit_length},
                         {"unit_reuse", s.unit_reuse},
                         {"length_reuse", s.length_reuse},
-                        {"most_shared", nlohmann::json::array()},
-                        {"run", run_header(options)}};
+                        {"most_shared", nlohmann::json::array()}};
   for (const SharedPrefix& p : s.most) out["most_shared"].push_back({{"count", p.count}, {"length", p.length}});
-  Status status = write_json(json_path, out);
+  const Status status = write_result_file(options, std::move(out));
   return status ? 0 : fail(": prefix-stats", status.error(), 1);
 }
 

@@ -9,17 +9,16 @@
 //                                                          of model/, attention/ over KvViews
 //   KV of the prompt  -> D            disagg/kv_sender.cc, transport/, kv_receiver.cc
 //   logits            -> TokenEvent   model/sampler.cc, batch/output_text.cc
-//   TokenEvent        -> SSE          server/generation.cc, server/api_format.cc
+//   TokenEvent        -> SSE          server/generation.cc
 #include <cstdio>
 #include <filesystem>
-#include <sstream>
 
 #include "base/log.h"
+#include "base/os.h"
 #include "base/version.h"
 #include "model/folder.h"
 #include "server/api.h"
 #include "server/commands.h"
-#include "server/limits.h"
 #include "server/signals.h"
 #include "server/stack.h"
 
@@ -79,21 +78,10 @@ int serve_main(const Options& options) {
 
 namespace {
 
-std::vector<std::string> comma_list(const std::string& text) {
-  std::vector<std::string> parts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, ',');)
-    if (!part.empty()) parts.push_back(part);
-  return parts;
-}
-
 Result<ServerOptions> http_options(const Options& options, Stack& stack) {
   ServerOptions http;
-  http.host = options.text("host");
-  http.port = int(options.integer("port"));
-  http.max_connections = int(options.integer("max-connections"));
-  http.max_connections_per_address = int(options.integer("max-connections-per-address"));
-  http.request_timeout_s = options.number("request-timeout");
+  options.fill<HttpListenOptions>(http);
+  options.fill(http);
   http.model_name = stack.config.name;
   http.more_names = comma_list(options.text("served-model-name"));
   if (!http.more_names.empty()) {
@@ -110,10 +98,10 @@ Result<ServerOptions> http_options(const Options& options, Stack& stack) {
              folder.error().message.c_str());
   }
   http.other_names = {stack.model_dir, http.model_root};
-  http.log_level = log_level(options.text("log-level"));
   http.version = version();
-  http.max_model_len = stack.max_model_len;
+  http.max_model_len = stack.options.max_model_len;
   http.vocab_size = stack.config.vocab;
+  http.seed = stack.options.seed;
   if (const std::string& key = options.text("api-key"); !key.empty()) {
     if (!is_api_key(key)) return invalid("--api-key: expected printable ASCII and no blank");
     http.api_keys = {key};
@@ -123,17 +111,11 @@ Result<ServerOptions> http_options(const Options& options, Stack& stack) {
     if (!keys) return Error{keys.error().code, "--api-key-file: " + keys.error().message};
     http.api_keys.insert(http.api_keys.end(), keys.value().begin(), keys.value().end());
   }
-  http.insecure = options.flag("insecure");
-  http.allowed_hosts = comma_list(options.text("allowed-hosts"));
-  for (const std::string& proxy : comma_list(options.text("trusted-proxies"))) {
-    http.trusted_proxies.push_back(address_group(proxy));
-    if (http.trusted_proxies.back().empty()) return invalid("--trusted-proxies: " + proxy + ": expected an IP address");
+  for (std::string& proxy : http.trusted_proxies) {
+    const std::string group = address_group(proxy);
+    if (group.empty()) return invalid("--trusted-proxies: " + proxy + ": expected an IP address");
+    proxy = group;
   }
-  http.max_sessions = int(options.integer("max-sessions"));
-  http.session_bytes = size_t(options.integer("session-bytes"));
-  http.metrics_prefix = options.text("metrics-prefix");
-  http.seed = uint64_t(options.integer("seed"));
-  http.dev_endpoints = options.flag("dev-endpoints");
   http.server_info = options.table();
   http.reset_prefix_cache = [&stack] { stack.runtime->clear_prefix_caches(); };
   http.retire_instance = [&stack](const std::string& name, const std::string& role) {

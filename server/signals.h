@@ -22,7 +22,6 @@ class SignalThread {
     sigemptyset(&set_);
     for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&set_, signal);
     pthread_sigmask(SIG_BLOCK, &set_, nullptr);
-    signal(SIGPIPE, SIG_IGN);
     thread_ = std::thread([this] { take(); });
   }
   ~SignalThread() { finish(); }

@@ -5,38 +5,33 @@
 #include <mutex>
 
 #include "base/log.h"
-#include "disagg/worker.h"
 #include "server/commands.h"
-#include "server/etcd_registry.h"
+#include "server/local_workers.h"
 #include "server/signals.h"
 #include "server/stack.h"
 
 namespace xpyd {
+
 int worker_main(const Options& options) {
   SignalThread signals;
   Result<std::unique_ptr<Stack>> prepared = prepare_stack(options);
   if (!prepared) return fail(" worker", prepared.error());
   Stack& stack = *prepared.value();
-  WorkerOptions worker_options{.role = role_of(options.text("role")),
-                               .join = options.text("join"),
-                               .listen = options.text("peer-bind"),
-                               .fingerprint = fingerprint(stack),
-                               .give_up_s = options.number("give-up")};
+  WorkerOptions worker_options{.fingerprint = fingerprint(stack)};
+  options.fill(worker_options);
   if (const std::string& file = options.text("cluster-key-file"); !file.empty()) {
-    Result<ClusterKey> key = ClusterKey::from_file(file);
-    if (!key) return fail(" worker", {key.error().code, "--cluster-key-file: " + key.error().message});
+    Result<ClusterKey> key = read_cluster_key(file);
+    if (!key) return fail(" worker", key.error());
     worker_options.key = key.value();
   }
   struct Found {
     std::mutex mutex;
     std::string address;
   } found;  // by the registry, below
-  std::unique_ptr<Registry> registry;
-  if (const std::string& url = options.text("registry"); !url.empty()) {
-    Result<std::unique_ptr<Registry>> opened = open_etcd(url, kRegistryTtlSeconds, stack.clock);
-    if (!opened) return fail(" worker", {opened.error().code, "--registry: " + opened.error().message});
-    registry = std::move(opened).value();
-    registry->watch(kConductorName, [&found](const Registry::Entries& entries) {
+  Result<std::unique_ptr<Registry>> registry = open_registry(options, stack.clock);
+  if (!registry) return fail(" worker", registry.error());
+  if (registry.value()) {
+    registry.value()->watch(kConductorName, [&found](const Registry::Entries& entries) {
       auto entry = entries.find(kConductorName);
       std::lock_guard lock(found.mutex);
       found.address = entry == entries.end() ? "" : entry->second;
@@ -46,7 +41,7 @@ int worker_main(const Options& options) {
       return found.address;
     };
   }
-  if (Status opened = open_backend(stack, options); !opened) return fail(" worker", opened.error());
+  if (Status opened = open_backend(stack); !opened) return fail(" worker", opened.error());
   worker_options.cluster = stack.options;
   const std::string& bind = worker_options.listen;
   if (!bind.starts_with("unix:")) {

@@ -13,10 +13,10 @@
 #include <mutex>
 #include <string>
 
+#include "base/json.h"
 #include "base/utf8.h"
 #include "server/api.h"
 #include "server/http_parser.h"
-#include "server/json_text.h"
 
 namespace xpyd {
 namespace {
@@ -76,10 +76,10 @@ class CountingExchange final : public HttpExchange {
 
 std::string tokenizer_json() {
   JsonText vocab;
-  vocab.open('{').key("<unk>").integer(0);
+  vocab.open('{').key("<unk>").value(0);
   for (int i = 0; i < 95; ++i) {
     char c = static_cast<char>(' ' + i);
-    vocab.key(std::string_view(&c, 1)).integer(i + 1);
+    vocab.key(std::string_view(&c, 1)).value(i + 1);
   }
   vocab.close('}');
   return R"({"decoder":{"type":"Fuse"},"model":{"type":"BPE","unk_token":"<unk>","merges":[],)"

@@ -15,8 +15,8 @@
 
 #include "base/files.h"
 #include "disagg/net/channel.h"
+#include "base/os.h"
 #include "server/access.h"
-#include "server/limits.h"
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 

@@ -13,7 +13,6 @@
 
 #include "server/access.h"
 #include "server/body_threads.h"
-#include "server/limits.h"
 #include "server/sessions.h"
 #include "tests/server/api_fixture.h"
 #include "tests/tiny_model.h"

@@ -177,7 +177,7 @@ class Bed {
         "1",           "--transport", "tcp",  "--kv-bytes",      "1MiB"};
     const Options options = Options::parse(option_table(), "serve", words, 0).value();
     stack_ = prepare_stack(options).value();
-    REQUIRE(open_backend(*stack_, options).ok());
+    REQUIRE(open_backend(*stack_).ok());
     ProcessClusterOptions cluster{.conductor = conductor_options(stack_->options),
                                   .listen = "unix:" + dir_.path + "/conductor",
                                   .fingerprint = fingerprint(*stack_)};

@@ -2,7 +2,6 @@
 #include <set>
 
 #include "server/api.h"
-#include "server/api_format.h"
 #include "tests/server/api_fixture.h"
 
 namespace xpyd::api_routes_test {

@@ -185,7 +185,7 @@ TEST_CASE("simt handoff: workers with a mapping each give the CPU's tokens, and 
       words.insert(words.end(), {"--role", role, "--join", cluster->address()});
       const Options own = parse("worker", words);
       stacks.push_back(prepare_stack(own).value());
-      REQUIRE(open_backend(*stacks.back(), own).ok());
+      REQUIRE(open_backend(*stacks.back()).ok());
       workers.push_back(std::make_unique<Worker>(WorkerOptions{.cluster = stacks.back()->options,
                                                                .role = role_of(role),
                                                                .join = cluster->address(),
