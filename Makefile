@@ -39,7 +39,7 @@ LDFLAGS  := -pthread $(FLAGS_$(MODE)) $(LINK_$(MODE)) $(if $(SYSROOT),-L$(SYSROO
 LDLIBS    = -l:liburing.a -l:libnettle.a -l:libutf8proc.a -libverbs $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 
-room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/transport/*.cc $(1)/control/*.cc $(1)/net/*.cc))
+room_sources = $(filter-out server/main.cc,$(wildcard $(1)/*.cc $(1)/*/*.cc))
 LIB_SRC   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.cc),$(foreach r,$(ROOMS),$(call room_sources,$(r))))
 TEST_SRC  := $(filter-out $(if $(filter disagg,$(ROOMS)),,tests/tiny_model.cc),$(wildcard tests/*.cc)) $(foreach r,$(ROOMS) $(if $(filter server,$(ROOMS)),end_to_end issues),$(wildcard tests/$(r)/*.cc))
 BENCH_SRC := $(wildcard experiments/bench/*.cc)

@@ -336,6 +336,7 @@ StepInput Engine::gather() {
 }
 
 void Engine::layer_done(int layer) {
+  hooks_->layer_ended();
   for (const Entry& entry : next_.entries) {
     Sequence& s = *entry.sequence;
     if (s.leaves) hooks_->kv_written(s, layer, layer + 1, entry.first, entry.end());
@@ -438,6 +439,7 @@ void Engine::settle() {
 
 void Engine::kv_in_place(const Step& step) {
   const bool layerwise = hooks_ && hooks_->layerwise();
+  if (hooks_ && !layerwise) hooks_->layer_ended();
   for (const Entry& entry : step.entries) {
     if (entry.ended) continue;
     Sequence& s = *entry.sequence;

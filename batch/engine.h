@@ -48,6 +48,8 @@ class EngineHooks {
   virtual void prefill_started(const Sequence& sequence) { (void)sequence; }
   // True: kv_written is called layer by layer during forward; false: once after it.
   virtual bool layerwise() const { return false; }
+  // A layer, or where not layerwise a step, has been computed: the kv_written of all sequences follow.
+  virtual void layer_ended() {}
   // KV of tokens [token_begin, token_end) in layers [layer_begin, layer_end) is in place here.
   virtual void kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_begin, int token_end) {
     (void)sequence, (void)layer_begin, (void)layer_end, (void)token_begin, (void)token_end;

@@ -27,8 +27,9 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::u
              .checksum = options_.checksum},
       attempts_(parts_),
       engine_(*model_, *memory_, options_.engine, clock, this),
-      sender_(parts_, options_.stream_kv, [this] { look_for_answers(); }),
-      receiver_(parts_, attempts_, engine_) {
+      sender_(parts_, options_.stream_kv),
+      receiver_(parts_, attempts_, engine_),
+      leases_(options_.lease_s, clock) {
   published_.name = options_.name;
   publish();
 }
@@ -48,14 +49,12 @@ InstanceInfo Instance::info() const {
           .address = transport_->address()};
 }
 
+void Instance::send(InstanceId from, Message message) { leases_.put({from, options_.id, std::move(message)}); }
+
 bool Instance::turn() {
   bool moved = meet();
   const size_t known = inbox_.size();  // they waited before, too
-  {
-    std::lock_guard lock(standing_mutex_);
-    mailbox_.take(inbox_);
-    unread_.clear();
-  }
+  leases_.take(inbox_);
   std::vector<Envelope> waiting;
   for (size_t i = 0; i < inbox_.size(); ++i) {
     Envelope& envelope = inbox_[i];
@@ -73,7 +72,6 @@ bool Instance::turn() {
   moved |= sender_.poll();
   moved |= receiver_.poll();
   stand();
-  beat();
   moved |= engine_.step();
   report_cache();
   publish();
@@ -86,15 +84,16 @@ void Instance::run(const std::atomic<bool>& stop) {
     double nap = idle() ? 0.1 : receiver_.counts() ? 0.0001 : 0.0005;
     if (options_.lease_s > 0) nap = std::min(nap, options_.lease_s / 8);
     for (const auto& [id, meeting] : meeting_) nap = std::min(nap, std::max(0.001, meeting.again_s - clock_.now()));
-    mailbox_.wait(nap);
+    leases_.mail().wait(nap);
   }
 }
 
-// D's answer comes while the first step runs; the layers that are left need not wait for the step's
-// end.
-void Instance::look_for_answers() {
+// D's answer comes while the first step runs: the layers that are left need not wait for the step's
+// end. Nor need what has left in an earlier step.
+void Instance::layer_ended() {
+  if (sender_.empty()) return;
   const size_t known = inbox_.size();
-  mailbox_.take(inbox_);
+  leases_.mail().take(inbox_);  // what stands unread stands until the next turn
   for (size_t i = known; i < inbox_.size(); ++i) {
     if (auto* reserved = std::get_if<KvReserved>(&inbox_[i].message))
       sender_.handle(inbox_[i].from, std::move(*reserved));
@@ -102,6 +101,7 @@ void Instance::look_for_answers() {
   inbox_.erase(std::remove_if(inbox_.begin() + long(known), inbox_.end(),
                               [](const Envelope& e) { return std::holds_alternative<KvReserved>(e.message); }),
                inbox_.end());
+  sender_.poll();
 }
 
 void Instance::handle(InstanceId, StartRequest message) {
@@ -230,48 +230,18 @@ void Instance::handle(InstanceId from, KvRenewed message) {
   }
 }
 
-namespace {
-
-// A peer that has sent it waits, with a lease, for an answer.
-std::optional<AttemptId> asked(const Message& message) {
-  if (const auto* reserve = std::get_if<ReserveKv>(&message)) return reserve->attempt;
-  if (const auto* offered = std::get_if<KvOffered>(&message)) return offered->attempt;
-  return {};
-}
-
-}  // namespace
-
-void Instance::send(InstanceId from, Message message) {
-  if (options_.lease_s == 0) return mailbox_.send({from, options_.id, std::move(message)});
-  std::lock_guard lock(standing_mutex_);
-  if (const std::optional<AttemptId> attempt = asked(message)) unread_.emplace_back(from, *attempt);
-  mailbox_.send({from, options_.id, std::move(message)});
-}
-
 // What is true now, and will be while a step takes its time.
 void Instance::stand() {
   if (options_.lease_s == 0) return;
-  std::unordered_map<InstanceId, std::vector<AttemptId>> of_peer;
+  handover::Standing of_peer;
   sender_.renewals(of_peer);
   receiver_.renewals(of_peer);
-  for (const Envelope& envelope : inbox_)
-    if (const std::optional<AttemptId> attempt = asked(envelope.message)) of_peer[envelope.from].push_back(*attempt);
-  std::lock_guard lock(standing_mutex_);
-  standing_ = std::move(of_peer);
-  stood_s_ = clock_.now();
+  leases_.stands(std::move(of_peer), inbox_);
 }
 
-void Instance::beat() {
-  std::unordered_map<InstanceId, std::vector<AttemptId>> of_peer;
-  {
-    std::lock_guard lock(standing_mutex_);
-    const double now = clock_.now();
-    if (options_.lease_s == 0 || now < beat_s_ + options_.lease_s / 4 || now > stood_s_ + kLongestTurnSeconds) return;
-    beat_s_ = now;
-    of_peer = standing_;
-    for (const auto& [peer, attempt] : unread_) of_peer[peer].push_back(attempt);
-  }
-  // An attempt that has ended since is one that nobody knows.
+void Instance::renew_leases() {
+  handover::Standing of_peer;
+  if (!leases_.renew(of_peer)) return;
   for (auto& [peer, attempts] : of_peer) parts_.tell(peer, KvRenewed{std::move(attempts)});
   parts_.tell(kConductor, Report{stats()});
 }
@@ -296,7 +266,7 @@ void Instance::shut_down(FinishReason reason, const std::string& error) {
   engine_.end_all(reason, error);
   sender_.clear(reason, error);
   receiver_.clear(reason, error);
-  mailbox_.take(inbox_);
+  leases_.take(inbox_);
   for (Envelope& envelope : inbox_) {
     auto end = [&](AttemptId attempt, const auto& request, const ChoiceState& state) {
       emit_end(*attempts_.begin(attempt, request, state), reason, error, now);

@@ -11,14 +11,13 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "allocator/prefix_log.h"
-#include "base/mailbox.h"
 #include "batch/engine.h"
 #include "disagg/attempts.h"
+#include "disagg/handover/leases.h"
 #include "disagg/kv_receiver.h"
 #include "disagg/kv_sender.h"
 
@@ -45,10 +44,10 @@ class Instance final : private EngineHooks {
 
   InstanceInfo info() const;
   void send(InstanceId from, Message message);
-  void poke() { mailbox_.poke(); }
-  // Any thread, every so often: says in this instance's place what it says between its steps, which
-  // may take longer than a lease. Not for one whose step has taken kLongestTurnSeconds.
-  void beat();
+  void poke() { leases_.mail().poke(); }
+  // The thread of control, every eighth of a lease: says that this instance lives, and what stands
+  // at it (handover/leases.h). Where leases are 0 nobody needs to.
+  void renew_leases();
 
   // One turn of the loop: messages, promises, transfers, one engine step. False: nothing moved.
   bool turn();
@@ -66,7 +65,6 @@ class Instance final : private EngineHooks {
   InstanceStats stats() const;
 
  private:
-  void look_for_answers();
   void handle(InstanceId from, StartRequest message);
   void handle(InstanceId from, ClearPrefixCache) { (void)from, memory_->clear_prefix_cache(); }
   void handle(InstanceId from, AbortAttempt message) { (void)from, attempts_.abort(message.attempt); }
@@ -92,11 +90,10 @@ class Instance final : private EngineHooks {
 
   void prefill_started(const Sequence& sequence) override { sender_.started(sequence), stand(); }
   bool layerwise() const override { return options_.stream_kv == StreamKv::layer; }
+  void layer_ended() override;
   void kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_begin, int token_end) override {
     (void)token_begin;
     sender_.kv_written(sequence, layer_begin, layer_end, token_end);
-    // What has left in an earlier step is handed over now, not when this step ends.
-    if (layerwise()) sender_.poll();
   }
   void prefill_done(std::vector<SequencePtr> choices) override { sender_.done(std::move(choices)); }
   void prefill_cancelled(const Sequence& sequence) override { sender_.cancelled(sequence); }
@@ -120,14 +117,9 @@ class Instance final : private EngineHooks {
     double again_s = 0;   // Clock: not asked before
   };
   std::map<InstanceId, Meeting> meeting_;
-  Mailbox<Envelope> mailbox_;
+  handover::Leases leases_;
   std::vector<Envelope> inbox_;  // taken, not handled; those that wait for a wire in front
   double reported_s_ = 0;        // Clock: the last CacheReport
-
-  std::mutex standing_mutex_;  // guards what follows: attempts that stand here and at peers
-  std::unordered_map<InstanceId, std::vector<AttemptId>> standing_;
-  std::vector<std::pair<InstanceId, AttemptId>> unread_;  // peers ask for, in the mailbox
-  double stood_s_ = 0, beat_s_ = 0;                       // Clock: the last time
 
   mutable std::mutex stats_mutex_;
   InstanceStats published_;

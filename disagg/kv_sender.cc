@@ -42,7 +42,9 @@ void KvSender::handle(InstanceId from, KvReserved message) {
   out.destination = std::move(message.destination);
   out.deadline_s = parts_.new_deadline();
   std::fill(out.sent.begin(), out.sent.end(), out.destination->cached_tokens);
-  if (!out.choices.empty()) send_kv(out, out.kv, 0, parts_.n_layers, out.choices[0]->given);
+  if (out.choices.empty()) return;
+  send_kv(out, out.kv, 0, parts_.n_layers, out.choices[0]->given);
+  deliver(message.attempt, out);
 }
 
 // What was computed before the destination was known goes with the first call after it is.
@@ -50,7 +52,6 @@ void KvSender::kv_written(Sequence& sequence, int layer_begin, int layer_end, in
   if (stream_ == StreamKv::request) return;
   Outgoing& out = outgoing_.at(sequence.attempt);
   if (out.over || out.order == DisaggOrder::pull) return;
-  if (!out.destination) look_();
   if (out.destination && !out.over) send_kv(out, sequence.kv, layer_begin, layer_end, token_end);
 }
 
@@ -96,6 +97,7 @@ void KvSender::done(std::vector<SequencePtr> choices) {
     offer(attempt, out);
   } else if (out.destination) {
     send_kv(out, out.kv, 0, parts_.n_layers, out.choices[0]->given);
+    deliver(attempt, out);
   }
 }
 
@@ -197,7 +199,6 @@ bool KvSender::poll() {
 // True: nothing of the attempt is left here.
 bool KvSender::finish(AttemptId attempt, Outgoing& out) {
   if (!out.over && !out.choices.empty()) end_waiting(out);
-  if (!out.over && !out.delivered) deliver(attempt, out);
   if (out.given) {  // the attempt is the peer's; one that is silent adopts what it finds, or
                     // computes
     if (!out.over && parts_.clock.now() <= out.deadline_s) return false;
@@ -224,7 +225,6 @@ bool KvSender::finish(AttemptId attempt, Outgoing& out) {
 // this instance looks late, while the peer can count at once. The source rows are pinned until
 // then.
 void KvSender::deliver(AttemptId attempt, Outgoing& out) {
-  if (out.choices.empty() || !out.destination) return;
   KvDelivered delivered{.attempt = attempt, .kv_arrived = !out.failed, .posts = out.posts};
   if (out.order != DisaggOrder::decode_first)
     for (const SequencePtr& choice : out.choices) delivered.choices.push_back(state_of(*choice));

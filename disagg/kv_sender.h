@@ -4,7 +4,6 @@
 // Thread safety: the instance's thread.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -21,9 +20,7 @@ struct SenderStats {
 
 class KvSender {
  public:
-  // `look`: takes what has arrived of the peers' answers, for a prompt that is being computed.
-  KvSender(InstanceParts& parts, StreamKv stream, std::function<void()> look)
-      : parts_(parts), stream_(stream), look_(std::move(look)) {}
+  KvSender(InstanceParts& parts, StreamKv stream) : parts_(parts), stream_(stream) {}
 
   // The attempt will leave for `decode`; its sequence goes to the engine now.
   void expect(AttemptId attempt, DisaggOrder order, InstanceId decode);
@@ -90,7 +87,6 @@ class KvSender {
 
   InstanceParts& parts_;
   const StreamKv stream_;
-  const std::function<void()> look_;
   std::unordered_map<AttemptId, Outgoing> outgoing_;
   TransferPlan plan_;
   SenderStats stats_;

@@ -163,7 +163,7 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
       }
       lock.unlock();
       dial_missing(loop);
-      instance.beat();
+      instance.renew_leases();
       lock.lock();
       changed_.wait_for(lock, seconds(as.lease_s > 0 ? std::min(options_.retry_s, as.lease_s / 8) : options_.retry_s));
     }

@@ -132,10 +132,8 @@ void SimCluster::tick() {
   for (auto& node : now) {
     if (clock.seconds < node->stopped_until_s) continue;
     if (node->zombie_turns > 0) --node->zombie_turns;
-    if (clock.seconds < node->busy_until_s) {
-      node->instance->beat();
-      continue;
-    }
+    node->instance->renew_leases();
+    if (clock.seconds < node->busy_until_s) continue;
     const int64_t steps = node->instance->stats().steps;
     node->instance->turn();
     if (node->instance->stats().steps > steps) node->busy_until_s = clock.seconds + node->step_s;
