@@ -6,7 +6,6 @@
 
 #include "disagg/checksum.h"
 #include "disagg/envelope.h"
-#include "disagg/place.h"
 
 namespace xpyd {
 namespace {
@@ -119,10 +118,6 @@ std::vector<KvView> InstanceParts::remote_views(InstanceId peer, const KvPlace& 
     views.push_back({wire.remote(peer, int(rank)), &route.layouts[rank],
                      place.blocks.empty() ? nullptr : place.blocks.data(), place.slot});
   return views;
-}
-
-std::vector<MemoryRange> InstanceParts::ranges(KvHandle kv, int token_begin, int token_end) const {
-  return rows_of(memory, kv, token_begin, token_end);
 }
 
 void InstanceParts::plan_write(KvHandle kv, InstanceId peer, const KvPlace& place, const KvRegion& region,

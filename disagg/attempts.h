@@ -13,8 +13,11 @@
 #include "disagg/wire_rate.h"
 
 namespace xpyd {
+namespace handover {
+struct Visits;
+}
 
-// What the two sides of an instance (kv_sender.h, kv_receiver.h) work with.
+// What the two sides of an instance (handover/sender.h, handover/receiver.h) work with.
 struct InstanceParts {
   InstanceId self = -1;
   KvMemory& memory;
@@ -24,9 +27,14 @@ struct InstanceParts {
   const Tokenizer* tokenizer = nullptr;  // may be null
   int n_layers = 0;
   int max_batch = 0;
-  double lease_s = 0;     // without a word of the peer, KV that is held for it is given up; 0: never
-  bool checksum = false;  // of every block that crosses
-  WireRate rate = {};     // of its own posts
+  double lease_s = 0;                  // without a word of the peer, KV that is held for it is given up; 0: never
+  bool checksum = false;               // of every block that crosses
+  handover::Visits* visits = nullptr;  // of a test
+  WireRate rate = {};                  // of its own posts
+  struct {                             // cumulative, of them; planning and posting
+    int64_t transfers = 0, bytes = 0, descriptors = 0;
+    double seconds = 0;
+  } posted = {};
   std::unordered_map<InstanceId, InstanceInfo> peers = {};
 
   // What planning transfers with a peer takes, made when it joins.
@@ -43,9 +51,6 @@ struct InstanceParts {
   // prompt again.
   double post_deadline(double until_s, size_t bytes) const;
   Status add_peer(InstanceInfo info);  // the error: it has another model, or an impossible shape
-  // Rows of tokens [token_begin, token_end), all layers, of every rank, as few pieces as the layout
-  // allows.
-  std::vector<MemoryRange> ranges(KvHandle kv, int token_begin, int token_end) const;
   // Copies of a region (layers of the whole model) of a sequence here to a place at a peer, or from
   // there, whatever the shapes of the two instances. Before: the peer is known.
   void plan_write(KvHandle kv, InstanceId peer, const KvPlace& place, const KvRegion& region, TransferPlan& plan) const;

@@ -24,7 +24,8 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::u
              .n_layers = model_->config().n_layers,
              .max_batch = options_.engine.max_batch,
              .lease_s = options_.lease_s,
-             .checksum = options_.checksum},
+             .checksum = options_.checksum,
+             .visits = options_.visits},
       attempts_(parts_),
       engine_(*model_, *memory_, options_.engine, clock, this),
       sender_(parts_, options_.stream_kv),
@@ -69,8 +70,8 @@ bool Instance::turn() {
     moved = true;
   }
   inbox_ = std::move(waiting);
-  moved |= sender_.poll();
-  moved |= receiver_.poll();
+  moved |= sender_.tick();
+  moved |= receiver_.tick();
   stand();
   moved |= engine_.step();
   report_cache();
@@ -101,7 +102,7 @@ void Instance::layer_ended() {
   inbox_.erase(std::remove_if(inbox_.begin() + long(known), inbox_.end(),
                               [](const Envelope& e) { return std::holds_alternative<KvReserved>(e.message); }),
                inbox_.end());
-  sender_.poll();
+  sender_.tick();
 }
 
 void Instance::handle(InstanceId, StartRequest message) {
@@ -234,8 +235,8 @@ void Instance::handle(InstanceId from, KvRenewed message) {
 void Instance::stand() {
   if (options_.lease_s == 0) return;
   handover::Standing of_peer;
-  sender_.renewals(of_peer);
-  receiver_.renewals(of_peer);
+  sender_.stands(of_peer);
+  receiver_.stands(of_peer);
   leases_.stands(std::move(of_peer), inbox_);
 }
 
@@ -284,7 +285,6 @@ void Instance::shut_down(FinishReason reason, const std::string& error) {
 void Instance::publish() {
   KvStats kv = memory_->stats();
   const EngineStats& engine = engine_.stats();
-  const SenderStats& sent = sender_.stats();
   std::lock_guard lock(stats_mutex_);
   InstanceStats& s = published_;
   s.running = engine_.running();
@@ -299,11 +299,11 @@ void Instance::publish() {
   s.step_seconds = engine.step_seconds;
   s.wait_seconds = engine.wait_seconds;
   s.schedule_seconds = engine.schedule_seconds;
-  const ReceiverStats& received = receiver_.stats();
-  s.transfers = sent.transfers + received.transfers;
-  s.transfer_bytes = sent.bytes + received.bytes;
-  s.transfer_descriptors = sent.descriptors + received.descriptors;
-  s.transfer_seconds = sent.seconds + received.seconds;
+  const handover::ReceiverStats& received = receiver_.stats();
+  s.transfers = parts_.posted.transfers;
+  s.transfer_bytes = parts_.posted.bytes;
+  s.transfer_descriptors = parts_.posted.descriptors;
+  s.transfer_seconds = parts_.posted.seconds;
   s.wire_s_per_byte = parts_.rate.s_per_byte();
   s.kv_refused = received.refused_kv;
   s.leases_expired = received.expired;

@@ -18,8 +18,8 @@
 #include "batch/engine.h"
 #include "disagg/attempts.h"
 #include "disagg/handover/leases.h"
-#include "disagg/kv_receiver.h"
-#include "disagg/kv_sender.h"
+#include "disagg/handover/receiver.h"
+#include "disagg/handover/sender.h"
 
 namespace xpyd {
 
@@ -34,6 +34,7 @@ struct InstanceOptions {
   double lease_s = 0;  // see InstanceParts; also: reports and renewals go out every quarter of it
   bool checksum = false;
   std::shared_ptr<PrefixLog> cache_log;  // of its memory, for CacheReports; null: not wanted
+  handover::Visits* visits = nullptr;    // of a test
 };
 
 class Instance final : private EngineHooks {
@@ -96,7 +97,7 @@ class Instance final : private EngineHooks {
     sender_.kv_written(sequence, layer_begin, layer_end, token_end);
   }
   void prefill_done(std::vector<SequencePtr> choices) override { sender_.done(std::move(choices)); }
-  void prefill_cancelled(const Sequence& sequence) override { sender_.cancelled(sequence); }
+  void prefill_cancelled(const Sequence& sequence) override { sender_.ended(sequence); }
 
   InstanceOptions options_;
   std::unique_ptr<Model> model_;
@@ -106,8 +107,8 @@ class Instance final : private EngineHooks {
   InstanceParts parts_;
   Attempts attempts_;
   Engine engine_;
-  KvSender sender_;
-  KvReceiver receiver_;
+  handover::Sender sender_;
+  handover::Receiver receiver_;
 
   // A peer that the wire is not connected to yet.
   struct Meeting {

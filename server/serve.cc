@@ -7,7 +7,7 @@
 //   waiting sequences -> BatchPlan    batch/policy.cc      what runs in the next step
 //   BatchPlan         -> logits       batch/engine.cc      memory from allocator/, forward
 //                                                          of model/, attention/ over KvViews
-//   KV of the prompt  -> D            disagg/kv_sender.cc, transport/, kv_receiver.cc
+//   KV of the prompt  -> D            disagg/handover/sender.cc, transport/, handover/receiver.cc
 //   logits            -> TokenEvent   model/sampler.cc, batch/output_text.cc
 //   TokenEvent        -> SSE          server/generation.cc
 #include <cstdio>

@@ -3,7 +3,7 @@
 // one call of a class that the server runs, and says which idea it is and which file holds it.
 //
 // Left out is what it takes to serve many: who works on what (disagg/conductor.cc), what happens
-// when somebody fails (disagg/kv_sender.cc, kv_receiver.cc), threads, processes, HTTP.
+// when somebody fails (disagg/handover/), threads, processes, HTTP.
 #include <algorithm>
 #include <cstdio>
 
@@ -66,7 +66,7 @@ struct Side {
   Engine engine{*model, *memory, options, shared.clock, hooks};  // batch/engine.cc
 };
 
-// What P does with KV that leaves: the engine's hooks, as disagg/kv_sender.cc has them.
+// What P does with KV that leaves: the engine's hooks, as disagg/handover/sender.cc has them.
 struct Sender final : EngineHooks {
   bool layerwise() const override { return true; }
 
