@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "base/json.h"
+#include "disagg/control/hmac.h"
 #include "server/api_parse.h"
 
 namespace xpyd {
@@ -17,10 +18,7 @@ namespace {
 constexpr size_t kMaxKeyFileBytes = 1u << 20;
 
 bool equal_keys(std::string_view a, std::string_view b) {
-  unsigned different = a.size() != b.size();
-  for (size_t i = 0; i < a.size(); ++i)
-    different |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i % b.size()]);
-  return different == 0;
+  return equal_in_constant_time(hmac_sha256("", a), hmac_sha256("", b));
 }
 
 // "name:80", "[::1]:80" -> "name", "::1".
