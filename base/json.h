@@ -86,7 +86,7 @@ class JsonFields {
 // line of valid UTF-8 (readers of server-sent events need both).
 //
 //   JsonText json;
-//   json.open('{').add("id", id).key("choices").open('[') ... close(']').close('}');
+//   json.open('{').add("id", id, "object", "text_completion").key("choices").open('[') ... close(']').close('}');
 //
 // Commas come by themselves. Closing what is not open is a bug that shows as bad JSON.
 class JsonText {
@@ -115,9 +115,16 @@ class JsonText {
       return close(']');
     }
   }
-  template <class T>
-  JsonText& add(std::string_view name, const T& x) {
-    return key(name).value(x);
+  // Fields: a name and a value, and so on.
+  template <class T, class... More>
+  JsonText& add(std::string_view name, const T& x, const More&... more) {
+    key(name).value(x);
+    if constexpr (sizeof...(more) > 0) add(more...);
+    return *this;
+  }
+  template <class... Fields>
+  JsonText& object(const Fields&... fields) {
+    return open('{').add(fields...).close('}');
   }
   JsonText& raw(std::string_view json);  // a value that is JSON already
   std::string take() { return std::move(out_); }

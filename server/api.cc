@@ -46,34 +46,29 @@ const char* error_type(int status) {
 std::string error_body(const ApiError& error) {
   auto text_or_null = [](const std::string& text) { return text.empty() ? "null" : json_quote(text); };
   JsonText out;
-  out.open('{').key("error").open('{').add("message", error.message).add("type", error_type(error.status));
+  out.open('{').key("error").open('{').add("message", error.message, "type", error_type(error.status));
   out.key("param").raw(text_or_null(error.param)).key("code").raw(text_or_null(error.code));
   return out.close('}').close('}').take();
 }
 
 std::string stats_body(const ServedModel& model, const ServiceStats& stats) {
   JsonText out;
-  out.open('{').add("model", model.name).add("max_model_len", model.max_model_len);
-  out.add("has_chat", model.chat_template != nullptr && model.tokenizer != nullptr);
-  out.add("shared_pool", stats.shared_pool);
-  if (stats.process_pool)  // what nobody holds is the pool's, and not of each instance
-    out.key("pool")
-        .open('{')
-        .add("blocks", stats.process_pool->blocks)
-        .add("free", stats.process_pool->free)
-        .close('}');
+  out.open('{').add("model", model.name, "max_model_len", model.max_model_len);
+  out.add("has_chat", model.chat_template != nullptr && model.tokenizer != nullptr, "shared_pool", stats.shared_pool);
+  const auto& pool = stats.process_pool;  // what nobody holds is the pool's, and not of each instance
+  if (pool) out.key("pool").object("blocks", pool->blocks, "free", pool->free);
   out.key("instances").open('[');
-  for (InstanceStats i : stats.instances) {
-    if (stats.process_pool) i.kv.free = 0, i.kv.capacity = stats.process_pool->blocks;
-    out.open('{').add("name", i.name).add("running", i.running).add("waiting", i.waiting);
-    out.add("remote_prefilling", i.queue_remote_prefilling).add("sending", i.queue_prefill_sending);
-    out.add("block_tokens", i.kv.block_tokens).key("blocks").open('{').add("capacity", i.kv.capacity);
-    out.add("free", i.kv.free).add("active", i.kv.active).add("cached", i.kv.cached);
-    out.add("in_transfer", i.kv.in_transfer).close('}');
-    out.add("steps", i.steps).add("generated_tokens", i.generated_tokens).add("preemptions", i.preemptions);
-    out.add("prefix_query_tokens", i.kv.prefix_query_tokens).add("prefix_hit_tokens", i.kv.prefix_hit_tokens);
-    out.add("transfers", i.transfers).add("transfer_bytes", i.transfer_bytes);
-    out.add("transfer_seconds", i.transfer_seconds).close('}');
+  for (const InstanceStats& i : stats.instances) {
+    const KvStats& kv = i.kv;
+    out.open('{').add("name", i.name, "running", i.running, "waiting", i.waiting);
+    out.add("remote_prefilling", i.queue_remote_prefilling, "sending", i.queue_prefill_sending);
+    out.add("block_tokens", kv.block_tokens).key("blocks");
+    out.object("capacity", pool ? pool->blocks : kv.capacity, "free", pool ? 0 : kv.free, "active", kv.active, "cached",
+               kv.cached, "in_transfer", kv.in_transfer);
+    out.add("steps", i.steps, "generated_tokens", i.generated_tokens, "preemptions", i.preemptions);
+    out.add("prefix_query_tokens", kv.prefix_query_tokens, "prefix_hit_tokens", kv.prefix_hit_tokens);
+    out.add("transfers", i.transfers, "transfer_bytes", i.transfer_bytes, "transfer_seconds", i.transfer_seconds);
+    out.close('}');
   }
   return out.close(']').close('}').take();
 }
@@ -102,7 +97,7 @@ std::span<const Api::Row> Api::table() {
                      .body = {xpyd_page_begin, xpyd_page_end}});
   };
   static constexpr auto version = [](Api& api, const In& in) {
-    api.answer(*in, json_response(JsonText().open('{').add("version", api.options_.version).close('}').take()));
+    api.answer(*in, json_response(JsonText().object("version", api.options_.version).take()));
   };
   static constexpr auto metrics = [](Api& api, const In& in) {
     api.answer(*in, {.content_type = "text/plain; version=0.0.4; charset=utf-8",
@@ -135,7 +130,7 @@ std::span<const Api::Row> Api::table() {
     });
   };
   static constexpr auto server_info = [](Api& api, const In& in) {
-    api.answer(*in, json_response(JsonText().open('{').add("options", api.options_.server_info).close('}').take()));
+    api.answer(*in, json_response(JsonText().object("options", api.options_.server_info).take()));
   };
   static constexpr Row kRows[] = {
       {{"/", "GET", true, false}, page},
@@ -167,24 +162,19 @@ Api::Api(const ServerOptions& options, Service& service, const Tokenizer* tokeni
       service_(service),
       clock_(clock),
       post_(std::move(post)),
-      metrics_(options.metrics_prefix, options.model_name, options.max_model_len),
+      metrics_(options.metrics_prefix, options.name, options.max_model_len),
       random_(options.seed),
       id_random_(random_word()),
       created_unix_s_(std::time(nullptr)) {
-  model_.name = options.model_name;
-  model_.names = options.more_names;
-  model_.names.insert(model_.names.begin(), options.model_name);
-  model_.other_names = options.other_names;
-  model_.tokenizer = tokenizer;
-  model_.chat_template = chat_template;
-  model_.max_model_len = options.max_model_len;
-  model_.vocab_size = options.vocab_size;
+  if (options_.names.empty()) options_.names = {options_.name};
+  options_.tokenizer = tokenizer;
+  options_.chat_template = chat_template;
   if (tokenizer != nullptr) {
-    if (model_.vocab_size == 0 || model_.vocab_size > tokenizer->vocab_size())
-      model_.vocab_size = tokenizer->vocab_size();
-    model_.max_prompt_bytes = longest_prompt_bytes(*tokenizer, options.max_model_len);
+    if (options_.vocab_size == 0 || options_.vocab_size > tokenizer->vocab_size())
+      options_.vocab_size = tokenizer->vocab_size();
+    options_.max_prompt_bytes = longest_prompt_bytes(*tokenizer, options_.max_model_len);
   }
-  model_.salt_key = {random_word(), random_word()};
+  options_.salt_key = {random_word(), random_word()};
   // Nobody's conversations make room for another key's.
   const size_t owners = std::max<size_t>(1, options.api_keys.size());
   for (size_t i = 0; i < owners; ++i)
@@ -355,16 +345,17 @@ void Api::ready(const Incoming& in) {
   JsonText out;
   out.open('{').add("status", why.empty() ? "ready" : "not ready");
   if (!why.empty()) out.add("reason", why);
-  out.add("prefill", prefill).add("decode", decode).close('}');
+  out.add("prefill", prefill, "decode", decode).close('}');
   answer(in, json_response(out.take(), why.empty() ? 200 : 503));
 }
 
+// vocab_size is ours: for clients that make up prompts.
 std::string Api::model_card(const std::string& name) const {
-  JsonText out;
-  out.open('{').add("id", name).add("object", "model").add("created", created_unix_s_).add("owned_by", "xpyd");
-  out.add("root", options_.model_root).add("parent", nullptr).add("max_model_len", model_.max_model_len);
-  out.add("vocab_size", model_.vocab_size);  // ours: for clients that make up prompts
-  return out.key("permission").open('[').close(']').close('}').take();
+  return JsonText()
+      .object("id", name, "object", "model", "created", created_unix_s_, "owned_by", "xpyd", "root",
+              options_.model_root, "parent", nullptr, "max_model_len", model_.max_model_len, "vocab_size",
+              model_.vocab_size, "permission", std::vector<int>())
+      .take();
 }
 
 void Api::generate(const std::shared_ptr<Incoming>& in, bool chat) {

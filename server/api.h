@@ -23,14 +23,9 @@
 
 namespace xpyd {
 
-struct ServerOptions : HttpListenOptions {
-  std::string model_name = "model";
-  std::vector<std::string> more_names;     // of the model, in /v1/models
-  std::vector<std::string> other_names;    // that are answered and not shown: its folder
+struct ServerOptions : HttpListenOptions, ServedModel {
   std::string model_root;                  // in /v1/models; clients load a tokenizer from there
   std::string version;                     // in /version
-  int max_model_len = 0;                   // tokens
-  int vocab_size = 0;                      // the model's; ids beyond the tokenizer's are refused too
   double request_timeout_s = 600;          // of a request as a whole; 0: none
   std::vector<std::string> api_keys;       // empty: open
   std::vector<std::string> allowed_hosts;  // see access.h
@@ -109,7 +104,7 @@ class Api final : public HttpHandler {
   Service& service_;
   Clock& clock_;
   HttpPost post_;
-  ServedModel model_;
+  const ServedModel& model_ = options_;
   std::vector<std::shared_ptr<Sessions>> sessions_;  // of each key; one without keys
   Metrics metrics_;
   Random random_, id_random_;

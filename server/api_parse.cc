@@ -600,7 +600,7 @@ std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model
                                    : encode_text(prompt->get_ref<const std::string&>(), model, add_special_tokens, ids);
   if (error) return error;
   JsonText text;
-  text.open('{').add("count", ids.size()).add("max_model_len", model.max_model_len).add("tokens", ids);
+  text.open('{').add("count", ids.size(), "max_model_len", model.max_model_len, "tokens", ids);
   if (with_text) {
     text.key("token_strs").open('[');
     for (int32_t id : ids) text.value(model.tokenizer->piece(id));
@@ -621,7 +621,7 @@ std::optional<ApiError> detokenize(std::string_view body, const ServedModel& mod
   if (fields.error) return std::move(fields.error);
   std::vector<int32_t> ids;
   if (auto error = read_ids(*tokens, "tokens", model.vocab_size, ids)) return error;
-  answer = JsonText().open('{').add("prompt", model.tokenizer->decode(ids, false)).close('}').take();
+  answer = JsonText().object("prompt", model.tokenizer->decode(ids, false)).take();
   return {};
 }
 

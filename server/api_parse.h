@@ -29,14 +29,14 @@ struct ApiError {
 
 // What is served. Const after the start.
 struct ServedModel {
-  std::string name;                      // in answers
-  std::vector<std::string> names;        // that clients see, `name` first
+  std::string name = "model";            // in answers
+  std::vector<std::string> names;        // that clients see, `name` first; empty: it alone
   std::vector<std::string> other_names;  // that are answered, too: its folder
   bool is_called(std::string_view wanted) const;
   const Tokenizer* tokenizer = nullptr;         // null: no text, only token ids
   const ChatTemplate* chat_template = nullptr;  // null: no chat
   int max_model_len = 0;                        // tokens of prompt and output together
-  int vocab_size = 0;                           // ids from clients are below it
+  int vocab_size = 0;                           // ids from clients are below it, and below the tokenizer's
   size_t max_prompt_bytes = 0;                  // a longer text cannot fit the context, whatever its tokens
   SipKey salt_key;
 };

@@ -85,7 +85,8 @@ int bench_main(const Options& options) {
   options.fill(send);
   auto goodput = parse_goodput(options.text("goodput"));
   if (!goodput) return fail(goodput.error(), 2);
-  auto url = parse_http_url(options.text("url"));
+  const std::string& url_text = options.text("url");
+  auto url = parse_http_url(url_text);
   if (!url) return fail(invalid("--url: " + url.error().message), 2);
   if (Status status = check_result_file(options); !status) return fail(status.error(), 2);
   std::vector<std::pair<std::string, std::string>> headers;
@@ -119,7 +120,7 @@ int bench_main(const Options& options) {
     rate = n / due.back();
   }
   std::fprintf(stderr, "xpyd: bench: model %s at %s, context %d, %d requests\n", printable(card.model).c_str(),
-               options.text("url").c_str(), card.max_model_len, n);
+               url_text.c_str(), card.max_model_len, n);
 
   InterruptGuard guard;
   auto no_progress = [](int, int) {};

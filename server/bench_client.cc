@@ -65,9 +65,9 @@ Result<int> count_tokens(HttpClient& client, const std::string& model, const std
 
 std::string completion_body(const BenchRequest& request, int i, const SendOptions& options) {
   JsonText out;  // no tree: a prompt may have 100,000 ids
-  out.open('{').add("model", options.model).add("max_tokens", request.output_tokens);
-  out.add("temperature", options.temperature).add("stream", true);
-  out.key("stream_options").open('{').add("include_usage", true).close('}');
+  out.open('{').add("model", options.model, "max_tokens", request.output_tokens);
+  out.add("temperature", options.temperature, "stream", true);
+  out.key("stream_options").object("include_usage", true);
   if (options.ignore_eos) out.add("ignore_eos", true);
   if (options.temperature > 0) out.add("seed", options.seed + uint64_t(i));
   if (request.text.empty())

@@ -35,7 +35,7 @@ std::string token_text(const Tokenizer* tokenizer, int32_t id) {
 
 // {"token","logprob","bytes"}, not closed.
 void open_chat_logprob(JsonText& out, const Tokenizer* tokenizer, const TokenLogprob& token) {
-  out.open('{').add("token", token_text(tokenizer, token.token)).add("logprob", token.logprob);
+  out.open('{').add("token", token_text(tokenizer, token.token), "logprob", token.logprob);
   out.key("bytes").open('[');
   if (tokenizer != nullptr && token.token >= 0 && token.token < tokenizer->vocab_size())
     for (char c : tokenizer->piece(token.token)) out.value(int{static_cast<unsigned char>(c)});
@@ -68,8 +68,8 @@ void add_prompt_logprobs(JsonText& out, const Tokenizer* tokenizer, const std::v
       continue;
     }
     auto add = [&](const TokenLogprob& t, int64_t rank) {
-      out.key(std::to_string(t.token)).open('{').add("logprob", t.logprob).add("rank", rank);
-      out.add("decoded_token", token_text(tokenizer, t.token)).close('}');
+      out.key(std::to_string(t.token));
+      out.object("logprob", t.logprob, "rank", rank, "decoded_token", token_text(tokenizer, t.token));
     };
     out.open('{');
     add(s.chosen, s.rank);
@@ -351,16 +351,15 @@ void Generation::add_choice(JsonText& out, size_t index, bool first) const {
 }
 
 void Generation::add_usage(JsonText& out, const Usage& usage) {
-  out.key("usage").open('{').add("prompt_tokens", usage.prompt_tokens);
-  out.add("completion_tokens", usage.completion_tokens);
+  out.key("usage").open('{').add("prompt_tokens", usage.prompt_tokens, "completion_tokens", usage.completion_tokens);
   out.add("total_tokens", usage.prompt_tokens + usage.completion_tokens);
-  out.key("prompt_tokens_details").open('{').add("cached_tokens", usage.cached_tokens).close('}').close('}');
+  out.key("prompt_tokens_details").object("cached_tokens", usage.cached_tokens).close('}');
 }
 
 std::string Generation::answer(const std::string& choices_and_usage) const {
   const char* object = !call_.chat ? "text_completion" : call_.stream ? "chat.completion.chunk" : "chat.completion";
   JsonText out;
-  out.open('{').add("id", id_).add("object", object);
+  out.open('{').add("id", id_, "object", object);
   return out.take() + "," + shared_ + ",\"choices\":" + choices_and_usage + "}";
 }
 

@@ -204,19 +204,15 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
     loop_.leave(shared_from_this());
   }
 
-  // The exchange's side; `id` is stale when its request has been answered or its client has gone.
-  void respond(uint64_t id, HttpResponse response);
-  void begin_stream(uint64_t id, HttpResponse head);
-  void write(uint64_t id, std::string bytes);
-  void end_stream(uint64_t id);
-  void body_freed(uint64_t id) {
-    if (current(id)) account_body(0);
-  }
+  // The exchange's side.
+  bool is_asked(uint64_t id) const { return id == exchange_id_ && phase_ == Phase::answering; }
+  void respond(HttpResponse response);
+  void begin_stream(HttpResponse head);
+  void write(std::string bytes);
+  void end_stream();
+  void body_freed() { account_body(0); }
   void refuse(int status, const std::string& why);
-  void on_gone(uint64_t id, std::function<void()> callback) {
-    if (!current(id)) return callback();
-    gone_ = std::move(callback);
-  }
+  void on_gone(std::function<void()> callback) { gone_ = std::move(callback); }
 
  private:
   // receiving: a request, or waiting for one; waiting: with a request's header, for a place;
@@ -224,7 +220,6 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   // sent, the client's remaining input is thrown away.
   enum class Phase { receiving, waiting, answering, flushing, lingering, closed };
 
-  bool current(uint64_t id) const { return id == exchange_id_ && phase_ == Phase::answering; }
   void arm(double s);
   void on_timer();
   void read();
@@ -270,28 +265,33 @@ class HttpListener::Exchange final : public HttpExchange {
  public:
   Exchange(std::weak_ptr<Connection> connection, uint64_t id) : connection_(std::move(connection)), id_(id) {}
   void respond(HttpResponse response) override {
-    if (auto c = connection_.lock()) c->respond(id_, std::move(response));
+    if (auto c = current()) c->respond(std::move(response));
   }
   void begin_stream(HttpResponse head) override {
-    if (auto c = connection_.lock()) c->begin_stream(id_, std::move(head));
+    if (auto c = current()) c->begin_stream(std::move(head));
   }
   void write(std::string bytes) override {
-    if (auto c = connection_.lock()) c->write(id_, std::move(bytes));
+    if (auto c = current()) c->write(std::move(bytes));
   }
   void end_stream() override {
-    if (auto c = connection_.lock()) c->end_stream(id_);
+    if (auto c = current()) c->end_stream();
   }
   void on_gone(std::function<void()> callback) override {
-    if (auto c = connection_.lock())
-      c->on_gone(id_, std::move(callback));
+    if (auto c = current())
+      c->on_gone(std::move(callback));
     else
       callback();
   }
   void body_freed() override {
-    if (auto c = connection_.lock()) c->body_freed(id_);
+    if (auto c = current()) c->body_freed();
   }
 
  private:
+  // Null: the request has been answered, or its client has gone.
+  std::shared_ptr<Connection> current() const {
+    auto c = connection_.lock();
+    return c && c->is_asked(id_) ? c : nullptr;
+  }
   std::weak_ptr<Connection> connection_;
   uint64_t id_;
 };
@@ -404,7 +404,7 @@ bool HttpListener::Connection::judge() {
     // Its body is not read: where the next request begins is not known.
     close_after_ = close_after_ || parser_.state() == HttpParser::State::body;
     if (parser_.state() == HttpParser::State::done) parser_.take();
-    respond(exchange_id_, std::move(*refusal));
+    respond(std::move(*refusal));
     return false;
   }
   if (has_place_ || loop_.handler->is_probe(request)) return true;
@@ -443,14 +443,13 @@ void HttpListener::Connection::refuse(int status, const std::string& why) {
   head_only_ = false;
   account_body(0);
   std::erase(loop_.waiting, shared_from_this());
-  respond(exchange_id_, std::move(response));
+  respond(std::move(response));
 }
 
 // ---- answering
 // ------------------------------------------------------------------------------------
 
-void HttpListener::Connection::respond(uint64_t id, HttpResponse response) {
-  if (!current(id)) return;
+void HttpListener::Connection::respond(HttpResponse response) {
   close_after_ = close_after_ || response.close || loop_.draining;
   std::string framing = "Content-Length: " + std::to_string(response.body.size()) + "\r\n";
   std::string text = head_text(response, framing, close_after_, version_);
@@ -461,8 +460,7 @@ void HttpListener::Connection::respond(uint64_t id, HttpResponse response) {
   queue(std::move(text));
 }
 
-void HttpListener::Connection::begin_stream(uint64_t id, HttpResponse head) {
-  if (!current(id)) return;
+void HttpListener::Connection::begin_stream(HttpResponse head) {
   head_begun_ = true;
   chunked_ = version_ >= 11;
   close_after_ = close_after_ || head.close || loop_.draining || !chunked_;
@@ -470,8 +468,8 @@ void HttpListener::Connection::begin_stream(uint64_t id, HttpResponse head) {
   append(head_text(head, chunked_ ? "Transfer-Encoding: chunked\r\n" : "", close_after_, version_));
 }
 
-void HttpListener::Connection::write(uint64_t id, std::string bytes) {
-  if (!current(id) || bytes.empty()) return;
+void HttpListener::Connection::write(std::string bytes) {
+  if (bytes.empty()) return;
   if (output_bytes_ + bytes.size() > loop_.options.max_stream_buffer_bytes) return close();
   if (chunked_) {
     char size[24];
@@ -482,8 +480,7 @@ void HttpListener::Connection::write(uint64_t id, std::string bytes) {
   queue(std::move(bytes));
 }
 
-void HttpListener::Connection::end_stream(uint64_t id) {
-  if (!current(id)) return;
+void HttpListener::Connection::end_stream() {
   gone_ = nullptr;
   phase_ = Phase::flushing;
   if (chunked_)

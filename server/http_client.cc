@@ -203,12 +203,14 @@ void HttpClient::start(const HttpCall& call, OnBody on_body, OnDone on_done) {
 }
 
 void HttpClient::poll(double wait_s) {
-  // A timer, because waiting itself counts in whole milliseconds: an arrival would be that much late.
-  impl_->wake.expires_after(in_ns(std::clamp(wait_s, 0.0, 0.1)));
-  impl_->wake.async_wait([](error_code) {});
   impl_->io.restart();
-  impl_->io.run_one();
-  impl_->wake.cancel();
+  if (wait_s > 0) {
+    // By a timer, because waiting itself counts in whole milliseconds: an arrival would be that much late.
+    impl_->wake.expires_after(in_ns(std::min(wait_s, 0.1)));
+    impl_->wake.async_wait([](error_code) {});
+    impl_->io.run_one();
+    impl_->wake.cancel();
+  }
   impl_->io.poll();
 }
 

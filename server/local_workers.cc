@@ -57,7 +57,7 @@ using Command = std::vector<std::string>;
 
 // The command line of a worker: this one's options, as far as they are a worker's.
 Command arguments_of(const Options& options, Role role, size_t n_instances, const std::string& join,
-                     const std::string& key_file) {
+                     const ProcessOptions& own) {
   Command arguments = {"xpyd", "worker"};
   if (!options.positional().empty()) arguments.push_back(options.positional()[0]);
   for (const OptionRow& row : option_table()) {
@@ -76,8 +76,8 @@ Command arguments_of(const Options& options, Role role, size_t n_instances, cons
     arguments.insert(arguments.end(), {"--threads", std::to_string(std::max<size_t>(1, cores / n_instances))});
   }
   // Without a conductor for so long, nobody will start one that a child of this process could find.
-  arguments.insert(arguments.end(), {"--role", role_name(role), "--join", join, "--cluster-key-file", key_file,
-                                     "--give-up", std::to_string(2 * options.number("lease"))});
+  arguments.insert(arguments.end(), {"--role", role_name(role), "--join", join, "--cluster-key-file", own.key_file,
+                                     "--give-up", std::to_string(2 * own.lease_s)});
   return arguments;
 }
 
@@ -320,16 +320,15 @@ class LocalWorkers final : public Runtime {
 
 }  // namespace
 
-Result<ClusterKey> read_cluster_key(const std::string& file) {
-  Result<ClusterKey> key = ClusterKey::from_file(file);
+Result<ClusterKey> ProcessOptions::read_key() const {
+  Result<ClusterKey> key = ClusterKey::from_file(key_file);
   if (!key) return Error{key.error().code, "--cluster-key-file: " + key.error().message};
   return key;
 }
 
-Result<std::unique_ptr<Registry>> open_registry(const Options& options, Clock& clock) {
-  const std::string& url = options.text("registry");
-  if (url.empty()) return std::unique_ptr<Registry>();
-  Result<std::unique_ptr<Registry>> opened = open_etcd(url, kRegistryTtlSeconds, clock);
+Result<std::unique_ptr<Registry>> ProcessOptions::open_registry(Clock& clock) const {
+  if (registry_url.empty()) return std::unique_ptr<Registry>();
+  Result<std::unique_ptr<Registry>> opened = open_etcd(registry_url, kRegistryTtlSeconds, clock);
   if (!opened) return Error{opened.error().code, "--registry: " + opened.error().message};
   return opened;
 }
@@ -339,35 +338,35 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options&
   auto folder = std::make_unique<PrivateFolder>();
   if (folder->path().empty())
     return Error{ErrorCode::io, std::string("no temporary folder can be made: ") + std::strerror(errno)};
-  std::string key_file = options.text("cluster-key-file");
-  if (key_file.empty()) {
-    key_file = folder->path() + "/key";
-    if (Status written = write_key(key_file); !written) return written.error();
+  ProcessOptions own;
+  options.fill(own);
+  if (own.key_file.empty()) {
+    own.key_file = folder->path() + "/key";
+    if (Status written = write_key(own.key_file); !written) return written.error();
   }
-  Result<ClusterKey> key = read_cluster_key(key_file);
+  Result<ClusterKey> key = own.read_key();
   if (!key) return key.error();
   ProcessClusterOptions cluster{
       .conductor = conductor_options(stack.options), .key = key.value(), .fingerprint = fingerprint(stack)};
-  cluster.conductor.lease_s = options.number("lease");
+  cluster.conductor.lease_s = own.lease_s;
   Result<std::shared_ptr<HandoffPool>> pool = make_handoff_pool(stack.options);
   if (!pool) return pool.error();
   cluster.pool = std::move(pool).value();
-  cluster.listen = options.text("cluster-bind");
-  if (cluster.listen.empty()) cluster.listen = "unix:" + folder->path() + "/conductor";
+  cluster.listen = own.bind.empty() ? "unix:" + folder->path() + "/conductor" : own.bind;
   Result<std::unique_ptr<ProcessCluster>> made = ProcessCluster::create(std::move(cluster), stack.clock);
   if (!made) return invalid("--cluster-bind: " + made.error().message);
-  Result<std::unique_ptr<Registry>> registry = open_registry(options, stack.clock);
+  Result<std::unique_ptr<Registry>> registry = own.open_registry(stack.clock);
   if (!registry) return registry.error();
   if (registry.value()) registry.value()->announce(kConductorName, made.value()->address());
   std::vector<Command> commands;
   const std::vector<Role>& topology = stack.options.topology;
   for (Role role : topology)
-    commands.push_back(arguments_of(options, role, topology.size(), made.value()->address(), key_file));
+    commands.push_back(arguments_of(options, role, topology.size(), made.value()->address(), own));
   // What may be a pause of the network must not end a process: 4 leases, 5 s at least. Who would
   // not be replaced is not killed for his silence.
   SupervisorOptions supervision;
   options.fill(supervision);
-  supervision.silence_s = std::max(5.0, 4 * options.number("lease"));
+  supervision.silence_s = std::max(5.0, 4 * own.lease_s);
   if (!supervision.restart) supervision.silence_s = supervision.start_s = HUGE_VAL;
   return std::unique_ptr<Runtime>(std::make_unique<LocalWorkers>(std::move(folder), std::move(made).value(),
                                                                  std::move(registry).value(), std::move(commands),

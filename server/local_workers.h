@@ -14,9 +14,16 @@ namespace xpyd {
 
 struct Stack;
 
-// What a conductor and its workers have in common. The errors name the option.
-Result<ClusterKey> read_cluster_key(const std::string& file);
-Result<std::unique_ptr<Registry>> open_registry(const Options& options, Clock& clock);  // null: none is given
+// What a conductor and its workers have in common.
+struct ProcessOptions {
+  std::string bind;          // where the conductor listens; empty: a socket in a private folder
+  std::string key_file;      // empty: none is given
+  std::string registry_url;  // likewise
+  double lease_s = 3;
+  // The errors name the option.
+  Result<ClusterKey> read_key() const;
+  Result<std::unique_ptr<Registry>> open_registry(Clock& clock) const;  // null: none is given
+};
 
 // Errors: the key file, the address.
 Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options& options);

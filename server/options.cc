@@ -16,6 +16,7 @@
 #include "model/gemm.h"
 #include "server/api.h"
 #include "server/bench_client.h"
+#include "server/local_workers.h"
 #include "server/stack.h"
 #include "server/supervisor.h"
 
@@ -224,18 +225,20 @@ std::vector<OptionRow> make_rows() {
        "--processes: a worker that does not serve after it, its model loaded, is started again", kCluster,
        sets<&SupervisorOptions::start_s>},
       {"lease", number, "3", "s", "", 0.05, 3600,
-       "--processes: without a word for so long a worker, or KV that is held for one, is given up", kCluster},
+       "--processes: without a word for so long a worker, or KV that is held for one, is given up", kCluster,
+       sets<&ProcessOptions::lease_s>},
       {"cluster-bind", text, "", "ADDRESS", "HOST:PORT or unix:/path", 0, 0,
-       "--processes: where workers join; empty: a socket of this user's in a private folder", kCluster},
+       "--processes: where workers join; empty: a socket of this user's in a private folder", kCluster,
+       sets<&ProcessOptions::bind>},
       {"cluster-key-file", text, "", "", "FILE", 0, 0, "--processes: the cluster's secret; needed beyond this host",
-       "serve generate worker"},
+       "serve generate worker", sets<&ProcessOptions::key_file>},
       {"role", choice, "colocated", "", "prefill|decode|colocated", 0, 0, "of this worker", "worker",
        sets_as<role_of, &WorkerOptions::role>},
       {"join", text, "", "ADDRESS", "HOST:PORT or unix:/path", 0, 0, "the conductor's address", "worker",
        sets<&WorkerOptions::join>},
       {"registry", text, "", "", "etcd://HOST:PORT[/prefix]", 0, 0,
        "--processes: where the conductor says its address and workers look for it; serve needs --cluster-bind",
-       "serve generate worker"},
+       "serve generate worker", sets<&ProcessOptions::registry_url>},
       {"peer-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0, "where other workers reach this one", "worker",
        sets<&WorkerOptions::listen>},
       {"give-up", number, "0", "s", "", 0, 86400,
@@ -275,7 +278,7 @@ std::vector<OptionRow> make_rows() {
       {"host", text, "127.0.0.1", "", "ADDRESS", 0, 0, "address to listen on", "serve", sets<&HttpListenOptions::host>},
       {"served-model-name", text, "", "", "NAME,...", 0, 0,
        "names in the API, the first in answers; MODEL_DIR as given is one, too; empty: the name of the model's folder",
-       "serve"},
+       "serve", sets<&ServedModel::names>},
       {"log-level", choice, "info", "", "debug|info|warning|error", 0, 0,
        "least of the log on stderr: debug tells of every answer, info of every completion, warning of those refused "
        "and of trouble, error of what failed here",

@@ -59,7 +59,7 @@ int serve_main(const Options& options) {
   // Each instance turns its loop on a thread, or in a process, of its own; this thread does I/O.
   const Status started = stack.runtime->start();
   if (started) {
-    say("xpyd serve: " + http.model_name + " as " + options.text("topology") + " on http://" + http.host + ":" +
+    say("xpyd serve: " + http.name + " as " + options.text("topology") + " on http://" + http.host + ":" +
         std::to_string(server.port()));
     server.run();
   }
@@ -81,13 +81,9 @@ namespace {
 Result<ServerOptions> http_options(const Options& options, Stack& stack) {
   ServerOptions http;
   options.fill<HttpListenOptions>(http);
+  options.fill<ServedModel>(http);
   options.fill(http);
-  http.model_name = stack.config.name;
-  http.more_names = comma_list(options.text("served-model-name"));
-  if (!http.more_names.empty()) {
-    http.model_name = http.more_names.front();
-    http.more_names.erase(http.more_names.begin());
-  }
+  http.name = http.names.empty() ? stack.config.name : http.names.front();
   http.model_root = stack.model_dir;
   if (!is_embedded(stack.model_dir)) {
     http.model_root = std::filesystem::absolute(stack.model_dir).string();

@@ -19,8 +19,10 @@ int worker_main(const Options& options) {
   Stack& stack = *prepared.value();
   WorkerOptions worker_options{.fingerprint = fingerprint(stack)};
   options.fill(worker_options);
-  if (const std::string& file = options.text("cluster-key-file"); !file.empty()) {
-    Result<ClusterKey> key = read_cluster_key(file);
+  ProcessOptions cluster;
+  options.fill(cluster);
+  if (!cluster.key_file.empty()) {
+    Result<ClusterKey> key = cluster.read_key();
     if (!key) return fail(" worker", key.error());
     worker_options.key = key.value();
   }
@@ -28,7 +30,7 @@ int worker_main(const Options& options) {
     std::mutex mutex;
     std::string address;
   } found;  // by the registry, below
-  Result<std::unique_ptr<Registry>> registry = open_registry(options, stack.clock);
+  Result<std::unique_ptr<Registry>> registry = cluster.open_registry(stack.clock);
   if (!registry) return fail(" worker", registry.error());
   if (registry.value()) {
     registry.value()->watch(kConductorName, [&found](const Registry::Entries& entries) {

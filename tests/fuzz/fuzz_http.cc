@@ -105,7 +105,7 @@ struct Fixture {
     XPYD_CHECK(made.ok(), made.error().message);
     tokenizer = std::move(made).value();
     ServerOptions options;
-    options.model_name = "m";
+    options.name = "m";
     options.max_model_len = 512;
     options.dev_endpoints = true;
     options.allowed_hosts = {"*"};

@@ -390,7 +390,7 @@ std::string request_text(const std::string& method, const std::string& path, con
 TestServer::TestServer(std::function<void(ServerOptions&)> change, bool with_tokenizer) {
   ServerOptions options;
   options.port = 0;
-  options.model_name = "tiny";
+  options.name = "tiny";
   options.model_root = "models/tiny";
   options.version = "1.2.3";
   options.max_model_len = 256;
