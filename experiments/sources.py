@@ -31,7 +31,7 @@ IMPLEMENTED = {
     "experiments/kv_points.cc": ["server/main.cc"],  # it starts `xpyd serve`
     "experiments/vattention_speed.cc": LLAMA,
     "model/model_cuda.h": ["model/llama_cuda.cu"],
-    "server/backend_cpu.cc": LLAMA,
+    "server/backend.cc": LLAMA,
     "server/http.h": ["server/boost_impl.cc"],
     "server/main.cc": ["server/" + command + ".cc"
                        for command in ("tour", "serve", "worker_command", "generate", "bench", "peak_command", "info",
