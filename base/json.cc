@@ -2,14 +2,12 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "base/os.h"
 #include "base/utf8.h"
 
 namespace xpyd {
@@ -195,27 +193,21 @@ Result<json> parse_json(std::string_view text, const std::string& what, const Js
 Result<std::string> read_small_file(const std::string& path, size_t max_bytes) {
   auto failed = [&](const std::string& why) { return Error{ErrorCode::io, path + ": " + why}; };
   // O_NONBLOCK: a FIFO in a model folder must not hang the loader.
-  int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) {
-    int why = errno;
-    if (why == ENOENT || why == ENOTDIR) return Error{ErrorCode::not_found, path + ": no such file"};
-    return failed(std::strerror(why));
-  }
-  struct Closer {
-    int fd;
-    ~Closer() { ::close(fd); }
-  } closer{fd};
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (fd.get() < 0 && (errno == ENOENT || errno == ENOTDIR))
+    return Error{ErrorCode::not_found, path + ": no such file"};
+  if (fd.get() < 0) return failed(os_text());
   struct stat info;
-  if (::fstat(fd, &info) != 0) return failed(std::strerror(errno));
+  if (::fstat(fd.get(), &info) != 0) return failed(os_text());
   if (!S_ISREG(info.st_mode)) return failed("not a regular file");
   if (static_cast<uint64_t>(info.st_size) > max_bytes)
     return failed(std::to_string(info.st_size) + " bytes, at most " + std::to_string(max_bytes) + " are read");
   std::string text(static_cast<size_t>(info.st_size), '\0');
   size_t done = 0;
   while (done < text.size()) {
-    ssize_t n = ::read(fd, text.data() + done, text.size() - done);
+    ssize_t n = ::read(fd.get(), text.data() + done, text.size() - done);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return failed(std::strerror(errno));
+    if (n < 0) return failed(os_text());
     if (n == 0) return failed("became shorter while it was read");
     done += static_cast<size_t>(n);
   }

@@ -32,7 +32,7 @@ IMPLEMENTED = {
     "model/gemm_cuda.h": ["model/gemv_cuda.cu"],
     "model/jinja.h": ["model/jinja_eval.cc"],
     "model/model_cuda.h": ["model/llama_cuda.cu"],
-    "server/backend_cpu.cc": LLAMA,
+    "server/backend.cc": LLAMA,
     "server/http.h": ["server/boost_impl.cc"],
     "server/main.cc": ["server/" + command + ".cc"
                        for command in ("tour", "serve", "worker_command", "generate", "bench", "peak_command", "info",

@@ -23,20 +23,29 @@ std::vector<int> usable_cpus() {
   return cpus;
 }
 
-// A device's own figures; the host's are below.
-int peak_of_device(const DeviceRow& device, const Options& options) {
+// A device's own figures.
+Result<nlohmann::json> peak_of_device(const DeviceRow& device) {
   Result<DevicePeak> peak = device.peak();
-  if (!peak) return fail(": peak", peak.error(), 1);
+  if (!peak) return peak.error();
   std::printf("%s\n", peak.value().device.c_str());
-  nlohmann::json out;
-  out["machine"] = peak.value().device;
-  out["figures"] = nlohmann::json::array();
+  nlohmann::json out = {{"machine", peak.value().device}, {"figures", nlohmann::json::array()}};
   for (const PeakFigure& figure : peak.value().figures) {
     std::printf("%-40s %10.2f %s\n", figure.name, figure.value, figure.unit);
     out["figures"].push_back({{"name", figure.name}, {"value", figure.value}, {"unit", figure.unit}});
   }
-  const Status status = write_result_file(options, std::move(out));
-  return status ? 0 : fail(": peak", status.error(), 1);
+  return out;
+}
+
+Result<nlohmann::json> peak_of_host(int threads) {
+  std::vector<int> cpus = usable_cpus();
+  if (threads == 0) threads = cpus.empty() ? 1 : int(cpus.size());
+  if (threads > int(cpus.size()) && !cpus.empty())
+    return invalid("--threads: this machine has " + std::to_string(cpus.size()) + " usable cores");
+  if (!cpus.empty()) cpus.resize(size_t(threads));
+  ThreadTeam team(threads, cpus);
+  const Peak peak = cached_peak(team, true);
+  std::printf("%s", to_text(peak).c_str());
+  return parse_json(to_json(peak), "peak");
 }
 
 }  // namespace
@@ -44,17 +53,9 @@ int peak_of_device(const DeviceRow& device, const Options& options) {
 int peak_main(const Options& options) {
   if (Status status = check_result_file(options); !status) return fail(": peak", status.error(), 2);
   const DeviceRow& device = *find_device(options.text("device"));
-  if (device.peak) return peak_of_device(device, options);
-  std::vector<int> cpus = usable_cpus();
-  int threads = int(options.integer("threads"));
-  if (threads == 0) threads = cpus.empty() ? 1 : int(cpus.size());
-  if (threads > int(cpus.size()) && !cpus.empty())
-    return fail(": peak", invalid("--threads: this machine has " + std::to_string(cpus.size()) + " usable cores"), 2);
-  if (!cpus.empty()) cpus.resize(size_t(threads));
-  ThreadTeam team(threads, cpus);
-  Peak peak = cached_peak(team, true);
-  std::printf("%s", to_text(peak).c_str());
-  const Status status = write_result_file(options, parse_json(to_json(peak), "peak").value());
+  Result<nlohmann::json> out = device.peak ? peak_of_device(device) : peak_of_host(int(options.integer("threads")));
+  if (!out) return fail(": peak", out.error());
+  const Status status = write_result_file(options, std::move(out).value());
   return status ? 0 : fail(": peak", status.error(), 1);
 }
 
