@@ -133,8 +133,7 @@ int32_t KvTiers::find(Chain& chain, const int32_t* tokens, bool touch, bool pin)
 int32_t KvTiers::add(Chain& chain, const int32_t* tokens) {
   const Key key = next_key(chain, tokens);
   std::lock_guard lock(mutex_);
-  // Another block under this key: of another prefix (a collision), or of one that is not known any
-  // more.
+  // Another block under this key: of another prefix (a collision), or of one that is not known any more.
   if (const auto found = index_.find(key); found != index_.end()) {
     const Block& other = at(found->second);
     if (other.busy() || other.pins > 0 || found->second == chain.block) return -1;

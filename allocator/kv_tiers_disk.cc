@@ -1,5 +1,4 @@
-// KvTiers' traffic between host and disk: write-behind, the ends of operations, and what a disk
-// that fails costs.
+// KvTiers' traffic between host and disk: write-behind, the ends of operations, and what a disk that fails costs.
 #include <cstring>
 #include <utility>
 

@@ -168,8 +168,7 @@ KvHandle TieredMemory::adopt(KvHandover handover, std::span<const int32_t> token
   return handle;
 }
 
-// It ends here: what of it the tiers did not take they will not get. All of it was in use until
-// now.
+// It ends here: what of it the tiers did not take they will not get. All of it was in use until now.
 void TieredMemory::leave(KvHandle handle) {
   Sequence& s = sequences_[size_t(handle)];
   if (std::exchange(s.behind, false)) std::erase(behind_, handle);
@@ -334,8 +333,7 @@ void TieredMemory::poll_in() {
     return done;
   });
   if (loading_.empty() || ended > 0 || tiers_->moving()) return;
-  // Every slot of the host is held by sequences that wait for another slot: the youngest makes do
-  // with what it has.
+  // Every slot of the host is held by sequences that wait for another slot: the youngest makes do with what it has.
   const bool waits = std::all_of(loading_.begin(), loading_.end(),
                                  [&](KvHandle handle) { return sequences_[size_t(handle)].load.pieces.empty(); });
   if (waits) give_up_load(sequences_[size_t(loading_.back())].load);
