@@ -95,12 +95,12 @@ class KvTiers {
   void poll();          // ends of disk operations; writes to the disk what should be there
   bool moving() const;  // anything is under way by itself: a store, a read, a write
 
-  // Of the counters those that only the caller can count.
-  void count_out(int64_t bytes, int64_t copies);
-  void count_in(int64_t bytes, int64_t copies);
-  void count_hits(int64_t host_tokens, int64_t disk_tokens);  // that a sequence goes on from
-  void count_dropped(int64_t blocks);
-  void count_wait(double seconds);
+  // Of the counters those that only the caller can count: f(KvTierStats&).
+  template <class F>
+  void count(F&& f) {
+    std::lock_guard lock(mutex_);
+    f(stats_);
+  }
 
   KvTierStats stats() const;
   void check_invariants() const;
