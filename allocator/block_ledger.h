@@ -10,12 +10,11 @@
 // killed at any instruction. Whoever names a block with its generation names its content, too: a
 // member that has given it up, or uses it for something else, has left the word different.
 //
-// A member is alive as long as the kernel holds its lock: byte `slot` of the file, locked through
-// an open file description of the member's own (F_OFD_SETLK), which ends with its process at the
-// latest, after its last thread has stopped writing. Its card may go on until the driver's files
-// are closed too, in no known order: so who can lock the byte of a member gives back what it held
-// once its process has ended (a pidfd says so). A stopped process keeps its blocks: it may go on
-// and write to them.
+// A member is alive as long as the kernel holds its lock: byte `slot` of the file, locked through an open file
+// description of the member's own (F_OFD_SETLK), which ends with its process at the latest, after its last thread has
+// stopped writing. Its card may go on until the driver's files are closed too, in no known order: so who can lock the
+// byte of a member gives back what it held once its process has ended (a pidfd says so). A stopped process keeps its
+// blocks: it may go on and write to them.
 //
 // Nothing here follows a pointer, or waits for another process, but join() for one that is ending.
 //

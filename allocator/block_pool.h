@@ -1,12 +1,7 @@
-// BlockPool: equal blocks with reference counts, an LRU of the cached ones, and the prefix index
-// over them (PagedAttention, SOSP'23 section 4.2; vLLM V1's block_pool.py). One pool may serve
-// several KvMemory on several threads.
-//
-// A block is in one state, decided by three facts:
-//   in_transfer  held by a lease or a hand-over
-//   active       referenced by a sequence, not held
-//   cached       neither, but indexed: in the LRU list, evictable
-//   free         none of these: with the source of blocks (block_source.h)
+// BlockPool: blocks with addresses, counted by KvPool; those that nobody needs are free, with the
+// source of blocks (block_source.h), or cached: the prefix index finds them, and the least recently
+// used goes when room is wanted (PagedAttention, SOSP'23 section 4.2; vLLM V1's block_pool.py). One
+// pool may serve several KvMemory on several threads.
 #pragma once
 
 #include "allocator/block_source.h"
@@ -25,19 +20,11 @@ class BlockPool final : public KvPool {
   const BlockSource& source() const { return *source_; }
   const PrefixIndex* prefix_index() const { return index_.get(); }  // null without; unlocked: benches
 
-  // Appends n blocks of one reference each to `out`: free ones first, then cached ones, least
-  // recently used first; adds the number of those to `evictions`. False: fewer than n are
-  // available, and nothing has changed. (Of several processes: cached blocks that others hold, too,
-  // are not available.)
+  // Appends n blocks of one reference each to `out`: free ones first, then cached ones, least recently used first; adds
+  // the number of those to `evictions`. False: fewer than n are available, and nothing has changed. (Of several
+  // processes: cached blocks that others hold, too, are not available.)
   [[nodiscard]] bool allocate(int n, std::vector<int32_t>& out, int64_t& evictions);
 
-  void add_references(std::span<const int32_t> blocks);
-  // The last block first, so that tails become the oldest of the LRU.
-  void release(std::span<const int32_t> blocks) override;
-  int users(int32_t block) const override;
-  void hold(std::span<const int32_t> blocks) override;
-  void unhold(std::span<const int32_t> blocks) override;
-  void begin_handover(KvHandover& handover) override;
   [[nodiscard]] bool adopt(const KvHandover& handover) override;
   void discard(const KvHandover& handover) override;
 
@@ -64,23 +51,16 @@ class BlockPool final : public KvPool {
   static size_t metadata_bytes(const KvLayout& layout, bool prefix_cache);
 
  private:
-  enum State : int { kFree, kActive, kCached, kInTransfer, kStates };
   struct Block {  // 32 bytes: two in a cache line, with what the index asks of it
     PrefixIndex::Node node;
-    int32_t references;
-    int16_t leases, handovers;  // that hold it
-    int32_t older, newer;       // neighbours in the LRU list while cached; -1: end
-    bool held() const { return leases > 0 || handovers > 0; }
+    Users users;
+    int32_t older, newer;  // neighbours in the LRU list while cached; -1: end
   };
-  using Hold = int16_t Block::*;
 
-  State state(int32_t block) const;
-  bool in_use(int32_t block) const override;
-  void add_reference(int32_t block);
-  void drop_reference(int32_t block);
-  void add_hold(int32_t block, Hold hold);  // before: referenced or held
-  void drop_hold(int32_t block, Hold hold);
-  void retire(int32_t block);  // nobody's any more: to the LRU, or free
+  int begin_use(int32_t block) override;
+  int end_use(int32_t block) override;
+  bool cached(int32_t block) const override { return at(block).node.uid != 0; }
+  void sign(KvHandover& handover) override;
   void lru_append(int32_t block);
   void lru_remove(int32_t block);
   void forget(int32_t block);  // a cached block is found no more
@@ -100,7 +80,6 @@ class BlockPool final : public KvPool {
   const int share_;  // source_->share()
   std::unique_ptr<PrefixIndex> index_;
   int32_t oldest_ = -1, newest_ = -1;  // LRU list
-  int count_[kStates] = {};            // free: what is not held here
   bool poison_;
 };
 

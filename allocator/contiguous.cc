@@ -1,12 +1,10 @@
-// contiguous: one slot of the maximum length per sequence, taken when it starts: what
-// PagedAttention was written against (SOSP'23, section 3.1, "Orca (Max)"). Plain addresses, and up
-// to max - length tokens wasted.
+// contiguous: one slot of the maximum length per sequence, taken when it starts: what PagedAttention was written
+// against (SOSP'23, section 3.1, "Orca (Max)"). Plain addresses, and up to max - length tokens wasted.
 //
-// slots: the same memory, whose slots keep what they hold when their sequence ends (TurboMind's
-// first generation, LlamaCacheManager). The next turn of a conversation, a prompt with the same
-// salt that begins with what the slot holds, takes the slot over and computes only what is new.
-// Without a free slot the one that ended first is evicted; its sequence comes back by computing it
-// again.
+// slots: the same memory, whose slots keep what they hold when their sequence ends (TurboMind's first generation,
+// LlamaCacheManager). The next turn of a conversation, a prompt with the same salt that begins with what the slot
+// holds, takes the slot over and computes only what is new. Without a free slot the one that ended first is evicted;
+// its sequence comes back by computing it again.
 #include <algorithm>
 #include <mutex>
 #include <utility>
@@ -172,8 +170,7 @@ class ContiguousMemory final : public PooledMemory {
     return take_over(oldest, 0);
   }
 
-  // An idle slot is referenced by nobody but this memory, which can do without it: as good as
-  // cached.
+  // An idle slot is referenced by nobody but this memory, which can do without it: as good as cached.
   KvStats pool_stats() const override {
     std::lock_guard lock(slots_mutex_);
     KvStats stats = pool_->stats();

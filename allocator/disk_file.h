@@ -5,8 +5,7 @@
 // The kernel may refuse to take operations (no memory for them): they are tried again for some
 // milliseconds, then they have failed. Nothing else is lost, and the next ones are tried anew.
 //
-// The file is unlinked as soon as it is open, so that nothing stays behind however the process
-// ends.
+// The file is unlinked as soon as it is open, so that nothing stays behind however the process ends.
 //
 // Thread safety: one owner.
 #pragma once

@@ -1,6 +1,5 @@
-// Which block of a full tier goes first: a pure function from what is known of a block to its rank;
-// the lowest rank goes. A tier asks only about blocks that may go: nobody reads them, and no other
-// block of the tier continues them.
+// Which block of a full tier goes first: a pure function from what is known of a block to its rank; the lowest rank
+// goes. A tier asks only about blocks that may go: nobody reads them, and no other block of the tier continues them.
 #pragma once
 
 #include <cstdint>

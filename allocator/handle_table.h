@@ -1,6 +1,5 @@
-// HandleTable: small integers for objects that come and go. An object keeps its heap memory for the
-// next user of its handle (T::clear() must keep capacity), so that a steady state allocates
-// nothing.
+// HandleTable: small integers for objects that come and go. An object keeps its heap memory for the next user of its
+// handle (T::clear() must keep capacity), so that a steady state allocates nothing.
 #pragma once
 
 #include <cstdint>

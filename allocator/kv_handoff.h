@@ -1,5 +1,4 @@
-// Zero-copy hand-off: a sequence goes from one memory to another over the same pool, and no byte
-// moves.
+// Zero-copy hand-off: a sequence goes from one memory to another over the same pool, and no byte moves.
 #pragma once
 
 #include <cstdint>
@@ -26,15 +25,13 @@ struct KvHandover {
   bool between_processes() const { return giver >= 0; }
 };
 
-// What a memory that hands over can do. Both memories must be of the same scheme over the same
-// pool.
+// What a memory that hands over can do. Both memories must be of the same scheme over the same pool.
 class KvHandoff {
  public:
   // Gives the sequence up without giving up its blocks.
   virtual KvHandover hand_over(KvHandle handle) = 0;
-  // Takes one over. kNoKv where there are no addresses for it now (vattention: no slot, or no
-  // mappings left), or where the giver, another process, does not hold those blocks any more; the
-  // KV is given up then.
+  // Takes one over. kNoKv where there are no addresses for it now (vattention: no slot, or no mappings left), or where
+  // the giver, another process, does not hold those blocks any more; the KV is given up then.
   virtual KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) = 0;
   // Ends a hand-over that nobody adopts; between processes the giver's, and nobody else's.
   virtual void discard(KvHandover handover) = 0;

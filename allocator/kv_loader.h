@@ -1,5 +1,4 @@
-// What a memory with tiers below it (tiered.h) can do beside: a prompt's KV that is not there may
-// be on its way.
+// What a memory with tiers below it (tiered.h) can do beside: a prompt's KV that is not there may be on its way.
 #pragma once
 
 #include "allocator/kv_handoff.h"

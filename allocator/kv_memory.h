@@ -1,14 +1,11 @@
-// KvMemory: who owns which KV bytes of one instance. Specification of every memory
-// scheme.
+// KvMemory: who owns which KV bytes of one instance. Specification of every memory scheme.
 //
-// Physical memory is a KvPool of equal blocks. A scheme decides how a sequence's tokens are laid
-// on blocks: `paged` gives it a table of small blocks, `contiguous` one block, a slot, of the
-// maximum length. All arithmetic above (policies, admission) is ceil(tokens / block_tokens) and
-// holds for both.
+// Physical memory is a KvPool of equal blocks. A scheme decides how a sequence's tokens are laid on blocks: `paged`
+// gives it a table of small blocks, `contiguous` one block, a slot, of the maximum length. All arithmetic above
+// (policies, admission) is ceil(tokens / block_tokens) and holds for both.
 //
-// Thread safety: one KvMemory belongs to one thread, its instance's engine. The pool beneath may be
-// shared by several instances (that is what makes the zero-copy hand-off possible) and locks for
-// itself.
+// Thread safety: one KvMemory belongs to one thread, its instance's engine. The pool beneath may be shared by several
+// instances (that is what makes the zero-copy hand-off possible) and locks for itself.
 #pragma once
 
 #include <climits>
@@ -116,54 +113,46 @@ class KvMemory {
  public:
   virtual ~KvMemory() = default;
   const char* name() const { return name_; }
-  // Where it lies, from its beginning to its end; layout() is of all ranks together
-  // (KvPlaces::whole).
+  // Where it lies, from its beginning to its end; layout() is of all ranks together (KvPlaces::whole).
   const KvPlaces& places() const { return places_; }
   const KvLayout& layout() const { return places_.whole; }
   std::byte* base(int rank = 0) const { return places_.base(rank); }
   int n_ranks() const { return int(places_.ranks.size()); }
   const KvShards* shards() const { return places_.shards ? &*places_.shards : nullptr; }
 
-  // Starts a sequence that is about to compute `tokens`. Attaches the longest cached prefix of full
-  // blocks with the same salt, but never the last token (its logits are wanted). Contiguous takes
-  // its slot here. Error `unavailable`: no slot now. Blocks for the uncached rest are taken by
-  // append.
+  // Starts a sequence that is about to compute `tokens`. Attaches the longest cached prefix of full blocks with the
+  // same salt, but never the last token (its logits are wanted). Contiguous takes its slot here. Error `unavailable`:
+  // no slot now. Blocks for the uncached rest are taken by append.
   virtual Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) = 0;
 
   // Cached tokens that are in this memory, at this moment. Any thread may call it.
   virtual int probe(std::span<const int32_t> tokens, uint64_t salt) const = 0;
 
-  // Makes room for `n_tokens` more tokens after those written, evicting cached blocks as needed,
-  // and makes the block of the next token private (copy-on-write). False: not enough blocks, and
-  // nothing has changed.
+  // Makes room for `n_tokens` more tokens after those written, evicting cached blocks as needed, and makes the block of
+  // the next token private (copy-on-write). False: not enough blocks, and nothing has changed.
   [[nodiscard]] virtual bool append(KvHandle handle, int n_tokens) = 0;
 
-  // The KV of `tokens` (the next ones after those written) is in place: full blocks become
-  // findable.
+  // The KV of `tokens` (the next ones after those written) is in place: full blocks become findable.
   virtual void written(KvHandle handle, std::span<const int32_t> tokens) = 0;
 
   // Room without written tokens is given back (an aborted step, a refused speculation).
   virtual void trim(KvHandle handle) = 0;
 
-  // A second sequence with the same written tokens: paged shares blocks, contiguous copies to
-  // another slot. Trims the first: its next write needs an append, which makes the shared last
-  // block private.
+  // A second sequence with the same written tokens: paged shares blocks, contiguous copies to another slot. Trims the
+  // first: its next write needs an append, which makes the shared last block private.
   virtual Result<KvHandle> fork(KvHandle handle) = 0;
 
-  // Gives the sequence up. Blocks that a lease or another sequence holds stay; full ones stay
-  // cached.
+  // Gives the sequence up. Blocks that a lease or another sequence holds stay; full ones stay cached.
   virtual void free(KvHandle handle) = 0;
 
-  // Holds the blocks with tokens [token_begin, token_end) of those that the sequence has now,
-  // beyond its free(), until unpin; the others go when it does. Contiguous memory holds its slot,
-  // vattention the rows up to token_end: a slot gives back rows from its end. Before: 0 <= begin <
-  // end.
+  // Holds the blocks with tokens [token_begin, token_end) of those that the sequence has now, beyond its free(), until
+  // unpin; the others go when it does. Contiguous memory holds its slot, vattention the rows up to token_end: a slot
+  // gives back rows from its end. Before: 0 <= begin < end.
   virtual KvLease pin(KvHandle handle, int token_begin, int token_end) = 0;
   KvLease pin(KvHandle handle) { return pin(handle, 0, INT_MAX); }  // all of them
   virtual void unpin(KvLease lease) = 0;
 
-  // Where the sequence's KV is, on that rank. Valid until the next append, fork, trim or free of
-  // this handle.
+  // Where the sequence's KV is, on that rank. Valid until the next append, fork, trim or free of this handle.
   virtual KvView view(KvHandle handle, int rank = 0) const = 0;
   virtual int written_tokens(KvHandle handle) const = 0;
   virtual std::span<const int32_t> blocks(KvHandle handle) const = 0;
@@ -173,10 +162,9 @@ class KvMemory {
   virtual KvStats stats() const = 0;      // any thread
   virtual void clear_prefix_cache() = 0;  // drops cached blocks that nobody uses; any thread
 
-  // Recounts everything from the tables (free + cached + active + in_transfer = capacity, every
-  // reference accounted for, every index entry valid) and aborts on a difference. `complete`: this
-  // memory is the only user of its pool, so that reference counts must be equal and not just large
-  // enough.
+  // Recounts everything from the tables (free + cached + active + in_transfer = capacity, every reference accounted
+  // for, every index entry valid) and aborts on a difference. `complete`: this memory is the only user of its pool, so
+  // that reference counts must be equal and not just large enough.
   virtual void check_invariants(bool complete = true) const = 0;
 
   KvHandoff& handoff() { return *handoff_; }

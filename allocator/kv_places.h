@@ -1,6 +1,5 @@
-// KvPlaces: where KV is. On one rank, or on several (kv_shards.h), where each has its part of the
-// model's layers and heads at addresses of its own. Known when a memory is made, and the same until
-// it ends.
+// KvPlaces: where KV is. On one rank, or on several (kv_shards.h), where each has its part of the model's layers and
+// heads at addresses of its own. Known when a memory is made, and the same until it ends.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-// What a pool of given options would be, before anything is allocated: for option checks and `xpyd
-// info`; and the pool.
+// What a pool of given options would be, before anything is allocated: for option checks and `xpyd info`; and the pool.
 //
 // An instance on several ranks (kv_shards.h) has one pool: a sequence has the same blocks, or the
 // same slot, and the same cached tokens on each, so that there is one block table, and everything
@@ -22,9 +21,8 @@ class PrefixLog;  // prefix_log.h
 // pool too small for one block is told how many bytes a block needs.
 Result<KvLayout> plan_pool(const std::string& scheme, const KvOptions& options);
 
-// Of an instance. `options` are of all of it: the model's shape, and the bytes of all ranks
-// together, which get equally many blocks. Errors name the option that cannot be met, as
-// plan_pool()'s do.
+// Of an instance. `options` are of all of it: the model's shape, and the bytes of all ranks together, which get equally
+// many blocks. Errors name the option that cannot be met, as plan_pool()'s do.
 struct PoolPlan {
   KvLayout whole;                   // of the blocks as one rank would have them
   std::vector<KvOptions> of_ranks;  // [n_ranks]

@@ -1,9 +1,14 @@
-// KvPool: equal blocks of KV memory that several memories draw from, as what all schemes have in
-// common sees them. What a block is, and who gets one, says the implementation: BlockPool (paged,
-// contiguous, slots) or RowPool (vattention).
+// KvPool: equal blocks of KV memory that several memories draw from, and who needs each: what all
+// schemes have in common. What a block is, who gets one, and what becomes of one that nobody needs,
+// says the implementation: BlockPool (paged, contiguous, slots) or RowPool (vattention).
 //
-// A block in use, referenced by a sequence or held by a lease, is filled with written tokens:
-// stats() knows what of the pool holds KV, a block that several sequences share counted once.
+// A block is in one state:
+//   in_transfer  held by a lease or a hand-over
+//   active       referenced by a sequence, not held
+//   cached       neither, and the implementation keeps what it holds, until somebody wants the room
+//   free         none of these
+// In use, in one of the first two, it is filled with written tokens: stats() knows what of the pool
+// holds KV, a block that several sequences share counted once.
 //
 // Thread safety: every function locks for itself, and stats() is a consistent snapshot. KV bytes
 // are not locked: only a block's owner writes it, at tokens that nobody else reads yet.
@@ -32,20 +37,21 @@ class KvPool {
   std::byte* data() const { return places_.base(0); }
   size_t block_bytes() const { return block_bytes_; }  // on all ranks
 
-  // Drops one reference of each, the last block first.
-  virtual void release(std::span<const int32_t> blocks) = 0;
+  // One reference more of each. Before: none of them is free.
+  void add_references(std::span<const int32_t> blocks);
+  // Drops one reference of each, the last block first, so that tails become the oldest of an LRU.
+  void release(std::span<const int32_t> blocks);
   // Sequences that may write after the tokens of this block: references and hand-overs, leases not.
-  virtual int users(int32_t block) const = 0;
-  // A lease's hold: beyond references.
-  virtual void hold(std::span<const int32_t> blocks) = 0;
-  virtual void unhold(std::span<const int32_t> blocks) = 0;
+  int users(int32_t block) const;
+  // A lease's hold: beyond references. Before: they are in use.
+  void hold(std::span<const int32_t> blocks);
+  void unhold(std::span<const int32_t> blocks);
 
-  // One reference of each block becomes a hold of the hand-over, and a reference again (adopt) or
-  // nothing (discard).
-  virtual void begin_handover(KvHandover& handover) = 0;
+  // One reference of each block becomes a hold of the hand-over, and a reference again (adopt) or nothing (discard).
+  void begin_handover(KvHandover& handover);
   // False: another process's blocks, which it does not hold any more; nothing has changed.
-  [[nodiscard]] virtual bool adopt(const KvHandover& handover) = 0;
-  virtual void discard(const KvHandover& handover) = 0;
+  [[nodiscard]] virtual bool adopt(const KvHandover& handover);
+  virtual void discard(const KvHandover& handover);
 
   // The last of `blocks` hold the KV of n more tokens, which begin at token `from` of them all.
   // Does not lock. Before: the caller uses them, and is the only one who writes there.
@@ -86,22 +92,52 @@ class KvPool {
     std::mutex& mutex_;
   };
 
+  struct Users {  // of a block
+    int32_t references = 0;
+    int16_t leases = 0, handovers = 0;  // that hold it
+    bool held() const { return leases > 0 || handovers > 0; }
+    bool any() const { return references > 0 || held(); }
+  };
+
   KvPool(KvPlaces places, size_t block_bytes);
-  virtual bool in_use(int32_t block) const = 0;  // locked
-  // A block with so many tokens comes into use, or goes out of it (negative). Locked.
-  void count_written(int tokens) { written_ += tokens; }
-  void check_written(bool complete) const;  // against in_use(). Locked
-  KvStats new_stats() const;                // capacity, block_tokens, written_bytes. Locked
+  // Before any use: they stand among what the implementation keeps of each block, [n_blocks].
+  void users_at(Users* first, size_t stride) { users_ = reinterpret_cast<std::byte*>(first), stride_ = stride; }
+  Users& of(int32_t block) const { return *reinterpret_cast<Users*>(users_ + size_t(block) * stride_); }
+
+  // Locked, all of these.
+  // A block that nobody used comes into use, or one goes out of it. Gives the tokens that it holds,
+  // and keeps n_cached_ right.
+  virtual int begin_use(int32_t block) = 0;
+  virtual int end_use(int32_t block) = 0;
+  virtual bool cached(int32_t block) const = 0;  // of one that is not in use
+  virtual void sign(KvHandover&) {}              // at its begin
+  void add_reference(int32_t block);
+  void drop_reference(int32_t block);
+  int n_free() const { return n_blocks_ - count_[kActive] - count_[kInTransfer] - n_cached_; }
+  // Uses, and tokens written, against one user's, as check_invariants(): the first of what that does.
+  void check_uses(std::span<const int32_t> references, std::span<const int32_t> leases, bool complete) const;
+  KvStats count() const;  // all that stats() says of a pool on its own
 
   const KvPlaces places_;
   const int n_blocks_, block_tokens_;
   const size_t block_bytes_;
   std::vector<int32_t> filled_;  // [n_blocks] tokens
   mutable std::mutex mutex_;
+  int n_cached_ = 0;
+  int64_t written_ = 0;  // tokens in blocks in use, counted under the lock
 
  private:
-  int64_t written_ = 0;                      // tokens in blocks in use, counted under the lock
-  std::atomic<int64_t> written_outside_{0};  // and without
+  enum State : int { kUnused, kActive, kInTransfer, kStates };
+  static State state(const Users& users) {
+    return users.held() ? kInTransfer : users.references > 0 ? kActive : kUnused;
+  }
+  template <class F>
+  void change(int32_t block, F&& f);
+
+  std::byte* users_ = nullptr;
+  size_t stride_ = 0;
+  int count_[kStates] = {};
+  std::atomic<int64_t> written_outside_{0};  // tokens, counted without the lock
 };
 
 }  // namespace xpyd

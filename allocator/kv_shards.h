@@ -1,7 +1,6 @@
-// KvShards: how the KV of one instance, layers x kv heads, lies on the ranks that compute it.
-// Pipeline stages hold layers, the tensor-parallel ranks of a stage hold heads; each rank has its
-// rectangle, in its part of one pool or (vattention) in a KV memory of its own. Whoever needs to
-// know who holds what (memory, model, transfers) asks here.
+// KvShards: how the KV of one instance, layers x kv heads, lies on the ranks that compute it. Pipeline stages hold
+// layers, the tensor-parallel ranks of a stage hold heads; each rank has its rectangle, in its part of one pool or
+// (vattention) in a KV memory of its own. Whoever needs to know who holds what (memory, model, transfers) asks here.
 #pragma once
 
 #include <string>
@@ -30,9 +29,8 @@ struct KvRect {  // in numbers of the whole model
 struct KvShards {
   int n_layers = 0, n_kv_heads = 0;
   int tp = 1, pp = 1;
-  // n_layers % pp layers are left over: that many stages have one more, `long_stage` and those
-  // after it, beginning anew after the last. -1: the last ones, which balances best where prompts
-  // are cut into chunks that cost more and more.
+  // n_layers % pp layers are left over: that many stages have one more, `long_stage` and those after it, beginning anew
+  // after the last. -1: the last ones, which balances best where prompts are cut into chunks that cost more and more.
   int long_stage = -1;
   std::vector<int> stage_layers;  // [pp]: layers of each stage, instead of the rule; or empty
   bool operator==(const KvShards&) const = default;
@@ -40,8 +38,7 @@ struct KvShards {
   int n_ranks() const { return tp * pp; }
   int stage_of(int rank) const { return rank / tp; }
   int tensor_rank_of(int rank) const { return rank % tp; }
-  // Tensor ranks that hold the same head: 1, or tp / n_kv_heads where there are more ranks than
-  // heads.
+  // Tensor ranks that hold the same head: 1, or tp / n_kv_heads where there are more ranks than heads.
   int replicas() const { return tp > n_kv_heads ? tp / n_kv_heads : 1; }
 
   KvRange layers(int stage) const;

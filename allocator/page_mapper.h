@@ -33,8 +33,7 @@ class PageMapper {
     double stall_seconds = 0;
   };
 
-  // `ranges`: the addresses of each rank; `slots`: of the virtual slots. All of it outlives the
-  // mapper.
+  // `ranges`: the addresses of each rank; `slots`: of the virtual slots. All of it outlives the mapper.
   PageMapper(RowPool& pool, std::span<const std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots);
   ~PageMapper();
 

@@ -1,6 +1,5 @@
-// paged: PagedAttention (Kwon et al., SOSP'23, section 4): a table of small blocks per sequence,
-// reference counts, copy-on-write; with the prefix cache of vLLM V1 (chained hashes of full blocks,
-// lazy LRU eviction).
+// paged: PagedAttention (Kwon et al., SOSP'23, section 4): a table of small blocks per sequence, reference counts,
+// copy-on-write; with the prefix cache of vLLM V1 (chained hashes of full blocks, lazy LRU eviction).
 #include <algorithm>
 #include <utility>
 
@@ -112,9 +111,8 @@ class PagedMemory final : public PooledMemory {
     return tokens.empty() ? 0 : int(tokens.size() - 1) / block_tokens_;
   }
 
-  // A full block is never written again; only a block that holds some written tokens can need a
-  // copy. Once its last other user has gone it stays private: only this sequence's own fork could
-  // share it again.
+  // A full block is never written again; only a block that holds some written tokens can need a copy. Once its last
+  // other user has gone it stays private: only this sequence's own fork could share it again.
   bool tail_is_shared(const Sequence& s) const {
     return s.maybe_shared && s.written % block_tokens_ != 0 &&
            blocks_.users(s.table[size_t(s.written / block_tokens_)]) > 1;

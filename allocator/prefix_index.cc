@@ -62,8 +62,7 @@ size_t PrefixIndex::metadata_bytes(int n_blocks, int block_tokens) {
 }
 
 void PrefixIndex::hash_batch(uint64_t before, bool first, const int32_t* tokens, int n, uint64_t* hashes) const {
-  // One loop: the chain is latency, and the local hashes of the next blocks, which do not depend on
-  // it, fill its gaps.
+  // One loop: the chain is latency, and the local hashes of the next blocks, which do not depend on it, fill its gaps.
   for (int i = 0; i < n; ++i, tokens += block_tokens_, first = false) {
     before = sequence_hash(before, first, local_hash(tokens, block_tokens_));
     hashes[i] = before;

@@ -1,5 +1,4 @@
-// PrefixIndex: finds the block that holds the KV of "these tokens, after that prefix, under this
-// salt".
+// PrefixIndex: finds the block that holds the KV of "these tokens, after that prefix, under this salt".
 //
 // Key of a block (Mooncake RFC #1527, which Dynamo's router shares):
 //   local[i] = XXH3_64(tokens of block i, little-endian u32),  seq[0] = local[0],
@@ -48,9 +47,8 @@ class PrefixIndex {
     uint64_t parent = 0;
   };
 
-  // Nodes are the owner's, `node_stride` bytes apart, [n_blocks], zeroed: beside what else it keeps
-  // of a block, they share its cache line. `hash_mask` is ANDed to every key: a test narrows it to
-  // force collisions.
+  // Nodes are the owner's, `node_stride` bytes apart, [n_blocks], zeroed: beside what else it keeps of a block, they
+  // share its cache line. `hash_mask` is ANDed to every key: a test narrows it to force collisions.
   PrefixIndex(int n_blocks, int block_tokens, uint64_t hash_mask, Node* nodes, size_t node_stride);
 
   // What it finds from now on, and what it loses. Before any use.

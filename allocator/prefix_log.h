@@ -1,7 +1,6 @@
-// PrefixLog: which blocks a pool's prefix index came to find, and which it lost, for somebody who
-// is too far away to ask it: a conductor that places requests by what its workers' caches hold
-// (Dynamo's KV events, Mooncake's conductor). Blocks are named by their chained hash
-// (prefix_index.h).
+// PrefixLog: which blocks a pool's prefix index came to find, and which it lost, for somebody who is too far away to
+// ask it: a conductor that places requests by what its workers' caches hold (Dynamo's KV events, Mooncake's conductor).
+// Blocks are named by their chained hash (prefix_index.h).
 //
 // Thread safety: any thread.
 #pragma once

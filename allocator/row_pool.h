@@ -1,17 +1,11 @@
-// RowPool: the rows of page groups that vattention's memories map behind their addresses, with
-// reference counts. A row is what one sequence needs for its next T tokens: one group for each
-// plane, that is for each (layer, K or V) in layer_major and one in all in token_major ("tensor
-// slicing", vAttention section 8.2). It has an address only while somebody maps it. Group of
-// (plane, row r) = plane * n_rows + r, on each rank: neighbouring rows are neighbours in every
-// plane.
+// RowPool: the rows of page groups that vattention's memories map behind their addresses, with reference counts. A row
+// is what one sequence needs for its next T tokens: one group for each plane, that is for each (layer, K or V) in
+// layer_major and one in all in token_major ("tensor slicing", vAttention section 8.2). It has an address only while
+// somebody maps it. Group of (plane, row r) = plane * n_rows + r, on each rank: neighbouring rows are neighbours in
+// every plane.
 //
-// A row is in one state:
-//   in_transfer  held by a lease or a hand-over
-//   active       referenced by a sequence, not held
-//   idle         mapped behind slots none of which needs it: each reference is marked idle. Counts
-//   as cached in KvStats,
-//                though only its owners can free it
-//   free         none of these: in the free list
+// A row that nobody needs may still be mapped behind slots, each with an idle reference: it counts
+// as cached, though only its owners can free it. The others are in the free list.
 #pragma once
 
 #include "allocator/kv_pool.h"
@@ -36,20 +30,11 @@ class RowPool final : public KvPool {
   // that runs of neighbours can be mapped as one; a new run begins where the next kRun rows are
   // free. False: there are not so many, and nothing has changed.
   [[nodiscard]] bool allocate(int n, std::vector<int32_t>& out);
-  void add_references(std::span<const int32_t> rows);
-  void release(std::span<const int32_t> rows) override;
-  int users(int32_t row) const override;
-  // One reference of each becomes idle, or is in use again.
+  // One reference of each becomes idle, or is one again.
   void set_idle(std::span<const int32_t> rows, bool idle);
-  void release_idle(std::span<const int32_t> rows);  // release() of idle references
+  void release_idle(std::span<const int32_t> rows);
   // Leading rows that have no other user than the caller.
   int n_unshared(std::span<const int32_t> rows) const;
-
-  void hold(std::span<const int32_t> rows) override;
-  void unhold(std::span<const int32_t> rows) override;
-  void begin_handover(KvHandover& handover) override;
-  [[nodiscard]] bool adopt(const KvHandover& handover) override;  // true
-  void discard(const KvHandover& handover) override;
 
   KvStats stats() const override;
   void check_invariants(std::span<const int32_t> references, std::span<const int32_t> leases,
@@ -59,18 +44,18 @@ class RowPool final : public KvPool {
 
  private:
   static constexpr int kRun = 16;
-  enum State : int { kFree, kActive, kIdle, kInTransfer, kStates };
   struct Row {
-    int32_t references = 0, idle = 0;  // idle: of the references
-    int32_t holds = 0, handovers = 0;  // hand-overs: of the holds
-    int32_t before = -1, after = -1;   // neighbours in the free list; -1: end
+    Users users;
+    int32_t idle = 0;                 // references
+    int32_t before = -1, after = -1;  // neighbours in the free list; -1: end
   };
-  class Change;
 
   Row& at(int32_t row) { return rows_[size_t(row)]; }
   const Row& at(int32_t row) const { return rows_[size_t(row)]; }
-  State state(int32_t row) const;
-  bool in_use(int32_t row) const override;
+  bool free(int32_t row) const { return !at(row).users.any() && at(row).idle == 0; }
+  int begin_use(int32_t row) override;
+  int end_use(int32_t row) override;
+  bool cached(int32_t row) const override { return at(row).idle > 0; }
   void push_free(int32_t row);
   void take_free(int32_t row);  // from anywhere in the list
   int32_t run_start() const;
@@ -78,7 +63,6 @@ class RowPool final : public KvPool {
   const std::vector<std::shared_ptr<PageGroups>> groups_;  // [n_ranks]
   std::vector<Row> rows_;
   int32_t free_head_ = -1;  // the last freed
-  int count_[kStates] = {};
 };
 
 }  // namespace xpyd

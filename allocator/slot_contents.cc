@@ -7,8 +7,7 @@
 namespace xpyd {
 namespace {
 
-// Leading elements that are equal. memcmp reads 32 bytes at a time, a loop that may stop anywhere
-// four.
+// Leading elements that are equal. memcmp reads 32 bytes at a time, a loop that may stop anywhere four.
 size_t common(const int32_t* a, const int32_t* b, size_t n) {
   constexpr size_t kStep = 256;
   size_t i = 0;

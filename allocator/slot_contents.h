@@ -1,7 +1,6 @@
-// What the slots of contiguous memory hold: the token ids, and the salt, whose KV is there; of
-// sequences that live, and of those that have ended while nobody has taken their slot. Finds the
-// slot with the longest common prefix: sharing for memory without blocks (reference: vTensor's and
-// TurboMind's reuse of a whole sequence).
+// What the slots of contiguous memory hold: the token ids, and the salt, whose KV is there; of sequences that live, and
+// of those that have ended while nobody has taken their slot. Finds the slot with the longest common prefix: sharing
+// for memory without blocks (reference: vTensor's and TurboMind's reuse of a whole sequence).
 //
 // Slots are few (twice the batch) and prompts long, so there is no tree: a look-up compares the
 // prompt with each slot whose token at the end of the best match so far is the right one.

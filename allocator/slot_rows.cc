@@ -188,15 +188,12 @@ int64_t SlotRows::calls(std::atomic<int64_t> PageCalls::*what) const {
   return n;
 }
 
-void SlotRows::count_references(std::vector<int32_t>& references, std::vector<int32_t>* idle) const {
+void SlotRows::count_references(std::vector<int32_t>& busy, std::vector<int32_t>& idle) const {
   int64_t counted = 0;
   for (const Slot& slot : slots_) {
     XPYD_CHECK(slot.busy >= 0 && slot.busy <= int(slot.rows.size()));
     counted += runs(slot.rows, 0);
-    for (size_t i = 0; i < slot.rows.size(); ++i) {
-      ++references[size_t(slot.rows[i])];
-      if (idle) (*idle)[size_t(slot.rows[i])] += int(i) >= slot.busy;
-    }
+    for (size_t i = 0; i < slot.rows.size(); ++i) ++(int(i) < slot.busy ? busy : idle)[size_t(slot.rows[i])];
   }
   XPYD_CHECK(counted == runs_.load());
 }

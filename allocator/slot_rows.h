@@ -1,11 +1,9 @@
-// The rows of page groups behind each slot of virtual addresses (vattention): mapped when needed or
-// a little before, shared between slots, kept when nobody needs them and given back when somebody
-// does.
+// The rows of page groups behind each slot of virtual addresses (vattention): mapped when needed or a little before,
+// shared between slots, kept when nobody needs them and given back when somebody does.
 //
-// A slot's rows are a prefix of its addresses. The first `busy` of them belong to its sequence, or
-// to a lease; the others are idle: they stay mapped, the pool counts them as cached, and any slot
-// that runs short gets them. A row may be behind several slots (alias), each with a reference; only
-// full rows are shared, which nobody writes any more.
+// A slot's rows are a prefix of its addresses. The first `busy` of them belong to its sequence, or to a lease; the
+// others are idle: they stay mapped, the pool counts them as cached, and any slot that runs short gets them. A row may
+// be behind several slots (alias), each with a reference; only full rows are shared, which nobody writes any more.
 //
 // Thread safety: the owner's thread; mappings() any.
 #pragma once
@@ -54,8 +52,7 @@ class SlotRows {
   // Rows from `from` on that nobody shares, counted from the start: a sequence that writes from row
   // `from` on may keep those before.
   int unshared_from(int slot, int from) const;
-  // The slot keeps its first `keep` rows; the others are unmapped in the background, then free.
-  // Before: they are idle.
+  // The slot keeps its first `keep` rows; the others are unmapped in the background, then free. Before: they are idle.
   void give_back(int slot, int keep);
   // Free rows in the pool, taken from idle slots first, the longest idle first and from its end,
   // then from rows that sequences do not need yet. False: there are not so many.
@@ -72,8 +69,7 @@ class SlotRows {
   int64_t mappings() const { return runs_.load(std::memory_order_relaxed) * n_planes_; }
   int64_t calls(std::atomic<int64_t> PageCalls::*what) const;  // of all ranks
   PageMapper::Stats jobs() const { return mapper_.stats(); }
-  // `idle`: those that are; null: not asked.
-  void count_references(std::vector<int32_t>& references, std::vector<int32_t>* idle) const;
+  void count_references(std::vector<int32_t>& busy, std::vector<int32_t>& idle) const;  // adds, [rows of the pool]
 
  private:
   static constexpr int64_t kLive = LLONG_MAX;

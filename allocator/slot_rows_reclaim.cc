@@ -6,8 +6,7 @@
 
 namespace xpyd {
 
-// The system refuses mappings: those of idle slots are given back, so that the next try may
-// succeed.
+// The system refuses mappings: those of idle slots are given back, so that the next try may succeed.
 void SlotRows::give_back_idle() {
   for (int i; (i = victim(-1, false)) >= 0;) give_back(i, slots_[size_t(i)].busy);
 }

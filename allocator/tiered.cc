@@ -168,15 +168,14 @@ KvHandle TieredMemory::adopt(KvHandover handover, std::span<const int32_t> token
   return handle;
 }
 
-// It ends here: what of it the tiers did not take they will not get. All of it was in use until
-// now.
+// It ends here: what of it the tiers did not take they will not get. All of it was in use until now.
 void TieredMemory::leave(KvHandle handle) {
   Sequence& s = sequences_[size_t(handle)];
   if (std::exchange(s.behind, false)) std::erase(behind_, handle);
   tiers_->tick();
   tiers_->touch(s.chain);
   const int missing = int(s.tokens.size()) / block_tokens_ - s.chain.n_blocks;
-  if (missing > 0 && !s.when_set_aside) tiers_->count_dropped(missing);
+  if (missing > 0 && !s.when_set_aside) tiers_->count([&](KvTierStats& stats) { stats.dropped_out += missing; });
   s.tokens.clear();
 }
 
@@ -249,7 +248,8 @@ void TieredMemory::store(KvHandle handle) {
   if (tiers_->options().wait_for_copies) out_->wait();
   s.last_out = out.mark = out_->mark();
   blocks_out_ += out.blocks.size();
-  tiers_->count_out(int64_t(bytes), int64_t(copies_.size()));
+  tiers_->count(
+      [&](KvTierStats& stats) { stats.bytes_out += int64_t(bytes), stats.copies_out += int64_t(copies_.size()); });
   outs_.push_back(std::move(out));
 }
 
@@ -334,8 +334,7 @@ void TieredMemory::poll_in() {
     return done;
   });
   if (loading_.empty() || ended > 0 || tiers_->moving()) return;
-  // Every slot of the host is held by sequences that wait for another slot: the youngest makes do
-  // with what it has.
+  // Every slot of the host is held by sequences that wait for another slot: the youngest makes do with what it has.
   const bool waits = std::all_of(loading_.begin(), loading_.end(),
                                  [&](KvHandle handle) { return sequences_[size_t(handle)].load.pieces.empty(); });
   if (waits) give_up_load(sequences_[size_t(loading_.back())].load);
@@ -388,7 +387,8 @@ bool TieredMemory::copy_in(KvHandle handle) {
   const size_t bytes = plan_copies(handle, host, begin_token, end_token, false);
   in_->copy(copies_, bytes <= kCached);
   if (tiers_->options().wait_for_copies) in_->wait();
-  tiers_->count_in(int64_t(bytes), int64_t(copies_.size()));
+  tiers_->count(
+      [&](KvTierStats& stats) { stats.bytes_in += int64_t(bytes), stats.copies_in += int64_t(copies_.size()); });
   load.pieces.push_back({in_->mark(), end - load.copied});
   load.copied = end;
   return true;
@@ -400,7 +400,8 @@ void TieredMemory::finish_load(KvHandle handle) {
   Load& load = s.load;
   s.loading = false;
   for (size_t i = load.arrived; i < load.blocks.size(); ++i) tiers_->unpin(load.blocks[i]);
-  tiers_->count_wait(clock_.now() - load.start_s);
+  const double waited_s = clock_.now() - load.start_s;
+  tiers_->count([&](KvTierStats& stats) { stats.load_wait_seconds += waited_s; });
   if (s.given_up) {
     s.tokens.clear();
     memory_->free(handle);
@@ -409,7 +410,7 @@ void TieredMemory::finish_load(KvHandle handle) {
   const auto end_of = [&](size_t n) { return std::max(load.begin, (load.first_block + int(n)) * block_tokens_); };
   int64_t hits[2] = {};  // tokens from the host, from the disk
   for (size_t i = 0; i < load.arrived; ++i) hits[load.from_disk[i]] += end_of(i + 1) - end_of(i);
-  tiers_->count_hits(hits[0], hits[1]);
+  tiers_->count([&](KvTierStats& stats) { stats.host_hit_tokens += hits[0], stats.disk_hit_tokens += hits[1]; });
   const int end = end_of(load.arrived);
   const std::span<const int32_t> tokens = std::span(load.tokens).first(size_t(end));
   memory_->written(handle, tokens.subspan(size_t(load.begin)));

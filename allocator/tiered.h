@@ -1,13 +1,11 @@
-// TieredMemory: any KvMemory with tiers below it (KvTiers). What a sequence has computed is copied
-// out, block by block, while it goes on; a prompt that begins like one of these gets its KV copied
-// in while others compute.
+// TieredMemory: any KvMemory with tiers below it (KvTiers). What a sequence has computed is copied out, block by block,
+// while it goes on; a prompt that begins like one of these gets its KV copied in while others compute.
 //
-// Out: written() starts a copy of every tier block that has become full and that the tiers have not
-// got; a lease keeps its bytes in place until the copy is done.
-// In: reserve() takes room for what the tiers know beyond the memory's own hit, and starts copying;
-// the reservation is `loading` until every block has arrived or one has not: then the sequence has
-// what came before it, and the rest is computed. Handles and leases are those of the memory
-// beneath.
+// Out: written() starts a copy of every tier block that has become full and that the tiers have not got; a lease keeps
+// its bytes in place until the copy is done.
+// In: reserve() takes room for what the tiers know beyond the memory's own hit, and starts copying; the reservation is
+// `loading` until every block has arrived or one has not: then the sequence has what came before it, and the rest is
+// computed. Handles and leases are those of the memory beneath.
 //
 // Thread safety: as KvMemory.
 #pragma once
@@ -47,8 +45,7 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
     return memory_->pin(handle, token_begin, token_end);
   }
   void unpin(KvLease lease) override { memory_->unpin(lease); }
-  // vattention gives its addresses up: waits for the copies out of this sequence that are under
-  // way.
+  // vattention gives its addresses up: waits for the copies out of this sequence that are under way.
   KvHandover hand_over(KvHandle handle) override;
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override;
   void discard(KvHandover handover) override { memory_->handoff().discard(std::move(handover)); }

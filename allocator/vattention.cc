@@ -2,11 +2,10 @@
 // behind the part that it uses (Prabhu et al., ASPLOS'25). Kernels see contiguous memory; what is
 // left of waste is the end of one row of page groups (page_mapper.h).
 //
-// A slot is a piece of the virtual range (slot_rows.h). Its rows stay mapped when its sequence ends
-// (deferred reclamation, section 6.1.2), and so does what they hold (slot_contents.h): a sequence
-// that begins alike maps the full rows a second time, goes on in the slot, or copies
-// (VattentionOptions::share); any other maps only what it needs beyond the rows of the slot it
-// takes.
+// A slot is a piece of the virtual range (slot_rows.h). Its rows stay mapped when its sequence ends (deferred
+// reclamation, section 6.1.2), and so does what they hold (slot_contents.h): a sequence that begins alike maps the full
+// rows a second time, goes on in the slot, or copies (VattentionOptions::share); any other maps only what it needs
+// beyond the rows of the slot it takes.
 #include "allocator/vattention.h"
 
 namespace xpyd {
@@ -121,8 +120,7 @@ void VattentionMemory::let_go(int slot) {
   rows_.drain();
 }
 
-// Nobody needs the slot any more. It keeps its rows for the next sequence, unless free rows run
-// short.
+// Nobody needs the slot any more. It keeps its rows for the next sequence, unless free rows run short.
 void VattentionMemory::ended(int slot) {
   if (options_.keep_idle) {
     contents_.end(slot);
@@ -217,7 +215,7 @@ void VattentionMemory::check_invariants(bool complete) const {
   rows_.drain();
   PooledMemory::check_invariants(complete);
   std::vector<int32_t> references(size_t(row_pool_.layout().n_blocks), 0), idle = references;
-  rows_.count_references(references, &idle);
+  rows_.count_references(references, idle);
   row_pool_.check_idle(idle, complete);
   for (int i = 0; i < layout().n_blocks; ++i) {
     const Slot& slot = slots_[size_t(i)];

@@ -1,6 +1,5 @@
-// VattentionMemory: contiguous addresses with memory behind what is used. Its algorithm stands in
-// vattention.cc, what sequences share of each other's rows in vattention_share.cc, what it asks of
-// a system in vattention_plan.cc.
+// VattentionMemory: contiguous addresses with memory behind what is used. Its algorithm stands in vattention.cc, what
+// sequences share of each other's rows in vattention_share.cc, what it asks of a system in vattention_plan.cc.
 //
 // Thread safety: as KvMemory.
 #pragma once
@@ -57,8 +56,7 @@ class VattentionMemory final : public PooledMemory {
   };
 
   int rows_for(int tokens) const { return (tokens + row_tokens_ - 1) / row_tokens_; }
-  // Rows all of whose bytes belong to the first `tokens` tokens: who shares them never writes
-  // there.
+  // Rows all of whose bytes belong to the first `tokens` tokens: who shares them never writes there.
   int full_rows(int tokens) const { return int(size_t(tokens) * token_bytes_ / options_.vattention.page_group_bytes); }
   bool sharing() const { return share_ != KvShare::off; }
   bool usable(int slot) const { return !slots_[size_t(slot)].live && slots_[size_t(slot)].pins == 0; }
@@ -78,7 +76,8 @@ class VattentionMemory final : public PooledMemory {
     return rows_.rows(s.slot).first(size_t(rows_for(s.room)));
   }
   void count_references(std::vector<int32_t>& references) const override {
-    rows_.count_references(references, nullptr);
+    std::vector<int32_t> idle(references.size(), 0);
+    rows_.count_references(references, idle);
   }
   void check_sequence(const Sequence& s) const override;
 

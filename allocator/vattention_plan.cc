@@ -8,9 +8,8 @@
 namespace xpyd {
 namespace {
 
-// A slot's planes are whole groups, one for each row of its longest sequence; where a group does
-// not hold a whole number of tokens these are more than its bytes need. Its length is rounded up to
-// where a token ends with a group.
+// A slot's planes are whole groups, one for each row of its longest sequence; where a group does not hold a whole
+// number of tokens these are more than its bytes need. Its length is rounded up to where a token ends with a group.
 KvLayout vattention_slots(const KvOptions& o) {  // of one rank
   const size_t group = o.vattention.page_group_bytes, token = KvLayout{o.shape, o.order}.token_stride();
   const int row_tokens = vattention_row_tokens(o);
@@ -48,8 +47,7 @@ Status check_page_groups(const KvOptions& o) {
   if (bytes_of_addresses >= kMostAddresses)
     return too_many(bytes_of_addresses, " bytes of addresses, a process has 2^47");
   if (o.vattention.on_card) return ok();
-  // Each sequence has at least one mapping and one gap per plane. Memories have a pool each, or all
-  // of them one.
+  // Each sequence has at least one mapping and one gap per plane. Memories have a pool each, or all of them one.
   const long planes = vattention_planes(o);
   const long rows = long(o.pool_bytes / vattention_row_bytes(o)) * (o.keep_idle ? o.n_memories : 1);
   const long sequences = std::min(rows, long(o.vattention.max_sequences) * o.n_memories);

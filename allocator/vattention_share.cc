@@ -1,7 +1,6 @@
-// What sequences of vattention share: a prompt that begins like what another slot holds maps its
-// full rows a second time, goes on in the slot if its sequence has ended, or copies
-// (VattentionOptions::share); a fork does the first or the last. Nobody has published the three
-// side by side.
+// What sequences of vattention share: a prompt that begins like what another slot holds maps its full rows a second
+// time, goes on in the slot if its sequence has ended, or copies (VattentionOptions::share); a fork does the first or
+// the last. Nobody has published the three side by side.
 #include "allocator/vattention.h"
 
 namespace xpyd {
@@ -35,11 +34,10 @@ void VattentionMemory::copy_bytes(int to, int from, size_t begin, size_t end) {
   queue_.wait();
 }
 
-// The first `tokens` tokens of `donor` in the idle slot, too: full rows by a second mapping
-// (alias), the rest copied. Copy-on-write of a row never happens: KV is only appended to, a full
-// row has no byte left to write, and the row of the next token is never shared. `room`: tokens that
-// will be asked for next; nothing is begun that they do not fit behind. False: no rows, and the
-// slot is empty.
+// The first `tokens` tokens of `donor` in the idle slot, too: full rows by a second mapping (alias), the rest copied.
+// Copy-on-write of a row never happens: KV is only appended to, a full row has no byte left to write, and the row of
+// the next token is never shared. `room`: tokens that will be asked for next; nothing is begun that they do not fit
+// behind. False: no rows, and the slot is empty.
 bool VattentionMemory::clone(int slot, int donor, int tokens, int room) {
   const int shared = share_ == KvShare::alias ? full_rows(tokens) : 0;
   const int donor_busy = rows_.busy(donor);
