@@ -109,13 +109,15 @@ void Instance::handle(InstanceId, StartRequest message) {
   const AttemptId attempt = message.attempt;
   if (sender_.has(attempt) || receiver_.has(attempt)) return;  // it comes from another process
   if (message.order == DisaggOrder::decode_first) return receiver_.start(std::move(message));
-  SequencePtr sequence = attempts_.begin(attempt, std::move(message.request), message.state);
+  compute(attempts_.begin(attempt, std::move(message.request), message.state), message.order, message.decode);
+}
+
+void Instance::compute(SequencePtr sequence, DisaggOrder order, InstanceId decode) {
+  const AttemptId attempt = sequence->attempt;
   sequence->queue_ticket = attempts_.ticket(attempt, AttemptProgress::started);
   sequence->prompt_ticket = attempts_.ticket(attempt, AttemptProgress::prompt_done);
-  if (message.order != DisaggOrder::local) {
-    sequence->leaves = true;
-    sender_.expect(attempt, message.order, message.decode);
-  }
+  sequence->leaves = order != DisaggOrder::local;
+  if (sequence->leaves) sender_.expect(attempt, order, decode);
   engine_.submit(std::move(sequence));
 }
 
@@ -137,12 +139,7 @@ void Instance::handle(InstanceId, PrefillJob message) {
   request->session_id = message.request->session_id;
   request->arrival_s = message.request->arrival_s;
   request->deadline_s = message.request->deadline_s;
-  SequencePtr sequence = attempts_.begin(message.attempt, std::move(request), {}, true);
-  sequence->queue_ticket = attempts_.ticket(message.attempt, AttemptProgress::started);
-  sequence->prompt_ticket = attempts_.ticket(message.attempt, AttemptProgress::prompt_done);
-  sequence->leaves = true;
-  sender_.expect(message.attempt, DisaggOrder::decode_first, message.decode);
-  engine_.submit(std::move(sequence));
+  compute(attempts_.begin(message.attempt, std::move(request), {}, true), DisaggOrder::decode_first, message.decode);
 }
 
 void Instance::handle(InstanceId, PeerJoined message) {

@@ -83,6 +83,7 @@ class Instance final : private EngineHooks {
   // The conductor's alone.
   template <class M>
   void handle(InstanceId, M) {}
+  void compute(SequencePtr sequence, DisaggOrder order, InstanceId decode);
   bool meet();  // true: a wire is connected, or cannot be
   bool waits_for_wire(const Envelope& envelope) const;
   void stand();

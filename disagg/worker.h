@@ -2,7 +2,7 @@
 // their own, and joins again (as a new instance) when the conductor has given it up or was
 // restarted.
 //
-// Threads: run() keeps connections on the caller's thread, the instance has one, the channels one.
+// Threads: run() keeps connections, and renews leases, on the caller's thread; the instance has one, the channels one.
 #pragma once
 
 #include <condition_variable>
