@@ -10,7 +10,7 @@
 #include <cstring>
 #include <string>
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 static_assert(std::atomic_ref<uint64_t>::is_always_lock_free);
 
@@ -220,4 +220,4 @@ int BlockLedger::reap() {
   return reaped;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -30,7 +30,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 class BlockLedger {
  public:
@@ -92,4 +92,4 @@ class BlockLedger {
   std::mutex reaping_;            // locks of one open file do not exclude each other
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 BlockPool::BlockPool(KvPlaces places, bool prefix_cache, uint64_t hash_mask)
     : BlockPool(places, prefix_cache, make_free_list(places.whole.n_blocks), hash_mask) {}
@@ -214,4 +214,4 @@ void BlockPool::check_invariants(std::span<const int32_t> references, std::span<
   if (index_) index_->check_invariants();
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

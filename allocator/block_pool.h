@@ -9,7 +9,7 @@
 #include "allocator/prefix_index.h"
 #include "base/memory.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 class BlockPool final : public KvPool {
  public:
@@ -83,4 +83,4 @@ class BlockPool final : public KvPool {
   bool poison_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -5,7 +5,7 @@
 
 #include "allocator/block_ledger.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 class FreeList final : public BlockSource {
@@ -74,4 +74,4 @@ std::unique_ptr<BlockSource> make_ledger_source(std::unique_ptr<BlockLedger> led
   return std::make_unique<LedgerSource>(std::move(ledger), share);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

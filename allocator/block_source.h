@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 class BlockLedger;
 
@@ -46,4 +46,4 @@ std::unique_ptr<BlockSource> make_free_list(int n_blocks);
 // `share`: of the blocks, what this process may hold with cached ones among it.
 std::unique_ptr<BlockSource> make_ledger_source(std::unique_ptr<BlockLedger> ledger, int share);
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -13,7 +13,7 @@
 #include "allocator/pooled.h"
 #include "allocator/slot_contents.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 Error no_slot() { return {ErrorCode::unavailable, "no free KV slot"}; }
@@ -232,4 +232,4 @@ KvScheme slots_scheme() {
   return scheme;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

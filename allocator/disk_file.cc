@@ -16,7 +16,7 @@
 
 #include "base/memory.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 constexpr int kRefusals = 16;  // of the kernel, one after the other, after which operations fail
@@ -232,4 +232,4 @@ void DiskFile::work() {
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

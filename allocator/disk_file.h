@@ -26,7 +26,7 @@
 
 struct io_uring_sqe;
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 // A test's hand on the disk: sees each finished operation, its bytes, and its result as the kernel
 // told it (bytes, or -errno), and gives the result that we are told. On the disk's thread.
@@ -103,4 +103,4 @@ class DiskFile {
   std::thread thread_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

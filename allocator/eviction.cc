@@ -1,6 +1,6 @@
 #include "allocator/eviction.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 EvictionRank lru(const BlockUse& use) { return {use.last_use, 0}; }
@@ -24,4 +24,4 @@ const EvictionPolicy* find_eviction_policy(std::string_view name) {
   return nullptr;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

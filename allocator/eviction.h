@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 struct BlockUse {
   int64_t last_use = 0;  // a count of the tier's operations: larger is later
@@ -26,4 +26,4 @@ struct EvictionPolicy {
 std::span<const EvictionPolicy> eviction_policies();
 const EvictionPolicy* find_eviction_policy(std::string_view name);  // null: no such policy
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

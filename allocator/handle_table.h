@@ -9,7 +9,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 template <class T>
 class HandleTable {
@@ -52,4 +52,4 @@ class HandleTable {
   std::vector<int32_t> unused_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -5,7 +5,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 // Tokens from `token` to the end of its block.
@@ -99,4 +99,4 @@ size_t add_copies(const KvView& source, const KvView& destination, const KvRegio
   return total;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

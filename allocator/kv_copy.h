@@ -7,7 +7,7 @@
 #include "allocator/kv_layout.h"
 #include "base/copy.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 // Appends the copies of tokens [begin, end) of one block onto the same tokens of another, all
 // layers, K and V, in as few pieces as the order allows: 2 * n_layers (layer_major) or one
@@ -35,4 +35,4 @@ struct KvRegion {
 // Returns their bytes. Before: both views have rows of one kind (head_dim and dtype).
 size_t add_copies(const KvView& source, const KvView& destination, const KvRegion& region, std::vector<Copy>& copies);
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 using KvHandle = int32_t;  // one sequence's memory; valid from reserve/fork/adopt to free
 inline constexpr KvHandle kNoKv = -1;
@@ -40,4 +40,4 @@ class KvHandoff {
   ~KvHandoff() = default;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -13,7 +13,7 @@
 
 #include "base/dtype.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 enum class KvOrder : uint8_t { layer_major, token_major };
 
@@ -112,4 +112,4 @@ struct KvView {
   }
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

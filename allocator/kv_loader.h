@@ -3,7 +3,7 @@
 
 #include "allocator/kv_handoff.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 class KvLoader {
  public:
@@ -25,4 +25,4 @@ class KvLoader {
   ~KvLoader() = default;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

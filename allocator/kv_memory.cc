@@ -9,7 +9,7 @@
 #include "base/device.h"
 #include "base/page_groups.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 // Each in the file of the scheme.
 KvScheme contiguous_scheme();
@@ -71,4 +71,4 @@ Result<std::shared_ptr<KvPool>> make_blocks(const PoolPlan& plan, bool prefix_in
   return std::shared_ptr<KvPool>(std::move(pool));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -24,10 +24,13 @@
 #include "base/status.h"
 
 namespace xpyd {
-
 class Clock;
 class Device;
 class DeviceQueue;
+}  // namespace xpyd
+
+namespace xpyd::allocator {
+
 class KvPool;     // kv_pool.h
 struct PoolPlan;  // kv_plan.h
 
@@ -214,4 +217,4 @@ struct KvScheme {
 std::span<const KvScheme> kv_schemes();
 const KvScheme* find_kv_scheme(const std::string& name);  // null: no such scheme
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

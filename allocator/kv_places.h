@@ -11,7 +11,7 @@
 #include "allocator/kv_layout.h"
 #include "allocator/kv_shards.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 struct KvPlaces {
   struct Place {
@@ -45,4 +45,4 @@ struct KvPlaces {
   }
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

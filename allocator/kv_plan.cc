@@ -5,7 +5,7 @@
 
 #include "allocator/block_pool.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 std::string scheme_names() {
@@ -116,4 +116,4 @@ Result<std::unique_ptr<KvMemory>> make_ranked_memory(const std::string& scheme, 
   return find_kv_scheme(scheme)->make(std::move(pool).value(), options);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

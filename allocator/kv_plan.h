@@ -13,7 +13,7 @@
 #include "allocator/kv_memory.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 class PrefixLog;  // prefix_log.h
 
@@ -41,4 +41,4 @@ Result<std::unique_ptr<KvMemory>> make_ranked_memory(const std::string& scheme, 
 // Memory that a pool takes beside its pool_bytes: block states, prefix index.
 size_t pool_metadata_bytes(const KvLayout& layout, bool prefix_cache);
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

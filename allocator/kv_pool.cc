@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 KvPool::KvPool(KvPlaces places, size_t block_bytes)
     : places_(std::move(places)),
@@ -142,4 +142,4 @@ void KvPool::check_uses(std::span<const int32_t> references, std::span<const int
   if (complete) XPYD_CHECK(written == written_ + written_outside_.load());
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

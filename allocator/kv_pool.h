@@ -24,7 +24,7 @@
 #include "allocator/kv_memory.h"
 #include "base/wait_word.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 class PrefixLog;  // prefix_log.h
 
@@ -140,4 +140,4 @@ class KvPool {
   std::atomic<int64_t> written_outside_{0};  // tokens, counted without the lock
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

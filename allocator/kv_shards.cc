@@ -1,6 +1,6 @@
 #include "allocator/kv_shards.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 KvRange KvShards::layers(int stage) const {
   if (!stage_layers.empty()) {
@@ -58,4 +58,4 @@ KvShape rank_shape(const KvShape& whole, const KvShards& shards, int rank) {
   return shape;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

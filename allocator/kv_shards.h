@@ -9,7 +9,7 @@
 #include "allocator/kv_layout.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 struct KvRange {
   int begin = 0, end = 0;
@@ -56,4 +56,4 @@ Status check_shards(const KvShards& shards, const std::string& tp_name = "tp", c
 // The part of `whole` that a rank keeps.
 KvShape rank_shape(const KvShape& whole, const KvShards& shards, int rank);
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

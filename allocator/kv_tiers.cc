@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 constexpr int kHeadroom = 4;         // 1 / of the host is free or clean, where the disk can keep up
@@ -495,4 +495,4 @@ void KvTiers::check_invariants() const {
   XPYD_CHECK(storing == storing_ && writing == writing_ && reading == reading_ && clean == clean_);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

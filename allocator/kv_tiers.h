@@ -34,7 +34,7 @@
 #include "base/device.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 class KvTiers {
  public:
@@ -179,4 +179,4 @@ class KvTiers {
   std::unique_ptr<DiskFile> disk_;  // last: its thread ends before the memory that it reads goes
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -2,7 +2,7 @@
 
 #include <chrono>
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -120,4 +120,4 @@ PageMapper::Stats PageMapper::stats() const {
   return stats_;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

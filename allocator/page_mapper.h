@@ -17,7 +17,7 @@
 #include "allocator/row_pool.h"
 #include "base/page_groups.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 class PageMapper {
  public:
@@ -74,4 +74,4 @@ class PageMapper {
   std::thread thread_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

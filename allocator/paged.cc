@@ -6,7 +6,7 @@
 #include "allocator/block_pool.h"
 #include "allocator/pooled.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 int blocks_for(int tokens, int block_tokens) { return (tokens + block_tokens - 1) / block_tokens; }
@@ -195,4 +195,4 @@ KvScheme token_scheme() {
   return scheme;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -6,7 +6,7 @@
 
 #include "allocator/kv_copy.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 PooledMemory::PooledMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name,
                            std::optional<KvPlaces> places)
@@ -151,4 +151,4 @@ void PooledMemory::check_invariants(bool complete) const {
     XPYD_CHECK(bytes >= 0 && bytes <= s.capacity_bytes);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

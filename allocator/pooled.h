@@ -14,7 +14,7 @@
 #include "allocator/prefix_index.h"
 #include "base/device.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 class PooledMemory : public KvMemory, public KvHandoff {
  public:
@@ -78,4 +78,4 @@ size_t bytes_of_tokens(const KvOptions& options, int tokens);
 Status nothing_more(const KvOptions& options);  // is asked of them
 Result<std::shared_ptr<KvPool>> make_blocks(const PoolPlan& plan, bool prefix_index);
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

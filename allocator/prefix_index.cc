@@ -11,7 +11,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "hashes are defined on little-endian words");
@@ -221,4 +221,4 @@ void PrefixIndex::check_invariants() const {
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

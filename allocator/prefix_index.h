@@ -24,7 +24,7 @@
 #include "allocator/prefix_log.h"
 #include "base/memory.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 // The last link of a sequence's chain: what its next full block is chained to. Starts as {hash:
 // salt}.
@@ -179,4 +179,4 @@ class PrefixIndex {
 // seq[] of the full blocks of `tokens`.
 std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens, int block_tokens, uint64_t salt);
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

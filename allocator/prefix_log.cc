@@ -1,6 +1,6 @@
 #include "allocator/prefix_log.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 void PrefixLog::note(uint64_t hash, int by) {
   std::lock_guard lock(mutex_);
@@ -16,4 +16,4 @@ PrefixChanges PrefixLog::take() {
   return changes;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 struct PrefixChanges {
   std::vector<uint64_t> stored, removed;
@@ -31,4 +31,4 @@ class PrefixLog {
   std::unordered_map<uint64_t, int> pending_;  // how much more often it is there; never 0
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 int vattention_planes(const KvLayout& layout) {
   return layout.order == KvOrder::layer_major ? 2 * layout.shape.n_layers : 1;
@@ -146,4 +146,4 @@ void RowPool::check_idle(std::span<const int32_t> idle, bool complete) const {
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -11,7 +11,7 @@
 #include "allocator/kv_pool.h"
 #include "base/page_groups.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 // Of one row on one rank: tokens (0: a group does not hold one), planes, bytes.
 int vattention_row_tokens(const KvOptions& options);
@@ -65,4 +65,4 @@ class RowPool final : public KvPool {
   int32_t free_head_ = -1;  // the last freed
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

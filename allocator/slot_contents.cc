@@ -4,7 +4,7 @@
 #include <climits>
 #include <cstring>
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 // Leading elements that are equal. memcmp reads 32 bytes at a time, a loop that may stop anywhere four.
@@ -88,4 +88,4 @@ SlotContents::Match SlotContents::find(std::span<const int32_t> tokens, uint64_t
   return best;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

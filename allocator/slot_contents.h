@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 class SlotContents {
  public:
@@ -52,4 +52,4 @@ class SlotContents {
   mutable std::mutex mutex_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 // Runs of neighbours that begin at row `from` or behind.
@@ -198,4 +198,4 @@ void SlotRows::count_references(std::vector<int32_t>& busy, std::vector<int32_t>
   XPYD_CHECK(counted == runs_.load());
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -17,7 +17,7 @@
 #include "allocator/page_mapper.h"
 #include "allocator/slot_contents.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 class SlotRows {
  public:
@@ -102,4 +102,4 @@ class SlotRows {
   uint64_t last_release_ = 0;  // ticket
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

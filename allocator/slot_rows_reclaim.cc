@@ -4,7 +4,7 @@
 
 #include "allocator/slot_rows.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 // The system refuses mappings: those of idle slots are given back, so that the next try may succeed.
 void SlotRows::give_back_idle() {
@@ -47,4 +47,4 @@ int SlotRows::victim(int except, bool live) const {
   return oldest;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -6,7 +6,7 @@
 #include "allocator/kv_copy.h"
 #include "allocator/kv_shards.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 constexpr size_t kPieceBytes = 8 << 20;  // of one copy in: what has arrived makes room for the next
@@ -458,4 +458,4 @@ void TieredMemory::check_invariants(bool complete) const {
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -19,7 +19,7 @@
 #include "base/clock.h"
 #include "base/device.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 // `memory` with options.tiers below it. The errors name the option that cannot be met.
 Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory, const KvOptions& options);
@@ -124,4 +124,4 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
   std::vector<Copy> copies_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -8,7 +8,7 @@
 // beyond the rows of the slot it takes.
 #include "allocator/vattention.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 constexpr int kAheadTokens = 8;    // of a decoding sequence: its next row is mapped so much earlier
@@ -232,4 +232,4 @@ void VattentionMemory::check_sequence(const Sequence& s) const {
   XPYD_CHECK(rows_.unshared_from(s.slot, full_rows(s.written)) == int(rows_.rows(s.slot).size()));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -13,7 +13,7 @@
 #include "allocator/pooled.h"
 #include "allocator/slot_rows.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 class VattentionMemory final : public PooledMemory {
  public:
@@ -94,4 +94,4 @@ class VattentionMemory final : public PooledMemory {
   std::vector<Place> lease_places_;  // by lease; slot -1: there is no such lease
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

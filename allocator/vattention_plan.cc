@@ -5,7 +5,7 @@
 
 #include "allocator/vattention.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 namespace {
 
 // A slot's planes are whole groups, one for each row of its longest sequence; where a group does not hold a whole
@@ -119,4 +119,4 @@ KvScheme vattention_scheme() {
           .page_groups = true};
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -3,7 +3,7 @@
 // the last. Nobody has published the three side by side.
 #include "allocator/vattention.h"
 
-namespace xpyd {
+namespace xpyd::allocator {
 
 // The idle slot goes on from its first match.tokens tokens. The row in which they end will be
 // written to: where others use it, they end with the row before. False: there is no such end.
@@ -82,4 +82,4 @@ Result<KvHandle> VattentionMemory::fork(KvHandle handle) {
   return open(slot, written);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::allocator

@@ -9,7 +9,7 @@
 #include "attention/kv_row.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::attention {
 namespace {
 
 bool always() { return true; }
@@ -101,4 +101,4 @@ void attention_reference(const AttentionArgs& args) {
   });
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

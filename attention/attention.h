@@ -20,7 +20,7 @@
 #include "base/thread_team.h"
 #include "base/work.h"
 
-namespace xpyd {
+namespace xpyd::attention {
 
 struct AttentionArgs {
   const float* q = nullptr;             // [n_tokens, n_heads, head_dim], contiguous, after RoPE
@@ -67,4 +67,4 @@ const AttentionVariant& default_attention();
 // table.
 void attention_reference(const AttentionArgs& args);
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

@@ -11,7 +11,7 @@
 #include "attention/kernels.h"
 #include "attention/kv_row.h"
 
-namespace xpyd {
+namespace xpyd::attention {
 namespace {
 
 using Rows = const std::byte* const*;
@@ -571,4 +571,4 @@ constexpr AttentionKernels kAvx2 = {pack_k, scores, scores_in_place, softmax, pa
 
 void attention_avx2(const AttentionArgs& args, ThreadTeam& team) { attention_walk(args, team, kAvx2); }
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

@@ -11,7 +11,7 @@
 #include "allocator/kv_layout.h"
 #include "base/cuda.h"
 
-namespace xpyd {
+namespace xpyd::attention {
 
 // Of KV, that a block of a decode kernel takes of one KV head: splits are cut from position 0 of
 // the sequence.
@@ -83,4 +83,4 @@ std::span<const CudaAttentionVariant> cuda_attention_variants();
 const CudaAttentionVariant& default_cuda_attention(CudaAttentionVariant::Phase phase, const CudaAttentionArgs& args,
                                                    const cuda::Card& card);
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

@@ -8,7 +8,9 @@
 #include "attention/kv_row.h"
 #include "base/cuda_kernel.h"
 
-namespace xpyd::cuda::attention {
+namespace xpyd::attention::cuda_kernels {
+
+using namespace xpyd::cuda;
 
 // Cut from position 0 of the sequence, never from the end or from a batch's shape: a query's bits
 // depend on nothing but its own prefix.
@@ -144,4 +146,4 @@ const char* mma_refuses(const CudaAttentionArgs& args, const Card& card);
 void flash_wgmma(const CudaAttentionArgs& args, Stream& stream);
 const char* wgmma_refuses(const CudaAttentionArgs& args, const Card& card);
 
-}  // namespace xpyd::cuda::attention
+}  // namespace xpyd::attention::cuda_kernels

@@ -6,7 +6,7 @@
 
 #include "attention/attention_cuda_kernel.h"
 
-namespace xpyd::cuda::attention {
+namespace xpyd::attention::cuda_kernels {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
 constexpr int kWarpTokens = kTileTokens / kWarps;  // of a tile, that one warp loads: 16
@@ -279,4 +279,4 @@ struct Rows {
   }
 };
 
-}  // namespace xpyd::cuda::attention
+}  // namespace xpyd::attention::cuda_kernels

@@ -4,7 +4,7 @@
 // reads are neither shared nor coalesced.
 #include "attention/attention_cuda_kernel.h"
 
-namespace xpyd::cuda::attention {
+namespace xpyd::attention::cuda_kernels {
 namespace {
 
 constexpr int kWarps = 4;  // of a block; each for itself
@@ -77,4 +77,4 @@ const char* naive_refuses(const CudaAttentionArgs& args, const Card&) {
   return shape.head_dim > kMaxHeadDim ? "needs head_dim of at most 256" : nullptr;
 }
 
-}  // namespace xpyd::cuda::attention
+}  // namespace xpyd::attention::cuda_kernels

@@ -11,7 +11,7 @@
 #include "attention/attention_cuda_kernel.h"
 #include "attention/attention_mma.h"
 
-namespace xpyd::cuda::attention {
+namespace xpyd::attention::cuda_kernels {
 namespace {
 
 constexpr int kRows = 16;   // query heads of a block
@@ -266,4 +266,4 @@ void split_mma(const CudaAttentionArgs& args, Stream& stream) {
   merge_splits(args, stream);
 }
 
-}  // namespace xpyd::cuda::attention
+}  // namespace xpyd::attention::cuda_kernels

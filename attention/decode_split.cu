@@ -8,7 +8,7 @@
 
 #include "attention/attention_cuda_kernel.h"
 
-namespace xpyd::cuda::attention {
+namespace xpyd::attention::cuda_kernels {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
@@ -305,4 +305,4 @@ const char* split_kv_refuses(const CudaAttentionArgs& args, const Card& card) {
   return bytes > size_t(card.max_shared_bytes) ? "needs more shared memory than a block of this card has" : nullptr;
 }
 
-}  // namespace xpyd::cuda::attention
+}  // namespace xpyd::attention::cuda_kernels

@@ -10,7 +10,7 @@
 
 #include "attention/attention.h"
 
-namespace xpyd {
+namespace xpyd::attention {
 
 // One step of online softmax; tile i is tokens [64 i, 64 i + 64) of the sequence.
 inline constexpr int kTileTokens = 64;
@@ -65,4 +65,4 @@ void attention_walk(const AttentionArgs& args, ThreadTeam& team, const Attention
 void attention_portable(const AttentionArgs& args, ThreadTeam& team);
 void attention_avx2(const AttentionArgs& args, ThreadTeam& team);  // needs AVX2 and FMA
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

@@ -27,7 +27,7 @@
 
 #include "allocator/kv_layout.h"
 
-namespace xpyd {
+namespace xpyd::attention {
 
 inline constexpr float kKvLargest = 65504.0f;
 
@@ -111,4 +111,4 @@ void write_kv_row(Dtype dtype, int head_dim, const float* x, std::byte* row);
 void read_kv_row(Dtype dtype, int head_dim, const std::byte* row, int begin, int end, float* x);
 float kv_element(Dtype dtype, int head_dim, const std::byte* row, int d);
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

@@ -11,7 +11,7 @@
 #include "attention/attention_cuda_kernel.h"
 #include "attention/attention_mma.h"
 
-namespace xpyd::cuda::attention {
+namespace xpyd::attention::cuda_kernels {
 namespace {
 
 constexpr int kStepTokens = 32;  // of online softmax: with 64, 32 rows of head_dim 128 need more registers than 255
@@ -140,4 +140,4 @@ const char* mma_refuses(const CudaAttentionArgs& args, const Card&) {
   return dim == 64 || dim == 128 ? nullptr : "needs head_dim 64 or 128";
 }
 
-}  // namespace xpyd::cuda::attention
+}  // namespace xpyd::attention::cuda_kernels

@@ -14,7 +14,7 @@
 #include "attention/attention_cuda_kernel.h"
 #include "base/cuda_kernel_sm90.h"
 
-namespace xpyd::cuda::attention {
+namespace xpyd::attention::cuda_kernels {
 namespace {
 
 constexpr int kTile = 128;  // tokens that one online-softmax step takes
@@ -445,4 +445,4 @@ const char* wgmma_refuses(const CudaAttentionArgs& args, const Card& card) {
   return nullptr;
 }
 
-}  // namespace xpyd::cuda::attention
+}  // namespace xpyd::attention::cuda_kernels

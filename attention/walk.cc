@@ -15,7 +15,7 @@
 #include "base/memory.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::attention {
 namespace {
 
 // How a step's attention is cut into units, each computed by one thread, whichever takes it first:
@@ -458,4 +458,4 @@ void attention_walk(const AttentionArgs& args, ThreadTeam& team, const Attention
   });
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::attention

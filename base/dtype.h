@@ -12,6 +12,8 @@
 #define XPYD_HD
 #endif
 
+#include "base/rooms.h"
+
 namespace xpyd {
 
 // int8 and int4 are of KV only: rows of unsigned numbers with a scale and a zero (kv_layout.h).

@@ -9,6 +9,8 @@
 #include <utility>
 #include <variant>
 
+#include "base/rooms.h"
+
 namespace xpyd {
 
 enum class ErrorCode {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace xpyd {
+namespace xpyd::batch {
 
 int blocks_for(int tokens, int block_tokens) { return (tokens + block_tokens - 1) / block_tokens; }
 
@@ -182,4 +182,4 @@ const AdmissionRule* find_admission_rule(std::string_view name) {
   return nullptr;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

@@ -8,7 +8,7 @@
 
 #include "batch/policy.h"
 
-namespace xpyd {
+namespace xpyd::batch {
 
 struct Scheduled {
   const SequenceView* sequence = nullptr;
@@ -39,4 +39,4 @@ const AdmissionRule* find_admission_rule(std::string_view name);  // null: no su
 int blocks_for(int tokens, int block_tokens);
 int new_blocks(const SequenceView& s, int n, int block_tokens);
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

@@ -7,7 +7,7 @@
 #include "base/row_hash.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::batch {
 
 Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clock, EngineHooks* hooks)
     : model_(model),
@@ -632,4 +632,4 @@ void Engine::end_all(FinishReason reason, const std::string& error) {
   waiting_.clear();
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

@@ -19,7 +19,7 @@
 #include "batch/step_arrays.h"
 #include "model/model.h"
 
-namespace xpyd {
+namespace xpyd::batch {
 
 struct EngineOptions {
   const BatchPolicy* policy = nullptr;
@@ -152,4 +152,4 @@ class Engine final : private LayerObserver {
   EngineStats stats_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

@@ -8,7 +8,7 @@
 #include "batch/request.h"
 #include "model/tokenizer.h"
 
-namespace xpyd {
+namespace xpyd::batch {
 
 class OutputText {
  public:
@@ -31,4 +31,4 @@ class OutputText {
   std::string held_;  // text that may be the beginning of a stop string
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

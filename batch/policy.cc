@@ -4,7 +4,7 @@
 
 #include "batch/admission.h"
 
-namespace xpyd {
+namespace xpyd::batch {
 namespace {
 
 // What a plan has spent so far, but for admission, which comes last.
@@ -157,4 +157,4 @@ const BatchPolicy* find_batch_policy(std::string_view name) {
   return nullptr;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace xpyd {
+namespace xpyd::batch {
 
 // One sequence as a policy sees it.
 struct SequenceView {
@@ -63,4 +63,4 @@ struct BatchPolicy {
 std::span<const BatchPolicy> batch_policies();
 const BatchPolicy* find_batch_policy(std::string_view name);  // null: no such policy
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

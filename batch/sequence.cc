@@ -1,6 +1,6 @@
 #include "batch/sequence.h"
 
-namespace xpyd {
+namespace xpyd::batch {
 
 SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceState& state,
                           std::shared_ptr<EventSink> sink, std::shared_ptr<std::atomic<bool>> cancelled,
@@ -60,4 +60,4 @@ void emit_end(const Sequence& sequence, FinishReason reason, const std::string& 
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

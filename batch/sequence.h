@@ -10,7 +10,7 @@
 #include "batch/output_text.h"
 #include "batch/request.h"
 
-namespace xpyd {
+namespace xpyd::batch {
 
 // One choice (or all n of them, before their first token) as it stands between two instances, or as
 // it goes on after a failure: a plain value, from which its sampler and its text follow.
@@ -85,4 +85,4 @@ ChoiceState state_of(const Sequence& sequence);
 // Ends the choices that `sequence` stands for without a token.
 void emit_end(const Sequence& sequence, FinishReason reason, const std::string& error, double now);
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

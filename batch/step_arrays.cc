@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace xpyd {
+namespace xpyd::batch {
 
 void StepArrays::arrange(std::vector<StepEntry>& entries) {
   newcomers_.clear();
@@ -80,4 +80,4 @@ StepInput StepArrays::gather(std::span<const StepEntry> entries, const KvMemory&
           .observer = observer};
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::batch

@@ -7,7 +7,7 @@
 #include "disagg/checksum.h"
 #include "disagg/envelope.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 class AttemptSink final : public EventSink {
@@ -169,4 +169,4 @@ std::shared_ptr<std::atomic<bool>> Attempts::flag(AttemptId attempt) {
   return at->second.flag;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -12,7 +12,7 @@
 #include "disagg/shard_plan.h"
 #include "disagg/wire_rate.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace handover {
 struct Visits;
 }
@@ -96,4 +96,4 @@ class Attempts {
   size_t swept_ = 64;  // the table's size at which it is looked through next
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -2,7 +2,7 @@
 
 #include "allocator/prefix_index.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 std::span<const uint64_t> PromptHashes::of(int block_tokens) {
   auto [at, fresh] = hashes_.try_emplace(block_tokens);
@@ -26,4 +26,4 @@ int CacheView::promise(PromptHashes& prompt, int block_tokens) const {
   return blocks * block_tokens;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

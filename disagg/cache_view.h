@@ -13,7 +13,7 @@
 
 #include "disagg/messages.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 // Chained hashes of one prompt's full blocks, for each size of block that is asked for.
 class PromptHashes {
@@ -45,4 +45,4 @@ class CacheView {
   std::unordered_set<uint64_t> known_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

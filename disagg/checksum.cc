@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 std::vector<uint64_t> kv_checksums(std::span<const KvView> views, const KvShards& shards, int token_begin,
                                    int token_end, int replica) {
@@ -29,4 +29,4 @@ std::vector<uint64_t> kv_checksums(std::span<const KvView> views, const KvShards
   return sums;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -9,7 +9,7 @@
 #include "allocator/kv_layout.h"
 #include "allocator/kv_shards.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 inline constexpr int kChecksumTokens = 64;
 
@@ -19,4 +19,4 @@ inline constexpr int kChecksumTokens = 64;
 std::vector<uint64_t> kv_checksums(std::span<const KvView> views, const KvShards& shards, int token_begin,
                                    int token_end, int replica = 0);
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

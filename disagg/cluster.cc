@@ -9,7 +9,7 @@
 #include "disagg/envelope.h"
 #include "disagg/local_probe.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 Result<std::vector<Role>> parse_topology(const std::string& text) {
   auto error = [&](const char* why) {
@@ -269,4 +269,4 @@ void Cluster::stop() {
   conductor_.end_all("the server stopped");
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -21,7 +21,7 @@
 #include "disagg/transport/fault.h"
 #include "disagg/transport/handoff_pool.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 // "1P1D", "2P3D", "1C", "2C1P1D" -> roles, C first, then P, then D. P without D, or D without P, is
 // an error.
@@ -127,4 +127,4 @@ class Cluster final : public Runtime, private Post {
   std::condition_variable stopping_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -6,7 +6,7 @@
 
 #include "disagg/envelope.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 Conductor::Conductor(ConductorOptions options, Clock& clock, Post& post)
     : options_(options), clock_(clock), post_(post), random_(options.seed) {}
@@ -215,4 +215,4 @@ std::vector<InstanceInfo> Conductor::members() const {
   return all;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -29,7 +29,7 @@
 #include "disagg/service.h"
 #include "model/cost_model.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 // What instances cost that have not been measured yet (conditional_cost).
 struct CostPrior {
@@ -220,4 +220,4 @@ class Conductor final : public Service {
   ConductorStats totals_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -9,7 +9,7 @@
 #include "disagg/conductor.h"
 #include "disagg/envelope.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 void Conductor::on(InstanceId from, AttemptProgress message, Out&) {
   auto found = attempts_.find(message.attempt);
@@ -281,4 +281,4 @@ void Conductor::abort(uint64_t request_id) {
   pass_on(out);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -1,6 +1,6 @@
 #include "disagg/envelope.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 Message::Message() = default;
 Message::Message(const Message&) = default;
@@ -9,4 +9,4 @@ Message& Message::operator=(const Message&) = default;
 Message& Message::operator=(Message&&) noexcept = default;
 Message::~Message() = default;
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -7,7 +7,7 @@
 
 #include "disagg/messages.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 // Its copies, moves and end are in envelope.cc: for so many kinds they take a compiler a while.
 struct Message
@@ -28,4 +28,4 @@ struct Envelope {
   Message message;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

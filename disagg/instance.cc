@@ -6,7 +6,7 @@
 #include "base/log.h"
 #include "disagg/envelope.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::unique_ptr<KvMemory> memory,
                    std::unique_ptr<KvTransport> transport, Clock& clock, Post& post)
@@ -312,4 +312,4 @@ InstanceStats Instance::stats() const {
   return published_;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -21,7 +21,7 @@
 #include "disagg/handover/receiver.h"
 #include "disagg/handover/sender.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 struct Envelope;
 
@@ -127,4 +127,4 @@ class Instance final : private EngineHooks {
   InstanceStats published_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

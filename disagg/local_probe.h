@@ -4,7 +4,7 @@
 #include "disagg/conductor.h"
 #include "disagg/instance.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 class LocalProbe final : public InstanceProbe {
  public:
@@ -19,4 +19,4 @@ class LocalProbe final : public InstanceProbe {
   const Instance& instance_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -22,7 +22,7 @@
 #include "disagg/service.h"
 #include "disagg/transport/transport.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 using InstanceId = PeerId;  // never reused, so it names an incarnation
 inline constexpr InstanceId kConductor = -1;
@@ -180,4 +180,4 @@ class Post {
   virtual void send(InstanceId from, InstanceId to, Message message) = 0;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

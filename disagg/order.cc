@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 DisaggOrder remote(const DisaggOptions& options) { return options.pull ? DisaggOrder::pull : DisaggOrder::push; }
@@ -66,4 +66,4 @@ const DisaggPolicy* find_disagg_policy(std::string_view name) {
   return nullptr;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 // How P and D share one attempt.
 enum class DisaggOrder : uint8_t {
@@ -64,4 +64,4 @@ struct DisaggPolicy {
 std::span<const DisaggPolicy> disagg_policies();
 const DisaggPolicy* find_disagg_policy(std::string_view name);  // null: no such policy
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

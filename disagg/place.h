@@ -7,7 +7,7 @@
 #include "disagg/messages.h"
 #include "disagg/transfer_plan.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 // The bytes of tokens [token_begin, token_end), all layers, of every rank, in as few pieces as the
 // layout allows: what a window opens.
@@ -31,4 +31,4 @@ inline KvPlace place_of(const KvMemory& memory, KvHandle kv, const WindowKey& wi
   return place;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 bool prefills(const InstanceView& instance) { return instance.role != Role::decode; }
@@ -81,4 +81,4 @@ const PlacementPolicy* find_placement_policy(std::string_view name) {
   return nullptr;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

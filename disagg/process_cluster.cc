@@ -9,7 +9,7 @@
 #include "disagg/control/codec.h"
 #include "disagg/envelope.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 // What a worker last reported.
 class ProcessCluster::Probe final : public InstanceProbe {
@@ -289,4 +289,4 @@ bool ProcessCluster::wait_members(int n, double seconds) {
   });
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

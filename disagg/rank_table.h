@@ -14,7 +14,7 @@
 #include "allocator/kv_shards.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 struct RankTable {
   int prefill_instances = 1, decode_instances = 1;  // PS, DS
@@ -59,4 +59,4 @@ inline Status check_rank_table(const RankTable& t, int n_kv_heads) {
   return ok();
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -11,7 +11,7 @@
 #include "batch/request.h"
 #include "disagg/placement.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 // A turn of an instance's loop is as long as its step; a very long prompt on a slow machine stays
 // well below this.
@@ -105,4 +105,4 @@ class Runtime : public Service {
   }
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -4,7 +4,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 ShardMap map_shards(const KvShards& source, const KvShards& destination, ReplicaUse use) {
   XPYD_CHECK(check_shards(source).ok() && check_shards(destination).ok());
@@ -62,4 +62,4 @@ void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source, 
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -12,7 +12,7 @@
 #include "allocator/kv_shards.h"
 #include "disagg/transfer_plan.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 // One rectangle from a source rank to a destination rank, in numbers of the whole model. Where the
 // plan stripes tokens over replicas, it takes part `part` of `parts` of them.
@@ -41,4 +41,4 @@ ShardMap map_shards(const KvShards& source, const KvShards& destination, Replica
 void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source, std::span<const KvView> destination,
                            const KvRegion& region, TransferPlan& plan);
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -9,7 +9,7 @@
 
 #include "allocator/kv_copy.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 struct TransferPlan {
   std::vector<Copy> copies;
@@ -18,4 +18,4 @@ struct TransferPlan {
 
 void plan_transfer(const KvView& source, const KvView& destination, const KvRegion& region, TransferPlan& plan);
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

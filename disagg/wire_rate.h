@@ -9,7 +9,7 @@
 #include <array>
 #include <cstddef>
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 class WireRate {
  public:
@@ -33,4 +33,4 @@ class WireRate {
   double last_end_s_ = 0;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

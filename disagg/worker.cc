@@ -12,7 +12,7 @@
 #include "disagg/control/codec.h"
 #include "disagg/envelope.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 NodeRole node_role(Role role) {
@@ -331,4 +331,4 @@ void Worker::send(InstanceId from, InstanceId to, Message message) {
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

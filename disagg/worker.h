@@ -16,7 +16,7 @@
 #include "disagg/cluster.h"
 #include "disagg/net/channel.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 struct Envelope;
 
@@ -83,4 +83,4 @@ class Worker final : public Post {
   std::vector<Envelope> early_;   // until it is
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

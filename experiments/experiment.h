@@ -40,7 +40,7 @@ struct Experiment {
 };
 
 bool register_experiment(Experiment experiment);
-const std::vector<Experiment>& experiments();
+const std::vector<Experiment>& all_experiments();
 
 #define XPYD_EXPERIMENT_CONCAT2(a, b) a##b
 #define XPYD_EXPERIMENT_CONCAT(a, b) XPYD_EXPERIMENT_CONCAT2(a, b)

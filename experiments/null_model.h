@@ -7,7 +7,7 @@
 #include "base/random.h"
 #include "model/model.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 
 // A Model of the shape of `config` that neither writes nor reads KV. The logits of a token are 0
 // but for one 1, at a place that follows from the token's id and position alone, so that a greedy
@@ -42,4 +42,4 @@ class NullModel final : public Model {
 
 inline std::unique_ptr<Model> make_null_model(const ModelConfig& config) { return std::make_unique<NullModel>(config); }
 
-}  // namespace xpyd
+}  // namespace xpyd::experiments

@@ -462,7 +462,7 @@ class NamesTest(unittest.TestCase):
         def move(text):
             return re.sub(rb"\bxpyd::", b"otherwise::", re.sub(rb"\bnamespace xpyd\b", b"namespace otherwise", text))
         self.assertEqual(self.edited(move), self.stamp)
-        self.assertEqual(self.edited(lambda text: text.replace(b"namespace xpyd {", b"namespace xpyd::otherwise {"),
+        self.assertEqual(self.edited(lambda text: text.replace(b"namespace xpyd::batch {", b"namespace xpyd::otherwise {"),
                                      "batch/engine.cc"), self.stamp)
 
     def test_a_variable_by_another_name_in_one_function_makes_nothing_stale(self):

@@ -37,7 +37,7 @@ struct StepCost {
       work.flops += mine.flops;
       work.bytes += mine.bytes - weights.bytes;
     }
-    return xpyd::seconds(work, rates);
+    return model::seconds(work, rates);
   }
 };
 

@@ -5,7 +5,7 @@
 #include "base/json.h"
 #include "model/folder.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 using jinja::Value;
@@ -136,7 +136,7 @@ void ChatTemplate::look_at_contents() {
     auto out = run(
         {{"user", words,
           parts ? jinja::dict_value({{Value(jinja::text_value({"role"})), jinja::text_value({"user"})},
-                                     {Value(jinja::text_value({"content"})), parts_of(xpyd::text(words, true))}})
+                                     {Value(jinja::text_value({"content"})), parts_of(model::text(words, true))}})
                 : Value()}},
         {});
     return out.ok() ? out.value().bytes : "";
@@ -202,4 +202,4 @@ std::vector<int32_t> ChatTemplate::encode(const Tokenizer& tokenizer, const std:
   return tokenizer.encode(parts, plain_);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -16,7 +16,7 @@
 #include "model/jinja.h"
 #include "model/tokenizer.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct ChatMessage {
   std::string role;  // system | developer | user | assistant | tool
@@ -81,4 +81,4 @@ class ChatTemplate {
   bool reads_text_ = true, reads_parts_ = false;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::model

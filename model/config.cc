@@ -6,7 +6,7 @@
 #include "base/json.h"
 #include "model/folder.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 using nlohmann::json;
@@ -270,4 +270,4 @@ Result<ModelConfig> load_model_config(const std::string& dir) try {
   return error;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

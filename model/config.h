@@ -6,7 +6,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct RopeScaling {
   enum class Kind { none, linear, llama3 } kind = Kind::none;
@@ -51,4 +51,4 @@ struct ModelConfig {
 Result<ModelConfig> load_model_config(const std::string& dir);
 Result<ModelConfig> parse_model_config(const std::string& json_text, const std::string& file_name);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -4,7 +4,7 @@
 
 #include "model/llama_step.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 // Positions that the tokens [first, end) look at, themselves included, together: the sum over p of
@@ -52,4 +52,4 @@ double seconds(const Work& work, const Rates& rates) {
   return std::max(work.flops / rates.flops_per_s, work.bytes / rates.bytes_per_s);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -11,7 +11,7 @@
 #include "base/work.h"
 #include "model/config.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct CostModel {
   ModelConfig config;
@@ -43,4 +43,4 @@ struct Rates {
 };
 double seconds(const Work& work, const Rates& rates);  // the slower of both bounds
 
-}  // namespace xpyd
+}  // namespace xpyd::model

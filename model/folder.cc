@@ -37,7 +37,7 @@ XPYD_EMBED(xpyd_demo_weights, "model/demo/model.safetensors")
 XPYD_EMBED(xpyd_demo_tokenizer, "model/demo/tokenizer.json")
 XPYD_EMBED(xpyd_demo_tokenizer_config, "model/demo/tokenizer_config.json")
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 namespace fs = std::filesystem;
@@ -200,4 +200,4 @@ Result<std::string> read_model_file(const std::string& path, size_t max_bytes) {
   return std::string(*file);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -12,7 +12,7 @@
 #include "model/gemm_kernels.h"
 #include "model/sum_tree.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 // Below this many multiply-adds waking the team costs more than it saves.
@@ -381,4 +381,4 @@ const GemmVariant& default_gemm() {
   XPYD_CHECK(false, "no gemm variant runs on this machine");
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -17,7 +17,7 @@
 #include "base/thread_team.h"
 #include "base/work.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 inline constexpr int kRowParallelGroups = 8;
 
@@ -83,4 +83,4 @@ const GemmVariant& default_gemm();
 // Double precision, plain loops, the same groups. The oracle.
 void gemm_reference(const GemmArgs& args, const float* w_rows /* [n, k] */);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

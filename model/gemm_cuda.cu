@@ -32,7 +32,7 @@
     XPYD_CHECK(status_ == CUBLAS_STATUS_SUCCESS, cublasLtGetStatusString(status_)); \
   } while (0)
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 constexpr size_t kWorkspace = size_t(32) << 20;    // NVIDIA's advice for sm_90
@@ -553,4 +553,4 @@ std::string CudaGemm::describe() const {
   return lines;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -19,7 +19,7 @@
 #include "base/dtype.h"
 #include "model/weights_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct CudaGemmArgs {
   const void* x = nullptr;  // [m, w.k], row stride x_stride, x_dtype, device, 16-byte aligned
@@ -65,4 +65,4 @@ bool cuda_gemv_takes(const CudaGemmArgs& args);
 // Before: cuda_gemv_takes(). Allocates nothing and may be captured.
 void cuda_gemv(const CudaGemmArgs& args, const cuda::On& on);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

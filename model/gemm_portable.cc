@@ -6,7 +6,7 @@
 #include "model/gemm.h"
 #include "model/gemm_kernels.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 // Inside the 32 bytes of one k a bf16 panel interleaves columns c and c + 8 (see gemm.md).
@@ -68,4 +68,4 @@ void gemm_reference(const GemmArgs& args, const float* w_rows) {
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

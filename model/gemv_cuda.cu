@@ -4,7 +4,7 @@
 #include "base/cuda_kernel.h"
 #include "model/gemm_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 using cuda::Carver;
@@ -99,4 +99,4 @@ void cuda_gemv(const CudaGemmArgs& a, const cuda::On& on) {
   cuda::launch(few ? gemv_kernel<8> : gemv_kernel<16>, "gemv", shape, on, a);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -26,7 +26,7 @@
 #include "base/status.h"
 #include "model/jinja_value.h"
 
-namespace xpyd::jinja {
+namespace xpyd::model::jinja {
 
 struct Limits {
   int64_t work = int64_t{1} << 23;  // nodes, values and 16 bytes of text: about half a second
@@ -55,4 +55,4 @@ class Template {
   std::vector<std::string> words_;
 };
 
-}  // namespace xpyd::jinja
+}  // namespace xpyd::model::jinja

@@ -10,7 +10,7 @@
 #include "base/utf8.h"
 #include "model/jinja_eval.h"
 
-namespace xpyd::jinja {
+namespace xpyd::model::jinja {
 
 const Text& text_of(const Value& value) {
   if (value.text()) return *value.text();
@@ -496,4 +496,4 @@ const Builtin* find_method(const Value& object, std::string_view name) {
   return nullptr;
 }
 
-}  // namespace xpyd::jinja
+}  // namespace xpyd::model::jinja

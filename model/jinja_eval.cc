@@ -6,7 +6,7 @@
 #include "base/utf8.h"
 #include "model/jinja.h"
 
-namespace xpyd::jinja {
+namespace xpyd::model::jinja {
 
 Value* Scope::find(std::string_view name) {
   for (auto& [known, value] : variables)
@@ -541,4 +541,4 @@ bool Template::mentions(std::string_view word) const {
   return std::find(words_.begin(), words_.end(), word) != words_.end();
 }
 
-}  // namespace xpyd::jinja
+}  // namespace xpyd::model::jinja

@@ -10,7 +10,7 @@
 
 #include "model/jinja_value.h"
 
-namespace xpyd::jinja {
+namespace xpyd::model::jinja {
 
 struct Token {
   enum class Kind { data, name, text, integer, op, end };  // op: {{ }} {% %} too
@@ -176,4 +176,4 @@ Text escaped(const Text& text);           // for HTML, as + does with what stand
 Text joined(Evaluator& e, const std::vector<Value>& items, const Text& between);
 Value tojson(Evaluator& e, const Value& value, const Arguments& args);
 
-}  // namespace xpyd::jinja
+}  // namespace xpyd::model::jinja

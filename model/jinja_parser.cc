@@ -11,7 +11,7 @@
 #include "base/utf8.h"
 #include "model/jinja_eval.h"
 
-namespace xpyd::jinja {
+namespace xpyd::model::jinja {
 
 namespace {
 
@@ -619,4 +619,4 @@ class Parser {
 
 NodePtr parse(std::vector<Token> tokens) { return Parser(std::move(tokens)).run(); }
 
-}  // namespace xpyd::jinja
+}  // namespace xpyd::model::jinja

@@ -10,7 +10,7 @@
 #include "model/jinja_eval.h"
 #include "model/unicode.h"
 
-namespace xpyd::jinja {
+namespace xpyd::model::jinja {
 namespace {
 
 constexpr int kMaxDepth = 100;  // json_value() has 64
@@ -412,4 +412,4 @@ Value tojson(Evaluator& e, const Value& v, const Arguments& a) {
   return text_value({out, v.any_from_client()});
 }
 
-}  // namespace xpyd::jinja
+}  // namespace xpyd::model::jinja

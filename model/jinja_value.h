@@ -12,7 +12,7 @@
 #include <variant>
 #include <vector>
 
-namespace xpyd::jinja {
+namespace xpyd::model::jinja {
 
 // Any error within the interpreter; the functions of jinja.h return it as an Error.
 struct Fault {
@@ -139,4 +139,4 @@ size_t trailing_space(std::string_view text);
 // Where the code point with this index begins, in bytes; the end where there are fewer.
 size_t code_point_at(std::string_view text, size_t index);
 
-}  // namespace xpyd::jinja
+}  // namespace xpyd::model::jinja

@@ -12,7 +12,7 @@
 #include "model/model.h"
 #include "model/weights.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 // Of a step, what passes from stage to stage at once: some tokens, while the next ones are computed
@@ -221,4 +221,4 @@ Status check_model_shards(const ModelConfig& c, const KvShards& s, const std::st
   return ok();
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

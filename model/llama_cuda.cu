@@ -22,7 +22,7 @@
 #include "model/plan_cuda.h"
 #include "model/sampler_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 constexpr size_t kChosenBytes = sizeof(uint64_t) + 2 * sizeof(int32_t);  // of one row
@@ -489,4 +489,4 @@ Result<std::unique_ptr<CudaModel>> make_cuda_llama(std::shared_ptr<const CudaWei
   return std::unique_ptr<CudaModel>(std::move(model));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -5,7 +5,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 // Below this many elements a row operation runs on the calling thread: it takes about as long as
@@ -360,4 +360,4 @@ void LlamaRank::keep_wanted(float* x) {
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -23,7 +23,7 @@
 #include "model/ops.h"
 #include "model/weights.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 // What a rank computes. Weights stay where they are: a slice is a view of the packed matrices.
 struct RankSlice {
@@ -143,4 +143,4 @@ class LlamaRank {
   float* sin_;       // head_dim / 2
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::model

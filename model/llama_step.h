@@ -9,7 +9,7 @@
 #include "model/config.h"
 #include "model/model.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 // The step is made by the engine: a wrong one is a bug, whatever clients sent. Aborts. Token ids
 // down to -n_previous stand for tokens that the step before chose.
@@ -39,4 +39,4 @@ Work llama_work(const ModelConfig& config, Dtype weights, Dtype activations, con
                 const std::function<Work(bool kept, int layer)>& attention);
 Work llama_work(const StepInput& step, const ModelConfig& config, Dtype weights, Dtype activations);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -15,7 +15,11 @@
 #include "model/config.h"
 #include "model/sampler.h"
 
-namespace xpyd {
+namespace xpyd::attention {
+struct AttentionVariant;  // attention/attention.h
+}
+
+namespace xpyd::model {
 
 // Called on the engine's thread during forward(), layer by layer, after the KV of `layer` (counted
 // in the whole model) has been written for every token of the step, by all ranks: the hook of
@@ -97,7 +101,6 @@ Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, cons
                                                     const LoadOptions& options, ThreadTeam& team);
 
 struct GemmVariant;       // model/gemm.h
-struct AttentionVariant;  // attention/attention.h
 
 // Which rows of the variant tables a model runs; null: this machine's default.
 struct Kernels {
@@ -126,4 +129,4 @@ std::unique_ptr<Model> make_sharded_llama(std::shared_ptr<const Weights> weights
 Status check_model_shards(const ModelConfig& config, const KvShards& shards, const std::string& tp_name = "tp",
                           const std::string& pp_name = "pp");
 
-}  // namespace xpyd
+}  // namespace xpyd::model

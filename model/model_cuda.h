@@ -19,7 +19,7 @@
 #include "model/sampler_cuda.h"
 #include "model/weights_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct CudaModelOptions {
   int max_step_tokens = 512;
@@ -57,4 +57,4 @@ class CudaModel : public Model {
 Result<std::unique_ptr<CudaModel>> make_cuda_llama(std::shared_ptr<const CudaWeights> weights, const cuda::Card& card,
                                                    cuda::Stream& stream, const CudaModelOptions& options);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

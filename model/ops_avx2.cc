@@ -6,7 +6,7 @@
 
 #include "model/ops.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 constexpr int kLanes = 8;
@@ -174,4 +174,4 @@ const Ops kAvx2Ops = {
     "avx2",  rms_norm, add, rope,         swiglu,
     exp_row, peak,     sum, cpu_has_avx2, "8 lanes; fused multiply-adds in exp and in the sum of squares"};
 
-}  // namespace xpyd
+}  // namespace xpyd::model

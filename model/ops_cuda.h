@@ -14,7 +14,7 @@
 #include "base/cuda.h"
 #include "model/weights_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct CudaEmbedArgs {
   const int32_t* token_ids = nullptr;  // [n]; -1 - r: previous[r]
@@ -76,4 +76,4 @@ void cuda_swiglu(const CudaSwigluArgs& args, const cuda::On& on);
 // overlap.
 void cuda_gather_rows(const void* from, const int32_t* rows, int n, size_t bytes, void* to, const cuda::On& on);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -6,7 +6,7 @@
 #include "base/cuda_kernel.h"
 #include "model/peak_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 __global__ void fill_random_kernel(bf16* out, size_t n, uint64_t array, float scale) {
@@ -142,4 +142,4 @@ CudaPeak measure_cuda_peak(CudaPeakProbe& probe, const std::string& card, int ro
   return peak;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

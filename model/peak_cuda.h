@@ -13,7 +13,7 @@
 #include "base/row_hash.h"
 #include "model/gemm_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct CudaPeakSizes {
   size_t copy_bytes = size_t(1) << 30;  // twice on the card
@@ -70,4 +70,4 @@ XPYD_HD inline bf16 random_element(uint64_t array, uint64_t place) {
   return to_bf16(float(int32_t(uint32_t(mix64((array << 56) + place + 1)))) * 0x1p-31f);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

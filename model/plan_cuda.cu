@@ -5,7 +5,7 @@
 
 #include "model/plan_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 int table_entries(const KvView& view, int kv_length) {
   if (view.contiguous()) return 1;
@@ -273,4 +273,4 @@ const Draw* StepPlanner::add(std::span<const Draw> rows) {
   return reinterpret_cast<const Draw*>(place.device);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

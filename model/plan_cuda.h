@@ -16,7 +16,7 @@
 #include "model/model_cuda.h"
 #include "model/sampler_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 // A step's arrays on their way to the card: packed one behind another into pinned memory and copied
 // at once. Device addresses follow from the sizes alone, so that a captured graph finds the next
@@ -129,4 +129,4 @@ class StepPlanner {
   StepUpload upload_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::model

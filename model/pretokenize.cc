@@ -3,7 +3,7 @@
 #include "base/utf8.h"
 #include "model/unicode.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 enum class Class { end, letter, number, newline, space, other };  // newline: \r or \n
@@ -198,4 +198,4 @@ std::string normalize(const std::vector<NormalizerStep>& steps, std::string_view
   return out;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

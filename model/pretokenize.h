@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct NormalizerStep {
   enum class Kind { prepend, replace, nfc } kind;
@@ -48,4 +48,4 @@ void pre_tokenize(const std::vector<PreTokenizerStep>& steps, std::string_view t
 
 void replace_all(std::string& text, std::string_view pattern, std::string_view content);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -13,7 +13,7 @@
 #include "base/json.h"
 #include "model/folder.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 using nlohmann::json;
@@ -346,4 +346,4 @@ Status Checkpoint::check_unchanged() const {
   return ok();
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

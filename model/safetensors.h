@@ -19,7 +19,7 @@
 #include "base/dtype.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct SafetensorsLimits {
   uint64_t max_header_bytes = 100'000'000;  // as in the reference reader
@@ -101,4 +101,4 @@ class Checkpoint {
   std::map<std::string, const SafetensorsFile*, std::less<>> where_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::model

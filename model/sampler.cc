@@ -15,7 +15,7 @@
 #include "base/status.h"
 #include "model/ops.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
@@ -319,4 +319,4 @@ Sampled judge(std::span<const float> logits, int32_t token, int n_top, SamplerSc
   return sampled;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

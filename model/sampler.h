@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "base/random.h"
+#include "base/rooms.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct SamplingParams {
   float temperature = 1;         // 0 = greedy: the lowest id among the highest logits
@@ -81,4 +82,4 @@ Sampled sample(std::span<const float> logits, const SamplingParams& params, Samp
 // What these logits say of a token that is given, as one of the prompt.
 Sampled judge(std::span<const float> logits, int32_t token, int n_top, SamplerScratch& scratch);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

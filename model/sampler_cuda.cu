@@ -12,7 +12,7 @@
 #include "base/row_hash.h"
 #include "model/sampler_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 using cuda::Carver;
@@ -379,4 +379,4 @@ void hash_rows(const float* logits, int n_rows, int vocab, uint64_t* out, cuda::
                stream, logits, vocab, reinterpret_cast<Mass*>(out));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

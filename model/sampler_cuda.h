@@ -6,7 +6,7 @@
 #include "base/cuda.h"
 #include "model/sampler.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct CudaSampleArgs {
   const float* logits = nullptr;            // [n, vocab], device
@@ -28,4 +28,4 @@ void cuda_sample(const CudaSampleArgs& args, const cuda::On& on);
 // `out` [n_rows] are device memory. Enqueues only, and may be captured.
 void hash_rows(const float* logits, int n_rows, int vocab, uint64_t* out, cuda::Stream& stream);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

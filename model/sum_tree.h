@@ -6,7 +6,7 @@
 
 #include <bit>
 
-namespace xpyd {
+namespace xpyd::model {
 
 inline constexpr int kMaxGroups = 64;
 
@@ -21,4 +21,4 @@ struct TreeStack {
   static constexpr int merges(int g, bool last) { return last ? slot(g) : std::countr_one(unsigned(g)); }
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -7,7 +7,7 @@
 #include "model/tokenizer_impl.h"
 #include "model/unicode.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 Tokenizer::Tokenizer() : impl_(std::make_unique<Impl>()) {}
 Tokenizer::~Tokenizer() = default;
@@ -276,4 +276,4 @@ void AddedTokens::split(std::string_view text, const std::vector<Part>& parts, s
   if (done != text.size()) out.push_back({done, text.size(), -1});
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

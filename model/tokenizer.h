@@ -13,7 +13,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 class Tokenizer {
  public:
@@ -86,4 +86,4 @@ class Detokenizer {
   std::string pending_;  // byte level: at most 3 bytes; byte fallback: the run of byte tokens
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::model

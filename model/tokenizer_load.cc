@@ -16,7 +16,7 @@
 #include "base/utf8.h"
 #include "model/tokenizer_impl.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 using nlohmann::json;
@@ -505,4 +505,4 @@ Status load_tokenizer(std::string_view json_text, const std::string& file, Token
   return error;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -10,7 +10,7 @@
 
 #include "base/utf8.h"
 
-namespace xpyd::unicode {
+namespace xpyd::model::unicode {
 namespace {
 
 struct Range {
@@ -130,4 +130,4 @@ std::string nfc(std::string_view text) {
   return result;
 }
 
-}  // namespace xpyd::unicode
+}  // namespace xpyd::model::unicode

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace xpyd::unicode {
+namespace xpyd::model::unicode {
 
 bool is_letter(uint32_t code_point);  // \p{L}
 bool is_number(uint32_t code_point);  // \p{N}
@@ -18,4 +18,4 @@ bool is_word(uint32_t code_point);    // \w
 // Normalization form C of valid UTF-8. O(n log n) in the longest run of combining marks, else O(n).
 std::string nfc(std::string_view text);
 
-}  // namespace xpyd::unicode
+}  // namespace xpyd::model::unicode

@@ -14,7 +14,7 @@
 #include "base/random.h"
 #include "model/safetensors.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 struct TensorSpec {
@@ -257,4 +257,4 @@ Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, cons
   return std::shared_ptr<const Weights>(std::move(weights));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

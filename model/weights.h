@@ -10,7 +10,7 @@
 #include "model/gemm.h"
 #include "model/model.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 struct LayerWeights {
   // q, k and v one under another, [(n_heads + 2 n_kv_heads) * head_dim, hidden]: one product reads
@@ -40,4 +40,4 @@ struct Weights {
 // Radians per token of each pair of dimensions, with the scaling of `config` applied.
 std::vector<double> rope_frequencies(const ModelConfig& config);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -6,7 +6,7 @@
 
 #include "model/weights_cuda.h"
 
-namespace xpyd {
+namespace xpyd::model {
 namespace {
 
 constexpr size_t kAlign = 256;
@@ -138,4 +138,4 @@ Result<std::shared_ptr<const CudaWeights>> upload_weights(const Weights& host, c
   return std::shared_ptr<const CudaWeights>(std::move(weights));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::model

@@ -11,7 +11,7 @@
 #include "model/config.h"
 #include "model/weights.h"
 
-namespace xpyd {
+namespace xpyd::model {
 
 // W [n, k], device memory. Rows begin at multiples of 16 bytes, what the tensor cores' copies need;
 // elements between k and the stride are zero.
@@ -52,4 +52,4 @@ struct CudaWeights {
 // Waits until everything is there. Error `unavailable`: more than the card has free; says both.
 Result<std::shared_ptr<const CudaWeights>> upload_weights(const Weights& host, cuda::Stream& stream);
 
-}  // namespace xpyd
+}  // namespace xpyd::model

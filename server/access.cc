@@ -12,7 +12,7 @@
 #include "disagg/net/hello.h"
 #include "server/api_parse.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 constexpr size_t kMaxKeyFileBytes = 1u << 20;
@@ -136,4 +136,4 @@ Result<std::vector<std::string>> read_api_keys(const std::string& path) {
   return keys;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -12,7 +12,7 @@
 #include "base/status.h"
 #include "server/http_parser.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 struct ApiError;  // api_parse.h
 
@@ -43,4 +43,4 @@ bool is_api_key(const std::string& text);  // one that a header can carry
 // its owner can read is refused.
 Result<std::vector<std::string>> read_api_keys(const std::string& path);
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -11,7 +11,7 @@
 
 extern "C" const char xpyd_page_begin[], xpyd_page_end[];  // page.cc
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 // Up to this a body is parsed and tokenized at once: about a millisecond. Beyond, on another
@@ -437,4 +437,4 @@ void HttpServer::begin_drain() {
 
 void HttpServer::stop() { listener_->stop(); }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

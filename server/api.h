@@ -21,7 +21,7 @@
 #include "server/http.h"
 #include "server/metrics.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 struct ServerOptions : HttpListenOptions, ServedModel {
   std::string model_root;                  // in /v1/models; clients load a tokenizer from there
@@ -144,4 +144,4 @@ class HttpServer {
   std::unique_ptr<HttpListener> listener_;  // goes first: its connections call back into the api
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::server

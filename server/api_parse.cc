@@ -6,7 +6,7 @@
 
 #include "base/json.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 using nlohmann::json;
@@ -625,4 +625,4 @@ std::optional<ApiError> detokenize(std::string_view body, const ServedModel& mod
   return {};
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

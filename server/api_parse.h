@@ -16,7 +16,7 @@
 #include "server/metrics.h"
 #include "server/sessions.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 // What is wrong with a request, as OpenAI's error envelope says it.
 struct ApiError {
@@ -83,4 +83,4 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
 std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model, std::string& answer);
 std::optional<ApiError> detokenize(std::string_view body, const ServedModel& model, std::string& answer);
 
-}  // namespace xpyd
+}  // namespace xpyd::server

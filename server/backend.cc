@@ -4,7 +4,7 @@
 
 #include "server/stack.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 #ifndef XPYD_CUDA
@@ -118,4 +118,4 @@ Result<std::unique_ptr<Backend>> open_cpu_backend(const Stack& stack) {
   return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(stack, weights.value(), std::move(of_instances)));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

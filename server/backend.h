@@ -12,7 +12,7 @@
 #include "model/cost_model.h"
 #include "model/model.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 struct Stack;  // stack.h
 struct DeviceRow;
@@ -75,4 +75,4 @@ Result<std::unique_ptr<Device>> open_cuda_alone();
 // The host's weights as the options ask for them, read with every core.
 Result<std::shared_ptr<const Weights>> load_host_weights(const Stack& stack);
 
-}  // namespace xpyd
+}  // namespace xpyd::server

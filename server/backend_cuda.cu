@@ -9,7 +9,7 @@
 #include "model/peak_cuda.h"
 #include "server/stack.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 class CudaBackend final : public Backend {
@@ -119,4 +119,4 @@ Result<DevicePeak> cuda_device_peak() {
                     {1e12 * peak.one_order_tflops, 1e9 * peak.read_gbps}};
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -14,7 +14,7 @@
 #include "server/bench_client.h"
 #include "server/commands.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 std::atomic<bool> interrupted{false};
@@ -177,4 +177,4 @@ int bench_main(const Options& options) {
   return result.failed > 0 ? 1 : 0;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -5,7 +5,7 @@
 
 #include "base/json.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 using nlohmann::json;
@@ -180,4 +180,4 @@ LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests,
   return run;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -11,7 +11,7 @@
 #include "server/datasets.h"
 #include "server/http_client.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 // What the server says of itself in /v1/models.
 struct ServerCard {
@@ -66,4 +66,4 @@ LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests,
                   const SendOptions& options, Clock& clock,
                   const std::function<void(int done, int in_flight)>& on_progress, const std::atomic<bool>& stop);
 
-}  // namespace xpyd
+}  // namespace xpyd::server

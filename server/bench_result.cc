@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-namespace xpyd {
+namespace xpyd::server {
 
 const char* const kBenchDefinitions =
     "send: just before the connection is opened; chunk: an event with non-empty `choices`\n"
@@ -207,4 +207,4 @@ nlohmann::json bench_details(std::span<const RequestRecord> records, double star
   return out;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -18,7 +18,7 @@
 #include "base/stats.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 extern const char* const kBenchDefinitions;
 
@@ -78,4 +78,4 @@ nlohmann::json bench_json(const BenchResult& result);
 // vLLM's detailed keys: one array element per request; times in seconds.
 nlohmann::json bench_details(std::span<const RequestRecord> records, double start_s);
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 constexpr size_t kSmallBytes = 128u << 10;  // some 10 ms
@@ -56,4 +56,4 @@ void BodyThreads::loop(bool small_only) {
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

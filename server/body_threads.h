@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace xpyd {
+namespace xpyd::server {
 
 class BodyThreads {
  public:
@@ -35,4 +35,4 @@ class BodyThreads {
   std::vector<std::thread> threads_;  // started with the first body
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -7,7 +7,7 @@
 #include "base/version.h"
 #include "model/folder.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 Status of_option(const Status& status) {
@@ -43,4 +43,4 @@ int export_main(const Options& options) {
   return written ? 0 : fail(": export", written.error());
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -9,7 +9,7 @@
 #include "base/options.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 // Says why it ends; the exit code for that, or `code`.
 inline int fail(const char* who, const Error& error, int code = 0) {
@@ -37,4 +37,4 @@ int info_main(const Options& options);
 int prefix_stats_main(const Options& options);
 int export_main(const Options& options);
 
-}  // namespace xpyd
+}  // namespace xpyd::server

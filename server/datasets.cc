@@ -10,7 +10,7 @@
 #include "base/json.h"
 #include "base/random.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 using nlohmann::json;
@@ -356,4 +356,4 @@ std::vector<double> arrival_times(int n, double rate, bool fixed, double burstin
   return times;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -14,7 +14,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 struct TokenSpan {
   uint64_t seed;
@@ -90,4 +90,4 @@ Result<Load> sharegpt_load(std::vector<Exchange> conversations, int n, int outpu
 // the rate.
 std::vector<double> arrival_times(int n, double rate, bool fixed, double burstiness, uint64_t seed);
 
-}  // namespace xpyd
+}  // namespace xpyd::server

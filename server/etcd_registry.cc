@@ -14,7 +14,7 @@
 #include "base/json.h"
 #include "server/http_client.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 using nlohmann::json;
@@ -348,4 +348,4 @@ Result<std::unique_ptr<Registry>> open_etcd(const std::string& url, double ttl_s
   return std::unique_ptr<Registry>(new EtcdRegistry(std::move(http).value(), std::move(prefix), ttl_s, clock));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -15,7 +15,7 @@
 #include "base/status.h"
 #include "disagg/control/registry.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 inline constexpr double kRegistryTtlSeconds = 5;
 
@@ -23,4 +23,4 @@ inline constexpr double kRegistryTtlSeconds = 5;
 // stay, at least 2. Does not wait for etcd: state() says whether it is there.
 Result<std::unique_ptr<Registry>> open_etcd(const std::string& url, double ttl_s, Clock& clock);
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -9,7 +9,7 @@
 #include "server/signals.h"
 #include "server/stack.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 // Prints text as it becomes certain and keeps the times.
@@ -97,4 +97,4 @@ int generate_main(const Options& options) {
   return 0;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -7,7 +7,7 @@
 
 #include "base/utf8.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 // The cluster ends late requests itself; this much later the frontend stops waiting for it.
@@ -514,4 +514,4 @@ std::string Generation::log_text(double now) const {
   return line;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -12,7 +12,7 @@
 #include "base/json.h"
 #include "server/api.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
@@ -92,4 +92,4 @@ class Generation : public std::enable_shared_from_this<Generation> {
   int status_ = 0;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::server

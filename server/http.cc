@@ -19,7 +19,7 @@
 
 #include "server/access.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 namespace asio = boost::asio;
@@ -758,4 +758,4 @@ HttpPost HttpListener::post() const {
   return [loop = loop_](std::function<void()> f) { loop->post(std::move(f)); };
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

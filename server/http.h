@@ -23,7 +23,7 @@
 #include "base/status.h"
 #include "server/http_parser.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 struct HttpListenOptions {
   std::string host = "127.0.0.1";  // a literal address or a name
@@ -97,4 +97,4 @@ class HttpListener {
   std::shared_ptr<Loop> loop_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -15,7 +15,7 @@
 
 #include "server/http_parser.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 namespace asio = boost::asio;
@@ -245,4 +245,4 @@ Result<std::string> HttpClient::fetch(const HttpCall& call) {
   return body;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

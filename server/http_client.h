@@ -16,7 +16,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 struct HttpUrl {
   std::string host;  // name or address, IPv6 without brackets
@@ -78,4 +78,4 @@ class SseParser {
   bool has_data_ = false, after_cr_ = false;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -7,7 +7,7 @@
 #include <boost/beast/http/status.hpp>
 #include <cctype>
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 namespace http = boost::beast::http;
@@ -354,4 +354,4 @@ Status HttpResponseParser::finish() {
   return Error{ErrorCode::io, "the server closed in the middle of its answer"};
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -15,7 +15,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
@@ -123,4 +123,4 @@ class HttpResponseParser {
   std::string rest_;  // of the body, not yet taken: a part of a chunk's head, or of the trailer
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::server

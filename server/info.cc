@@ -21,7 +21,7 @@
 #include "server/commands.h"
 #include "server/stack.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 using nlohmann::json;
@@ -328,4 +328,4 @@ int info_main(const Options& options) {
   return status ? 0 : fail(": info", status.error(), 1);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

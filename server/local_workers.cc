@@ -31,7 +31,7 @@
 #include "server/stack.h"
 #include "server/supervisor.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 const char* role_name(Role role) {
@@ -373,4 +373,4 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options&
                                                                  supervision, stack.clock));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

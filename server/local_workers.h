@@ -10,7 +10,7 @@
 #include "disagg/service.h"
 #include "disagg/worker.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 struct Stack;
 
@@ -28,4 +28,4 @@ struct ProcessOptions {
 // Errors: the key file, the address.
 Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options& options);
 
-}  // namespace xpyd
+}  // namespace xpyd::server

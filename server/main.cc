@@ -20,7 +20,7 @@
 #include "server/options.h"
 #include "server/stack.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 struct Subcommand {
@@ -161,15 +161,15 @@ void hold_standard_descriptors() {
 [[gnu::constructor(101)]] void first() { prepare_for_out_of_memory(); }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::server
 
 int main(int argc, char** argv) {
-  xpyd::hold_standard_descriptors();
+  xpyd::server::hold_standard_descriptors();
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f is a failed write, and gets a message
   try {
     const std::vector<std::string> words(argv + 1, argv + argc);
-    xpyd::hide_secrets(argc, argv);
-    int code = xpyd::run(words);
+    xpyd::server::hide_secrets(argc, argv);
+    int code = xpyd::server::run(words);
     if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
       std::fprintf(stderr, "xpyd: stdout: %s\n", std::strerror(errno));
       code = std::max(code, 1);

@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <functional>
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 // vLLM's buckets, so that quantiles of both are comparable, and finer ones below them: a small
@@ -416,4 +416,4 @@ std::string Metrics::render(const ServiceStats& service) const {
   return text.take();
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -21,7 +21,7 @@
 #include "batch/request.h"
 #include "disagg/service.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 class Histogram {
  public:
@@ -85,4 +85,4 @@ class Metrics {
   std::map<std::array<std::string, 3>, uint64_t> http_;  // handler, method, "2xx"
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -20,7 +20,7 @@
 #include "server/stack.h"
 #include "server/supervisor.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 using enum OptionKind;
@@ -458,4 +458,4 @@ std::vector<std::string> without_effect(const Options& options) {
   return all;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -6,7 +6,7 @@
 
 #include "base/options.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 std::span<const OptionRow> option_table();
 
@@ -16,4 +16,4 @@ Status check_options(const Options& options, std::string_view group);
 // row begins with "--processes: " or "--device cuda: ".
 std::vector<std::string> without_effect(const Options& options);
 
-}  // namespace xpyd
+}  // namespace xpyd::server

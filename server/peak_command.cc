@@ -11,7 +11,7 @@
 #include "server/backend.h"
 #include "server/commands.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 std::vector<int> usable_cpus() {
@@ -59,4 +59,4 @@ int peak_main(const Options& options) {
   return status ? 0 : fail(": peak", status.error(), 1);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

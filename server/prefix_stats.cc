@@ -11,7 +11,7 @@
 #include "server/commands.h"
 #include "server/datasets.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 int64_t common_units(const std::string& a, const std::string& b, int unit_bytes) {
@@ -184,4 +184,4 @@ int prefix_stats_main(const Options& options) {
   return status ? 0 : fail(": prefix-stats", status.error(), 1);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -19,7 +19,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 struct PrefixInput {
   // A prompt is a string of units, each unit_bytes long: 1 byte of UTF-8 of a conversation, or the
@@ -50,4 +50,4 @@ struct PrefixStats {
 // Before: min_count >= 2, min_length >= 0 (in the input's length unit).
 PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t min_length);
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -22,7 +22,7 @@
 #include "server/signals.h"
 #include "server/stack.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 Result<ServerOptions> http_options(const Options& options, Stack& stack);
 }  // namespace
@@ -121,4 +121,4 @@ Result<ServerOptions> http_options(const Options& options, Stack& stack) {
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -28,7 +28,7 @@
 #include "base/siphash.h"
 #include "model/chat_template.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 struct Conversation {
   std::vector<int32_t> tokens;        // of /v1/completions: prompts and outputs, in turn
@@ -114,4 +114,4 @@ class Sessions : public std::enable_shared_from_this<Sessions> {
   std::vector<uint64_t> gone_;  // empty until the first drop
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -11,7 +11,7 @@
 
 #include "base/memory.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 // One of a process.
 class SignalThread {
@@ -72,4 +72,4 @@ class SignalThread {
   std::thread thread_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -14,7 +14,7 @@
 #include "model/folder.h"
 #include "server/local_workers.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 // Whether the model can be cut as the options say, for the roles that there are. Colocated
@@ -210,4 +210,4 @@ Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
   return prepared;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

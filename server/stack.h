@@ -15,7 +15,7 @@
 #include "model/tokenizer.h"
 #include "server/backend.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 struct Stack {
   RealClock clock;
@@ -47,4 +47,4 @@ Status open_backend(Stack& stack);
 // Of all that instances must agree on, so that KV may cross between them.
 uint64_t fingerprint(const Stack& stack);
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-namespace xpyd {
+namespace xpyd::server {
 
 Supervisor::Orders Supervisor::look(std::span<const Presence> seen, double now) {
   constexpr double kTurn = 1;  // seconds: a longer one was this process asleep, and no child silent
@@ -44,4 +44,4 @@ std::optional<double> Supervisor::ended(size_t child, bool retired, double now) 
   return wait;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

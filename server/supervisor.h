@@ -11,7 +11,7 @@
 
 #include "disagg/process_cluster.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 struct SupervisorOptions {
   bool restart = true;
@@ -52,4 +52,4 @@ class Supervisor {
   std::optional<double> looked_s_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::server

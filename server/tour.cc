@@ -13,7 +13,7 @@
 #include "model/tokenizer.h"
 #include "server/commands.h"
 
-namespace xpyd {
+namespace xpyd::server {
 namespace {
 
 constexpr PeerId kP = 0, kD = 1, kAlone = 2;
@@ -178,4 +178,4 @@ int tour_main(const Options&) {
   return same ? 0 : 1;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -10,7 +10,7 @@
 #include "server/signals.h"
 #include "server/stack.h"
 
-namespace xpyd {
+namespace xpyd::server {
 
 int worker_main(const Options& options) {
   SignalThread signals;
@@ -64,4 +64,4 @@ int worker_main(const Options& options) {
   return served ? 0 : fail(" worker", served.error());
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::server

@@ -11,7 +11,7 @@
 #include "disagg/envelope.h"
 #include "disagg/net/channel.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 // Of a time that is not set.
@@ -234,4 +234,4 @@ uint64_t codec_schema() {
   return schema;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

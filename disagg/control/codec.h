@@ -14,7 +14,7 @@
 #include "disagg/control/ranges.h"
 #include "disagg/messages.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 struct Envelope;
 
@@ -44,4 +44,4 @@ Result<InstanceId> destination(std::string_view payload);
 // misread each other do not begin to talk.
 uint64_t codec_schema();
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -16,7 +16,7 @@
 #include "disagg/messages.h"
 #include "disagg/net/fields.h"
 
-namespace xpyd::codec {
+namespace xpyd::disagg::codec {
 
 inline constexpr int kMaxStops = 64;  // stop strings
 inline constexpr int kMaxTopLogprobs = 64;
@@ -35,9 +35,9 @@ void each(A& a, Number range, std::string_view names, T&... values) {
   (one(values), ...);
 }
 
-}  // namespace xpyd::codec
+}  // namespace xpyd::disagg::codec
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 template <class A>
 void fields(A& a, typename A::template Ref<SamplingParams> s) {
@@ -415,4 +415,4 @@ void fields(A& a, typename A::template Ref<CacheReport> s) {
   a.numbers("removed", removed);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -11,7 +11,7 @@
 #include "allocator/block_ledger.h"
 #include "disagg/transport/transport.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 // Of the model and its context. As they stand: of any model.
 struct Limits {
@@ -79,4 +79,4 @@ constexpr Bounds bounds(Number range, const Limits& limits) {
   return table[size_t(range)];
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

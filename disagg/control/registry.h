@@ -14,7 +14,7 @@
 #include <map>
 #include <string>
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 inline constexpr const char* kConductorName = "conductor";  // its value: its control address
 
@@ -42,4 +42,4 @@ class Registry {
   virtual RegistryState state() const = 0;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

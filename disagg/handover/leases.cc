@@ -4,7 +4,7 @@
 
 #include "disagg/envelope.h"
 
-namespace xpyd::handover {
+namespace xpyd::disagg::handover {
 namespace {
 
 // A peer that has sent it waits, with a lease, for an answer.
@@ -51,4 +51,4 @@ bool Leases::renew(Standing& of_peer) {
   return true;
 }
 
-}  // namespace xpyd::handover
+}  // namespace xpyd::disagg::handover

@@ -14,11 +14,11 @@
 #include "base/mailbox.h"
 #include "disagg/messages.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 struct Envelope;
 }
 
-namespace xpyd::handover {
+namespace xpyd::disagg::handover {
 
 using Standing = std::unordered_map<InstanceId, std::vector<AttemptId>>;  // at each peer, too
 
@@ -49,4 +49,4 @@ class Leases {
   double stood_s_ = 0, renewed_s_ = 0;  // Clock: the last time
 };
 
-}  // namespace xpyd::handover
+}  // namespace xpyd::disagg::handover

@@ -6,7 +6,7 @@
 #include "disagg/envelope.h"
 #include "disagg/place.h"
 
-namespace xpyd::handover {
+namespace xpyd::disagg::handover {
 
 void Receiver::on(Incoming& in, Event event, With with) {
   const auto& step = receiver_machine().step(in.state, event, parts_.visits ? &parts_.visits->receiver : nullptr);
@@ -280,4 +280,4 @@ void Receiver::clear(FinishReason reason, const std::string& error) {
   tidy();
 }
 
-}  // namespace xpyd::handover
+}  // namespace xpyd::disagg::handover

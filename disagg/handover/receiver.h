@@ -15,7 +15,7 @@
 #include "disagg/handover/room.h"
 #include "disagg/handover/states.h"
 
-namespace xpyd::handover {
+namespace xpyd::disagg::handover {
 
 // Cumulative.
 struct ReceiverStats {
@@ -128,4 +128,4 @@ class Receiver {
   ReceiverStats stats_;
 };
 
-}  // namespace xpyd::handover
+}  // namespace xpyd::disagg::handover

@@ -4,7 +4,7 @@
 #include "disagg/envelope.h"
 #include "disagg/handover/receiver.h"
 
-namespace xpyd::handover {
+namespace xpyd::disagg::handover {
 
 // How far what was delivered, or is read, has come.
 void Receiver::look(Incoming& in) {
@@ -89,4 +89,4 @@ void Receiver::give_back(InstanceId from, AttemptId attempt, std::optional<KvHan
   handover.reset();
 }
 
-}  // namespace xpyd::handover
+}  // namespace xpyd::disagg::handover

@@ -2,7 +2,7 @@
 
 #include "disagg/place.h"
 
-namespace xpyd::handover {
+namespace xpyd::disagg::handover {
 
 // Preempted sequences take no place: they wait for memory, and with a shared pool that memory may
 // be what the prompts to be handed over hold.
@@ -74,4 +74,4 @@ bool Room::sweep() {
          }) > 0;
 }
 
-}  // namespace xpyd::handover
+}  // namespace xpyd::disagg::handover

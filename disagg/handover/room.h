@@ -10,7 +10,7 @@
 #include "batch/engine.h"
 #include "disagg/attempts.h"
 
-namespace xpyd::handover {
+namespace xpyd::disagg::handover {
 
 inline constexpr KvLease kNoLease = -1;
 inline constexpr TransferId kNoTransfer = -1;
@@ -48,4 +48,4 @@ class Room {
   std::vector<Place> quarantine_;
 };
 
-}  // namespace xpyd::handover
+}  // namespace xpyd::disagg::handover

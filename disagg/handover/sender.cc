@@ -5,7 +5,7 @@
 #include "disagg/envelope.h"
 #include "disagg/place.h"
 
-namespace xpyd::handover {
+namespace xpyd::disagg::handover {
 
 void Sender::on(Outgoing& out, Event event, With with) {
   const auto& step = sender_machine().step(out.state, event, parts_.visits ? &parts_.visits->sender : nullptr);
@@ -247,4 +247,4 @@ int Sender::sending() const {
       outgoing_, [&](const auto& entry) { return kHeld.has(entry.second.state) && entry.second.kv != kNoKv; }));
 }
 
-}  // namespace xpyd::handover
+}  // namespace xpyd::disagg::handover

@@ -12,7 +12,7 @@
 #include "disagg/handover/leases.h"
 #include "disagg/handover/states.h"
 
-namespace xpyd::handover {
+namespace xpyd::disagg::handover {
 
 class Sender {
  public:
@@ -110,4 +110,4 @@ class Sender {
   TransferPlan plan_;
 };
 
-}  // namespace xpyd::handover
+}  // namespace xpyd::disagg::handover

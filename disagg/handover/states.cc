@@ -1,6 +1,6 @@
 #include "disagg/handover/states.h"
 
-namespace xpyd::handover {
+namespace xpyd::disagg::handover {
 namespace {
 
 constexpr SenderMachine make_sender() {
@@ -107,4 +107,4 @@ constexpr ReceiverMachine kReceiver = make_receiver();
 const SenderMachine& sender_machine() { return kSender; }
 const ReceiverMachine& receiver_machine() { return kReceiver; }
 
-}  // namespace xpyd::handover
+}  // namespace xpyd::disagg::handover

@@ -18,7 +18,7 @@
 
 #include "base/status.h"
 
-namespace xpyd::handover {
+namespace xpyd::disagg::handover {
 
 enum class SenderState : uint8_t {
   expected,          // the engine has it, or will; the peer has not heard of it
@@ -125,7 +125,7 @@ enum class ReceiverAction : uint8_t {
   recompute,  // … without
 };
 
-// An enumerator's name, as the compiler spells it: "… [with auto value = xpyd::handover::SenderState::asked; …".
+// An enumerator's name, as the compiler spells it: "… [with auto value = xpyd::disagg::handover::SenderState::asked; …".
 template <auto value>
 constexpr std::string_view name_of() {
   const std::string_view text = __PRETTY_FUNCTION__;
@@ -206,4 +206,4 @@ struct Visits {
   ReceiverMachine::Visits receiver = {};
 };
 
-}  // namespace xpyd::handover
+}  // namespace xpyd::disagg::handover

@@ -15,7 +15,7 @@
 #include <filesystem>
 #include <thread>
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 Error failed(const ControlAddress& address, const std::string& what, int error) {
@@ -178,4 +178,4 @@ bool of_user(int fd, bool or_root) {
   return peer.uid == geteuid() || (or_root && peer.uid == 0);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

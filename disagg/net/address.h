@@ -9,7 +9,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 struct ControlAddress {
   std::string text;  // as given
@@ -38,4 +38,4 @@ Result<int> connect_to(const ControlAddress& address);
 // Of a Unix socket: whether this user, or (also) root, is at its other end.
 bool of_user(int fd, bool or_root);
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

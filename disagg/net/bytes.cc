@@ -5,7 +5,7 @@
 
 #include "base/utf8.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 void ByteWriter::count(size_t n) {
   XPYD_CHECK(n <= std::numeric_limits<uint32_t>::max());
@@ -84,4 +84,4 @@ Status ByteReader::finish() {
   return ok();
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -17,7 +17,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 static_assert(std::endian::native == std::endian::little, "integers are copied as they lie");
 
@@ -99,4 +99,4 @@ class ByteReader {
   std::string error_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

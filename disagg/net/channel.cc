@@ -10,7 +10,7 @@
 
 #include "disagg/net/loop.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 constexpr size_t kKeptBytes = 1u << 20;  // of buffer that an idle channel may keep
@@ -290,4 +290,4 @@ void ControlLoop::Impl::tell_closed(Channel::Impl& c, const std::string& reason)
   if (events.on_closed) events.on_closed(reason);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -26,7 +26,7 @@
 #include "disagg/net/frames.h"
 #include "disagg/net/hello.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 inline constexpr uint16_t kFirstFrameType = 16;  // of those below the channel makes its own use
 
@@ -132,4 +132,4 @@ class ControlLoop {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

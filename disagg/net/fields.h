@@ -32,7 +32,7 @@
 #include "disagg/net/bytes.h"
 #include "disagg/net/frames.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 template <class Self>
 struct FieldWriter {
@@ -238,4 +238,4 @@ uint64_t schema_of() {
   return siphash({0, 0}, archive.out);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

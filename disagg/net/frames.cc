@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 constexpr size_t kKeptFrameBytes = 1u << 20;  // between two frames
@@ -78,4 +78,4 @@ Status FrameReader::feed(std::string_view bytes, const OnFrame& on_frame) {
   return ok();
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

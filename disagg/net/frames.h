@@ -22,7 +22,7 @@
 #include "base/siphash.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 inline constexpr size_t kFrameHeaderBytes = 16, kFrameMacBytes = 8;
 inline constexpr size_t kFrameOverheadBytes = kFrameHeaderBytes + kFrameMacBytes;
@@ -61,4 +61,4 @@ class FrameReader {
   Status status_ = ok();
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -13,7 +13,7 @@
 #include "base/os.h"
 #include "disagg/net/bytes.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 constexpr std::string_view kHelloMagic = "xpydctl\n";
@@ -239,4 +239,4 @@ SipKey Handshake::frame_key(Side from) const {
   return key;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

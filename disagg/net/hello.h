@@ -25,7 +25,7 @@
 #include "base/siphash.h"
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 using Sha256 = std::array<uint8_t, 32>;
 
@@ -118,4 +118,4 @@ class Handshake {
   size_t received_ = 0;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -14,7 +14,7 @@
 #include <future>
 #include <utility>
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 constexpr int kReadsPerTurn = 16;       // then the other channels have theirs
@@ -404,4 +404,4 @@ void ControlLoop::Impl::check(double now) {
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

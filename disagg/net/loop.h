@@ -15,7 +15,7 @@
 #include "disagg/net/address.h"
 #include "disagg/net/channel.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 inline constexpr uint16_t kPing = 0, kGoodbye = 1;
 inline constexpr size_t kReadBytes = 64u << 10;
@@ -143,4 +143,4 @@ struct ControlLoop::Impl {
   void tell_closed(Channel::Impl& c, const std::string& reason);
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

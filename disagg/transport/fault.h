@@ -22,7 +22,7 @@
 
 #include "disagg/transport/transport.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 struct FaultOptions {
   uint64_t seed = 0;
@@ -48,4 +48,4 @@ struct TransportChoice {
 };
 Result<TransportChoice> parse_transport(std::string_view text);
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -4,7 +4,7 @@
 
 #include "disagg/transport/wires.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 class HandoffTransport final : public KvTransport {
@@ -33,4 +33,4 @@ MadeTransport make_handoff_transport(const TransportOptions&) {
   return std::unique_ptr<KvTransport>(std::make_unique<HandoffTransport>());
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

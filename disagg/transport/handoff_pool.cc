@@ -18,7 +18,7 @@
 #include "base/os.h"
 #include "disagg/transport/shared_memory.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 constexpr uint64_t kPoolMagic = 0x326c6f6f70647078;  // "xpdpool2"
@@ -256,4 +256,4 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   return JoinedPool{std::move(pool), h.n_instances};
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -20,7 +20,7 @@
 #include "base/status.h"
 #include "disagg/transport/meeting.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 class HandoffPool {
  public:
@@ -59,4 +59,4 @@ struct JoinedPool {
 Result<JoinedPool> join_handoff_pool(const std::string& address, const std::string& scheme, const KvOptions& options,
                                      const KvShards& shards = {});
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

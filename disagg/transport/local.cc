@@ -16,7 +16,7 @@
 #include "disagg/transport/window_table.h"
 #include "disagg/transport/wires.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 // What the others of this process may see of a transport. Outlives it as long as one of them looks.
@@ -124,4 +124,4 @@ MadeTransport make_local_transport(const TransportOptions& options) {
   return std::unique_ptr<KvTransport>(std::make_unique<LocalTransport>(options));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

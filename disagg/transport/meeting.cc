@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <limits>
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 constexpr size_t kMaxRegions = 1024, kTokenDigits = 32;
@@ -148,4 +148,4 @@ ChannelEvents hear(const ChannelPtr& channel, std::function<bool(std::string_vie
           .on_closed = [left = std::move(left)](const std::string&) { left(); }};
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

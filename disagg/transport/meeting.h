@@ -18,7 +18,7 @@
 #include "disagg/net/fields.h"
 #include "disagg/transport/transport.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 // KvTransport::address() of such a wire: KIND,HOST,PORT,TOKEN,BASE+BYTES,..., text without blanks, known to the cluster
 // only.
@@ -164,4 +164,4 @@ class Calls {
   std::unordered_map<PeerId, Call> calls_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -22,7 +22,7 @@
 #include "disagg/transport/window_table.h"
 #include "disagg/transport/wires.h"
 
-namespace xpyd::nccl {
+namespace xpyd::disagg::nccl {
 namespace {
 
 // The owner's half: one peer that has called us, and the communicator that it has
@@ -73,7 +73,7 @@ Guest::~Guest() {
   for (const auto& [seq, held] : held_) windows_.leave(held.ask.window, false);
 }
 
-void Guest::say(Message::Kind kind, uint64_t seq) { xpyd::say(channel_, Message{.kind = kind, .seq = seq}); }
+void Guest::say(Message::Kind kind, uint64_t seq) { disagg::say(channel_, Message{.kind = kind, .seq = seq}); }
 
 bool Guest::take(std::string_view body) {
   const auto read = read_message(body);
@@ -324,9 +324,9 @@ Status check_queue(const TransportOptions& options) {
 }
 
 }  // namespace
-}  // namespace xpyd::nccl
+}  // namespace xpyd::disagg::nccl
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 MadeTransport make_nccl_transport(const TransportOptions& options, const NcclApi& api) {
   XPYD_CHECK(options.queue && options.clock);
@@ -344,4 +344,4 @@ MadeTransport make_nccl_transport(const TransportOptions& options) {
   return make_nccl_transport(options, *api.value());
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -10,7 +10,7 @@
 
 #include "base/status.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 struct NcclUniqueId {
   char internal[128] = {};
@@ -68,4 +68,4 @@ void await_aborted(double seconds);
 
 std::string nccl_error(const NcclApi& api, int result, NcclComm comm);
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 
-namespace xpyd::nccl {
+namespace xpyd::disagg::nccl {
 namespace {
 
 constexpr double kPatience = 1;  // seconds
@@ -208,4 +208,4 @@ bool Link::turn() {
   return soon;
 }
 
-}  // namespace xpyd::nccl
+}  // namespace xpyd::disagg::nccl

@@ -27,7 +27,7 @@
 #include "disagg/transport/nccl_messages.h"
 #include "disagg/transport/nccl_pipe.h"
 
-namespace xpyd::nccl {
+namespace xpyd::disagg::nccl {
 
 struct Post {
   Post(uint64_t id_, const KvTransfer& what_, std::span<const Copy> copies);
@@ -90,4 +90,4 @@ class Link {
   std::string why_;
 };
 
-}  // namespace xpyd::nccl
+}  // namespace xpyd::disagg::nccl

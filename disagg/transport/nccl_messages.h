@@ -13,7 +13,7 @@
 #include "disagg/transport/nccl_api.h"
 #include "disagg/transport/transport.h"
 
-namespace xpyd::nccl {
+namespace xpyd::disagg::nccl {
 
 // Of one group: what is between ncclGroupStart and ncclGroupEnd. NCCL has had limits of 2,048 calls
 // to a group; the bytes are what a transfer that was given up waits for.
@@ -86,4 +86,4 @@ inline Result<Message> read_message(std::string_view bytes) {
   return message;
 }
 
-}  // namespace xpyd::nccl
+}  // namespace xpyd::disagg::nccl

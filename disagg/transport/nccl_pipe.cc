@@ -3,7 +3,7 @@
 #include "base/clock.h"
 #include "base/device.h"
 
-namespace xpyd::nccl {
+namespace xpyd::disagg::nccl {
 
 Pipe::Pipe(const NcclApi& api, std::unique_ptr<DeviceQueue> queue, const NcclUniqueId& id, int rank)
     : api_(api), queue_(std::move(queue)), peer_(1 - rank), made_s_(RealClock().now()) {
@@ -91,4 +91,4 @@ bool Pipe::turn(const std::function<void(uint64_t seq, bool whole)>& ended) {
   return !empty();
 }
 
-}  // namespace xpyd::nccl
+}  // namespace xpyd::disagg::nccl

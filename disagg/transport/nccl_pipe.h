@@ -19,7 +19,7 @@
 #include "base/device.h"
 #include "disagg/transport/nccl_api.h"
 
-namespace xpyd::nccl {
+namespace xpyd::disagg::nccl {
 
 constexpr int kJoinSeconds = 30;  // for a communicator to stand
 
@@ -75,4 +75,4 @@ class Pipe {
   int64_t end_mark_ = 0;    // broken: of the queue, behind everything
 };
 
-}  // namespace xpyd::nccl
+}  // namespace xpyd::disagg::nccl

@@ -13,7 +13,7 @@
 
 #include "disagg/transport/transport.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 template <class Peer, class Transfer>
 class PostingTransport : public KvTransport {
@@ -110,4 +110,4 @@ class PostingTransport : public KvTransport {
   TransportStats stats_;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

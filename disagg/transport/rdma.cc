@@ -6,7 +6,7 @@
 #include "disagg/transport/rdma_serving.h"
 #include "disagg/transport/wires.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 class RdmaTransport final : public KvTransport {
@@ -91,4 +91,4 @@ MadeTransport make_rdma_transport(const TransportOptions& options, rdma::Keys ke
   return std::unique_ptr<KvTransport>(std::move(made));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

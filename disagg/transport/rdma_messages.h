@@ -14,7 +14,7 @@
 #include "disagg/transport/meeting.h"
 #include "disagg/transport/transport.h"
 
-namespace xpyd::rdma {
+namespace xpyd::disagg::rdma {
 
 constexpr size_t kMaxRails = 16;
 constexpr size_t kMaxKeys = 256;  // ranges of one window
@@ -123,4 +123,4 @@ inline Result<Message> read_message(std::string_view bytes, size_t n_rails) {
   return message;
 }
 
-}  // namespace xpyd::rdma
+}  // namespace xpyd::disagg::rdma

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace xpyd::rdma {
+namespace xpyd::disagg::rdma {
 namespace {
 
 bool inside(const MemoryRange& region, const std::byte* at, size_t bytes) {
@@ -125,4 +125,4 @@ BatchSize next_batch(const Requests& planned, KvOp op, size_t next, int room, bo
   return size;
 }
 
-}  // namespace xpyd::rdma
+}  // namespace xpyd::disagg::rdma

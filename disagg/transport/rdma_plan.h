@@ -12,7 +12,7 @@
 #include "disagg/transfer_plan.h"
 #include "disagg/transport/rdma_messages.h"
 
-namespace xpyd::rdma {
+namespace xpyd::disagg::rdma {
 
 // A piece of memory with a key of its own.
 struct Range {
@@ -64,4 +64,4 @@ struct BatchSize {
 // what the owner counts may go out.
 BatchSize next_batch(const Requests& planned, KvOp op, size_t next, int room, bool alone);
 
-}  // namespace xpyd::rdma
+}  // namespace xpyd::disagg::rdma

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace xpyd::rdma {
+namespace xpyd::disagg::rdma {
 namespace {
 
 // How long a cancelled transfer waits for what is under way before it takes the link down with it.
@@ -482,4 +482,4 @@ void Posting::die(Link& link) {
   link.channel.get()->close("it was given up");
 }
 
-}  // namespace xpyd::rdma
+}  // namespace xpyd::disagg::rdma

@@ -29,7 +29,7 @@
 #include "disagg/transport/rdma_verbs.h"
 #include "disagg/transport/window_table.h"
 
-namespace xpyd::rdma {
+namespace xpyd::disagg::rdma {
 
 class Posting {
  public:
@@ -149,4 +149,4 @@ class Posting {
   std::vector<ibv_sge> pieces_;
 };
 
-}  // namespace xpyd::rdma
+}  // namespace xpyd::disagg::rdma

@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 
-namespace xpyd::rdma {
+namespace xpyd::disagg::rdma {
 
 Serving::Serving(std::vector<Rail>& rails, std::vector<MemoryRange> regions)
     : rails_(rails), regions_(std::move(regions)), spare_(rails.size()), used_(rails.size()) {}
@@ -354,4 +354,4 @@ void Serving::completed(size_t rail, const ibv_wc& wc) {
     guest->second.in_flight[rail] -= int(window.ranges.size());
 }
 
-}  // namespace xpyd::rdma
+}  // namespace xpyd::disagg::rdma

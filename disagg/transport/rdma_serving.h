@@ -22,7 +22,7 @@
 #include "disagg/transport/rdma_plan.h"
 #include "disagg/transport/rdma_verbs.h"
 
-namespace xpyd::rdma {
+namespace xpyd::disagg::rdma {
 
 class Serving {
  public:
@@ -94,4 +94,4 @@ class Serving {
   int64_t refused_ = 0;
 };
 
-}  // namespace xpyd::rdma
+}  // namespace xpyd::disagg::rdma

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace xpyd::rdma {
+namespace xpyd::disagg::rdma {
 namespace {
 
 constexpr int kQueueDepth = 512;   // requests of one queue pair in flight
@@ -313,4 +313,4 @@ std::vector<RailEnd> ends_of(const std::vector<Queue>& queues) {
   return ends;
 }
 
-}  // namespace xpyd::rdma
+}  // namespace xpyd::disagg::rdma

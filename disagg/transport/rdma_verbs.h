@@ -21,7 +21,7 @@
 #include "disagg/transport/rdma_messages.h"
 #include "disagg/transport/transport.h"
 
-namespace xpyd::rdma {
+namespace xpyd::disagg::rdma {
 
 template <auto kDestroy>
 struct Destroy {
@@ -103,4 +103,4 @@ Status connect_queues(std::vector<Rail>& rails, std::vector<Queue>& queues, cons
 
 std::vector<RailEnd> ends_of(const std::vector<Queue>& queues);
 
-}  // namespace xpyd::rdma
+}  // namespace xpyd::disagg::rdma

@@ -17,7 +17,7 @@
 #define MADV_POPULATE_WRITE 23  // Linux 5.14
 #endif
 
-namespace xpyd {
+namespace xpyd::disagg {
 namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -128,4 +128,4 @@ Result<std::shared_ptr<std::byte>> map_shared_file(int fd, size_t bytes) {
   return map_touched(fd, bytes);
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

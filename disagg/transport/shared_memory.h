@@ -12,7 +12,7 @@
 #include "base/status.h"
 #include "disagg/transport/transport.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 // Zeroed, touched, in huge pages where the system gives them to shared memory, freed with the last
 // owner. Its file is remembered: shared_file() finds it. Error `unavailable`: not that much.
@@ -35,4 +35,4 @@ Result<std::shared_ptr<std::byte>> map_shared_file(int fd, size_t bytes);
 // A new sealed file, mapped: what shared_pool_memory() is made of. `fd` is the caller's to close.
 Result<std::shared_ptr<std::byte>> make_shared_file(const char* name, size_t bytes, int& fd);
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

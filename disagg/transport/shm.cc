@@ -22,7 +22,7 @@
 #include "disagg/transport/shm_owner.h"
 #include "disagg/transport/wires.h"
 
-namespace xpyd::shm {
+namespace xpyd::disagg::shm {
 namespace {
 
 // Posts of so many bytes are copied by post() itself.
@@ -266,9 +266,9 @@ class ShmTransport final : public PostingTransport<Remote, Transfer> {
 };
 
 }  // namespace
-}  // namespace xpyd::shm
+}  // namespace xpyd::disagg::shm
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 MadeTransport make_shm_transport(const TransportOptions& options) {
   auto owner = shm::Owner::make(options);
@@ -276,4 +276,4 @@ MadeTransport make_shm_transport(const TransportOptions& options) {
   return std::unique_ptr<KvTransport>(std::make_unique<shm::ShmTransport>(options, std::move(owner).value()));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -7,7 +7,7 @@
 
 #include "disagg/transport/shared_memory.h"
 
-namespace xpyd::shm {
+namespace xpyd::disagg::shm {
 namespace {
 
 // Ranges of all open windows together: one for so many bytes of the pool, 0.8 % of it.
@@ -183,4 +183,4 @@ ChannelEvents Owner::let_in(const ChannelPtr& channel) {
   }};
 }
 
-}  // namespace xpyd::shm
+}  // namespace xpyd::disagg::shm

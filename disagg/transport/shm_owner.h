@@ -17,7 +17,7 @@
 #include "disagg/transport/shm_table.h"
 #include "disagg/transport/window_table.h"
 
-namespace xpyd::shm {
+namespace xpyd::disagg::shm {
 
 // Room for the ranges of windows, behind the table: first fit.
 class RangeRoom {
@@ -93,4 +93,4 @@ class Owner {
   Meeting meeting_;
 };
 
-}  // namespace xpyd::shm
+}  // namespace xpyd::disagg::shm

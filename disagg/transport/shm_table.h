@@ -18,7 +18,7 @@
 
 #include "disagg/transport/transport.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 struct alignas(64) SharedSlot {
   std::atomic<uint64_t> state{0};  // generation << 1 | open
@@ -105,4 +105,4 @@ class SharedWindows {
   PeerId self_ = -1;
 };
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -24,7 +24,7 @@
 #include "disagg/transport/tcp_poster.h"
 #include "disagg/transport/wires.h"
 
-namespace xpyd::tcp {
+namespace xpyd::disagg::tcp {
 namespace {
 
 constexpr int kMaxLinks = 4096;      // connections to one owner
@@ -263,9 +263,9 @@ class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
 };
 
 }  // namespace
-}  // namespace xpyd::tcp
+}  // namespace xpyd::disagg::tcp
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 MadeTransport make_tcp_transport(const TransportOptions& options) {
   XPYD_CHECK(options.clock);
@@ -278,4 +278,4 @@ MadeTransport make_tcp_transport(const TransportOptions& options) {
   return std::unique_ptr<KvTransport>(std::move(transport));
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

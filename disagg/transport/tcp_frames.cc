@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace xpyd::tcp {
+namespace xpyd::disagg::tcp {
 namespace {
 
 template <class T>
@@ -178,4 +178,4 @@ void InboundReader::answer(const FrameHead& asked, KvOp op, bool placed) {
   answers_.push_back(std::move(out));
 }
 
-}  // namespace xpyd::tcp
+}  // namespace xpyd::disagg::tcp

@@ -28,7 +28,7 @@
 
 #include "disagg/transport/window_table.h"
 
-namespace xpyd::tcp {
+namespace xpyd::disagg::tcp {
 
 constexpr uint64_t kTcpVersion = 0x3330'7063'7464'7978;  // "xydtcp03": NodeIdentity::schema
 constexpr size_t kFrameBytes = 1 << 20;                  // payload
@@ -195,4 +195,4 @@ TcpReader::Outcome TcpReader::pump(Read read) {
   return obey() ? Outcome::again : Outcome::ended;
 }
 
-}  // namespace xpyd::tcp
+}  // namespace xpyd::disagg::tcp

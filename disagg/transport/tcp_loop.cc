@@ -9,7 +9,7 @@
 
 #include "disagg/transport/tcp_frames.h"
 
-namespace xpyd::tcp {
+namespace xpyd::disagg::tcp {
 namespace {
 
 alignas(64) const std::byte kZeros[64 << 10] = {};
@@ -51,4 +51,4 @@ void Sending::become_zeros() {
     ranges_.push_back({const_cast<std::byte*>(kZeros), std::min(left, sizeof kZeros)});
 }
 
-}  // namespace xpyd::tcp
+}  // namespace xpyd::disagg::tcp

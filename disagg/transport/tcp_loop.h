@@ -18,7 +18,7 @@
 #include "base/os.h"
 #include "base/status.h"
 
-namespace xpyd::tcp {
+namespace xpyd::disagg::tcp {
 
 // ---- sockets
 
@@ -158,4 +158,4 @@ class Loop {
   std::thread thread_;
 };
 
-}  // namespace xpyd::tcp
+}  // namespace xpyd::disagg::tcp

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace xpyd::tcp {
+namespace xpyd::disagg::tcp {
 namespace {
 
 constexpr size_t kSendRanges = kFrameRanges - 2;
@@ -148,4 +148,4 @@ std::unique_ptr<Link> make_poster_link(Fd socket, std::shared_ptr<PosterSession>
   return std::make_unique<PosterLink>(std::move(socket), std::move(session));
 }
 
-}  // namespace xpyd::tcp
+}  // namespace xpyd::disagg::tcp

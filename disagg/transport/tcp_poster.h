@@ -16,7 +16,7 @@
 #include "disagg/transport/tcp_loop.h"
 #include "disagg/transport/window_table.h"
 
-namespace xpyd::tcp {
+namespace xpyd::disagg::tcp {
 
 struct Frame {
   size_t first = 0, n = 0;  // of Post::copies
@@ -115,4 +115,4 @@ class PosterSession {
 
 std::unique_ptr<Link> make_poster_link(Fd socket, std::shared_ptr<PosterSession> session);
 
-}  // namespace xpyd::tcp
+}  // namespace xpyd::disagg::tcp

@@ -2,7 +2,7 @@
 
 #include "disagg/transport/wires.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 std::span<const TransportRow> transports() { return kTransports; }
 
@@ -12,4 +12,4 @@ const TransportRow* find_transport(std::string_view name) {
   return nullptr;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -47,7 +47,7 @@
 #include "base/status.h"
 #include "disagg/transfer_plan.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 using PeerId = int32_t;  // an instance, as the cluster counts them; never reused
 using TransferId = int64_t;
@@ -150,4 +150,4 @@ struct TransportRow {
 std::span<const TransportRow> transports();
 const TransportRow* find_transport(std::string_view name);  // null: no such wire
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 RangeSet::RangeSet(std::span<const MemoryRange> ranges) {
   std::vector<Range> sorted;
@@ -176,4 +176,4 @@ uint64_t random_secret() {
   return value;
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

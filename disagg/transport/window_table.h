@@ -19,7 +19,7 @@
 #include "base/status.h"
 #include "disagg/transport/transport.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 // Sorted, neighbours joined: so that "is this piece inside" is one search.
 class RangeSet {
@@ -111,4 +111,4 @@ class WindowTable {
 
 uint64_t random_secret();  // from the system, for keys
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -5,7 +5,7 @@
 #include "disagg/transport/shared_memory.h"
 #include "disagg/transport/transport.h"
 
-namespace xpyd {
+namespace xpyd::disagg {
 
 struct NcclApi;
 namespace rdma {
@@ -37,4 +37,4 @@ inline constexpr TransportRow kTransports[] = {
 MadeTransport make_nccl_transport(const TransportOptions& options, const NcclApi& api);
 MadeTransport make_rdma_transport(const TransportOptions& options, rdma::Keys keys);
 
-}  // namespace xpyd
+}  // namespace xpyd::disagg

@@ -17,7 +17,7 @@
 #include "base/random.h"
 #include "experiments/bench/harness.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 constexpr int kBlockTokens = 16, kPromptBlocks = 256, kPrompts = 4096;
@@ -227,4 +227,4 @@ REGISTER_BENCH("kv_step", bench_step);
 REGISTER_BENCH("kv_copy", bench_copy);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

@@ -32,7 +32,7 @@
 #include "base/random.h"
 #include "experiments/bench/harness.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 constexpr int kHeads = 32, kKvHeads = 8, kDim = 128, kLayers = 2, kBatch = 8, kContext = 4096;
@@ -264,4 +264,4 @@ void bench_attention(Bench& bench) {
 REGISTER_BENCH("attention", bench_attention);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

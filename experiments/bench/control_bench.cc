@@ -19,7 +19,7 @@
 #include "disagg/net/hello.h"
 #include "experiments/bench/harness.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 double cpu_seconds() {
@@ -173,4 +173,4 @@ void bench_control(Bench& bench) {
 REGISTER_BENCH("control", bench_control);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

@@ -15,7 +15,7 @@
 #include "base/thread_team.h"
 #include "base/work.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 
 // What a case is measured against, within the same round.
 enum class Limit {
@@ -102,7 +102,7 @@ std::vector<std::string> registered_benches();
 #define XPYD_BENCH_CONCAT(a, b) XPYD_BENCH_CONCAT2(a, b)
 // REGISTER_BENCH("gemm", bench_gemm) at namespace scope in experiments/bench/gemm_bench.cc.
 #define REGISTER_BENCH(name, function)                                                                             \
-  [[maybe_unused]] static const bool XPYD_BENCH_CONCAT(registered_bench_, __LINE__) = ::xpyd::register_bench(name, \
+  [[maybe_unused]] static const bool XPYD_BENCH_CONCAT(registered_bench_, __LINE__) = ::xpyd::experiments::register_bench(name, \
                                                                                                              function)
 
-}  // namespace xpyd
+}  // namespace xpyd::experiments

@@ -16,7 +16,7 @@
 #include "experiments/bench/harness.h"
 #include "model/model.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 constexpr int kContext = 512, kPrompt = 512, kMaxBatch = 8;
@@ -133,4 +133,4 @@ void bench_model(Bench& bench) {
 REGISTER_BENCH("model", bench_model);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

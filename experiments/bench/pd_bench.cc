@@ -16,7 +16,7 @@
 #include "experiments/bench/harness.h"
 #include "model/model.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 constexpr int kPromptTokens = 128;  // of one prefill step
@@ -137,4 +137,4 @@ void bench_pd(Bench& bench) {
 REGISTER_BENCH("pd", bench_pd);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

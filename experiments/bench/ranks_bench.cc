@@ -19,7 +19,7 @@
 #include "experiments/bench/harness.h"
 #include "model/model.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 constexpr int kContext = 512, kPrompt = 512;
@@ -118,4 +118,4 @@ void bench_ranks(Bench& bench) {
 REGISTER_BENCH("ranks", bench_ranks);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

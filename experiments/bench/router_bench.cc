@@ -25,7 +25,7 @@
 #include "experiments/tally.h"
 #include "model/model.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 double thread_seconds() {
@@ -228,4 +228,4 @@ REGISTER_BENCH("control_router", bench_router);
 REGISTER_BENCH("control_hand_off", bench_hand_off);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

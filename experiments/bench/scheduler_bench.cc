@@ -12,7 +12,7 @@
 #include "experiments/bench/harness.h"
 #include "experiments/null_model.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 constexpr int kSequences = 64, kPromptTokens = 512, kSteps = 400;
@@ -198,4 +198,4 @@ REGISTER_BENCH("scheduler", bench_scheduler);
 REGISTER_BENCH("step_arrays", bench_step_arrays);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

@@ -23,7 +23,7 @@
 #include "experiments/bench/harness.h"
 #include "experiments/tally.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 constexpr int kPrompt = 1024;
@@ -192,4 +192,4 @@ REGISTER_BENCH("swap_in", bench_swap_in);
 REGISTER_BENCH("swap_out", bench_swap_out);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

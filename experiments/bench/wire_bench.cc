@@ -32,7 +32,7 @@
 #include "experiments/bench/harness.h"
 #include "experiments/connect_and_wait.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 constexpr size_t kPoolBytes = size_t(128) << 20;  // four times the last-level cache
@@ -467,4 +467,4 @@ void bench_wires(Bench& bench) {
 REGISTER_BENCH("wires", bench_wires);
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::experiments

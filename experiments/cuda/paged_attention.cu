@@ -151,7 +151,7 @@ class Problem {
     const std::vector<KvView> views(size_t(shape_.n_seqs), KvView{nullptr, &layout, nullptr, 0});
     std::vector<int32_t> offsets, lengths(size_t(shape_.n_seqs), shape_.length);
     for (int i = 0; i <= shape_.n_seqs; ++i) offsets.push_back(i * shape_.n_q);
-    Work w = xpyd::work(AttentionArgs{.q_offsets = offsets, .kv_lengths = lengths, .views = views, .n_heads = kHeads});
+    Work w = attention::work(AttentionArgs{.q_offsets = offsets, .kv_lengths = lengths, .views = views, .n_heads = kHeads});
     w.bytes -= 2 * 2 * double(shape_.n_seqs) * shape_.n_q * kHeads * kDim;  // q and out are bf16 here
     return w;
   }

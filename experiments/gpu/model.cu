@@ -11,7 +11,7 @@
 #include "experiments/gpu/rounds.h"
 #include "model/model_cuda.h"
 
-namespace xpyd::gpu {
+namespace xpyd::experiments::gpu {
 namespace {
 
 constexpr int kBlock = 16;
@@ -225,4 +225,4 @@ void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny) {
   }
 }
 
-}  // namespace xpyd::gpu
+}  // namespace xpyd::experiments::gpu

@@ -16,7 +16,7 @@
 
 #include "experiments/gpu/rounds.h"
 
-namespace xpyd::gpu {
+namespace xpyd::experiments::gpu {
 
 void peaks(Rounds& rounds, const cuda::Card& card, bool tiny) {
   Bench& bench = rounds.bench();
@@ -84,4 +84,4 @@ int run(int argc, char** argv) {
   return rounds.all_right() ? 0 : 1;
 }
 
-}  // namespace xpyd::gpu
+}  // namespace xpyd::experiments::gpu

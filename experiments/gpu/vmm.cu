@@ -17,7 +17,7 @@
 #include "base/stats.h"
 #include "experiments/gpu/rounds.h"
 
-namespace xpyd::gpu {
+namespace xpyd::experiments::gpu {
 namespace {
 
 namespace vmm = cuda::vmm;
@@ -188,4 +188,4 @@ void virtual_memory(Rounds& rounds, const cuda::Card&, bool tiny) {
   rounds.bench().write_files();
 }
 
-}  // namespace xpyd::gpu
+}  // namespace xpyd::experiments::gpu

@@ -7,7 +7,7 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
-namespace xpyd::kv_copy_test {
+namespace xpyd::testing::kv_copy_test {
 
 TEST_CASE("add_block_copies: these tokens of this block and no other byte", "[allocator]") {
   for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
@@ -131,4 +131,4 @@ TEST_CASE("add_copies: pieces of a block, by orders and by what is whole", "[all
   }
 }
 
-}  // namespace xpyd::kv_copy_test
+}  // namespace xpyd::testing::kv_copy_test

@@ -9,9 +9,8 @@
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-namespace xpyd::kv_memory_random_test {
+namespace xpyd::testing::kv_memory_random_test {
 
-using namespace testing;
 
 namespace {
 
@@ -302,4 +301,4 @@ TEST_CASE("KvMemory: random operations against a model, colliding hashes", "[all
     Trial({.block_tokens = 2, .n_blocks = 40, .memories = 2, .hash_mask = mask}, 9 + mask).run();
 }
 
-}  // namespace xpyd::kv_memory_random_test
+}  // namespace xpyd::testing::kv_memory_random_test

@@ -11,9 +11,8 @@
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-namespace xpyd::kv_memory_test {
+namespace xpyd::testing::kv_memory_test {
 
-using namespace testing;
 
 namespace {
 
@@ -452,4 +451,4 @@ TEST_CASE("KvMemory: what its owner forgets is given back to a shared pool", "[a
   m.kv->check_invariants();
 }
 
-}  // namespace xpyd::kv_memory_test
+}  // namespace xpyd::testing::kv_memory_test

@@ -7,9 +7,8 @@
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-namespace xpyd::kv_stress_test {
+namespace xpyd::testing::kv_stress_test {
 
-using namespace testing;
 
 namespace {
 
@@ -138,4 +137,4 @@ TEST_CASE("BlockPool: two engines and two onlookers at once", "[allocator]") {
   CHECK(p->stats().active + p->stats().in_transfer == 0);
 }
 
-}  // namespace xpyd::kv_stress_test
+}  // namespace xpyd::testing::kv_stress_test

@@ -11,7 +11,7 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
-namespace xpyd::prefix_index_test {
+namespace xpyd::testing::prefix_index_test {
 
 namespace {
 
@@ -134,4 +134,4 @@ TEST_CASE("PrefixIndex: equal tokens after another prefix are another block", "[
   index.check_invariants();
 }
 
-}  // namespace xpyd::prefix_index_test
+}  // namespace xpyd::testing::prefix_index_test

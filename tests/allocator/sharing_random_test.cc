@@ -9,9 +9,8 @@
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-namespace xpyd::sharing_random_test {
+namespace xpyd::testing::sharing_random_test {
 
-using namespace testing;
 
 namespace {
 
@@ -279,4 +278,4 @@ TEST_CASE("sharing: random operations, vattention, page groups that end inside a
   for (KvShare share : {KvShare::alias, KvShare::takeover, KvShare::copy}) run({.share = share, .head_dim = 6});
 }
 
-}  // namespace xpyd::sharing_random_test
+}  // namespace xpyd::testing::sharing_random_test

@@ -7,9 +7,8 @@
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-namespace xpyd::sharing_test {
+namespace xpyd::testing::sharing_test {
 
-using namespace testing;
 
 namespace {
 
@@ -334,4 +333,4 @@ TEST_CASE("KvStats: where the bytes of the pool are", "[allocator][sharing]") {
   }
 }
 
-}  // namespace xpyd::sharing_test
+}  // namespace xpyd::testing::sharing_test

@@ -16,9 +16,8 @@
 #include "tests/allocator/kv_fixture.h"
 #include "tests/catch.h"
 
-namespace xpyd::vattention_test {
+namespace xpyd::testing::vattention_test {
 
-using namespace testing;
 
 namespace {
 
@@ -635,4 +634,4 @@ TEST_CASE("vattention: rows come in runs, so that one mapping holds many", "[all
 
 }  // namespace
 
-}  // namespace xpyd::vattention_test
+}  // namespace xpyd::testing::vattention_test

@@ -10,10 +10,9 @@
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::testing {
 namespace {
 
-using namespace testing;
 using Variant = CudaAttentionVariant;
 
 template <class T>
@@ -486,7 +485,7 @@ TEST_CASE("cuda attention: huge scores give a one-hot weight, not NaN", "[cuda][
 // Banks: 32 of 4 bytes; a quarter of a warp reads or writes 8 pieces of 16 bytes at once.
 template <int kDim>
 void check_banks() {
-  using cuda::attention::in_step, cuda::attention::swizzled;
+  using attention::cuda_kernels::in_step, attention::cuda_kernels::swizzled;
   constexpr int kPieces = kDim / 8;
   auto group = [](int element) { return element / 8 % 8; };
   std::set<int> places;
@@ -595,4 +594,4 @@ TEST_CASE("cuda attention: flash_wgmma at its own edges", "[cuda][attention]") {
   }
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::testing

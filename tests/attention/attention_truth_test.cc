@@ -6,10 +6,9 @@
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 
-namespace xpyd::attention_truth_test {
+namespace xpyd::testing::attention_truth_test {
 namespace {
 
-using namespace testing;
 
 double cached(const AttentionArgs& args, int s, int kv, int t, int h, int d) {
   const KvView& view = args.views[size_t(s)];
@@ -213,4 +212,4 @@ TEST_CASE("attention: work() is what the reference touches", "[attention]") {
     }
 }
 
-}  // namespace xpyd::attention_truth_test
+}  // namespace xpyd::testing::attention_truth_test

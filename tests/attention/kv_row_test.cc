@@ -8,10 +8,9 @@
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 
-namespace xpyd::kv_row_test {
+namespace xpyd::testing::kv_row_test {
 namespace {
 
-using namespace testing;
 
 struct Row {
   Dtype dtype;
@@ -196,4 +195,4 @@ TEST_CASE("attention: over int8 and int4 KV it is as far from f32 as the rows' s
     }
 }
 
-}  // namespace xpyd::kv_row_test
+}  // namespace xpyd::testing::kv_row_test

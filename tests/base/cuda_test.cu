@@ -9,7 +9,7 @@
 #include "base/random.h"
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::testing {
 namespace {
 
 const testing::DeviceOfTests kCard("cuda", [] {
@@ -404,4 +404,4 @@ TEST_CASE("device memory that is not there is an error", "[cuda]") {
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::testing

@@ -2,7 +2,7 @@
 
 #include "tests/catch.h"
 
-namespace xpyd::output_text_test {
+namespace xpyd::testing::output_text_test {
 namespace {
 
 // One token per byte, id = byte: byte-level BPE without merges, the smallest tokenizer that can
@@ -85,4 +85,4 @@ TEST_CASE("stop strings that overlap themselves and each other", "[batch]") {
 }
 
 }  // namespace
-}  // namespace xpyd::output_text_test
+}  // namespace xpyd::testing::output_text_test

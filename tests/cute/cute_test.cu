@@ -38,7 +38,7 @@ void recorded_registers(float (&d)[kBlocks][4], const uint32_t (&a)[4], uint64_t
 
 #include "attention/attention_mma.h"
 
-namespace xpyd::cuda::attention {
+namespace xpyd::attention::cuda_kernels {
 namespace {
 
 namespace cute = cute_oracle;
@@ -384,4 +384,4 @@ TEST_CASE("cute: mma's fragments and ldmatrix's rows are CuTe's", "[cute]") {
 }
 
 }  // namespace
-}  // namespace xpyd::cuda::attention
+}  // namespace xpyd::attention::cuda_kernels

@@ -11,7 +11,7 @@
 #include "experiments/shard_traffic.h"
 #include "tests/catch.h"
 
-namespace xpyd::shard_plan_test {
+namespace xpyd::testing::shard_plan_test {
 namespace {
 
 KvShards shards(int n_layers, int n_kv_heads, int tp, int pp = 1) {
@@ -371,4 +371,4 @@ TEST_CASE("dynamo: one block less when ISL = k * block + 1", "[shards]") {
 }
 
 }  // namespace
-}  // namespace xpyd::shard_plan_test
+}  // namespace xpyd::testing::shard_plan_test

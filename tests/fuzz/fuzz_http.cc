@@ -18,7 +18,7 @@
 #include "server/api.h"
 #include "server/http_parser.h"
 
-namespace xpyd {
+namespace xpyd::testing {
 namespace {
 
 // Answers every request at once: two tokens, one of them half a UTF-8 sequence's worth of trouble.
@@ -140,17 +140,17 @@ void serve(Fixture& fixture, HttpRequest request) {
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::testing
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static auto* fixture = new xpyd::Fixture();
+  static auto* fixture = new xpyd::testing::Fixture();
   if (size == 0) return 0;
   size_t step = data[0] % 4 == 0 ? size : data[0];
   std::string_view input(reinterpret_cast<const char*>(data + 1), size - 1);
   // Every other input is a JSON body as such: the fuzzer need not find out about Content-Length.
   if (data[0] & 1) {
     for (const char* path : {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"}) {
-      xpyd::HttpRequest request;
+      xpyd::testing::HttpRequest request;
       request.method = "POST";
       request.path = path;
       request.headers.emplace_back("content-type", "application/json");
@@ -159,7 +159,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     return 0;
   }
-  xpyd::HttpParser parser({});
+  xpyd::testing::HttpParser parser({});
   std::string waiting;
   while (!input.empty()) {
     size_t n = std::min(step, input.size());
@@ -170,12 +170,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       XPYD_CHECK(used <= waiting.size());
       waiting.erase(0, used);
       parser.wants_continue();
-      if (parser.state() == xpyd::HttpParser::State::failed) {
+      if (parser.state() == xpyd::testing::HttpParser::State::failed) {
         XPYD_CHECK(parser.error_status() >= 400 && !parser.error().empty());
         fixture->api->refuse(parser.error_status(), parser.error());
         return 0;
       }
-      if (parser.state() == xpyd::HttpParser::State::done)
+      if (parser.state() == xpyd::testing::HttpParser::State::done)
         serve(*fixture, parser.take());
       else if (used == 0 || waiting.empty())
         break;

@@ -10,7 +10,8 @@
 
 #include "disagg/transport/tcp_frames.h"
 
-namespace xpyd::tcp {
+namespace xpyd::testing {
+using namespace tcp;
 namespace {
 
 constexpr size_t kMemory = 1 << 16, kBegin = 4096, kBytes = 8192;
@@ -74,6 +75,6 @@ int run(const uint8_t* data, size_t size) {
 }
 
 }  // namespace
-}  // namespace xpyd::tcp
+}  // namespace xpyd::testing
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) { return xpyd::tcp::run(data, size); }
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) { return xpyd::testing::run(data, size); }

@@ -14,7 +14,7 @@
 #include "disagg/net/hello.h"
 #include "disagg/envelope.h"
 
-namespace xpyd {
+namespace xpyd::testing {
 namespace {
 
 constexpr double kNow = 1000;
@@ -95,10 +95,11 @@ void fuzz_handshake(Handshake::Side side, std::string_view input, size_t step) {
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::testing
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace xpyd;
+  using namespace xpyd::testing;
   if (size < 2) return 0;
   std::string_view input(reinterpret_cast<const char*>(data + 2), size - 2);
   const size_t step = data[1] == 0 ? size : data[1];

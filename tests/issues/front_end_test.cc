@@ -17,9 +17,8 @@
 #include "tests/server/api_fixture.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::front_end_test {
+namespace xpyd::testing::front_end_test {
 
-using namespace testing;
 
 namespace {
 
@@ -578,4 +577,4 @@ TEST_CASE("cluster: the queue's bytes come back, however its requests leave it",
   }
 }
 
-}  // namespace xpyd::front_end_test
+}  // namespace xpyd::testing::front_end_test

@@ -215,7 +215,7 @@ class Bed {
   ProcessCluster& cluster() { return *cluster_; }
   Stack& stack() { return *stack_; }
   const std::string& folder() const { return dir_.path; }
-  Limits limits() const { return xpyd::limits(stack_->options); }
+  Limits limits() const { return disagg::limits(stack_->options); }
 
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
 

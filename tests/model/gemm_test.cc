@@ -11,7 +11,7 @@
 #include "model/sum_tree.h"
 #include "tests/catch.h"
 
-namespace xpyd::gemm_test {
+namespace xpyd::testing::gemm_test {
 namespace {
 
 struct Problem {
@@ -363,4 +363,4 @@ TEST_CASE("gemm counts its compulsory bytes and useful operations", "[gemm][mode
   REQUIRE(biased.bytes == plain.bytes + 4 * 20);
 }
 
-}  // namespace xpyd::gemm_test
+}  // namespace xpyd::testing::gemm_test

@@ -9,7 +9,7 @@
 #include "tests/catch.h"
 #include "tests/json.h"
 
-namespace xpyd::jinja_test {
+namespace xpyd::testing::jinja_test {
 
 using nlohmann::json;
 using testing::data_path;
@@ -235,4 +235,4 @@ TEST_CASE("jinja: whose bytes they are survives every operation", "[model][jinja
         "<{\"k\": \"v\"}> [\"a\"] <{'k': 'v'}> <['ab cd']>");
 }
 
-}  // namespace xpyd::jinja_test
+}  // namespace xpyd::testing::jinja_test

@@ -11,7 +11,7 @@
 #include "tests/catch.h"
 #include "tests/json.h"
 
-namespace xpyd::tokenizer_test {
+namespace xpyd::testing::tokenizer_test {
 
 using testing::as_text;
 using testing::data_path;
@@ -290,4 +290,4 @@ TEST_CASE("tokenizer: special tokens in parts that do not allow them are text", 
   }
 }
 
-}  // namespace xpyd::tokenizer_test
+}  // namespace xpyd::testing::tokenizer_test

@@ -17,7 +17,7 @@
 #include "experiments/connect_and_wait.h"
 #include "tests/rdma_vm/bare.h"
 
-namespace xpyd {
+namespace xpyd::testing {
 namespace {
 
 constexpr size_t kBlock = 64 << 10;
@@ -236,10 +236,10 @@ int run(const std::string& what, const std::string& device) {
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::testing
 
 int main(int argc, char** argv) {
-  if (argc == 3) return xpyd::run(argv[1], argv[2]);
+  if (argc == 3) return xpyd::testing::run(argv[1], argv[2]);
   std::fprintf(stderr, "rdma_speed write_bw|read_bw|write_lat|read_lat|bare_write|bare_notice DEVICE\n");
   return 2;
 }

@@ -4,9 +4,8 @@
 #include "server/api.h"
 #include "tests/server/api_fixture.h"
 
-namespace xpyd::api_routes_test {
+namespace xpyd::testing::api_routes_test {
 
-using namespace testing;
 
 TEST_CASE("api: routes, methods and types", "[server][api]") {
   TestServer server;
@@ -175,4 +174,4 @@ TEST_CASE("api: 2,000 requests leave nothing behind", "[server][api]") {
   CHECK(server.service.in_flight() == 0);
 }
 
-}  // namespace xpyd::api_routes_test
+}  // namespace xpyd::testing::api_routes_test

@@ -4,9 +4,8 @@
 #include "server/api.h"
 #include "tests/server/api_fixture.h"
 
-namespace xpyd::api_stream_test {
+namespace xpyd::testing::api_stream_test {
 
-using namespace testing;
 
 TEST_CASE("api: a completion stream has one event per token", "[server][api]") {
   TestServer server;
@@ -146,4 +145,4 @@ TEST_CASE("api: a cluster that never answers does not hold its client for ever",
   CHECK(server.service.aborted().size() == 1);
 }
 
-}  // namespace xpyd::api_stream_test
+}  // namespace xpyd::testing::api_stream_test

@@ -17,7 +17,7 @@
 #include "tests/server/fake_server.h"
 #include "tests/server/quiet_stdout.h"
 
-namespace xpyd::bench_test {
+namespace xpyd::testing::bench_test {
 namespace {
 
 using nlohmann::json;
@@ -427,4 +427,4 @@ TEST_CASE("bench: an interrupt gives partial results", "[bench]") {
 }
 
 }  // namespace
-}  // namespace xpyd::bench_test
+}  // namespace xpyd::testing::bench_test

@@ -6,9 +6,8 @@
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 
-namespace xpyd::chat_request_test {
+namespace xpyd::testing::chat_request_test {
 
-using namespace testing;
 
 namespace {
 
@@ -114,4 +113,4 @@ TEST_CASE("chat request: what the template or the API cannot take is refused", "
   CHECK(has(prompt_of("{{ 'x' * 200000 }}", user), "context length"));
 }
 
-}  // namespace xpyd::chat_request_test
+}  // namespace xpyd::testing::chat_request_test

@@ -4,7 +4,7 @@
 #include "tests/catch.h"
 #include "tests/server/fake_server.h"
 
-namespace xpyd::http_client_test {
+namespace xpyd::testing::http_client_test {
 namespace {
 
 using testing::FakeRequest;
@@ -201,4 +201,4 @@ TEST_CASE("http client: nobody listens", "[http_client]") {
 }
 
 }  // namespace
-}  // namespace xpyd::http_client_test
+}  // namespace xpyd::testing::http_client_test

@@ -12,9 +12,8 @@
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 
-namespace xpyd::http_test {
+namespace xpyd::testing::http_test {
 
-using namespace testing;
 
 namespace {
 
@@ -504,4 +503,4 @@ TEST_CASE("http: stop drops every connection", "[server][http]") {
   CHECK(seconds_since(start) < 20);
 }
 
-}  // namespace xpyd::http_test
+}  // namespace xpyd::testing::http_test

@@ -74,6 +74,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t
                               const cublasLtMatrixLayoutOpaque_t* y_layout, const cublasLtMatmulAlgo_t* algo, void*,
                               size_t, cudaStream_t stream) {
   using namespace xpyd;
+  using namespace xpyd::server;
   const cublas::Algorithm a = *cublas::find(algo->id);
   if (std::count(cublas::broken.begin(), cublas::broken.end(), a.id) ||
       (a.only_bf16 && y_layout->dtype == CUDA_R_32F) || int(x_layout->columns) < a.least_m)

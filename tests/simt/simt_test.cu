@@ -10,7 +10,7 @@
 #include "base/device_cuda.h"
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::testing {
 namespace {
 
 using cuda::simt::FaultCatcher;
@@ -569,4 +569,4 @@ TEST_CASE("two host threads launch side by side", "[simt]") {
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::testing

@@ -5,7 +5,7 @@
 #include "base/cuda_kernel_sm90.h"
 #include "tests/catch.h"
 
-namespace xpyd {
+namespace xpyd::testing {
 namespace {
 
 using namespace cuda;
@@ -209,4 +209,4 @@ TEST_CASE("a bulk copy gives zeros outside of its matrix", "[simt]") {
 }
 
 }  // namespace
-}  // namespace xpyd
+}  // namespace xpyd::testing

@@ -24,7 +24,7 @@
 #include "experiments/bench/gemm_case.h"
 #include "experiments/bench/harness.h"
 
-namespace xpyd {
+namespace xpyd::experiments {
 namespace {
 
 void* open_library(std::initializer_list<const char*> names) {
@@ -223,13 +223,13 @@ int run_peers(BenchOptions options) {
   return bench.exit_code();
 }
 
-}  // namespace xpyd
+}  // namespace xpyd::experiments
 
 int main(int argc, char** argv) {
-  auto options = xpyd::parse_bench_options(argc, argv);
+  auto options = xpyd::experiments::parse_bench_options(argc, argv);
   if (!options.ok()) {
     std::fprintf(stderr, "bench-peers: %s\n", options.error().message.c_str());
     return 2;
   }
-  return xpyd::run_peers(options.value());
+  return xpyd::experiments::run_peers(options.value());
 }
