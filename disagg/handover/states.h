@@ -125,7 +125,7 @@ enum class ReceiverAction : uint8_t {
   recompute,  // … without
 };
 
-// An enumerator's name, as the compiler spells it: "… [with auto value = xpyd::disagg::handover::SenderState::asked; …".
+// An enumerator's name, from how the compiler spells it: "… [with auto value = …::SenderState::asked; …".
 template <auto value>
 constexpr std::string_view name_of() {
   const std::string_view text = __PRETTY_FUNCTION__;

@@ -101,8 +101,8 @@ std::vector<std::string> registered_benches();
 #define XPYD_BENCH_CONCAT2(a, b) a##b
 #define XPYD_BENCH_CONCAT(a, b) XPYD_BENCH_CONCAT2(a, b)
 // REGISTER_BENCH("gemm", bench_gemm) at namespace scope in experiments/bench/gemm_bench.cc.
-#define REGISTER_BENCH(name, function)                                                                             \
-  [[maybe_unused]] static const bool XPYD_BENCH_CONCAT(registered_bench_, __LINE__) = ::xpyd::experiments::register_bench(name, \
-                                                                                                             function)
+#define REGISTER_BENCH(name, function)                                    \
+  [[maybe_unused]] static const bool XPYD_BENCH_CONCAT(registered_bench_, \
+                                                       __LINE__) = ::xpyd::experiments::register_bench(name, function)
 
 }  // namespace xpyd::experiments
