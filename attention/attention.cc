@@ -1,5 +1,4 @@
-// The table of variants, what the operation must move and compute, its definition in double, and
-// appending.
+// The table of variants, what the operation must move and compute, its definition in double, and appending.
 #include "attention/attention.h"
 
 #include <algorithm>

@@ -1,8 +1,7 @@
-// The kernels for AVX2 and FMA. One register tile does both products: R rows x 16 columns,
-// C[r][0..16) += sum_k A[r][k] B[k][0..16), with A = q, B = packed K for the scores and A =
-// weights, B = V for the values. 6 x 16 needs 12 accumulators, 2 of B and 1 broadcast of 16
-// registers; 8 independent accumulators are enough to hide the latency of FMA (4 cycles x 2 per
-// cycle).
+// The kernels for AVX2 and FMA. One register tile does both products: R rows x 16 columns, C[r][0..16) += sum_k A[r][k]
+// B[k][0..16), with A = q, B = packed K for the scores and A = weights, B = V for the values. 6 x 16 needs 12
+// accumulators, 2 of B and 1 broadcast of 16 registers; 8 independent accumulators are enough to hide the latency of
+// FMA (4 cycles x 2 per cycle).
 #include <immintrin.h>
 
 #include <algorithm>
@@ -16,9 +15,8 @@ namespace {
 
 using Rows = const std::byte* const*;
 
-// Hands out prefetches one by one, at the pace at which the arithmetic consumes lines: a burst
-// would fill the core's miss buffers and hold up the loads that hit. Three instructions a step, in
-// innermost loops.
+// Hands out prefetches one by one, at the pace at which the arithmetic consumes lines: a burst would fill the core's
+// miss buffers and hold up the loads that hit. Three instructions a step, in innermost loops.
 class Stream {
  public:
   explicit Stream(const Prefetch& p) : rows_(p.rows), stop_(p.rows + p.n_rows), bytes_(64 * p.n_lines) { start_row(); }
@@ -176,8 +174,7 @@ void tiles(const float* a, size_t a_stride, int n_rows, int begin, int end, cons
   }
 }
 
-// Four 32-bit elements, from byte `at`, of each of 8 rows -> four vectors of 8: out[i] = element i
-// of each.
+// Four 32-bit elements, from byte `at`, of each of 8 rows -> four vectors of 8: out[i] = element i of each.
 inline __attribute__((always_inline)) void transpose_8x4(const std::byte* const (&rows)[8], size_t at, __m256 out[4]) {
   __m256 r[4];
 #pragma GCC unroll 4

@@ -68,9 +68,8 @@ size_t cuda_attention_workspace(int n_splits, int n_heads, int head_dim) {
 std::span<const CudaAttentionVariant> cuda_attention_variants() {
   using enum CudaAttentionVariant::Phase;
   using namespace cuda_kernels;
-  // Naive rows stand in as verified: there must be a default, and they are the ones that can be
-  // checked by reading. The others become defaults when experiments/results/ has a run of them on
-  // hardware.
+  // Naive rows stand in as verified: there must be a default, and they are the ones that can be checked by reading. The
+  // others become defaults when experiments/results/ has a run of them on hardware.
   static constexpr CudaAttentionVariant kVariants[] = {
       {"naive", prefill, naive, naive_refuses, true, "online softmax, Milakov & Gimelshein 2018"},
       {"flash_mma", prefill, flash_mma, mma_refuses, false, "FlashAttention-2, Dao 2023"},

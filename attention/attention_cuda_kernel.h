@@ -1,5 +1,4 @@
-// Device code that the kernels of attention_cuda.h share: who sees what, where rows are, how states
-// merge.
+// Device code that the kernels of attention_cuda.h share: who sees what, where rows are, how states merge.
 #pragma once
 
 #include <limits>
@@ -106,8 +105,7 @@ __device__ inline float* partial(const CudaAttentionArgs& args, int i, int head)
   return args.workspace + row * partial_floats(args.layout.shape.head_dim);
 }
 
-// What a block of a split kernel computes: the part of one sequence's visible tokens that lies in
-// one split.
+// What a block of a split kernel computes: the part of one sequence's visible tokens that lies in one split.
 struct SplitWork {
   int seq, split;
   int q_token;    // row of q and out

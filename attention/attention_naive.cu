@@ -1,7 +1,6 @@
-// The obvious kernel, for both phases: one warp per (query token, head), online softmax over 32
-// tokens at a time. A lane is a token while scores are computed and a few dims while values are
-// added. What it teaches: each query head reads all of K and V for itself, one row per lane, so
-// reads are neither shared nor coalesced.
+// The obvious kernel, for both phases: one warp per (query token, head), online softmax over 32 tokens at a time. A
+// lane is a token while scores are computed and a few dims while values are added. What it teaches: each query head
+// reads all of K and V for itself, one row per lane, so reads are neither shared nor coalesced.
 #include "attention/attention_cuda_kernel.h"
 
 namespace xpyd::attention::cuda_kernels {

@@ -1,9 +1,8 @@
-// Flash-Decoding (2023): the KV of a sequence is cut into splits, a block each, so that few
-// sequences still fill the card; the merge (merge_splits) folds them in order. One block per
-// (sequence, split) of the host's list and KV head, so all query heads of the group share each load
-// of K and V, which cp.async brings a tile ahead. What it teaches: decode is a stream of KV, and
-// with 8 heads per group its arithmetic on plain cores takes as long as the stream does; that is
-// where split_mma begins.
+// Flash-Decoding (2023): the KV of a sequence is cut into splits, a block each, so that few sequences still fill the
+// card; the merge (merge_splits) folds them in order. One block per (sequence, split) of the host's list and KV head,
+// so all query heads of the group share each load of K and V, which cp.async brings a tile ahead. What it teaches:
+// decode is a stream of KV, and with 8 heads per group its arithmetic on plain cores takes as long as the stream does;
+// that is where split_mma begins.
 #include <bit>
 
 #include "attention/attention_cuda_kernel.h"
@@ -134,8 +133,7 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
     }
   };
 
-  // Of the values, a thread adds dims (thread % lanes) and that + 128, for every `owners`-th set of
-  // kSet heads.
+  // Of the values, a thread adds dims (thread % lanes) and that + 128, for every `owners`-th set of kSet heads.
   constexpr int kSet = kHeads < 4 ? kHeads : 4, kSets = kHeads / kSet;
   int lanes = dim < kThreads ? dim : kThreads, owners = kThreads / lanes, owner = thread / lanes;
   float acc[kSets][kSet][kMaxHeadDim / kThreads] = {};

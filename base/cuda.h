@@ -39,8 +39,7 @@ struct Card {
   int max_shared_bytes = 0;     // dynamic shared memory of one block, opted in
   int driver = 0, runtime = 0;  // as 13000
 };
-// Error: no driver, a driver that is too old, no card, compute capability below 8.0; says what is
-// needed.
+// Error: no driver, a driver that is too old, no card, compute capability below 8.0; says what is needed.
 Result<Card> open();
 
 class Stream {
@@ -99,8 +98,7 @@ class Graph {
   void* handle_ = nullptr;
 };
 
-// Memory that frees itself. Device: not touched, not zeroed. Pinned: host memory that copies
-// overlap from.
+// Memory that frees itself. Device: not touched, not zeroed. Pinned: host memory that copies overlap from.
 class Memory {
  public:
   Memory() = default;
@@ -129,8 +127,7 @@ class Memory {
   bool pinned_ = false;
 };
 
-// Between any two memories, in stream order. Host memory must be pinned, and stay as it is until
-// then.
+// Between any two memories, in stream order. Host memory must be pinned, and stay as it is until then.
 void copy(void* destination, const void* source, size_t bytes, Stream& stream);
 void fill(void* destination, int byte, size_t bytes, Stream& stream);
 
@@ -172,13 +169,12 @@ void launch(void (*kernel)(P...), const char* name, const Shape& shape, const On
 #endif
 }
 
-// Programmatic dependent launch (sm_90): a kernel starts while the one before it on the stream
-// ends; wait_for_previous() holds it until all that came before is done and visible. Every thread
-// calls it before it touches memory that earlier work writes or reads, so that a kernel that is
-// done means that all before it are. let_next_start() lets the next one take the room that is left.
-// Both do nothing where nothing was launched early and below sm_90. In captured graphs these are
-// programmatic edges (CUDA Programming Guide, "Programmatic Dependent Launch"). On the interpreter
-// a block comes to its wait before the kernel before it has begun (tests/simt/README.md).
+// Programmatic dependent launch (sm_90): a kernel starts while the one before it on the stream ends;
+// wait_for_previous() holds it until all that came before is done and visible. Every thread calls it before it touches
+// memory that earlier work writes or reads, so that a kernel that is done means that all before it are.
+// let_next_start() lets the next one take the room that is left. Both do nothing where nothing was launched early and
+// below sm_90. In captured graphs these are programmatic edges (CUDA Programming Guide, "Programmatic Dependent
+// Launch"). On the interpreter a block comes to its wait before the kernel before it has begun (tests/simt/README.md).
 #ifdef XPYD_SIMT
 inline void wait_for_previous(simt::Where where = simt::Where::current()) { simt::wait_for_previous(where); }
 inline void let_next_start() {}
@@ -209,14 +205,12 @@ inline std::mutex& capturing() {
   return mutex;
 }
 
-// A card's SMs cut in two: streams of one part cannot take the other's (green contexts; CUDA 12.5
-// or later).
+// A card's SMs cut in two: streams of one part cannot take the other's (green contexts; CUDA 12.5 or later).
 class Split {
  public:
   virtual ~Split() = default;
-  // The first part gets n_sms, rounded up to what the card can cut (multiples of 8 on sm_90), the
-  // second part the rest. Error `invalid_argument`: a part would be empty; `unavailable`: the
-  // driver is too old.
+  // The first part gets n_sms, rounded up to what the card can cut (multiples of 8 on sm_90), the second part the rest.
+  // Error `invalid_argument`: a part would be empty; `unavailable`: the driver is too old.
   static Result<std::unique_ptr<Split>> cut(const Card& card, int n_sms);
   // SMs that work on this stream may take; 0: all of the card.
   static int n_sms_of(const Stream& stream);
@@ -228,9 +222,8 @@ class Split {
 // How the copy engine of sm_90 sees an array in device memory (PTX ISA, "Tensor-map"): a matrix of
 // bf16 of which it copies boxes, 64 columns wide, to shared memory.
 //
-// Each row of a box becomes 128 bytes; of these, the 16-byte piece p of the row at shared address
-// 128 r lies at place p xor (r mod 8) (the 128-byte swizzle, which wgmma undoes). Rows and columns
-// outside of the matrix arrive as zeros.
+// Each row of a box becomes 128 bytes; of these, the 16-byte piece p of the row at shared address 128 r lies at place p
+// xor (r mod 8) (the 128-byte swizzle, which wgmma undoes). Rows and columns outside of the matrix arrive as zeros.
 constexpr int kBoxColumns = 64;
 
 // A kernel's parameter, `const __grid_constant__`. Opaque: CUtensorMap on a card.

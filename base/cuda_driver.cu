@@ -1,6 +1,5 @@
-// What only the driver (libcuda) has: virtual memory (base/cuda_vmm.h), green contexts and tensor
-// maps (base/cuda.h). Its functions are looked up at run time, so that a program starts where there
-// is no driver and says so.
+// What only the driver (libcuda) has: virtual memory (base/cuda_vmm.h), green contexts and tensor maps (base/cuda.h).
+// Its functions are looked up at run time, so that a program starts where there is no driver and says so.
 #include <cuda.h>
 
 #include <cstdint>

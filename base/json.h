@@ -1,6 +1,5 @@
-// JSON from outside (requests, config.json, tokenizer.json, a safetensors header) into
-// nlohmann::json, with bounds; readers of one field that say what was wrong with it; and JsonText,
-// which writes answers and stream events.
+// JSON from outside (requests, config.json, tokenizer.json, a safetensors header) into nlohmann::json, with bounds;
+// readers of one field that say what was wrong with it; and JsonText, which writes answers and stream events.
 //
 // Thread safety: plain functions, and values.
 #pragma once

@@ -39,8 +39,7 @@ bool in_group(const OptionRow& row, std::string_view group) {
 
 std::string in_quotes(std::string_view text) { return "'" + std::string(text) + "'"; }
 
-// 17 digits would show 0.1 as 0.10000000000000001; the shortest form that reads back equal is
-// wanted.
+// 17 digits would show 0.1 as 0.10000000000000001; the shortest form that reads back equal is wanted.
 std::string show(double x) {
   char buffer[32];
   auto end = std::to_chars(buffer, buffer + sizeof buffer, x).ptr;
@@ -153,9 +152,8 @@ struct Parser {
     return nullptr;
   }
 
-  // Boost's own reading of "--name=value" refuses an empty value, that of a flag takes the next
-  // word for its value, and that of "--prompt --seed 1" makes "--seed" the prompt. These three are
-  // read here.
+  // Boost's own reading of "--name=value" refuses an empty value, that of a flag takes the next word for its value, and
+  // that of "--prompt --seed 1" makes "--seed" the prompt. These three are read here.
   std::vector<po::option> long_option(std::vector<std::string>& words) const {
     std::string word = words.front();
     if (word == "--") {

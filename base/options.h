@@ -1,6 +1,5 @@
-// The options table: one row per option with name, default, unit, range, help and the field that it
-// sets. It parses the command line and --config FILE (INI), prints the manual, the header of every
-// run and of every result file.
+// The options table: one row per option with name, default, unit, range, help and the field that it sets. It parses the
+// command line and --config FILE (INI), prints the manual, the header of every run and of every result file.
 //
 // An option is a row and a field: sets<&EngineOptions::max_batch> in the row, and whoever has an
 // EngineOptions lets fill() set it, and all its other fields that have a row.
@@ -50,12 +49,11 @@ struct OptionRow {
 // Values of one run: every row of the group, checked.
 class Options {
  public:
-  // Parses `arguments` (after the subcommand). A bad one is an error whose message names the
-  // option, what was expected, and for an unknown name the nearest valid one. Positional arguments
-  // are kept in order. When the group has a row "config", the INI file that it names is read too;
-  // the command line wins over it, and on the command line the last of several wins. Below both,
-  // a row "kv-bytes" has the environment's XPYD_KV_BYTES. The rows' strings must outlive the
-  // object.
+  // Parses `arguments` (after the subcommand). A bad one is an error whose message names the option, what was expected,
+  // and for an unknown name the nearest valid one. Positional arguments are kept in order. When the group has a row
+  // "config", the INI file that it names is read too; the command line wins over it, and on the command line the last
+  // of several wins. Below both, a row "kv-bytes" has the environment's XPYD_KV_BYTES. The rows' strings must outlive
+  // the object.
   static Result<Options> parse(std::span<const OptionRow> table, std::string_view group,
                                const std::vector<std::string>& arguments, int max_positional);
 

@@ -88,9 +88,8 @@ struct Future {
   }
 };
 
-// The futures of those who run and have been admitted, and the blocks held in those steps after
-// which somebody ends: nobody holds less in a later step of his life, so between two ends the last
-// step is the fullest.
+// The futures of those who run and have been admitted, and the blocks held in those steps after which somebody ends:
+// nobody holds less in a later step of his life, so between two ends the last step is the fullest.
 class Timeline {
  public:
   explicit Timeline(const AdmissionView& view) : view_(view), blocks_(view.available_blocks) {

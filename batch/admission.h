@@ -1,6 +1,5 @@
-// Admission rules: the queue says whose turn it is, a rule says whether there is memory for him,
-// now and later. Pure functions over a snapshot, for every batching policy and KV
-// memory.
+// Admission rules: the queue says whose turn it is, a rule says whether there is memory for him, now and later. Pure
+// functions over a snapshot, for every batching policy and KV memory.
 #pragma once
 
 #include <span>

@@ -198,8 +198,7 @@ void Engine::poll_loads() {
   }
 }
 
-// The last of those who got memory before their turn gives it up. False: nobody has any that could
-// be had now.
+// The last of those who got memory before their turn gives it up. False: nobody has any that could be had now.
 bool Engine::give_up_early() {
   const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(),
                                  [](const SequencePtr& s) { return s->early && !s->loading; });
@@ -387,9 +386,8 @@ void Engine::forward() {
 
 // ---- Two steps at a time: the model chooses.
 
-// A token that is not known yet is -1 - r in its sequence, r being the row that chooses it; the
-// step after may compute it already. So a sequence's end is seen one step late, and that step's
-// work on it is dropped.
+// A token that is not known yet is -1 - r in its sequence, r being the row that chooses it; the step after may compute
+// it already. So a sequence's end is seen one step late, and that step's work on it is dropped.
 
 void Engine::begin() {
   draws_.clear();
@@ -497,8 +495,7 @@ SequencePtr Engine::remove(const Sequence& s) {
       *std::find_if(running_.begin(), running_.end(), [&s](const SequencePtr& other) { return other.get() == &s; }));
 }
 
-// The prompt of n > 1 choices is done: each gets a first token of its own, and those who go on stay
-// here or leave.
+// The prompt of n > 1 choices is done: each gets a first token of its own, and those who go on stay here or leave.
 void Engine::split(Sequence& s, const float* logits, double now) {
   const SequencePtr spent = remove(s);
   const size_t vocab = size_t(model_.config().vocab);
@@ -579,8 +576,7 @@ bool Engine::accept_token(Sequence& s, size_t at, Sampled sampled, uint64_t row_
   return ended;
 }
 
-// choices[0] holds the KV of all: the others fork it, or wait and compute it again when there is no
-// room.
+// choices[0] holds the KV of all: the others fork it, or wait and compute it again when there is no room.
 void Engine::share_kv(std::vector<SequencePtr> choices) {
   for (size_t i = 1; i < choices.size(); ++i) {
     Result<KvHandle> forked = memory_.fork(choices[0]->kv);

@@ -2,8 +2,7 @@
 // colocated, prefill and decode instances are this engine, and differ in what their hooks do with a
 // finished prompt.
 //
-// Thread safety: one thread calls everything. It owns the model, the memory and every sequence
-// inside.
+// Thread safety: one thread calls everything. It owns the model, the memory and every sequence inside.
 #pragma once
 
 #include <deque>
@@ -54,9 +53,8 @@ class EngineHooks {
   virtual void kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_begin, int token_end) {
     (void)sequence, (void)layer_begin, (void)layer_end, (void)token_begin, (void)token_end;
   }
-  // The prompt is done and its choices have their first tokens. Those that go on are in `choices`
-  // (at least one); the KV, shared by all, is choices[0]->kv of the engine's memory, and the
-  // callee's from now on.
+  // The prompt is done and its choices have their first tokens. Those that go on are in `choices` (at least one); the
+  // KV, shared by all, is choices[0]->kv of the engine's memory, and the callee's from now on.
   virtual void prefill_done(std::vector<SequencePtr> choices) { (void)choices; }
   // A leaving sequence ended here (abort, timeout, one-token output): nothing will be handed over.
   virtual void prefill_cancelled(const Sequence& sequence) { (void)sequence; }
@@ -70,8 +68,7 @@ class Engine final : private LayerObserver {
   void submit(SequencePtr sequence);
   // A sequence whose first `computed` tokens have their KV in sequence->kv already.
   void adopt(SequencePtr sequence);
-  // One iteration. False: nothing could move. Cancelled and late sequences end here, between
-  // iterations.
+  // One iteration. False: nothing could move. Cancelled and late sequences end here, between iterations.
   bool step();
   // Ends every sequence (shutdown).
   void end_all(FinishReason reason, const std::string& error);

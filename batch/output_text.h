@@ -13,8 +13,7 @@ namespace xpyd::batch {
 class OutputText {
  public:
   OutputText() = default;
-  // `tokenizer` may be null (a run without text): then all text is empty and stop strings never
-  // match.
+  // `tokenizer` may be null (a run without text): then all text is empty and stop strings never match.
   OutputText(const Tokenizer* tokenizer, const Request& request);
 
   struct Piece {

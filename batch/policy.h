@@ -1,6 +1,5 @@
-// Batching policies: pure functions from a snapshot of one instance to what it runs in the next
-// step. No clock, no randomness, no I/O; the live engine and a simulation call the same
-// function.
+// Batching policies: pure functions from a snapshot of one instance to what it runs in the next step. No clock, no
+// randomness, no I/O; the live engine and a simulation call the same function.
 #pragma once
 
 #include <span>

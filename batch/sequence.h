@@ -75,8 +75,7 @@ struct Sequence {
 
 using SequencePtr = std::unique_ptr<Sequence>;
 
-// `state`: what of it exists already. The tokenizer (null: no text) and the request are those it
-// began with.
+// `state`: what of it exists already. The tokenizer (null: no text) and the request are those it began with.
 SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceState& state,
                           std::shared_ptr<EventSink> sink, std::shared_ptr<std::atomic<bool>> cancelled,
                           const Tokenizer* tokenizer);

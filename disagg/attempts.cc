@@ -152,8 +152,7 @@ std::shared_ptr<void> Attempts::ticket(AttemptId attempt, AttemptProgress::Stage
   return {nullptr, [this, attempt, stage](void*) { parts_.tell(kConductor, AttemptProgress{attempt, stage}); }};
 }
 
-// Flags that no sequence holds are kept only while a message that names their attempt may be on its
-// way.
+// Flags that no sequence holds are kept only while a message that names their attempt may be on its way.
 std::shared_ptr<std::atomic<bool>> Attempts::flag(AttemptId attempt) {
   constexpr double kLongest = 60;  // seconds
   const double now = parts_.clock.now();

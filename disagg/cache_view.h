@@ -1,6 +1,5 @@
-// What the conductor knows of the prefix caches of instances in other processes, from what they
-// report. It may be late, which costs time: a prompt goes where its prefix is no more, and is
-// computed there.
+// What the conductor knows of the prefix caches of instances in other processes, from what they report. It may be late,
+// which costs time: a prompt goes where its prefix is no more, and is computed there.
 //
 // Thread safety: none; the conductor locks.
 #pragma once

@@ -1,11 +1,9 @@
-// The conductor: which instances there are, where each request is served, and what becomes of it
-// when one of them fails. It sees messages alone; threads, processes and the network are its
-// callers'.
+// The conductor: which instances there are, where each request is served, and what becomes of it when one of them
+// fails. It sees messages alone; threads, processes and the network are its callers'.
 //
-// A request's choices are served by attempts. An attempt that fails (an instance is gone, or has
-// given it up) is placed anew, from the prompt and the tokens that the client has; tokens of
-// attempts that were given up are dropped, so the client's stream goes on without a token twice or
-// missing.
+// A request's choices are served by attempts. An attempt that fails (an instance is gone, or has given it up) is placed
+// anew, from the prompt and the tokens that the client has; tokens of attempts that were given up are dropped, so the
+// client's stream goes on without a token twice or missing.
 //
 // Thread safety: any thread.
 #pragma once

@@ -121,8 +121,7 @@ void Instance::compute(SequencePtr sequence, DisaggOrder order, InstanceId decod
   engine_.submit(std::move(sequence));
 }
 
-// All but the prompt's last token, whose logits the decode instance wants: one that is sampled here
-// is nobody's.
+// All but the prompt's last token, whose logits the decode instance wants: one that is sampled here is nobody's.
 void Instance::handle(InstanceId, PrefillJob message) {
   if (sender_.has(message.attempt) || receiver_.has(message.attempt)) return;
   auto request = std::make_shared<Request>();
@@ -180,9 +179,8 @@ bool Instance::meet() {
   return moved;
 }
 
-// What a peer that is being called for the first time says, and what is placed on it, is of use
-// when it can be reached, and is given up when it cannot. A client that has left or has no more
-// time does not wait for that.
+// What a peer that is being called for the first time says, and what is placed on it, is of use when it can be reached,
+// and is given up when it cannot. A client that has left or has no more time does not wait for that.
 bool Instance::waits_for_wire(const Envelope& envelope) const {
   InstanceId peer = envelope.from;
   const auto placed = [&](const auto* work) {

@@ -1,6 +1,5 @@
-// The control messages: what the conductor and the instances tell each other. Plain values: within
-// a process they move through mailboxes as they are, between processes disagg/control/codec.h
-// writes the same structs as bytes.
+// The control messages: what the conductor and the instances tell each other. Plain values: within a process they move
+// through mailboxes as they are, between processes disagg/control/codec.h writes the same structs as bytes.
 //
 // An attempt is one try at serving one or all choices of a request, at one placement. Its number is
 // never used again: what belongs to an attempt that was given up names a number that nobody knows
@@ -73,8 +72,7 @@ struct PeerBroken {  // from whoever keeps the connections: one to a peer broke,
   InstanceId id = -1;
 };
 struct ClearPrefixCache {};
-// To a process that wants to be an instance, as the answer to its JoinRequest: it sends Joined when
-// it can serve.
+// To a process that wants to be an instance, as the answer to its JoinRequest: it sends Joined when it can serve.
 struct Welcome {
   InstanceId id = -1;
   std::string name;
@@ -151,8 +149,7 @@ struct KvDelivered {  // P -> D (push, decode_first): all is posted, and may sti
   std::vector<uint64_t> checksums;     // kv_checksums() of what was sent; empty: not computed
   std::optional<KvHandover> handover;  // zero-copy
 };
-// P -> D, or D -> P: nothing (more) will come of this attempt here. Behind KvDelivered: a post
-// failed.
+// P -> D, or D -> P: nothing (more) will come of this attempt here. Behind KvDelivered: a post failed.
 struct ReservationCancelled {
   AttemptId attempt = 0;
 };

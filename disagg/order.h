@@ -17,8 +17,7 @@ enum class DisaggOrder : uint8_t {
                  // blocks
 };
 
-// When the KV of a prompt crosses: as each layer of each chunk is done, after each chunk, or at the
-// end.
+// When the KV of a prompt crosses: as each layer of each chunk is done, after each chunk, or at the end.
 enum class StreamKv : uint8_t { layer, chunk, request };
 
 struct DisaggOptions {

@@ -54,8 +54,7 @@ Placement place_least_loaded(const ClusterView& view) {
   return with_decode(view, prefill, cheapest(view, decodes, decode_load));
 }
 
-// Tokens that must be computed before this prompt is done: those queued before it and its uncached
-// own.
+// Tokens that must be computed before this prompt is done: those queued before it and its uncached own.
 Placement place_prefix_aware(const ClusterView& view) {
   int prefill = cheapest(view, prefills, [&](const InstanceView& i) {
     return i.queued_tokens + i.sequences + view.prompt_tokens - i.cached_tokens;

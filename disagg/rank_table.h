@@ -1,8 +1,7 @@
-// The rank table of the xPyD design that was built on NCCL groups (vLLM's `simple_connector` and
-// the blog notes about it), corrected: who is in which group, under which rank and port. xpyd
-// itself needs no groups (both sides plan from their shapes, shard_plan.h); `xpyd info --ranks`
-// prints the table for whoever reads those notes, and tests/disagg/rank_table_test.cc holds every
-// printed mistake beside what is right.
+// The rank table of the xPyD design that was built on NCCL groups (vLLM's `simple_connector` and the blog notes about
+// it), corrected: who is in which group, under which rank and port. xpyd itself needs no groups (both sides plan from
+// their shapes, shard_plan.h); `xpyd info --ranks` prints the table for whoever reads those notes, and
+// tests/disagg/rank_table_test.cc holds every printed mistake beside what is right.
 //
 // PS prefill instances of PTP ranks, DS decode instances of DTP ranks; PTP divides DTP. There are
 // PTP groups: P rank r of every P instance, and those ranks of every D instance that hold its

@@ -2,8 +2,7 @@
 // whose shape may differ: P tp=a, pp=p to D tp=b, pp=q, for any of them, kv heads copied on either
 // side (tp > kv heads; MLA, which has one) included.
 //
-// The plan follows from the two shapes alone: both sides compute it, and per request only block ids
-// need to cross.
+// The plan follows from the two shapes alone: both sides compute it, and per request only block ids need to cross.
 #pragma once
 
 #include <span>
@@ -35,9 +34,8 @@ struct ShardMap {
 // Before: both shapes pass check_shards and are of one model.
 ShardMap map_shards(const KvShards& source, const KvShards& destination, ReplicaUse use = ReplicaUse::spread);
 
-// The copies of a region of one sequence (tokens; layers in numbers of the whole model; heads are
-// not looked at), between any of the ranks' regions. source[r], destination[r]: the sequence in the
-// KV of rank r of either side.
+// The copies of a region of one sequence (tokens; layers in numbers of the whole model; heads are not looked at),
+// between any of the ranks' regions. source[r], destination[r]: the sequence in the KV of rank r of either side.
 void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source, std::span<const KvView> destination,
                            const KvRegion& region, TransferPlan& plan);
 

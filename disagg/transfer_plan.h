@@ -1,7 +1,6 @@
-// TransferPlan: which bytes cross from one instance's KV to another's. Layouts and block sizes may
-// differ on the two sides; the result is a list of copies, coalesced as far as both layouts allow.
-// Its length is the number of descriptors of the transfer: about 2 * layers * blocks for
-// layer_major, blocks for token_major.
+// TransferPlan: which bytes cross from one instance's KV to another's. Layouts and block sizes may differ on the two
+// sides; the result is a list of copies, coalesced as far as both layouts allow. Its length is the number of
+// descriptors of the transfer: about 2 * layers * blocks for layer_major, blocks for token_major.
 #pragma once
 
 #include <cstddef>

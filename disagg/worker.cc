@@ -256,10 +256,9 @@ void Worker::on_message(InstanceId from, Message message) {
   }
 }
 
-// A channel to a peer is there: by its dial or by ours. What waited for it goes first; the instance
-// is told of the peer again where the channel is not its first. Every member can say that it is any
-// instance: nobody takes the place of one whose channel stands. Whose channel is broken comes again
-// until this end has noticed it, too.
+// A channel to a peer is there: by its dial or by ours. What waited for it goes first; the instance is told of the peer
+// again where the channel is not its first. Every member can say that it is any instance: nobody takes the place of one
+// whose channel stands. Whose channel is broken comes again until this end has noticed it, too.
 ChannelEvents Worker::attach(InstanceId id, ChannelPtr channel) {
   constexpr int kMostUntold = 64;
   std::lock_guard lock(mutex_);

@@ -1,6 +1,5 @@
-// An instance in a process of its own: joins the conductor, speaks with its peers over channels of
-// their own, and joins again (as a new instance) when the conductor has given it up or was
-// restarted.
+// An instance in a process of its own: joins the conductor, speaks with its peers over channels of their own, and joins
+// again (as a new instance) when the conductor has given it up or was restarted.
 //
 // Threads: run() keeps connections, and renews leases, on the caller's thread; the instance has one, the channels one.
 #pragma once

@@ -6,15 +6,13 @@
 // 0.1.2, 188.85 s against 361.79 s: two whole systems, of which the admission rule is one part).
 // `cap` is max_tokens over what is generated: 1 where it is known, 2 where users ask for twice.
 //
-// Arithmetic. 80 GB less 13.5 GB of weights, 0.5 MB a token: 117,000 tokens. A sequence holds 161 +
-// 338 / 2 = 330 tokens over its life, a little more weighted by its output (450): 260 to 350 at
-// once. `prompt` admits until prompts fill the pool, and everybody then grows by 338 tokens on
-// average: hundreds are preempted and compute some 400 tokens again, 14 GFLOP each at 156 TFLOP/s =
-// 36 ms; 300 to 3,000 of them are 11 to 108 s beside some 2,700 decode steps of 50 ms = 140 s.
-// peak_tokens preempts nobody and runs as many: 1.02 to 1.7 times the requests a second. `longest`
-// holds prompt + cap for all: 450 / 620 of the batch, and steps of fewer sequences are little
-// shorter (13.5 GB of 70 GB are weights): 1.02 to 1.4. With caps twice as long, peak_tokens holds
-// back what nobody uses.
+// Arithmetic. 80 GB less 13.5 GB of weights, 0.5 MB a token: 117,000 tokens. A sequence holds 161 + 338 / 2 = 330
+// tokens over its life, a little more weighted by its output (450): 260 to 350 at once. `prompt` admits until prompts
+// fill the pool, and everybody then grows by 338 tokens on average: hundreds are preempted and compute some 400 tokens
+// again, 14 GFLOP each at 156 TFLOP/s = 36 ms; 300 to 3,000 of them are 11 to 108 s beside some 2,700 decode steps of
+// 50 ms = 140 s. peak_tokens preempts nobody and runs as many: 1.02 to 1.7 times the requests a second. `longest` holds
+// prompt + cap for all: 450 / 620 of the batch, and steps of fewer sequences are little shorter (13.5 GB of 70 GB are
+// weights): 1.02 to 1.4. With caps twice as long, peak_tokens holds back what nobody uses.
 #include "batch/admission.h"
 
 #include <map>

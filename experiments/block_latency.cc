@@ -1,9 +1,8 @@
 // block_latency: what the size of a block does to requests, by how much of a block stays empty.
 //
-// PagedAttention (SOSP'23) Fig. 18b: OPT-13B on an A100 of 40 GB; latency for each output token by
-// the block size, ShareGPT and Alpaca, a fixed pool. Published: on ShareGPT blocks of 16 to 128 are
-// best; Alpaca's sequences are shorter than a large block: 16 and 32 are good, larger ones much
-// worse.
+// PagedAttention (SOSP'23) Fig. 18b: OPT-13B on an A100 of 40 GB; latency for each output token by the block size,
+// ShareGPT and Alpaca, a fixed pool. Published: on ShareGPT blocks of 16 to 128 are best; Alpaca's sequences are
+// shorter than a large block: 16 and 32 are good, larger ones much worse.
 //
 // The real engine, policy and paged memory in virtual time: a step takes what the cost model says
 // at half the FLOP/s and 0.8 of the bandwidth of an A100. What small blocks cost the kernel is not

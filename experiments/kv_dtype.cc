@@ -1,11 +1,10 @@
 // kv_dtype: what KV of fewer bits is worth: tokens of a GiB, sequences at once, requests a second.
 //
-// The real engine, policy and paged memory in virtual time: a step takes what the cost model says
-// in 16 bit, KV aside, at half the FLOP/s and 0.8 of the bandwidth of an A100 of 80 GB, of which 90
-// % are weights and KV. Requests of ShareGPT's lengths, all there at once, 256 sequences at most;
-// prompts have steps of their own (prefill_first): in a step shared with decodes the slower of its
-// two bounds would hide all reading of KV behind the prompts' arithmetic (chunked: 1.01 and 1.02
-// times with GQA).
+// The real engine, policy and paged memory in virtual time: a step takes what the cost model says in 16 bit, KV aside,
+// at half the FLOP/s and 0.8 of the bandwidth of an A100 of 80 GB, of which 90 % are weights and KV. Requests of
+// ShareGPT's lengths, all there at once, 256 sequences at most; prompts have steps of their own (prefill_first): in a
+// step shared with decodes the slower of its two bounds would hide all reading of KV behind the prompts' arithmetic
+// (chunked: 1.01 and 1.02 times with GQA).
 //
 // Arithmetic. A row of 128 dims is 256 bytes in f16, 132 in int8 and 68 in int4, its scale and zero
 // counted: 1.94 and 3.76 times the tokens. Llama-2-7B (MHA) has 0.5 MB of KV a token in 16 bit: 58

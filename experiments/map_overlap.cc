@@ -1,11 +1,10 @@
 // map_overlap: do requests see the time that a GPU's driver takes to map memory, with vAttention's
 // ways to hide it and without?
 //
-// The real engine, scheduler, vattention memory and mapper thread. The model is null_model, which
-// then waits for the time of a step, as for a card, and each map takes `call_us` longer than this
-// system's own (page_call_us). Token, plane and group are a sixteenth of the published bytes, so
-// that a row of groups is as many tokens; there are as many planes, 2 x 32 layers, the calls that a
-// row takes.
+// The real engine, scheduler, vattention memory and mapper thread. The model is null_model, which then waits for the
+// time of a step, as for a card, and each map takes `call_us` longer than this system's own (page_call_us). Token,
+// plane and group are a sixteenth of the published bytes, so that a row of groups is as many tokens; there are as many
+// planes, 2 x 32 layers, the calls that a row takes.
 //
 // decode (Fig. 12: Llama-3-8B TP-2, groups of 2 MiB, rows of 2,048 tokens, batch 64, prompts of
 // 1,600 to 2,000, outputs of 500 to 1,000): tokens are a sixteenth, too. 128 requests, rows of 128
@@ -15,14 +14,13 @@
 // (published: 5 to 15). The mapper is asked 8 tokens before, 160 ms, for up to 20 rows of 2.9 ms:
 // with overlap, nothing. Later sequences find rows in their slots, either way.
 //
-// prefill (Fig. 13, Llama-3-8B TP-2 again): one prompt of 2,048 tokens after the other, in steps of
-// 64 tokens, 50 us a token. `sync` maps when a step needs it and unmaps when the sequence ends;
-// `deferred` keeps rows with their slot, and maps ahead what is missing. Groups stand for 64 KiB
-// (rows of 64 tokens, 64 calls of 8 us are 0.51 ms of a step of 3.2: 1.16; published: 1.15), 128
-// KiB (8.5 us: 1.08), 256 KiB (9 us: 1.045) and 2 MiB (40 us: 1.025). This system's own 4 to 8 us a
-// call come on top, at 64 KiB 0.08 to 0.16. `runs` is sync with the whole prompt in one step: its
-// rows are neighbours, one call maps all of a plane, and 64 calls are 1 % of 102 ms whatever the
-// group. vAttention has one call for each group.
+// prefill (Fig. 13, Llama-3-8B TP-2 again): one prompt of 2,048 tokens after the other, in steps of 64 tokens, 50 us a
+// token. `sync` maps when a step needs it and unmaps when the sequence ends; `deferred` keeps rows with their slot, and
+// maps ahead what is missing. Groups stand for 64 KiB (rows of 64 tokens, 64 calls of 8 us are 0.51 ms of a step of
+// 3.2: 1.16; published: 1.15), 128 KiB (8.5 us: 1.08), 256 KiB (9 us: 1.045) and 2 MiB (40 us: 1.025). This system's
+// own 4 to 8 us a call come on top, at 64 KiB 0.08 to 0.16. `runs` is sync with the whole prompt in one step: its rows
+// are neighbours, one call maps all of a plane, and 64 calls are 1 % of 102 ms whatever the group. vAttention has one
+// call for each group.
 #include <chrono>
 #include <thread>
 

@@ -1,18 +1,15 @@
-// max_batch: how many sequences fit by the size of a page group, and what the last row of each
-// wastes.
+// max_batch: how many sequences fit by the size of a page group, and what the last row of each wastes.
 //
-// vAttention's Fig. 15 and Table 8: one worker's KV of Yi-6B (TP-1), Llama-3-8B and Yi-34B (TP-2).
-// `arithmetic` is this: sequences come until the next one's rows of page groups, or blocks, are
-// more than are left. `batch` is what the real memory admits, reserve() and append() until one
-// fails, in a pool with as many rows of as many tokens: a token's bytes are scaled down, in a plane
-// by 16 and layers to 2, or, where one group holds all layers (token_major, "tensor slicing",
-// section 8.2), in a plane by 256.
+// vAttention's Fig. 15 and Table 8: one worker's KV of Yi-6B (TP-1), Llama-3-8B and Yi-34B (TP-2). `arithmetic` is
+// this: sequences come until the next one's rows of page groups, or blocks, are more than are left. `batch` is what the
+// real memory admits, reserve() and append() until one fails, in a pool with as many rows of as many tokens: a token's
+// bytes are scaled down, in a plane by 16 and layers to 2, or, where one group holds all layers (token_major, "tensor
+// slicing", section 8.2), in a plane by 256.
 //
-// What is assumed. Neither lengths nor memory of the figure are known to us. The mean length
-// follows from its pairs: a sequence of L tokens wastes half a row, so 240 (L + 32) = 187 (L +
-// 1,024) gives L = 3,470 for Yi-6B, 3,630 for Llama-3-8B, 4,600 for Yi-34B: here uniform in [2,048,
-// 5,120). The memory: 80 % of an A100's 80 GiB less bf16 weights, with which 64 KiB gives Yi-6B's
-// 240; so of the six figures that one says nothing, and the other five are tests.
+// What is assumed. Neither lengths nor memory of the figure are known to us. The mean length follows from its pairs: a
+// sequence of L tokens wastes half a row, so 240 (L + 32) = 187 (L + 1,024) gives L = 3,470 for Yi-6B, 3,630 for
+// Llama-3-8B, 4,600 for Yi-34B: here uniform in [2,048, 5,120). The memory: 80 % of an A100's 80 GiB less bf16 weights,
+// with which 64 KiB gives Yi-6B's 240; so of the six figures that one says nothing, and the other five are tests.
 //
 // Arithmetic. Tokens of a row, T = group / (heads * dim * 2 bytes): 64 at 64 KiB, 2,048 at 2 MiB,
 // for all three. Waste of T / 2 tokens of 3,584: 1 % and 29 %; so 64 KiB admits (3,584 + 1,024) /

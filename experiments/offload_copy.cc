@@ -186,8 +186,7 @@ Swap swap_time(Swapper& swapper, int rounds, std::string& wrong) {
 
 // ---- offload_copy
 
-// GB/s of one thread that copies as many bytes in pieces of 2 MiB: around the caches, or as memcpy
-// does.
+// GB/s of one thread that copies as many bytes in pieces of 2 MiB: around the caches, or as memcpy does.
 double plain_gbps(size_t bytes, bool streaming) {
   std::vector<std::byte> from(bytes, std::byte{1}), to(bytes, std::byte{2});
   std::vector<double> rates;

@@ -1,12 +1,11 @@
 // offload_virtual: what a host tier is worth on the machine on which it was published: the real
 // engine, policy, paged memory and tier on a virtual clock, with that machine's costs.
 //
-// wde's KV offloading, experiments 1, 4 and 5 (RTX 4090 by its other documents, Qwen2.5 in 16 bit).
-// A step takes what the cost model says at 150 TFLOP/s and 0.8 TB/s: 8,192 tokens of the 7B then
-// take 0.91 s (published 0.84), of the 3B 0.40 (0.40). A copy of a block's layer takes 2.1 us or
-// its bytes at 12 GB/s (reference: 8 KiB in 2.17 us, 16 KiB in 2.09), one after the other, out and
-// in beside each other; a copy takes nothing from a step. Planning takes no time: what an engine in
-// Python adds (sync and async-2 differ by it) is not here.
+// wde's KV offloading, experiments 1, 4 and 5 (RTX 4090 by its other documents, Qwen2.5 in 16 bit). A step takes what
+// the cost model says at 150 TFLOP/s and 0.8 TB/s: 8,192 tokens of the 7B then take 0.91 s (published 0.84), of the 3B
+// 0.40 (0.40). A copy of a block's layer takes 2.1 us or its bytes at 12 GB/s (reference: 8 KiB in 2.17 us, 16 KiB in
+// 2.09), one after the other, out and in beside each other; a copy takes nothing from a step. Planning takes no time:
+// what an engine in Python adds (sync and async-2 differ by it) is not here.
 //
 // `hits` (experiment 4): 200 prompts of 1,000 tokens of which a share is known, 24 out, 32 at once,
 // 3B. Arithmetic. A prompt's KV is 62 blocks of 36 layers, K and V: 4,464 copies, 9.4 ms; computing

@@ -206,8 +206,7 @@ struct Links {
   }
 };
 
-// The local wire, which copies when the links have carried it. `wake`: both ends of a transfer,
-// then.
+// The local wire, which copies when the links have carried it. `wake`: both ends of a transfer, then.
 class PacedWire final : public ForwardingTransport {
  public:
   PacedWire(const TransportOptions& options, Links& links, Timeline& timeline, std::function<void(PeerId)> wake)

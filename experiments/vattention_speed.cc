@@ -1,5 +1,4 @@
-// vattention_speed: what the allocator alone is worth to a whole model: prompts, decoding, and
-// both.
+// vattention_speed: what the allocator alone is worth to a whole model: prompts, decoding, and both.
 //
 // Real steps of llama-mini in f32, the same engine and kernels over slots, blocks of 16 (the free
 // ones in random order) and vattention (groups of 16 KiB: rows of 32 tokens), which take turns,

@@ -16,11 +16,10 @@
 // 327,680 bytes a token: 10 slots of 131,072. Sequences of about 12,300 tokens use 9 %; blocks hold
 // ten times as many.
 //
-// slots (TurboMind) are those slots again: what they keep of ended sequences is not counted here.
-// token: blocks of one. vattention: a row is a page group in each of 2 * layers tensors: of
-// OPT-13B's 80 a group of 64 KiB holds 6.4 tokens and one of 2 MiB 205; of Llama-3-70B's 160, 2 KiB
-// a token, 32 and 1,024. Waste is half a row a sequence: 3 / 450 = 0.7 % and 102 / 450 = 18 % (as a
-// share of what is held); 16 / 12,300 and 512 / 12,300 = 4 %.
+// slots (TurboMind) are those slots again: what they keep of ended sequences is not counted here. token: blocks of one.
+// vattention: a row is a page group in each of 2 * layers tensors: of OPT-13B's 80 a group of 64 KiB holds 6.4 tokens
+// and one of 2 MiB 205; of Llama-3-70B's 160, 2 KiB a token, 32 and 1,024. Waste is half a row a sequence: 3 / 450 =
+// 0.7 % and 102 / 450 = 18 % (as a share of what is held); 16 / 12,300 and 512 / 12,300 = 4 %.
 #include <algorithm>
 #include <map>
 

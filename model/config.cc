@@ -224,8 +224,7 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
   if (activation != "silu" && activation != "swish")
     throw wrong(file, "hidden_act", shown(activation) + " is not supported (expected silu)");
 
-  // The largest arrays anyone makes of these numbers. The factors are below 2^31, so that no
-  // product of two overflows.
+  // The largest arrays anyone makes of these numbers. The factors are below 2^31, so that no product of two overflows.
   const int64_t q = int64_t(config.n_heads) * config.head_dim;
   struct {
     int64_t a, b;

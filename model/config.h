@@ -45,9 +45,8 @@ struct ModelConfig {
   long parameters() const;
 };
 
-// Reads DIR/config.json and, where present, DIR/generation_config.json. Every error names the file
-// and the field, and what was expected. Absurd sizes (any product beyond 2^40) are errors, not
-// allocations.
+// Reads DIR/config.json and, where present, DIR/generation_config.json. Every error names the file and the field, and
+// what was expected. Absurd sizes (any product beyond 2^40) are errors, not allocations.
 Result<ModelConfig> load_model_config(const std::string& dir);
 Result<ModelConfig> parse_model_config(const std::string& json_text, const std::string& file_name);
 

@@ -28,8 +28,7 @@ struct CostModel {
   // One token of each of `batch` sequences that hold `context` tokens with it.
   Work decode(int64_t batch, int64_t context) const;
 
-  // Bytes/s above which fetching the KV of `prefix` tokens takes less time than computing it at
-  // `flops_per_s`.
+  // Bytes/s above which fetching the KV of `prefix` tokens takes less time than computing it at `flops_per_s`.
   double break_even_bytes_per_s(int64_t prefix, double flops_per_s) const;
 
  private:

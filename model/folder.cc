@@ -15,8 +15,7 @@
 #include "base/json.h"
 #include "base/siphash.h"
 
-// The assembler copies the files in; a compile runs in the repository's root, as every include
-// expects.
+// The assembler copies the files in; a compile runs in the repository's root, as every include expects.
 #define XPYD_EMBED(symbol, path)       \
   __asm__(                             \
       ".section .rodata\n"             \

@@ -1,11 +1,10 @@
 // y = x W^T (+ bias): the one matrix product of the project, on the CPU.
 //
-// One addition order: K is cut into `k_groups` groups [g*K/G, (g+1)*K/G). Inside a
-// group each output element is one chain of fused multiply-adds over ascending k that starts from
-// zero; the group sums are added in a fixed binary tree. So the bits of y[m, n] depend on x[m, :]
-// and W[n, :] and on nothing else: not on M, the row's place in the batch, the number of threads or
-// the blocking. Row-parallel projections (o_proj, down_proj) use kRowParallelGroups groups, so that
-// the shards of a tensor-parallel run are subtrees of the same tree; all others use one group.
+// One addition order: K is cut into `k_groups` groups [g*K/G, (g+1)*K/G). Inside a group each output element is one
+// chain of fused multiply-adds over ascending k that starts from zero; the group sums are added in a fixed binary tree.
+// So the bits of y[m, n] depend on x[m, :] and W[n, :] and on nothing else: not on M, the row's place in the batch, the
+// number of threads or the blocking. Row-parallel projections (o_proj, down_proj) use kRowParallelGroups groups, so
+// that the shards of a tensor-parallel run are subtrees of the same tree; all others use one group.
 #pragma once
 
 #include <cstdint>

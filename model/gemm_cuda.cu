@@ -151,8 +151,7 @@ struct Order {
 };
 
 struct Layouts {
-  // Row-major is column-major transposed: y^T [n, m] = W [n, k] x^T [k, m], W read as the transpose
-  // of [k, n].
+  // Row-major is column-major transposed: y^T [n, m] = W [n, k] x^T [k, m], W read as the transpose of [k, n].
   Layouts(const CudaGemmArgs& a, int m) {
     XPYD_CUBLAS(cublasLtMatrixLayoutInit(&w, cuda_type(a.x_dtype), uint64_t(a.w.k), uint64_t(a.w.n), a.w.stride));
     XPYD_CUBLAS(cublasLtMatrixLayoutInit(&x, cuda_type(a.x_dtype), uint64_t(a.w.k), uint64_t(m), a.x_stride));
@@ -161,9 +160,8 @@ struct Layouts {
   cublasLtMatrixLayoutOpaque_t w, x, y;
 };
 
-// What was chosen for one order in this process. Which order that is depends on the card and the
-// library alone, so that instances need not try again what one of them has tried. An algorithm
-// belongs to no handle.
+// What was chosen for one order in this process. Which order that is depends on the card and the library alone, so that
+// instances need not try again what one of them has tried. An algorithm belongs to no handle.
 class Choices {
  public:
   std::optional<Product> find(const CudaGemmArgs& like, int n_sms, int max_m) {
@@ -294,9 +292,8 @@ struct CudaGemm::Impl {
                           a.y, &layouts.y, &algo.value, workspace.data(), workspace.size(), stream.handle());
   }
 
-  // Eligible algorithms for M, best first by cuBLASLt's estimate for that many SMs (0: the card).
-  // The heuristics are asked for those that do not split K; should they know none by that name, for
-  // all, and splits_k() decides.
+  // Eligible algorithms for M, best first by cuBLASLt's estimate for that many SMs (0: the card). The heuristics are
+  // asked for those that do not split K; should they know none by that name, for all, and splits_k() decides.
   // First of all, for few rows, what is not the library's.
   std::vector<Algo> candidates(const Product& p, int m, int sms) {
     std::vector<Algo> eligible = offered(p, m, sms, one_order);
@@ -408,8 +405,7 @@ Status CudaGemm::Impl::choose(Product& p, int max_m) {
       const int n_of_card = int(tried.size());
       if (p.n_sms > 0)
         for (const Algo& algo : candidates(p, most, p.n_sms)) tried.push_back(algo);
-      // Rows after the last seed's have no record: there, the order's first algorithm is the rest
-      // of it.
+      // Rows after the last seed's have no record: there, the order's first algorithm is the rest of it.
       for (Order& o : orders)
         if (most > int(o.bits.rows.size()) && int(o.bits.rows.size()) < trial.rows()) {
           Hashes more = trial.run(o.found, most);

@@ -1,13 +1,11 @@
-// y = x W^T on CUDA: cuBLASLt, and a kernel of ours for few rows (gemv_cuda.cu), where there is a
-// GPU (model/gemm_cuda.cu), plain loops where the interpreter stands in for one
-// (tests/simt/gemm_simt.cc). A bias belongs to the operation that
-// follows, which adds it in f32 before anything is rounded.
+// y = x W^T on CUDA: cuBLASLt, and a kernel of ours for few rows (gemv_cuda.cu), where there is a GPU
+// (model/gemm_cuda.cu), plain loops where the interpreter stands in for one (tests/simt/gemm_simt.cc). A bias belongs
+// to the operation that follows, which adds it in f32 before anything is rounded.
 //
-// One addition order: the bits of y[m, :] depend on x[m, :] and W, not on M or the
-// row's place. cuBLASLt promises no such thing, so prepare() makes it so: algorithms that split K
-// are refused, and of the rest only those are used whose rows have the same bits as one another's,
-// on the weights that come first and random x, for every size of M. Which bits is the same choice
-// in every process with this card and library.
+// One addition order: the bits of y[m, :] depend on x[m, :] and W, not on M or the row's place. cuBLASLt promises no
+// such thing, so prepare() makes it so: algorithms that split K are refused, and of the rest only those are used whose
+// rows have the same bits as one another's, on the weights that come first and random x, for every size of M. Which
+// bits is the same choice in every process with this card and library.
 //
 // Thread safety: one thread, its stream's.
 #pragma once

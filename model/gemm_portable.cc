@@ -20,8 +20,7 @@ inline void load_row(const bf16* w, float* out) {
   }
 }
 
-// Multiply, then add: slower than AVX2 and with other bits, under the same rule of one chain per
-// element.
+// Multiply, then add: slower than AVX2 and with other bits, under the same rule of one chain per element.
 template <int kRows, int kPanels, class Weight>
 void tile(const GemmTile& t) {
   float sums[kPanels][kRows][kPanel] = {};

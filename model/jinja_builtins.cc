@@ -1,6 +1,5 @@
-// Jinja's filters and tests, the methods of strings and dicts, and the global functions, by its
-// documentation; `tojson`, `raise_exception` and `strftime_now` are transformers'. What a template
-// may do with a string comes first.
+// Jinja's filters and tests, the methods of strings and dicts, and the global functions, by its documentation;
+// `tojson`, `raise_exception` and `strftime_now` are transformers'. What a template may do with a string comes first.
 #include <wctype.h>
 
 #include <algorithm>

@@ -1,6 +1,5 @@
-// Text -> tokens -> tree: the grammar of Jinja's template designer documentation. What is not
-// rendered here (inheritance, includes, unknown operators, filters, tests and methods) is refused
-// by name.
+// Text -> tokens -> tree: the grammar of Jinja's template designer documentation. What is not rendered here
+// (inheritance, includes, unknown operators, filters, tests and methods) is refused by name.
 #include <algorithm>
 #include <charconv>
 #include <string>
@@ -556,8 +555,7 @@ class Parser {
     return node;
   }
 
-  // Macros see the template's own variables and their arguments, so none is inside of another
-  // scope.
+  // Macros see the template's own variables and their arguments, so none is inside of another scope.
   NodePtr macro() {
     if (scopes_ > 1) refuse("a macro inside of another scope");
     auto node = make(Kind::macro, name());

@@ -176,8 +176,7 @@ void Llama::forward(const StepInput& step, float* logits) {
   team_->run([&](int rank) { run_rank(rank, step.observer, logits); });
 }
 
-// What the step must touch, as on one rank: copies of kv heads that ranks have besides are not
-// counted.
+// What the step must touch, as on one rank: copies of kv heads that ranks have besides are not counted.
 Work Llama::work(const StepInput& step) const {
   const size_t n_seqs = step.kv_lengths.size();
   if (n_seqs == 0) return {};

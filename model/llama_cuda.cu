@@ -1,7 +1,6 @@
-// The forward pass of the Llama family on CUDA: llama.cc's operations in llama.cc's order. The host
-// turns a step into a Plan, whose addresses and sizes are all that the enqueued work depends on; a
-// step of one token per sequence is padded to the next batch size of a captured graph and replayed
-// from it.
+// The forward pass of the Llama family on CUDA: llama.cc's operations in llama.cc's order. The host turns a step into a
+// Plan, whose addresses and sizes are all that the enqueued work depends on; a step of one token per sequence is padded
+// to the next batch size of a captured graph and replayed from it.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -377,8 +376,7 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
   gemm(weights_->lm_head, normed_, hidden_stride_, logits_, c_.vocab, plan.n_logits, Dtype::f32);
 }
 
-// The first step of a kind runs plainly, so that its kernels are loaded before anything is
-// captured.
+// The first step of a kind runs plainly, so that its kernels are loaded before anything is captured.
 void CudaLlama::run_graph(const Plan& plan) {
   const KvLayout& layout = plan.layout;
   const auto [entry, fresh] = graphs_.try_emplace(GraphKey{plan.n, plan.all.n_splits, plan.all.max_kv_length,

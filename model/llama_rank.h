@@ -76,11 +76,10 @@ class LlamaRank {
   LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& shards, int rank, StageExchange& stage,
             ThreadTeam& team, int max_step_tokens, const Kernels& kernels);
 
-  // The step, or some tokens of it: `step` has this rank's views alone, and `first_token` is the
-  // place of its first token in the residual stream. `x_in`, [max_step_tokens, hidden]: what the
-  // stage before has left there; null in the first stage. `logits`: [n_logits, vocab], of the last
-  // stage. The observer is called on this thread when all ranks of the stage have written a layer's
-  // KV; `observed`: some rank of the stage has one.
+  // The step, or some tokens of it: `step` has this rank's views alone, and `first_token` is the place of its first
+  // token in the residual stream. `x_in`, [max_step_tokens, hidden]: what the stage before has left there; null in the
+  // first stage. `logits`: [n_logits, vocab], of the last stage. The observer is called on this thread when all ranks
+  // of the stage have written a layer's KV; `observed`: some rank of the stage has one.
   void run(const StepInput& step, int first_token, const float* x_in, bool observed, float* logits);
 
   const float* x() const { return x_; }

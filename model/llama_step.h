@@ -1,6 +1,5 @@
-// What the forward passes of the Llama family share, whatever runs them: the check of a step, the
-// rows that the last layer still needs, and the work that a step is, whether there is one
-// (StepInput) or only its lengths (cost_model.h).
+// What the forward passes of the Llama family share, whatever runs them: the check of a step, the rows that the last
+// layer still needs, and the work that a step is, whether there is one (StepInput) or only its lengths (cost_model.h).
 #pragma once
 
 #include <functional>

@@ -111,8 +111,7 @@ namespace {
 
 constexpr size_t kSamplingInts = sizeof(Draw) / sizeof(int32_t);
 static_assert(sizeof(Draw) % sizeof(int32_t) == 0 && alignof(Draw) == alignof(int32_t));
-// Of one attention call: more than 2 M tokens, which few cards hold. 69 MB of workspace with 32
-// heads of 128.
+// Of one attention call: more than 2 M tokens, which few cards hold. 69 MB of workspace with 32 heads of 128.
 constexpr int kMaxSplits = 4096;
 
 Plan plan_of(const StepInput& step) {

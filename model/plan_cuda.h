@@ -27,8 +27,7 @@ class StepUpload {
   // `device` holds max_ints int32 and belongs to the caller.
   void allocate(int32_t* device, size_t max_ints);
 
-  // Waits until the copy before the last has been made (it has, unless the CPU is two steps ahead),
-  // then starts over.
+  // Waits until the copy before the last has been made (it has, unless the CPU is two steps ahead), then starts over.
   void begin();
   // n entries: where the host writes them, and where the device will find them.
   struct Place {
@@ -107,12 +106,10 @@ class StepPlanner {
 
   // In this order, once per step: begin(), one of the plans, add(), copy().
   void begin() { upload_.begin(); }
-  // Any step. split: one-token sequences are taken by the decode kernel, others by the prefill
-  // kernel.
+  // Any step. split: one-token sequences are taken by the decode kernel, others by the prefill kernel.
   Plan plan(const StepInput& step, bool split);
-  // A step of one token per sequence with all logits wanted, padded to `batch` sequences and to the
-  // next power of two of splits: the same plan for all such steps. Nothing where its splits take
-  // several parts.
+  // A step of one token per sequence with all logits wanted, padded to `batch` sequences and to the next power of two
+  // of splits: the same plan for all such steps. Nothing where its splits take several parts.
   std::optional<Plan> plan_padded(const StepInput& step, int batch);
   // Where the device finds these rows; null where there are none.
   const Draw* add(std::span<const Draw> rows);

@@ -14,8 +14,7 @@ struct Char {
   size_t bytes;
 };
 
-// One regex, alternative by alternative, at a position in the text. The comments name the
-// alternative.
+// One regex, alternative by alternative, at a position in the text. The comments name the alternative.
 class Scanner {
  public:
   Scanner(SplitPattern pattern, std::string_view text) : pattern_(pattern), text_(text) {}

@@ -16,8 +16,7 @@ struct NormalizerStep {
   std::string pattern;  // replace: never empty
   std::string content;  // prepend, replace
 };
-// Valid UTF-8 in and out. `begins`: the text is not the rest of a longer one, so it may be
-// prepended to.
+// Valid UTF-8 in and out. `begins`: the text is not the rest of a longer one, so it may be prepended to.
 std::string normalize(const std::vector<NormalizerStep>& steps, std::string_view text, bool begins = true);
 
 // The regexes that real models split by, recognised by their exact text. A hand-written scanner

@@ -1,10 +1,8 @@
-// A strict reader of safetensors checkpoints: one file, or shards named by
-// model.safetensors.index.json.
+// A strict reader of safetensors checkpoints: one file, or shards named by model.safetensors.index.json.
 //
-// A model folder is not trusted for memory safety. Everything is checked when the checkpoint is
-// opened, before any weight is allocated; data on disk are read with pread, never mapped (a file
-// that shrinks under a mapping kills the process). Every error names the file, and the tensor where
-// there is one.
+// A model folder is not trusted for memory safety. Everything is checked when the checkpoint is opened, before any
+// weight is allocated; data on disk are read with pread, never mapped (a file that shrinks under a mapping kills the
+// process). Every error names the file, and the tensor where there is one.
 //
 // Thread safety: const functions may be called from any number of threads.
 #pragma once
@@ -83,10 +81,9 @@ struct TensorHandle {
 // All tensors of a model folder.
 class Checkpoint {
  public:
-  // kDemoModel (model/folder.h); or a folder's
-  // DIR/model.safetensors.index.json where there is one, else DIR/model.safetensors. A file may be
-  // a symbolic link only to a regular file inside DIR or, for DIR = REPO/snapshots/REVISION, inside
-  // REPO/blobs: the two places where Hugging Face's tools put them.
+  // kDemoModel (model/folder.h); or a folder's DIR/model.safetensors.index.json where there is one, else
+  // DIR/model.safetensors. A file may be a symbolic link only to a regular file inside DIR or, for DIR =
+  // REPO/snapshots/REVISION, inside REPO/blobs: the two places where Hugging Face's tools put them.
   static Result<Checkpoint> open(const std::string& dir);
 
   Result<TensorHandle> find(std::string_view name, const std::vector<int64_t>& shape) const;

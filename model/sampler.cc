@@ -1,6 +1,5 @@
-// Sampling without sorting the vocabulary. Every filter (top-k, top-p, min-p) keeps the tokens
-// above a threshold, found by counting in a radix of the float's bits; the draw then walks the kept
-// tokens in the order of their ids.
+// Sampling without sorting the vocabulary. Every filter (top-k, top-p, min-p) keeps the tokens above a threshold, found
+// by counting in a radix of the float's bits; the draw then walks the kept tokens in the order of their ids.
 //
 // sample() is total. A NaN logit is read as -infinity and counted in Sampled::nan_logits, +infinity
 // as the largest float; where no logit is above -infinity, the token is 0.

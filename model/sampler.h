@@ -23,8 +23,7 @@ struct SamplingParams {
   int top_logprobs = -1;  // -1: no logprobs; 0..20: that many alternatives
 };
 
-// One token's choice where no penalty and no logprob is asked for; a model may make it itself
-// (model.h).
+// One token's choice where no penalty and no logprob is asked for; a model may make it itself (model.h).
 struct Draw {
   float temperature = 0;  // 0 = greedy: the lowest id among the highest logits
   int top_k = 0;          // 0 = off
@@ -64,9 +63,8 @@ Draw next_draw(const SamplingParams& params, SamplerState& state);
 // What sample() did to `state` when it chose `token`: for a sequence that goes on elsewhere.
 void repeat_draw(const SamplingParams& params, int32_t token, SamplerState& state);
 
-// Scratch that a caller reuses from call to call. Once it has grown to the vocabulary, sampling
-// allocates only what penalties (a new entry of output_counts) and top_logprobs (Sampled::top)
-// need.
+// Scratch that a caller reuses from call to call. Once it has grown to the vocabulary, sampling allocates only what
+// penalties (a new entry of output_counts) and top_logprobs (Sampled::top) need.
 struct SamplerScratch {
   std::vector<float> logits;
   std::vector<int32_t> order;

@@ -1,8 +1,7 @@
-// Filters are one cut in the order (logit, then lower id): top-k and top-p each find where it lies
-// by counting in a radix of the float's bits, as on the CPU; nothing is sorted. A round is a
-// launch: several blocks look at a slice of the row each, and the row's last to finish puts them
-// together and says what the next round seeks. All sums are whole numbers, so that neither the
-// slices nor the order in which blocks finish changes a bit.
+// Filters are one cut in the order (logit, then lower id): top-k and top-p each find where it lies by counting in a
+// radix of the float's bits, as on the CPU; nothing is sorted. A round is a launch: several blocks look at a slice of
+// the row each, and the row's last to finish puts them together and says what the next round seeks. All sums are whole
+// numbers, so that neither the slices nor the order in which blocks finish changes a bit.
 #include <algorithm>
 #include <bit>
 #include <cfloat>
@@ -43,8 +42,7 @@ struct Cut {
   int ties;
 };
 
-// What the rounds say to each other of one row. Between samplings best, nans, digits and
-// blocks_done are 0.
+// What the rounds say to each other of one row. Between samplings best, nans, digits and blocks_done are 0.
 struct RowState {
   Mass best;  // of the slices' logits above -infinity: the key, then the lower id
   Mass digits[kDigits];
@@ -146,9 +144,8 @@ __device__ inline Mass block_sum(Mass sum, const Scratch& s) {
   return sum;
 }
 
-// The first id of the range at which the running sum over ascending ids passes `target`, which is
-// below the total: again and again, every warp sums a piece of the ids that are left, and one piece
-// remains.
+// The first id of the range at which the running sum over ascending ids passes `target`, which is below the total:
+// again and again, every warp sums a piece of the ids that are left, and one piece remains.
 template <class Weight>
 __device__ inline int walk(Range left, const Scratch& s, Weight weight, Mass target) {
   const int n_warps = int(blockDim.x / kWarp), warp = int(threadIdx.x / kWarp);
@@ -208,9 +205,8 @@ __global__ void top_round(CudaSampleArgs a, RowState* states) {
   state.nans = 0;
 }
 
-// One more digit, that at `shift`, of the key at which the heaviest tokens reach the target: of
-// top_k tokens or, of what the cut has left, of the share top_p of all mass. The last digit gives
-// the new cut.
+// One more digit, that at `shift`, of the key at which the heaviest tokens reach the target: of top_k tokens or, of
+// what the cut has left, of the share top_p of all mass. The last digit gives the new cut.
 __global__ void digit_round(CudaSampleArgs a, RowState* states, bool by_mass, int shift) {
   Scratch s;
   cuda::begin_after_previous();

@@ -1,7 +1,6 @@
-// The fixed binary tree over K-group sums. Leaves 0..G-1 are paired level by level,
-// left to right; a last leaf without a partner moves up unchanged. For G a power of two, an aligned
-// power-of-two range of leaves is a subtree: a tensor-parallel rank sums its own groups, and the
-// tree over the ranks gives the bits of the unsharded sum.
+// The fixed binary tree over K-group sums. Leaves 0..G-1 are paired level by level, left to right; a last leaf without
+// a partner moves up unchanged. For G a power of two, an aligned power-of-two range of leaves is a subtree: a
+// tensor-parallel rank sums its own groups, and the tree over the ranks gives the bits of the unsharded sum.
 #pragma once
 
 #include <bit>

@@ -1,9 +1,7 @@
-// tokenizer.json -> Tokenizer::Impl. A tokenizer.json is input from outside: what is missing, of
-// the wrong type, contradictory or not supported is an error that names the file and the field;
-// nothing is guessed.
+// tokenizer.json -> Tokenizer::Impl. A tokenizer.json is input from outside: what is missing, of the wrong type,
+// contradictory or not supported is an error that names the file and the field; nothing is guessed.
 //
-// "truncation" and "padding" are not read: Hugging Face's transformers overrides them in every
-// call, too.
+// "truncation" and "padding" are not read: Hugging Face's transformers overrides them in every call, too.
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
@@ -29,8 +27,7 @@ std::string in_quotes(std::string_view text) {
   return text.size() > kLongest ? out + "..." : out;
 }
 
-// GPT-2's bytes_to_unicode: printable Latin-1 characters stand for themselves, the other bytes for
-// U+0100 and up.
+// GPT-2's bytes_to_unicode: printable Latin-1 characters stand for themselves, the other bytes for U+0100 and up.
 struct ByteCharacters {
   uint32_t of_byte[256];
   int byte_of[0x144];  // by code point; -1: no byte's
@@ -96,8 +93,7 @@ class TokenizerLoader {
 
   // ---- the steps around the model: normalizer, pre-tokenizer, decoder, post-processor
   //
-  // Each is one object with a "type", or a "Sequence" of them; a `root` of nullptr: the field is
-  // missing or null.
+  // Each is one object with a "type", or a "Sequence" of them; a `root` of nullptr: the field is missing or null.
 
   struct Step {
     const json& value;

@@ -1,6 +1,5 @@
-// Over libutf8proc, whose Unicode is 15.0 or later. What it has not yet is added here, and what its
-// normalization has since 9.0 is kept out of it; Unicode's stability policy lets us do both, as
-// nothing that was assigned changes.
+// Over libutf8proc, whose Unicode is 15.0 or later. What it has not yet is added here, and what its normalization has
+// since 9.0 is kept out of it; Unicode's stability policy lets us do both, as nothing that was assigned changes.
 #include "model/unicode.h"
 
 #include <utf8proc.h>

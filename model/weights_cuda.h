@@ -41,8 +41,7 @@ struct CudaWeights {
   CudaMatrix lm_head;        // [vocab, hidden]; tied: the embedding itself
   std::vector<CudaLayerWeights> layers;
   const float* final_norm = nullptr;
-  // [max_position, head_dim / 2]: angles in double on the host, as the CPU's forward pass takes
-  // them.
+  // [max_position, head_dim / 2]: angles in double on the host, as the CPU's forward pass takes them.
   const Turn* turns = nullptr;
   cuda::Memory memory;  // all of the above
 

@@ -1,5 +1,4 @@
-// Who asks, and who may: judged at the end of a request's header, before its body is read, on every
-// route.
+// Who asks, and who may: judged at the end of a request's header, before its body is read, on every route.
 //
 // Thread safety: plain functions.
 #pragma once
@@ -16,9 +15,8 @@ namespace xpyd::server {
 
 struct ApiError;  // api_parse.h
 
-// For whom a connection or a request counts, where there is not enough for everybody: an IPv4
-// address as it is, also inside IPv6; of another IPv6 address its /64, since who has one of them
-// has all. "" where `address` is none.
+// For whom a connection or a request counts, where there is not enough for everybody: an IPv4 address as it is, also
+// inside IPv6; of another IPv6 address its /64, since who has one of them has all. "" where `address` is none.
 std::string address_group(std::string_view address);
 
 // The client's address: the peer's, or, where the peer is one of `trusted` proxies, the last of

@@ -14,8 +14,7 @@ extern "C" const char xpyd_page_begin[], xpyd_page_end[];  // page.cc
 namespace xpyd::server {
 namespace {
 
-// Up to this a body is parsed and tokenized at once: about a millisecond. Beyond, on another
-// thread.
+// Up to this a body is parsed and tokenized at once: about a millisecond. Beyond, on another thread.
 constexpr size_t kInlineBodyBytes = 16u << 10;
 constexpr int kLogLinesPerSecond = 500;
 constexpr size_t kMaxClientIdBytes = 128;

@@ -1,7 +1,6 @@
 // The routes: what each (method, path) means. HTTP request in; JSON answer or event stream out.
 //
-// Thread safety: the I/O thread owns it; large bodies are parsed and tokenized on threads of its
-// own.
+// Thread safety: the I/O thread owns it; large bodies are parsed and tokenized on threads of its own.
 #pragma once
 
 #include <functional>
@@ -123,10 +122,9 @@ class Api final : public HttpHandler {
 // Thread safety: run() on one thread; the others from any (not from a signal handler).
 class HttpServer {
  public:
-  // Binds the port (an address in use is an error that names it) and checks the options. Without a
-  // tokenizer only prompts of token ids are served, without a template no chat. Everything passed
-  // by reference or pointer must live until the service has ended its last request; events that
-  // come after the server has gone are dropped.
+  // Binds the port (an address in use is an error that names it) and checks the options. Without a tokenizer only
+  // prompts of token ids are served, without a template no chat. Everything passed by reference or pointer must live
+  // until the service has ended its last request; events that come after the server has gone are dropped.
   static Result<std::unique_ptr<HttpServer>> listen(const ServerOptions& options, Service& service,
                                                     const Tokenizer* tokenizer, const ChatTemplate* chat_template,
                                                     Clock& clock);

@@ -478,8 +478,7 @@ std::span<const IntegerField> integer_fields() { return kIntegerFields; }
 size_t longest_prompt_bytes(const Tokenizer& tokenizer, int max_model_len) {
   size_t longest = 1;
   for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) longest = std::max(longest, tokenizer.piece(id).size());
-  // Normalizers (NFC in Qwen's) may shorten text before it is cut into tokens, by less than four
-  // times.
+  // Normalizers (NFC in Qwen's) may shorten text before it is cut into tokens, by less than four times.
   return 4 * longest * static_cast<size_t>(std::max(max_model_len, 1));
 }
 

@@ -1,5 +1,4 @@
-// What a running xpyd needs of a device: the weights there, and a model per instance. `--device`
-// picks a row.
+// What a running xpyd needs of a device: the weights there, and a model per instance. `--device` picks a row.
 #pragma once
 
 #include <memory>
@@ -53,8 +52,7 @@ Dtype find_dtype(const std::string& name);
 
 struct DeviceRow {
   const char* name;
-  // Loads the weights. Errors: invalid_argument for input that is wrong, `unavailable` for a
-  // machine that cannot.
+  // Loads the weights. Errors: invalid_argument for input that is wrong, `unavailable` for a machine that cannot.
   Result<std::unique_ptr<Backend>> (*open)(const Stack& stack);
   // What it can do, measured now; errors as of open(). Null: the host, which base/peak.h measures.
   Result<DevicePeak> (*peak)();

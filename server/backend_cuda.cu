@@ -57,8 +57,7 @@ Result<CudaSharing> parse_split(const std::string& text, const cuda::Card& card)
 Result<std::unique_ptr<Backend>> open_cuda_backend(const Stack& stack) {
   const ClusterOptions& o = stack.options;
   const BackendOptions& b = stack.backend_options;
-  // A kernel that is loaded at its first launch waits for those that run, and NCCL's wait for a
-  // peer.
+  // A kernel that is loaded at its first launch waits for those that run, and NCCL's wait for a peer.
   if (o.transport->name == std::string("nccl")) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   Result<cuda::Card> opened = cuda::open();
   if (!opened) return opened.error();

@@ -1,5 +1,4 @@
-// xpyd bench: reads what the server is, makes or reads a load, sends it open loop, prints what
-// users saw.
+// xpyd bench: reads what the server is, makes or reads a load, sends it open loop, prints what users saw.
 
 #include <atomic>
 #include <cmath>

@@ -54,9 +54,8 @@ class AnswerReader {
   std::string error_body_;
 };
 
-// Sends requests[i] at start + due[i] (later while max_concurrency are in flight) until all are
-// answered or `stop` becomes true. Records of requests that were not answered by then are left
-// out.
+// Sends requests[i] at start + due[i] (later while max_concurrency are in flight) until all are answered or `stop`
+// becomes true. Records of requests that were not answered by then are left out.
 struct LoadRun {
   std::vector<RequestRecord> records;
   double start_s = 0, duration_s = 0;

@@ -1,5 +1,4 @@
-// From what a client saw of each request to the figures of a benchmark. Pure functions: no clock,
-// no I/O.
+// From what a client saw of each request to the figures of a benchmark. Pure functions: no clock, no I/O.
 //
 // Definitions (kBenchDefinitions is printed with every result; vLLM's client has the same unless it
 // says so):

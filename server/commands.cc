@@ -35,8 +35,7 @@ Status write_result_file(const Options& options, nlohmann::json result) {
   return of_option(replace_file(path, json_text(result, 2) + "\n"));
 }
 
-// xpyd export DIR: the demo model inside this binary as a folder, from which clients load a
-// tokenizer.
+// xpyd export DIR: the demo model inside this binary as a folder, from which clients load a tokenizer.
 int export_main(const Options& options) {
   if (options.positional().empty()) return fail(": export", invalid("expected DIR, a new or an empty folder"));
   const Status written = export_demo(options.positional()[0]);

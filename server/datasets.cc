@@ -122,8 +122,7 @@ class JsonArrayReader {
   int64_t line_ = 1, object_line_ = 1;
 };
 
-// One line without its end; longer ones are cut just beyond kMaxRowBytes, which parse_json then
-// refuses.
+// One line without its end; longer ones are cut just beyond kMaxRowBytes, which parse_json then refuses.
 bool next_line(FILE* file, std::string* line) {
   line->clear();
   int c = std::getc(file);
@@ -137,8 +136,7 @@ Error no_file(const std::string& path) {
   return {ErrorCode::io, "--dataset-path: " + path + ": " + std::strerror(errno)};
 }
 
-// visit(turns, value_of) for every conversation of a ShareGPT file; value_of(i) is the text of turn
-// i.
+// visit(turns, value_of) for every conversation of a ShareGPT file; value_of(i) is the text of turn i.
 template <class Visit>
 Status for_each_conversation(const std::string& path, Visit visit) {
   JsonArrayReader reader(path);

@@ -1,5 +1,4 @@
-// xpyd generate: one prompt through the whole path, without HTTP. The continuation alone goes to
-// stdout.
+// xpyd generate: one prompt through the whole path, without HTTP. The continuation alone goes to stdout.
 
 #include <condition_variable>
 #include <cstdio>

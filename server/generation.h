@@ -1,6 +1,5 @@
-// One /v1/completions or /v1/chat/completions call on its way: its prompts are submitted, their
-// events come back as stream events or are gathered into one answer, in OpenAI's JSON, and its end
-// is counted and logged.
+// One /v1/completions or /v1/chat/completions call on its way: its prompts are submitted, their events come back as
+// stream events or are gathered into one answer, in OpenAI's JSON, and its end is counted and logged.
 //
 // Thread safety: the I/O thread's, but for the sinks, which engine threads call.
 #pragma once

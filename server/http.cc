@@ -576,8 +576,7 @@ bool HttpListener::Loop::is_at_limit(const std::string& address) const {
   return !address.empty() && found != use.end() && found->second.places >= options.max_connections_per_address;
 }
 
-// True: there is a place for one more connection of that address, if need be since another has lost
-// its own.
+// True: there is a place for one more connection of that address, if need be since another has lost its own.
 bool HttpListener::Loop::make_place(const std::string& address) {
   const bool own = is_at_limit(address);
   if (!own && places < options.max_connections) return true;

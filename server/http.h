@@ -4,11 +4,10 @@
 // Bounds, all per HttpListenOptions: connections, header and body bytes, bytes of bodies held in
 // all, bytes waiting for a slow reader, and the time for each phase of a connection.
 //
-// Where there is not enough for everybody, the one that has least to lose gives way. For a new
-// connection: the one that has been without a request for longest. Where all have one, the new one
-// has a place in the waiting room: what it asks is heard, probes are answered at once, the rest
-// waits for a place. For a body: of the address that holds most bytes, the body that has been
-// coming for longest. A request is judged at the end of its header, before its body is read.
+// Where there is not enough for everybody, the one that has least to lose gives way. For a new connection: the one that
+// has been without a request for longest. Where all have one, the new one has a place in the waiting room: what it asks
+// is heard, probes are answered at once, the rest waits for a place. For a body: of the address that holds most bytes,
+// the body that has been coming for longest. A request is judged at the end of its header, before its body is read.
 //
 // Thread safety: handler and exchanges are used on the thread in run() only. begin_drain(), stop()
 // and an HttpPost may be called from any thread (not from a signal handler).
@@ -51,8 +50,7 @@ class HttpExchange {
   virtual void begin_stream(HttpResponse head) = 0;  // body empty
   virtual void write(std::string bytes) = 0;
   virtual void end_stream() = 0;
-  // Called at most once, when the client goes away (or does not read) before the answer is
-  // complete.
+  // Called at most once, when the client goes away (or does not read) before the answer is complete.
   virtual void on_gone(std::function<void()> callback) = 0;
   // The request's body is in memory no more.
   virtual void body_freed() {}

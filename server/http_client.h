@@ -1,9 +1,7 @@
-// A small HTTP/1.1 client for load: thousands of streamed answers at once on one thread, each byte
-// stamped when it arrives. One connection per request, so a connection's set-up is part of what is
-// measured.
+// A small HTTP/1.1 client for load: thousands of streamed answers at once on one thread, each byte stamped when it
+// arrives. One connection per request, so a connection's set-up is part of what is measured.
 //
-// Thread safety: each object belongs to one thread; an HttpClient's callbacks run inside poll() and
-// may call start().
+// Thread safety: each object belongs to one thread; an HttpClient's callbacks run inside poll() and may call start().
 #pragma once
 
 #include <cstdint>

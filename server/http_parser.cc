@@ -72,8 +72,7 @@ std::string lower(std::string_view text) {
 template <bool is_request>
 class BeastParser final : public http::basic_parser<is_request> {
  public:
-  // Both bounds are checked before Beast sees a byte of the head; its own smaller default is kept
-  // away.
+  // Both bounds are checked before Beast sees a byte of the head; its own smaller default is kept away.
   BeastParser(size_t max_head_bytes, uint64_t max_body_bytes) {
     this->header_limit(static_cast<uint32_t>(max_head_bytes + 4));
     this->body_limit(max_body_bytes);
@@ -195,8 +194,7 @@ size_t HttpParser::feed_header(std::string_view input) {
   return 0;
 }
 
-// What Beast would let pass: folded lines (it unfolds them), NULs and stray CRs, any number of
-// headers.
+// What Beast would let pass: folded lines (it unfolds them), NULs and stray CRs, any number of headers.
 bool HttpParser::header_block_ok(std::string_view block) {
   size_t line_end = block.find("\r\n");
   size_t space = block.find(' ');

@@ -1,6 +1,5 @@
-// HTTP messages as plain values, and the way from bytes to them. Boost.Beast parses; what it is
-// lenient about, and what two servers in a row could read differently (request smuggling), is
-// refused here.
+// HTTP messages as plain values, and the way from bytes to them. Boost.Beast parses; what it is lenient about, and what
+// two servers in a row could read differently (request smuggling), is refused here.
 //
 // Thread safety: none; one parser belongs to one connection.
 #pragma once

@@ -1,5 +1,4 @@
-// xpyd info: a model's shape, the memory that it takes, and what one KV transfer is made of. Reads
-// only config.json.
+// xpyd info: a model's shape, the memory that it takes, and what one KV transfer is made of. Reads only config.json.
 #include <sched.h>
 
 #include <algorithm>

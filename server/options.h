@@ -1,5 +1,4 @@
-// THE options table: every option of every subcommand, in one place. Names are a
-// contract.
+// THE options table: every option of every subcommand, in one place. Names are a contract.
 #pragma once
 
 #include <span>

@@ -1,5 +1,4 @@
-// xpyd peak: what this machine can do, measured now; other runs read the figures from the cache it
-// leaves.
+// xpyd peak: what this machine can do, measured now; other runs read the figures from the cache it leaves.
 #include <sched.h>
 
 #include <cstdio>

@@ -22,9 +22,8 @@
 namespace xpyd::server {
 
 struct PrefixInput {
-  // A prompt is a string of units, each unit_bytes long: 1 byte of UTF-8 of a conversation, or the
-  // 8 of one hash id of a trace, which stands for unit_length tokens (the last one for what is
-  // left).
+  // A prompt is a string of units, each unit_bytes long: 1 byte of UTF-8 of a conversation, or the 8 of one hash id of
+  // a trace, which stands for unit_length tokens (the last one for what is left).
   std::vector<std::string> prompts;
   std::vector<int64_t> lengths;  // of each, in what `length_unit` says
   int unit_bytes = 1, unit_length = 1;

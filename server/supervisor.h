@@ -1,6 +1,5 @@
-// Which child processes are to be started, started again, and killed, and when: decisions alone.
-// Time, and what is seen of each child, are arguments; the processes are its caller's
-// (local_workers.cc).
+// Which child processes are to be started, started again, and killed, and when: decisions alone. Time, and what is seen
+// of each child, are arguments; the processes are its caller's (local_workers.cc).
 //
 // Thread safety: none.
 #pragma once

@@ -158,8 +158,7 @@ int tour_main(const Options&) {
   std::printf("D has %ld bytes in %zu posts; %d tokens of %zu bytes are %zu\n", long(p.wire->stats().bytes),
               sender.posts.size(), n - cached, token_bytes, size_t(n - cached) * token_bytes);
 
-  // The sequence goes on at D, from the token that P has sampled, and joins the batch (Orca,
-  // continuous batching).
+  // The sequence goes on at D, from the token that P has sampled, and joins the batch (Orca, continuous batching).
   SequencePtr here = make_sequence(request, sender.state, output, nullptr, shared.tokenizer.get());
   here->kv = kv;
   here->computed = n;

@@ -1,7 +1,6 @@
-// The numbers that messages hold: one row for each kind, and codec_fields.h says beside each field
-// which kind it is. Both sides know the limits before they talk, as the handshake compares model
-// and context (NodeIdentity::fingerprint): so a number beyond them is no misunderstanding, and who
-// says it is not listened to any more.
+// The numbers that messages hold: one row for each kind, and codec_fields.h says beside each field which kind it is.
+// Both sides know the limits before they talk, as the handshake compares model and context (NodeIdentity::fingerprint):
+// so a number beyond them is no misunderstanding, and who says it is not listened to any more.
 #pragma once
 
 #include <climits>

@@ -1,7 +1,6 @@
-// The leases of an instance: what stands here and at its peers is believed as long as somebody says
-// that it does (KvRenewed, and Report to the conductor), every quarter of a lease. A step may take
-// longer than a lease, so the instance only tells what stands, and a thread of control, which
-// computes nothing, says it.
+// The leases of an instance: what stands here and at its peers is believed as long as somebody says that it does
+// (KvRenewed, and Report to the conductor), every quarter of a lease. A step may take longer than a lease, so the
+// instance only tells what stands, and a thread of control, which computes nothing, says it.
 //
 // Thread safety: put() and renew() from any thread; take() and stands() from the instance's.
 #pragma once

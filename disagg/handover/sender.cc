@@ -57,10 +57,9 @@ void Sender::expect(AttemptId attempt, DisaggOrder order, InstanceId decode) {
     on(out, Event::connection_lost, {AttemptFailure::peer_unknown, "its decode instance is gone"});
 }
 
-// P itself asks for room, so that both directions are in order: D hears of a request before it
-// hears of its end, and P knows it before D answers. It asks when the prompt starts, so that D
-// grants room in the order in which P can use it. (decode_first: D has the room, and learns who
-// will write.)
+// P itself asks for room, so that both directions are in order: D hears of a request before it hears of its end, and P
+// knows it before D answers. It asks when the prompt starts, so that D grants room in the order in which P can use it.
+// (decode_first: D has the room, and learns who will write.)
 void Sender::started(const Sequence& sequence) {
   Outgoing& out = outgoing_.at(sequence.attempt);
   if (out.order == DisaggOrder::pull) return;
@@ -153,9 +152,8 @@ void Sender::offer(Outgoing& out) {
   parts_.tell(out.peer, std::move(offered));
 }
 
-// As soon as the last post is posted, not when it is done: between the layers of the next prompt
-// this instance looks late, while the peer can count at once. The source rows are pinned until
-// then.
+// As soon as the last post is posted, not when it is done: between the layers of the next prompt this instance looks
+// late, while the peer can count at once. The source rows are pinned until then.
 void Sender::deliver(Outgoing& out) {
   const bool whole = out.state == State::prefill_sending;
   KvDelivered delivered{.attempt = out.attempt, .kv_arrived = whole, .posts = out.posts};

@@ -48,9 +48,8 @@ void remove_left_over(const ControlAddress& address, const std::string& path) {
   if (refused) unlink(path.c_str());
 }
 
-// Makes way for a Unix socket and gives its folder, locked; -1 and errno: it cannot be. Whoever
-// binds or removes one there has the lock, so none is met between bind and listen, where it looks
-// dead.
+// Makes way for a Unix socket and gives its folder, locked; -1 and errno: it cannot be. Whoever binds or removes one
+// there has the lock, so none is met between bind and listen, where it looks dead.
 int make_way(const ControlAddress& address) {
   constexpr int kTries = 100;  // for 2 s: the lock is held for a few system calls
   const std::string path = address.text.substr(std::strlen("unix:"));

@@ -84,9 +84,8 @@ class Handshake {
   enum class Side { initiator, acceptor };
   Handshake(Side side, const ClusterKey& key, const NodeIdentity& self);
 
-  // Takes bytes from the peer and appends to `out` what to send to it (call once without bytes to
-  // begin). Uses only bytes of the handshake; what follows it stays in `bytes`. After an error the
-  // connection must be closed.
+  // Takes bytes from the peer and appends to `out` what to send to it (call once without bytes to begin). Uses only
+  // bytes of the handshake; what follows it stays in `bytes`. After an error the connection must be closed.
   Status feed(std::string_view& bytes, std::string& out);
   bool done() const { return step_ == Step::done; }
   // The hellos are exchanged: an acceptor that closes now has not liked our proof.

@@ -1,6 +1,5 @@
-// handoff: zero copies (README, Decisions: D8). Prefill and decode draw from one pool; a sequence
-// changes hands as the ids of its blocks (paged) or of its slot (contiguous), inside the
-// KvDelivered message.
+// handoff: zero copies (README, Decisions: D8). Prefill and decode draw from one pool; a sequence changes hands as the
+// ids of its blocks (paged) or of its slot (contiguous), inside the KvDelivered message.
 
 #include "disagg/transport/wires.h"
 

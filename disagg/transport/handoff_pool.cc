@@ -106,8 +106,7 @@ Result<std::unique_ptr<BlockLedger>> join_ledger(std::shared_ptr<std::byte> word
   for (const double end = clock.now() + kPatienceSeconds;; clock.sleep(1e-2)) {
     auto ledger = BlockLedger::join(words, n_blocks, file, BlockLedger::As::member);
     if (ledger ? ledger.value()->slot() < n_instances : ledger.error().code != ErrorCode::unavailable) return ledger;
-    // A share of the pool for each is what lets everybody's longest sequence fit
-    // (BlockSource::share).
+    // A share of the pool for each is what lets everybody's longest sequence fit (BlockSource::share).
     if (clock.now() >= end)
       return Error{ErrorCode::unavailable,
                    "the KV pool of --transport handoff is cut for the " + std::to_string(n_instances) +

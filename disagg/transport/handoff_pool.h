@@ -1,13 +1,11 @@
-// The one pool of a handoff wire whose instances are processes of one host: a memfd with the KV of
-// all of them and the ledger of who holds what (allocator/block_ledger.h). On a card the ledger
-// alone is there, and the KV is memory that the card's driver exports by file descriptor
-// (MemoryExporter, base/device.h). The conductor makes it, says its address in Welcome, and passes
-// the files to whoever connects there: over a Unix socket, to processes of the same user. It
-// outlives the conductor in those who have it mapped.
+// The one pool of a handoff wire whose instances are processes of one host: a memfd with the KV of all of them and the
+// ledger of who holds what (allocator/block_ledger.h). On a card the ledger alone is there, and the KV is memory that
+// the card's driver exports by file descriptor (MemoryExporter, base/device.h). The conductor makes it, says its
+// address in Welcome, and passes the files to whoever connects there: over a Unix socket, to processes of the same
+// user. It outlives the conductor in those who have it mapped.
 //
-// Instances of several ranks have the KV of each rank behind that of the one before. All of them
-// have the same ranks: a block id names bytes of every rank, and other ranks would cut them
-// otherwise.
+// Instances of several ranks have the KV of each rank behind that of the one before. All of them have the same ranks: a
+// block id names bytes of every rank, and other ranks would cut them otherwise.
 //
 // Thread safety: any thread.
 #pragma once
@@ -53,9 +51,8 @@ struct JoinedPool {
   std::shared_ptr<KvPool> pool;  // this process's view of it
   int n_instances = 0;           // whose pool_bytes it has
 };
-// `options`, `shards`: as the conductor's, of one instance. Errors: `unavailable`, nobody of this
-// user answers there; `invalid_argument`, the pool is of other options than these, or on another
-// card; `io`.
+// `options`, `shards`: as the conductor's, of one instance. Errors: `unavailable`, nobody of this user answers there;
+// `invalid_argument`, the pool is of other options than these, or on another card; `io`.
 Result<JoinedPool> join_handoff_pool(const std::string& address, const std::string& scheme, const KvOptions& options,
                                      const KvShards& shards = {});
 

@@ -1,7 +1,6 @@
-// local: the peers are transports of the same process and keep their KV on one device; the poster's
-// queue copies, behind the work that fills the source. On the CPU nothing is in flight after
-// post(); on a GPU the copies overlap with what the poster computes next only as far as its queue
-// allows (they are in order).
+// local: the peers are transports of the same process and keep their KV on one device; the poster's queue copies,
+// behind the work that fills the source. On the CPU nothing is in flight after post(); on a GPU the copies overlap with
+// what the poster computes next only as far as its queue allows (they are in order).
 //
 // A copy that is enqueued cannot be called back: cancel(), a deadline and disconnect() let what is
 // in the queue run out, and a window stays closing until its poster has polled or is destroyed.

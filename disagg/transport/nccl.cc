@@ -1,7 +1,6 @@
-// nccl: memory of CUDA cards, by NCCL's point-to-point calls (ncclSend, ncclRecv). NCCL is
-// two-sided and knows no permissions, so a side channel goes with it: the poster asks for each
-// group of calls, the owner looks at the window, and both enqueue their halves on streams of the
-// wire's own, or neither does.
+// nccl: memory of CUDA cards, by NCCL's point-to-point calls (ncclSend, ncclRecv). NCCL is two-sided and knows no
+// permissions, so a side channel goes with it: the poster asks for each group of calls, the owner looks at the window,
+// and both enqueue their halves on streams of the wire's own, or neither does.
 //
 //   poster's link                     owner's guest
 //     ask(window, ranges)  ────────>  open? its generation? inside?  enter the window
@@ -25,11 +24,10 @@
 namespace xpyd::disagg::nccl {
 namespace {
 
-// The owner's half: one peer that has called us, and the communicator that it has
-// made first of all, in which we are rank 1. A group that it asks for enters its window when we accept it, and
-// leaves when the peer drops it or our half has run, or has been broken off. So a window is closed
-// when close() says so, and quarantined while one of its groups is accepted: then until the peer
-// goes on, or is gone (its channel ends, or disconnect()).
+// The owner's half: one peer that has called us, and the communicator that it has made first of all, in which we are
+// rank 1. A group that it asks for enters its window when we accept it, and leaves when the peer drops it or our half
+// has run, or has been broken off. So a window is closed when close() says so, and quarantined while one of its groups
+// is accepted: then until the peer goes on, or is gone (its channel ends, or disconnect()).
 // The meeting's thread's.
 class Guest {
  public:

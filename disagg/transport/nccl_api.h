@@ -59,9 +59,8 @@ struct NcclApi {
 Result<NcclApi> load_nccl(const std::string& library);
 Result<const NcclApi*> load_nccl();  // libnccl.so.2, once
 
-// From 2.28 on, what a communicator that does not block has is given back by a thread of NCCL's own
-// after ncclCommAbort has returned; nothing says when. A process that ends meanwhile takes CUDA
-// away from it.
+// From 2.28 on, what a communicator that does not block has is given back by a thread of NCCL's own after ncclCommAbort
+// has returned; nothing says when. A process that ends meanwhile takes CUDA away from it.
 void abort_comm(const NcclApi& api, NcclComm comm);
 // Until the threads that abort_comm() saw begin have ended, or for `seconds`.
 void await_aborted(double seconds);

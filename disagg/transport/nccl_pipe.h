@@ -1,10 +1,9 @@
 // One end of a communicator of two ranks, and the stream that its groups run on.
 //
-// Groups run in the order in which they were enqueued, which is the same on both ends; each is one
-// ncclGroup of sends, or of receives, with as many bytes at the other end. A group ends whole, or
-// is broken off with everything behind it when the communicator breaks: by NCCL's error, or by
-// abort(). No call waits for the peer. Once turn() has told that a group has ended, NCCL does not
-// touch its memory any more, whatever the peer does.
+// Groups run in the order in which they were enqueued, which is the same on both ends; each is one ncclGroup of sends,
+// or of receives, with as many bytes at the other end. A group ends whole, or is broken off with everything behind it
+// when the communicator breaks: by NCCL's error, or by abort(). No call waits for the peer. Once turn() has told that a
+// group has ended, NCCL does not touch its memory any more, whatever the peer does.
 //
 // Thread safety: one thread.
 #pragma once

@@ -1,7 +1,6 @@
-// rdma: one-sided verbs (libibverbs, reliable connections) between instances of any process or
-// host. The parts: rdma_verbs (devices, queue pairs), rdma_messages and meeting (what the
-// sides tell each other over TCP), rdma_plan (ranges, requests, batches: arithmetic that needs no
-// device), rdma_serving (windows), rdma_posting (transfers).
+// rdma: one-sided verbs (libibverbs, reliable connections) between instances of any process or host. The parts:
+// rdma_verbs (devices, queue pairs), rdma_messages and meeting (what the sides tell each other over TCP), rdma_plan
+// (ranges, requests, batches: arithmetic that needs no device), rdma_serving (windows), rdma_posting (transfers).
 #include "disagg/transport/rdma_posting.h"
 #include "disagg/transport/rdma_serving.h"
 #include "disagg/transport/wires.h"

@@ -24,8 +24,7 @@ struct Range {
 // covered by fewer, longer ranges, over the smallest gaps. Error: a piece is outside the regions.
 Result<std::vector<Range>> cover(std::span<const MemoryRange> pieces, std::span<const MemoryRange> regions);
 
-// One RDMA request: remote bytes in one range of the window, gathered from (or scattered to) local
-// pieces in order.
+// One RDMA request: remote bytes in one range of the window, gathered from (or scattered to) local pieces in order.
 struct Request {
   uint64_t remote;
   uint32_t range;  // of the window's

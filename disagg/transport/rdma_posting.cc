@@ -274,8 +274,7 @@ void Posting::seek(Link& link, Transfer& t) {
   }
 }
 
-// A piece that no window allows: the owner hears of it, and has counted it when this transfer
-// fails.
+// A piece that no window allows: the owner hears of it, and has counted it when this transfer fails.
 void Posting::refuse(Link& link, Transfer& t) {
   t.stage = Transfer::refused;
   t.sync = ++link.last_sync;

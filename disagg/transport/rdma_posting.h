@@ -1,16 +1,13 @@
-// The poster's half of the rdma wire: transfers, and the ends of links that reach into peers'
-// memory.
+// The poster's half of the rdma wire: transfers, and the ends of links that reach into peers' memory.
 //
-// A transfer's copies become requests (neighbours on the remote side gathered into one), requests
-// go out in batches with one completion each, and a queue takes batches up to a limit of bytes and
-// requests; the rest waits for poll(). The last request of a write carries the window's generation
-// as immediate data, which is how its arrival is counted; of a read an empty write does, behind a
-// fence. With several rails each batch takes the rail with the fewest bytes under way, and the last
-// request waits until the others have arrived.
+// A transfer's copies become requests (neighbours on the remote side gathered into one), requests go out in batches
+// with one completion each, and a queue takes batches up to a limit of bytes and requests; the rest waits for poll().
+// The last request of a write carries the window's generation as immediate data, which is how its arrival is counted;
+// of a read an empty write does, behind a fence. With several rails each batch takes the rail with the fewest bytes
+// under way, and the last request waits until the others have arrived.
 //
-// What cannot be called back is ended by destroying the queue pairs: afterwards no byte moves, and
-// everything that was under way on this link has failed. The link is then renewed over its channel,
-// while further posts wait.
+// What cannot be called back is ended by destroying the queue pairs: afterwards no byte moves, and everything that was
+// under way on this link has failed. The link is then renewed over its channel, while further posts wait.
 //
 // Thread safety: the instance's thread; mail comes from the channels' thread.
 #pragma once

@@ -221,8 +221,7 @@ Status Serving::grant_on(Window& window, Guest& guest, size_t rail) {
   return ok();
 }
 
-// Afterwards the window has keys, or the link is broken and waits to be renewed. Error: keys have
-// run out.
+// Afterwards the window has keys, or the link is broken and waits to be renewed. Error: keys have run out.
 Status Serving::grant(Window& window, Guest& guest) {
   if (guest.queues.empty()) return ok();
   window.failed = false;

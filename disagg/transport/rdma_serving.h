@@ -1,10 +1,9 @@
 // The owner's half of the rdma wire: windows, their keys, and the ends of links that peers post to.
 //
-// A key is a memory window of type 2B, bound to one range and to the one queue pair of the peer
-// that it was opened for; closing a window invalidates its keys by a local request, which is in
-// force when it completes. No request of this half waits for a peer, so a peer that is stopped
-// cannot hold up a revocation. Where a device has no such windows a key is a registration of the
-// range, which is removed at the close.
+// A key is a memory window of type 2B, bound to one range and to the one queue pair of the peer that it was opened for;
+// closing a window invalidates its keys by a local request, which is in force when it completes. No request of this
+// half waits for a peer, so a peer that is stopped cannot hold up a revocation. Where a device has no such windows a
+// key is a registration of the range, which is removed at the close.
 //
 // A link that broke is renewed by the side that posts: the old queue pairs go, and with them every
 // key of that peer; windows stay, and get new keys, which the peer is told.

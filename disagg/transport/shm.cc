@@ -5,8 +5,7 @@
 // costs more; larger ones a thread of the wire, while the poster computes the next layer. A piece
 // of a large one is kPiece bytes; before each the window is asked again (shm_table.h).
 //
-// Until a peer has ended, what it is inside of stays in quarantine, disconnect() or not
-// (shared_memory.h).
+// Until a peer has ended, what it is inside of stays in quarantine, disconnect() or not (shared_memory.h).
 
 #include <algorithm>
 #include <atomic>

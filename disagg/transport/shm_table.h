@@ -8,8 +8,7 @@
 //   peer    line = window; state as in the key?  yes: copy a piece; line = 0
 //                                                no:  line = 0; refused
 //
-// Peers are of one program and one user: one that does not keep to this can write where it likes in
-// the pool.
+// Peers are of one program and one user: one that does not keep to this can write where it likes in the pool.
 #pragma once
 
 #include <algorithm>

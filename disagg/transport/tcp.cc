@@ -1,6 +1,5 @@
-// tcp: several connections to each peer, over which a post's frames go as each has room. Bytes go
-// from the poster's rows into the socket (sendmsg) and from the socket into the owner's rows
-// (readv), with no copy of ours in between.
+// tcp: several connections to each peer, over which a post's frames go as each has room. Bytes go from the poster's
+// rows into the socket (sendmsg) and from the socket into the owner's rows (readv), with no copy of ours in between.
 //
 // The owner's own thread places every byte, and asks the window before each readv; none blocks. So
 // a window is closed at once, whatever the peer does, and nobody reaches memory that it was not

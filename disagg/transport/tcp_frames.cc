@@ -138,8 +138,7 @@ void InboundReader::on_table(std::span<const std::byte> bytes) {
     where.push_back({at, range.bytes});
   }
   if (total != head_.bytes) return fail("the ranges of a frame are not its bytes");
-  // The window's ranges do not change: later pieces of this frame ask only whether it is still
-  // open.
+  // The window's ranges do not change: later pieces of this frame ask only whether it is still open.
   allowed_ = windows_.enter(head_.window, session_->peer(), op, pieces);
   if (allowed_) windows_.leave(head_.window, false);
   if (op == KvOp::write) {

@@ -1,5 +1,4 @@
-// The poster's half of the tcp wire: posts, cut into frames, and the connections to one owner that
-// they go over.
+// The poster's half of the tcp wire: posts, cut into frames, and the connections to one owner that they go over.
 //
 // Thread safety: PosterSession: any thread.
 #pragma once

@@ -34,8 +34,7 @@ struct FullCache {
     kv = find_kv_scheme("paged")->make(pool, o);
     Random random(1);
     for (int32_t& t : tokens) t = int32_t(random.below(128'000));
-    // Blocks in random order of sequences: neighbours in the table are not neighbours in the
-    // prompt.
+    // Blocks in random order of sequences: neighbours in the table are not neighbours in the prompt.
     order.resize(kPrompts);
     std::iota(order.begin(), order.end(), 0);
     for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);

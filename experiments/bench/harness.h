@@ -1,7 +1,6 @@
-// A bench that can be believed: it checks a result before it times it, interleaves the contestants
-// with the machine's own limits in rounds of rotating order, and reports the median of per-round
-// ratios (on a shared machine the medians of separate runs differ by more than the things
-// compared).
+// A bench that can be believed: it checks a result before it times it, interleaves the contestants with the machine's
+// own limits in rounds of rotating order, and reports the median of per-round ratios (on a shared machine the medians
+// of separate runs differ by more than the things compared).
 //
 // Thread safety: one thread, the owner of the teams.
 #pragma once

@@ -1,10 +1,9 @@
 // What the cluster adds to a request beside its model: the conductor's processor time, and the time
 // of a zero-copy hand-off against that of the first token.
 //
-// Arithmetic. Router: 2,048 tokens are 128 blocks, hashed once (15 ns each: 2 us) and looked up per
-// prefill instance as far as its cache goes; a decision, an attempt, five words of the instances
-// and the books of each: some hundred ns a piece. Between processes its words are bytes, too: 8 KiB
-// of prompt, once each way.
+// Arithmetic. Router: 2,048 tokens are 128 blocks, hashed once (15 ns each: 2 us) and looked up per prefill instance as
+// far as its cache goes; a decision, an attempt, five words of the instances and the books of each: some hundred ns a
+// piece. Between processes its words are bytes, too: 8 KiB of prompt, once each way.
 //
 // Hand-off: after the first token P hands 256 block ids to D, which takes the sequence up: two
 // wake-ups of 50 us and two steps' planning. The first token of 4,096 tokens of a 1B model on a CPU
@@ -140,8 +139,7 @@ void bench_router(Bench& bench) {
   bench.report(at_most("router: with its words encoded and decoded", route(10000, true), kMost, "x 20 us"));
 }
 
-// Seconds from the first token, on P, to the second, on D, of a prompt for which nothing is
-// computed.
+// Seconds from the first token, on P, to the second, on D, of a prompt for which nothing is computed.
 std::vector<double> hand_offs(const ModelConfig& config, int n_tokens, int rounds) {
   class Times final : public EventSink {
    public:

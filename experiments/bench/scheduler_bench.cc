@@ -1,7 +1,6 @@
 // What deciding costs: the scheduler per step, and the conductor per request.
 //
-// Goal: at most 15 us per step at 64 sequences (a step of a 1B model takes 75,000 us), conductor
-// included.
+// Goal: at most 15 us per step at 64 sequences (a step of a 1B model takes 75,000 us), conductor included.
 #include <algorithm>
 
 #include "allocator/kv_memory.h"

@@ -1,15 +1,13 @@
 // Swapping KV between a pool and the host tier: in, as a share of the copy bandwidth; out, as what
 // it costs those who compute.
 //
-// Expected, in: Llama-3-8B in bf16 has 128 KiB of KV per token, 2 MiB per block of 16. Where both
-// sides are token_major one copy moves a whole run of blocks, and a thread that copies with
-// streaming stores is at the copy peak: what is left is looking up, pinning and 64 polls of a
-// 1024-token prompt, some 100 us of 128 MiB / 15 GB/s = 9 ms. Where the pool is layer_major a piece
-// is one token of one layer's K or V, 2 KiB: 65,536 pieces, and the copy runs at what such pieces
-// allow. (light-vllm's swap_blocks at 32 KiB a piece reached 12 of 25 GB/s on PCIe; reference: KV
-// offloading, E1.) Expected, out: a prompt token of llama-mini costs 2 * parameters FLOP and leaves
-// its KV once; its copy takes memory bandwidth for about 1 us of every few hundred, and half a core
-// where none is idle.
+// Expected, in: Llama-3-8B in bf16 has 128 KiB of KV per token, 2 MiB per block of 16. Where both sides are token_major
+// one copy moves a whole run of blocks, and a thread that copies with streaming stores is at the copy peak: what is
+// left is looking up, pinning and 64 polls of a 1024-token prompt, some 100 us of 128 MiB / 15 GB/s = 9 ms. Where the
+// pool is layer_major a piece is one token of one layer's K or V, 2 KiB: 65,536 pieces, and the copy runs at what such
+// pieces allow. (light-vllm's swap_blocks at 32 KiB a piece reached 12 of 25 GB/s on PCIe; reference: KV offloading,
+// E1.) Expected, out: a prompt token of llama-mini costs 2 * parameters FLOP and leaves its KV once; its copy takes
+// memory bandwidth for about 1 us of every few hundred, and half a core where none is idle.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

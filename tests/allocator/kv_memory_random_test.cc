@@ -11,7 +11,6 @@
 
 namespace xpyd::testing::kv_memory_random_test {
 
-
 namespace {
 
 struct Config {

@@ -13,7 +13,6 @@
 
 namespace xpyd::testing::kv_memory_test {
 
-
 namespace {
 
 std::vector<int32_t> counting(int n, int32_t from = 100) {

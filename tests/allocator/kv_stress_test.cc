@@ -9,7 +9,6 @@
 
 namespace xpyd::testing::kv_stress_test {
 
-
 namespace {
 
 struct Parcel {

@@ -11,7 +11,6 @@
 
 namespace xpyd::testing::sharing_random_test {
 
-
 namespace {
 
 constexpr int kOperations = 10'000;

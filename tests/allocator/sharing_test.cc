@@ -9,7 +9,6 @@
 
 namespace xpyd::testing::sharing_test {
 
-
 namespace {
 
 KvOptions options_of(KvShare share, int n_rows = 64, int max_sequences = 4) {

@@ -1,5 +1,4 @@
-// Tiers below a pool, over every scheme: what comes back is what went out, or it does not come
-// back.
+// Tiers below a pool, over every scheme: what comes back is what went out, or it does not come back.
 #include "allocator/tiered.h"
 
 #include <algorithm>

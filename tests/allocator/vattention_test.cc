@@ -1,5 +1,4 @@
-// vattention: contiguous addresses with memory behind what is used, against what each sequence
-// wrote.
+// vattention: contiguous addresses with memory behind what is used, against what each sequence wrote.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -17,7 +16,6 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::vattention_test {
-
 
 namespace {
 

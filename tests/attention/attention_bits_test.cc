@@ -1,11 +1,9 @@
-// One addition order: the bits of an output depend on its q and on its K and V, and on nothing
-// else.
+// One addition order: the bits of an output depend on its q and on its K and V, and on nothing else.
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::attention_bits_test {
 namespace {
-
 
 // Outputs of tokens [0, length) of sequence `seq`, computed in steps of `chunk` tokens. `mates`:
 // other sequences of the same cache decode in the same steps.

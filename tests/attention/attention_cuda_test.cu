@@ -1,6 +1,5 @@
-// Append and every row of cuda_attention_variants(), every element against double precision, and
-// bit for bit across memories, batches and chunks. Host views over a host pool hold the truth; the
-// device gets a copy.
+// Append and every row of cuda_attention_variants(), every element against double precision, and bit for bit across
+// memories, batches and chunks. Host views over a host pool hold the truth; the device gets a copy.
 #include <algorithm>
 #include <set>
 
@@ -103,8 +102,7 @@ struct DeviceStep {
   }
 };
 
-// All of one call on the device. The out of a padding sequence does not exist; that of all others
-// starts as NaN.
+// All of one call on the device. The out of a padding sequence does not exist; that of all others starts as NaN.
 struct DeviceCall {
   cuda::Stream stream;
   DeviceStep tables;
@@ -472,8 +470,7 @@ TEST_CASE("cuda attention: huge scores give a one-hot weight, not NaN", "[cuda][
     for (float& q : step.q) q = 1000.0f;
     std::vector<float> got = run(variant, cache, {{0, 1, 700}}, step, Dtype::bf16);
     INFO(variant.name);
-    // The one weight is 2^rounding rather than 1 on tensor cores: its bf16 in the numerator, itself
-    // below.
+    // The one weight is 2^rounding rather than 1 on tensor cores: its bf16 in the numerator, itself below.
     double bound = needs_mma(variant) ? 0x1.02p-7 : 0;
     for (int d = 0; d < 64; ++d) {
       float want = to_f32(to_bf16(v_number(0, 0, 333, 0, d)));

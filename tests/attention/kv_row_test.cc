@@ -1,5 +1,4 @@
-// Rows of int8 and int4: what is stored, how far it is from what was given, and what attention over
-// it makes of that.
+// Rows of int8 and int4: what is stored, how far it is from what was given, and what attention over it makes of that.
 #include "attention/kv_row.h"
 
 #include <limits>
@@ -10,7 +9,6 @@
 
 namespace xpyd::testing::kv_row_test {
 namespace {
-
 
 struct Row {
   Dtype dtype;

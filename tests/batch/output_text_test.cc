@@ -5,9 +5,8 @@
 namespace xpyd::testing::output_text_test {
 namespace {
 
-// One token per byte, id = byte: byte-level BPE without merges, the smallest tokenizer that can
-// split UTF-8 and stop strings anywhere. Byte-level vocabularies write byte b as a printable
-// character (GPT-2's table).
+// One token per byte, id = byte: byte-level BPE without merges, the smallest tokenizer that can split UTF-8 and stop
+// strings anywhere. Byte-level vocabularies write byte b as a printable character (GPT-2's table).
 const Tokenizer& byte_tokenizer() {
   static const auto tokenizer = [] {
     std::string vocab;

@@ -1,8 +1,7 @@
-// CuTe's layouts as the oracle of what attention kernels take from the PTX ISA: fragments of mma
-// and wgmma, rows of ldmatrix, the 128-byte swizzle, matrix descriptors. The kernels' own code runs
-// on the interpreter over operands that lie as CuTe says, and what it leaves is read as CuTe says;
-// so the interpreter is checked with it. A wrong constant makes a wrong product (`Plant`: for
-// each).
+// CuTe's layouts as the oracle of what attention kernels take from the PTX ISA: fragments of mma and wgmma, rows of
+// ldmatrix, the 128-byte swizzle, matrix descriptors. The kernels' own code runs on the interpreter over operands that
+// lie as CuTe says, and what it leaves is read as CuTe says; so the interpreter is checked with it. A wrong constant
+// makes a wrong product (`Plant`: for each).
 #include <random>
 
 #include "base/cuda_kernel_sm90.h"

@@ -1,8 +1,7 @@
-// Deterministic chaos: the real conductor, instances, policies and wires on one thread under a
-// virtual clock. A seed decides the cluster, the load and the faults: messages that are late,
-// instances that crash, stop and come back as zombies, join, drain and leave, partitions, transfers
-// that fail, arrive short or are changed, clients that go away. The model's KV is checksums
-// (checksum_model.h), so a token from foreign or stale KV is a wrong token.
+// Deterministic chaos: the real conductor, instances, policies and wires on one thread under a virtual clock. A seed
+// decides the cluster, the load and the faults: messages that are late, instances that crash, stop and come back as
+// zombies, join, drain and leave, partitions, transfers that fail, arrive short or are changed, clients that go away.
+// The model's KV is checksums (checksum_model.h), so a token from foreign or stale KV is a wrong token.
 //
 //   make chaos SEEDS=2000          seeds 1..2000
 //   make chaos SEED=77             that one alone, telling what happens

@@ -242,8 +242,7 @@ TEST_CASE("no bytes make the codec do anything else", "[disagg][control][codec]"
   CHECK(taken > 1000);
 }
 
-// Hidden: after a change of messages, `WRITE_SEEDS=1 xpyd_tests "[seeds]"` writes fuzz_wire's
-// seeds.
+// Hidden: after a change of messages, `WRITE_SEEDS=1 xpyd_tests "[seeds]"` writes fuzz_wire's seeds.
 TEST_CASE("seeds of fuzz_wire", "[.seeds]") {
   if (!std::getenv("WRITE_SEEDS")) SKIP_TEST("WRITE_SEEDS is not set");
   const std::string dir = "tests/fuzz/corpus/wire/";

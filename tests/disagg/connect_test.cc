@@ -1,6 +1,5 @@
-// Nobody's loop waits for a peer: connect() of every wire with a handshake goes on beside other
-// work, towards peers that let us in and say nothing, or do not even let us in, and fails by its
-// deadline.
+// Nobody's loop waits for a peer: connect() of every wire with a handshake goes on beside other work, towards peers
+// that let us in and say nothing, or do not even let us in, and fails by its deadline.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -167,8 +166,7 @@ TEST_CASE("connect: an instance goes on while a peer is silent", "[transport][cl
     RealClock real;
     for (const double start = real.now(); ended() < 4 && real.now() < start + 30;) {
       if (sim.clock.seconds < 4) sim.tick();
-      // The wires' threads live in real time: an instant of the sockets is not a lease of the
-      // clock.
+      // The wires' threads live in real time: an instant of the sockets is not a lease of the clock.
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
     CHECK(ended() >= 4);

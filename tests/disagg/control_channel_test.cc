@@ -195,8 +195,7 @@ TEST_CASE("a stranger has five seconds, and strangers have little room", "[disag
   Rig rig("127.0.0.1:0", limits);
   {
     Stranger silent(rig.client.address);
-    // The accept must have happened before the clock moves: one that came later is in the queue's
-    // way.
+    // The accept must have happened before the clock moves: one that came later is in the queue's way.
     rig.connect();
     rig.clock.advance(5.01);
     CHECK(silent.hear() == "");

@@ -1,6 +1,5 @@
-// The nccl wire beside the suite (transport_test.cc, over functions of ours in NCCL's place): what
-// it says where it cannot work, what comes from outside as bytes, how posts are cut, and links
-// whose communicators break.
+// The nccl wire beside the suite (transport_test.cc, over functions of ours in NCCL's place): what it says where it
+// cannot work, what comes from outside as bytes, how posts are cut, and links whose communicators break.
 
 #include <sched.h>
 #include <signal.h>

@@ -48,8 +48,7 @@ class SimCluster : public Post {
   using NodePtr = std::shared_ptr<Node>;
 
   ~SimCluster() override { close(); }
-  // Ends every instance, while there is a conductor to hear of it (and what a derived class has
-  // made them of).
+  // Ends every instance, while there is a conductor to hear of it (and what a derived class has made them of).
   void close() {
     due = nullptr;
     for (auto& [id, node] : nodes) node->instance.reset();

@@ -1,5 +1,4 @@
-// What comes to a wire's door from those who are no peers: closed, counted, and nobody else
-// notices.
+// What comes to a wire's door from those who are no peers: closed, counted, and nobody else notices.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

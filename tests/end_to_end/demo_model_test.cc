@@ -1,5 +1,4 @@
-// The demo model inside the binary answers from its context alone, so a wrong byte of KV is a wrong
-// answer.
+// The demo model inside the binary answers from its context alone, so a wrong byte of KV is a wrong answer.
 
 #include <cstring>
 #include <filesystem>

@@ -1,5 +1,4 @@
-// Nothing grows: resident memory and blocks after many requests are what they were after the first
-// ones.
+// Nothing grows: resident memory and blocks after many requests are what they were after the first ones.
 
 #include <unistd.h>
 

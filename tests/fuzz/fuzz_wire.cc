@@ -1,6 +1,5 @@
-// Bytes as a peer may send them -> handshake, frames, messages: no input may crash, hang, or be
-// taken for what no member sent. The first byte chooses what is fuzzed, the second how the input is
-// cut.
+// Bytes as a peer may send them -> handshake, frames, messages: no input may crash, hang, or be taken for what no
+// member sent. The first byte chooses what is fuzzed, the second how the input is cut.
 //
 // Messages are what matters most: everything that a handshake or a frame lets in was made with the
 // key. So their bytes are fuzzed as such, and not behind an authentication code.
@@ -10,9 +9,9 @@
 #include <string>
 
 #include "disagg/control/codec.h"
+#include "disagg/envelope.h"
 #include "disagg/net/frames.h"
 #include "disagg/net/hello.h"
-#include "disagg/envelope.h"
 
 namespace xpyd::testing {
 namespace {

@@ -14,8 +14,8 @@
 #include <thread>
 
 #include "base/files.h"
-#include "disagg/net/channel.h"
 #include "base/os.h"
+#include "disagg/net/channel.h"
 #include "server/access.h"
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"

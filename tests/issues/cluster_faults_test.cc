@@ -1,6 +1,5 @@
-// What instances of one process owe each other when a wire loses what it was given; what a D makes
-// of its tiers; what is counted of what it pulls; and how the order of P and D is chosen while
-// nobody has been measured.
+// What instances of one process owe each other when a wire loses what it was given; what a D makes of its tiers; what
+// is counted of what it pulls; and how the order of P and D is chosen while nobody has been measured.
 
 #include <cmath>
 #include <cstdlib>

@@ -19,7 +19,6 @@
 
 namespace xpyd::testing::front_end_test {
 
-
 namespace {
 
 const std::string kHealth = "GET /health HTTP/1.1\r\nHost: test\r\n\r\n";
@@ -483,8 +482,7 @@ TEST_CASE("issue: a body waited until all those of another address were parsed",
 }
 
 TEST_CASE("issue: a small turn waited behind large bodies", "[server][limits]") {
-  // Rendering, which asks for the time, stops until it is told to go on: parsing that takes for
-  // ever.
+  // Rendering, which asks for the time, stops until it is told to go on: parsing that takes for ever.
   static std::promise<void> gate;
   static std::shared_future<void> go_on = gate.get_future().share();
   static std::atomic<int> stopped{0};

@@ -101,8 +101,7 @@ TEST_CASE("files: another user's socket stays, though nobody answers there", "[i
   CHECK(std::filesystem::is_socket(path));
 }
 
-// One takes the dead socket away and listens; the other, who has found it dead too, must not take
-// away the new one.
+// One takes the dead socket away and listens; the other, who has found it dead too, must not take away the new one.
 TEST_CASE("files: of many who find a dead socket one listens, and is not robbed of its name", "[issues][files]") {
   TempDir dir;
   for (int round = 0; round < 100; ++round) {

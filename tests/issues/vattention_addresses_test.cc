@@ -1,6 +1,5 @@
-// `xpyd info` refused the vAttention paper's own example (Yi-34B: 60 layers, 8 KV heads of 128, a
-// context of 200,000 tokens, batch 500: 120 buffers of 100 GB): it counted twice the batch, and
-// addresses in 2^32 rows of one head.
+// `xpyd info` refused the vAttention paper's own example (Yi-34B: 60 layers, 8 KV heads of 128, a context of 200,000
+// tokens, batch 500: 120 buffers of 100 GB): it counted twice the batch, and addresses in 2^32 rows of one head.
 #include <cstring>
 #include <fstream>
 

@@ -1,6 +1,5 @@
-// The template language against what jinja2 makes of the same templates
-// (tests/data/jinja_cases.json, by make_jinja_fixtures.py), its bounds, and what it knows about who
-// wrote a byte.
+// The template language against what jinja2 makes of the same templates (tests/data/jinja_cases.json, by
+// make_jinja_fixtures.py), its bounds, and what it knows about who wrote a byte.
 #include "model/jinja.h"
 
 #include <ctime>

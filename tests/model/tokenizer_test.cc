@@ -233,8 +233,7 @@ TEST_CASE("detokenizer: equals decode for random ids of every tokenizer", "[mode
 }
 
 TEST_CASE("tokenizer: long words take n log n", "[model][tokenizer]") {
-  // Under a second in release, even where the whole text is one word; with n^2 this would take
-  // hours.
+  // Under a second in release, even where the whole text is one word; with n^2 this would take hours.
   for (const char* name : {"llama3", "llama2", "gpt2"}) {
     auto tokenizer = open_named(name);
     for (std::string unit : {"a", " ", "\n", "\u0301", "ab ", "0", "<", "\xff"}) {

@@ -30,8 +30,7 @@ void need(bool good, const char* what) {
   std::exit(1);
 }
 
-// Of one who spins: the other process may have ended. The clock is read so seldom that it costs
-// nothing.
+// Of one who spins: the other process may have ended. The clock is read so seldom that it costs nothing.
 class Patience {
  public:
   void spin() {

@@ -121,8 +121,7 @@ void print(std::vector<double> times) {
   std::printf("%.2f %.2f\n", times[times.size() / 2], times[0]);
 }
 
-// MiB/s of blocks of 64 KiB, kPosts posts ahead: what was posted before the clock starts is
-// through.
+// MiB/s of blocks of 64 KiB, kPosts posts ahead: what was posted before the clock starts is through.
 double stream(Side& side, KvOp op) {
   constexpr size_t kPosts = kBlocks / kBlocksOfPost;
   std::vector<TransferId> ids;
@@ -167,8 +166,7 @@ void read_bw(Side& side, bool poster) {
   side.exchange(side.ours);
 }
 
-// Half of a round of two small writes, each seen by arrived(), in us. The clock is read
-// once a round, as perftest does.
+// Half of a round of two small writes, each seen by arrived(), in us. The clock is read once a round, as perftest does.
 void write_lat(Side& side, bool poster) {
   std::vector<double> halves;
   side.fill(poster ? 1 : 2);

@@ -6,7 +6,6 @@
 
 namespace xpyd::testing::api_input_test {
 
-
 TEST_CASE("api: every integer field at its edges", "[server][api]") {
   TestServer server;
   auto status = [&](bool chat, const std::string& field, const std::string& value) {

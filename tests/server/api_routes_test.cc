@@ -6,7 +6,6 @@
 
 namespace xpyd::testing::api_routes_test {
 
-
 TEST_CASE("api: routes, methods and types", "[server][api]") {
   TestServer server;
   check_error(server.get("/nothing"), 404, "not_found_error", nullptr, nullptr);

@@ -6,7 +6,6 @@
 
 namespace xpyd::testing::api_stream_test {
 
-
 TEST_CASE("api: a completion stream has one event per token", "[server][api]") {
   TestServer server;
   Reply reply = server.post("/v1/completions", R"({"prompt":"a","max_tokens":5,"stream":true})");
@@ -137,8 +136,7 @@ TEST_CASE("api: a failure before the first token is a status, after it an event"
 }
 
 TEST_CASE("api: a cluster that never answers does not hold its client for ever", "[server][api]") {
-  // The frontend's own limit comes five seconds after the deadline that the cluster should have
-  // kept.
+  // The frontend's own limit comes five seconds after the deadline that the cluster should have kept.
   TestServer server([](ServerOptions& o) { o.request_timeout_s = 0.1; });
   server.service.hold(true);
   check_error(server.post("/v1/completions", R"({"prompt":"a"})"), 504, "server_error", nullptr, "request_timeout");

@@ -8,7 +8,6 @@
 
 namespace xpyd::testing::chat_request_test {
 
-
 namespace {
 
 constexpr const char* kAll =

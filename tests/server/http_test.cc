@@ -14,13 +14,11 @@
 
 namespace xpyd::testing::http_test {
 
-
 namespace {
 
 const std::string kGet = "GET /health HTTP/1.1\r\nHost: a\r\n\r\n";
 
-// Feeds `text` in pieces of `step` bytes and says how it ended: "done METHOD PATH BODY" or
-// "STATUS".
+// Feeds `text` in pieces of `step` bytes and says how it ended: "done METHOD PATH BODY" or "STATUS".
 std::string parse(const std::string& text, size_t step = 1 << 20, HttpLimits limits = {}) {
   HttpParser parser(limits);
   std::string waiting;

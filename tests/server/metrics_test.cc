@@ -11,7 +11,6 @@
 
 namespace xpyd::testing::metrics_test {
 
-
 namespace {
 
 struct Parsed {

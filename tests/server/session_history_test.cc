@@ -1,9 +1,8 @@
-// The endpoints (Api, Generation, Sessions) and the supervisor before the simulated cluster, under
-// a virtual clock: clients hold conversations, whole and as streams, while instances crash, hang
-// and cannot be started, requests take too long, clients leave, replies get lost, strangers push
-// conversations out and the server is started anew. A checker that knows only what clients sent and
-// got back decides whether each answer follows from a history that its client can believe in, and
-// whether each refusal may be.
+// The endpoints (Api, Generation, Sessions) and the supervisor before the simulated cluster, under a virtual clock:
+// clients hold conversations, whole and as streams, while instances crash, hang and cannot be started, requests take
+// too long, clients leave, replies get lost, strangers push conversations out and the server is started anew. A checker
+// that knows only what clients sent and got back decides whether each answer follows from a history that its client can
+// believe in, and whether each refusal may be.
 //
 //   make test TESTS='[history]'     SEEDS=2000 or SEED=77 as with make chaos
 
@@ -37,8 +36,7 @@ Tokens joined(Tokens first, const Tokens& second) {
 // What clients of one name may believe to be its history. Turns of a name exclude one another.
 class Believed {
  public:
-  // A turn was answered: the history was one of those that may be, or this one is not to be
-  // explained.
+  // A turn was answered: the history was one of those that may be, or this one is not to be explained.
   bool answered(const Tokens& brought, const Tokens& output) {
     std::set<Tokens> after;
     for (const Tokens& history : may_be_) {

@@ -4,7 +4,6 @@
 
 namespace xpyd::testing::session_test {
 
-
 namespace {
 
 std::string prompt_of(const TestServer& server, size_t request) {

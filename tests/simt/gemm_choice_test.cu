@@ -6,8 +6,7 @@
 #include "tests/catch.h"
 #include "tests/model/cuda_fixture.h"
 
-// Its class is gemm_simt.cc's everywhere else. Its kernel for few rows comes from the library of
-// tests.
+// Its class is gemm_simt.cc's everywhere else. Its kernel for few rows comes from the library of tests.
 #define CudaGemm LibraryGemm
 #pragma GCC diagnostic ignored "-Wsubobject-linkage"  // one file
 #include "model/gemm_cuda.cu"

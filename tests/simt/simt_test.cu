@@ -1,5 +1,4 @@
-// The interpreter's checks: each planted fault is caught, and its corrected twin (planted = 0) runs
-// clean.
+// The interpreter's checks: each planted fault is caught, and its corrected twin (planted = 0) runs clean.
 #include <algorithm>
 #include <functional>
 #include <optional>
@@ -73,8 +72,7 @@ __global__ void share(int planted, float* out) {
   out[t] = a[t];
 }
 
-// All read one place, then one thread writes it. Values pass between lanes, so that they all have
-// read.
+// All read one place, then one thread writes it. Values pass between lanes, so that they all have read.
 __global__ void read_then_write(int planted, float* out) {
   cuda::Carver carver;
   auto a = carver.take<float>(1);

@@ -1,5 +1,4 @@
-// base/cuda.h on the interpreter: two parts by count, in multiples of 2 as on sm_80, and
-// ordinary streams.
+// base/cuda.h on the interpreter: two parts by count, in multiples of 2 as on sm_80, and ordinary streams.
 #include <map>
 #include <mutex>
 

@@ -83,8 +83,7 @@ TEST_CASE("--device cuda: the CPU's tokens, however P and D share the card", "[s
             .size() == expected.size());
 }
 
-// Of two kernels in a row the second begins before the first (README.md): each of them waits for
-// what it reads.
+// Of two kernels in a row the second begins before the first (README.md): each of them waits for what it reads.
 TEST_CASE("--device cuda: kernels that start early see what came before them", "[simt][server]") {
   ModelDir model;
   cuda::simt::Late late(true);

@@ -1,6 +1,5 @@
-// KV tiers under a pool on the card: what comes back from host memory gives the same logits, over
-// every memory, and with streams that do their work late, so that a copy that nobody waited for is
-// wrong data.
+// KV tiers under a pool on the card: what comes back from host memory gives the same logits, over every memory, and
+// with streams that do their work late, so that a copy that nobody waited for is wrong data.
 #include "base/device_cuda.h"
 #include "device_memory.h"
 #include "tests/catch.h"

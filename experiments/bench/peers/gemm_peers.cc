@@ -1,5 +1,4 @@
-// Our GEMM beside Debian's OpenBLAS, BLIS and oneDNN, interleaved in one process. `make
-// bench-peers`.
+// Our GEMM beside Debian's OpenBLAS, BLIS and oneDNN, interleaved in one process. `make bench-peers`.
 //
 // What it takes to be fair to them:
 // - OpenBLAS and BLIS export the same names: each is opened with RTLD_LOCAL.
@@ -209,8 +208,7 @@ int run_peers(BenchOptions options) {
   }
   Bench bench(options);
   bench.print_conditions();
-  // All threads first: a smaller team would make the OpenMP runtime end threads that are pinned
-  // now.
+  // All threads first: a smaller team would make the OpenMP runtime end threads that are pinned now.
   for (int threads : n_threads > 1 ? std::vector<int>{n_threads, 1} : std::vector<int>{1}) {
     libraries.set_threads(threads);
     std::printf("\n%d thread%s\n", threads, threads > 1 ? "s" : "");
