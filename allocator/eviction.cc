@@ -1,5 +1,7 @@
 #include "allocator/eviction.h"
 
+#include "base/table.h"
+
 namespace xpyd::allocator {
 namespace {
 
@@ -18,10 +20,6 @@ constexpr EvictionPolicy kPolicies[] = {
 
 std::span<const EvictionPolicy> eviction_policies() { return kPolicies; }
 
-const EvictionPolicy* find_eviction_policy(std::string_view name) {
-  for (const EvictionPolicy& policy : kPolicies)
-    if (name == policy.name) return &policy;
-  return nullptr;
-}
+const EvictionPolicy* find_eviction_policy(std::string_view name) { return find_row(kPolicies, name); }
 
 }  // namespace xpyd::allocator

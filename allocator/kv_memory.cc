@@ -8,6 +8,7 @@
 #include "allocator/pooled.h"
 #include "base/device.h"
 #include "base/page_groups.h"
+#include "base/table.h"
 
 namespace xpyd::allocator {
 
@@ -25,9 +26,8 @@ std::span<const KvScheme> kv_schemes() {
 }
 
 const KvScheme* find_kv_scheme(const std::string& name) {
-  for (const KvScheme& scheme : kv_schemes())
-    if (name == scheme.name) return &scheme;
-  return nullptr;
+  const std::span<const KvScheme> schemes = kv_schemes();
+  return find_row(schemes, name);
 }
 
 namespace {

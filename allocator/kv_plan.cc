@@ -4,21 +4,12 @@
 #include <utility>
 
 #include "allocator/block_pool.h"
+#include "base/table.h"
 
 namespace xpyd::allocator {
-namespace {
-
-std::string scheme_names() {
-  std::string names;
-  for (const KvScheme& scheme : kv_schemes()) names += (names.empty() ? "" : ", ") + std::string(scheme.name);
-  return names;
-}
-
-}  // namespace
-
 Result<KvLayout> plan_pool(const std::string& scheme_name, const KvOptions& options) {
   const KvScheme* scheme = find_kv_scheme(scheme_name);
-  if (!scheme) return invalid("allocator \"" + scheme_name + "\": expected one of " + scheme_names());
+  if (!scheme) return invalid("allocator \"" + scheme_name + "\": expected one of " + names_of(kv_schemes()));
   const KvShape& shape = options.shape;
   for (auto [value, what] :
        {std::pair{shape.n_layers, "layers"}, {shape.n_kv_heads, "kv heads"}, {shape.head_dim, "head_dim"}})

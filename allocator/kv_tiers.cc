@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/table.h"
 
 namespace xpyd::allocator {
 namespace {
@@ -17,13 +18,6 @@ namespace {
 constexpr int kHeadroom = 4;         // 1 / of the host is free or clean, where the disk can keep up
 constexpr int kWritesUnderWay = 16;  // blocks
 constexpr int kReadsGivenUp = 3;     // failed reads after which the disk is not asked again
-
-std::string policy_names() {
-  std::string names;
-  for (const EvictionPolicy& policy : eviction_policies())
-    names += (names.empty() ? "" : ", ") + std::string(policy.name);
-  return names;
-}
 
 }  // namespace
 
@@ -45,7 +39,7 @@ Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvT
   if (options.block_tokens < 1) return invalid("a tier's block has no tokens");
   for (const std::string* name : {&options.host_eviction, &options.disk_eviction})
     if (!find_eviction_policy(*name))
-      return invalid("eviction policy \"" + *name + "\": expected one of " + policy_names());
+      return invalid("eviction policy \"" + *name + "\": expected one of " + names_of(eviction_policies()));
   std::unique_ptr<KvTiers> t(new KvTiers(shape, options, std::move(seams)));
   const size_t block = t->layout_.block_bytes(), n = options.host_bytes / block;
   if (n < 1 || n > size_t(INT_MAX) / size_t(options.block_tokens))

@@ -1,5 +1,7 @@
 #include "batch/admission.h"
 
+#include "base/table.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -175,10 +177,6 @@ constexpr AdmissionRule kRules[] = {
 
 std::span<const AdmissionRule> admission_rules() { return kRules; }
 
-const AdmissionRule* find_admission_rule(std::string_view name) {
-  for (const AdmissionRule& rule : kRules)
-    if (name == rule.name) return &rule;
-  return nullptr;
-}
+const AdmissionRule* find_admission_rule(std::string_view name) { return find_row(kRules, name); }
 
 }  // namespace xpyd::batch

@@ -1,5 +1,7 @@
 #include "batch/policy.h"
 
+#include "base/table.h"
+
 #include <algorithm>
 
 #include "batch/admission.h"
@@ -150,11 +152,6 @@ constexpr BatchPolicy kPolicies[] = {
 
 std::span<const BatchPolicy> batch_policies() { return kPolicies; }
 
-const BatchPolicy* find_batch_policy(std::string_view name) {
-  for (const BatchPolicy& policy : kPolicies) {
-    if (name == policy.name) return &policy;
-  }
-  return nullptr;
-}
+const BatchPolicy* find_batch_policy(std::string_view name) { return find_row(kPolicies, name); }
 
 }  // namespace xpyd::batch

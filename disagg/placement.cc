@@ -1,5 +1,7 @@
 #include "disagg/placement.h"
 
+#include "base/table.h"
+
 #include <limits>
 
 namespace xpyd::disagg {
@@ -73,11 +75,6 @@ constexpr PlacementPolicy kPlacements[] = {
 
 std::span<const PlacementPolicy> placement_policies() { return kPlacements; }
 
-const PlacementPolicy* find_placement_policy(std::string_view name) {
-  for (const PlacementPolicy& policy : kPlacements) {
-    if (name == policy.name) return &policy;
-  }
-  return nullptr;
-}
+const PlacementPolicy* find_placement_policy(std::string_view name) { return find_row(kPlacements, name); }
 
 }  // namespace xpyd::disagg

@@ -4,6 +4,8 @@
 
 #include "server/stack.h"
 
+#include "base/table.h"
+
 namespace xpyd::server {
 namespace {
 
@@ -79,11 +81,7 @@ constexpr DeviceRow kDevices[] = {
 
 std::span<const DeviceRow> devices() { return kDevices; }
 
-const DeviceRow* find_device(const std::string& name) {
-  for (const DeviceRow& row : kDevices)
-    if (name == row.name) return &row;
-  return nullptr;
-}
+const DeviceRow* find_device(const std::string& name) { return find_row(kDevices, name); }
 
 Dtype find_dtype(const std::string& name) {
   for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4})

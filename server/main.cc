@@ -15,6 +15,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/table.h"
 #include "base/version.h"
 #include "server/commands.h"
 #include "server/options.h"
@@ -44,11 +45,7 @@ constexpr Subcommand kSubcommands[] = {
 
 bool takes_model(const Subcommand& subcommand) { return subcommand.positional == std::string("[MODEL_DIR]"); }
 
-const Subcommand* find_subcommand(const std::string& name) {
-  for (const Subcommand& subcommand : kSubcommands)
-    if (name == subcommand.name) return &subcommand;
-  return nullptr;
-}
+const Subcommand* find_subcommand(const std::string& name) { return find_row(kSubcommands, name); }
 
 std::string overview() {
   std::string text = "usage: xpyd SUBCOMMAND [OPTIONS]\n\n";
