@@ -53,7 +53,7 @@ InstanceInfo Instance::info() const {
 void Instance::send(InstanceId from, Message message) { leases_.put({from, options_.id, std::move(message)}); }
 
 bool Instance::turn() {
-  bool moved = meet();
+  bool moved = connect_wires();
   const size_t known = inbox_.size();  // they waited before, too
   leases_.take(inbox_);
   std::vector<Envelope> waiting;
@@ -149,7 +149,7 @@ void Instance::handle(InstanceId, PeerJoined message) {
 
 // Goes on connecting, without waiting for anybody. What a peer says and what is placed on it waits
 // for the first call alone: a turn looks at all of it with the same eyes, so nothing is overtaken.
-bool Instance::meet() {
+bool Instance::connect_wires() {
   constexpr double kAgainSeconds = 0.25;
   const double now = clock_.now();
   bool moved = false;
@@ -230,9 +230,9 @@ void Instance::handle(InstanceId from, KvRenewed message) {
 void Instance::stand() {
   if (options_.lease_s == 0) return;
   handover::Standing of_peer;
-  sender_.stands(of_peer);
-  receiver_.stands(of_peer);
-  leases_.stands(std::move(of_peer), inbox_);
+  sender_.add_standing(of_peer);
+  receiver_.add_standing(of_peer);
+  leases_.update(std::move(of_peer), inbox_);
 }
 
 void Instance::renew_leases() {

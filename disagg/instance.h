@@ -84,7 +84,7 @@ class Instance final : private EngineHooks {
   template <class M>
   void handle(InstanceId, M) {}
   void compute(SequencePtr sequence, DisaggOrder order, InstanceId decode);
-  bool meet();  // true: a wire is connected, or cannot be
+  bool connect_wires();  // true: a wire is connected, or cannot be
   bool waits_for_wire(const Envelope& envelope) const;
   void stand();
   void report_cache();

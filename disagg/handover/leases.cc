@@ -33,7 +33,7 @@ void Leases::take(std::vector<Envelope>& inbox) {
   unread_.clear();
 }
 
-void Leases::stands(Standing of_peer, const std::vector<Envelope>& inbox) {
+void Leases::update(Standing of_peer, const std::vector<Envelope>& inbox) {
   for (const Envelope& envelope : inbox)
     if (const auto attempt = asked(envelope.message)) of_peer[envelope.from].push_back(*attempt);
   std::lock_guard lock(mutex_);

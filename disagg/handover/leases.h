@@ -2,7 +2,7 @@
 // (KvRenewed, and Report to the conductor), every quarter of a lease. A step may take longer than a lease, so the
 // instance only tells what stands, and a thread of control, which computes nothing, says it.
 //
-// Thread safety: put() and renew() from any thread; take() and stands() from the instance's.
+// Thread safety: put() and renew() from any thread; take() and update() from the instance's.
 #pragma once
 
 #include <mutex>
@@ -33,7 +33,7 @@ class Leases {
   Mailbox<Envelope>& mail() { return mail_; }
 
   // What is true now, and will be while a step takes its time. `inbox`: taken, not handled.
-  void stands(Standing of_peer, const std::vector<Envelope>& inbox);
+  void update(Standing of_peer, const std::vector<Envelope>& inbox);
   // What is to be said now, if it is time. Nothing of an instance that stands in one step for
   // kLongestTurnSeconds. Of what has ended since nobody knows.
   bool renew(Standing& of_peer);

@@ -261,7 +261,7 @@ bool Receiver::all_arrived(const Incoming& in) const {
   return in.place.window == WindowKey{} || parts_.wire.arrived(in.place.window) >= in.posts;
 }
 
-void Receiver::stands(Standing& of_peer) const {
+void Receiver::add_standing(Standing& of_peer) const {
   for (const auto& [attempt, in] : incoming_)
     if (in.from >= 0) of_peer[in.from].push_back(attempt);
 }

@@ -234,7 +234,7 @@ void Sender::clear(FinishReason reason, const std::string& error) {
   }
 }
 
-void Sender::stands(Standing& of_peer) const {
+void Sender::add_standing(Standing& of_peer) const {
   for (const auto& [attempt, out] : outgoing_)
     if (kShared.has(out.state)) of_peer[out.peer].push_back(attempt);
 }

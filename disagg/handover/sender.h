@@ -39,7 +39,7 @@ class Sender {
   // something moved.
   bool tick();
   // Attempts that stand here and belong to peers, too.
-  void stands(Standing& of_peer) const;
+  void add_standing(Standing& of_peer) const;
   // Ends what waits here; nothing is told to peers.
   void clear(FinishReason reason, const std::string& error);
 

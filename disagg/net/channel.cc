@@ -109,7 +109,7 @@ bool Channel::send(uint16_t type, std::string_view payload, bool more_follow) {
     return give_up("the peer does not read: " + std::to_string(c.queued()) + " bytes wait for it");
   }
   c.writer->append(c.out, type, payload);
-  c.beaten = true;
+  c.sent_since = true;
   // A broken connection is seen by the I/O thread too, which says why.
   if (!more_follow && !c.blocked) c.write_some();
   return true;

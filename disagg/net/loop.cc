@@ -397,7 +397,7 @@ void ControlLoop::Impl::check(double now) {
       } else if (c.stage == Stage::open && now >= c.beat_s + limits.heartbeat_s) {
         c.beat_s = now;
         std::lock_guard lock(c.mutex);
-        if (!std::exchange(c.beaten, false) && c.open) c.writer->append(c.out, kPing, {});
+        if (!std::exchange(c.sent_since, false) && c.open) c.writer->append(c.out, kPing, {});
         if (!c.blocked) c.write_some();
       }
     }

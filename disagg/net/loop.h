@@ -57,7 +57,7 @@ struct Channel::Impl {
   size_t out_at = 0;
   std::vector<int> files_out;  // go with the next byte
   bool blocked = false;        // the kernel is full; EPOLLOUT goes on
-  bool beaten = false;         // something was sent since the last beat
+  bool sent_since = false;     // something was sent since the last heartbeat
   bool hopeless = false;       // closed at once, whatever waits
   std::string reason;          // why it was closed from this side
 

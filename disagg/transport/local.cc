@@ -89,7 +89,7 @@ class LocalTransport final : public PostingTransport<Node, InFlight> {
   int arrived(const WindowKey& window) const override { return node_->windows.arrived(window); }
 
  private:
-  Result<std::shared_ptr<Node>> meet(PeerId peer, const std::string& address) override {
+  Result<std::shared_ptr<Node>> connect_peer(PeerId peer, const std::string& address) override {
     auto node = registry().find(address);
     if (!node) return Error{ErrorCode::unavailable, "local: no instance of this process has the address " + address};
     node_->windows.connect(peer);

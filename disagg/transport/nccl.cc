@@ -202,7 +202,7 @@ class NcclTransport final : public PostingTransport<Peer, Transfer> {
   static constexpr double kReclaimSeconds = 5;
 
   // Two answers are waited for: of the peer's process, and then of NCCL, in both processes.
-  Result<std::shared_ptr<Peer>> meet(PeerId peer, const std::string& address) override {
+  Result<std::shared_ptr<Peer>> connect_peer(PeerId peer, const std::string& address) override {
     auto at = joining_.find(peer);
     if (at != joining_.end() && at->second->address != address) {
       give_up_call(peer);

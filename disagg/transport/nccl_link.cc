@@ -53,7 +53,7 @@ void Link::add(std::shared_ptr<Post> post) {
 void Link::ask() {
   // What is asked for while a renewed communicator is being made might have to be given up before
   // it stands, and then the making would have to be broken off.
-  if (!stands()) return;
+  if (!connected()) return;
   for (const auto& post : posts_) {
     while (usable(*post) && post->asked < post->groups.size()) {
       if (flights_.size() >= kMaxAhead) return;
@@ -115,7 +115,7 @@ bool Link::take(std::string_view body) {
 
 void Link::accepted(uint64_t seq, Flight& flight) {
   Post& post = *flight.post;
-  if (!usable(post) || !stands()) {
+  if (!usable(post) || !connected()) {
     post.failed = true;
     say(channel_, Message{.kind = Message::drop, .seq = seq});
     flights_.erase(seq);
@@ -188,7 +188,7 @@ bool Link::turn() {
   if (!pipes_.empty()) renew();
   while (!pipes_.empty() && pipes_.front()->state() == Pipe::State::broken && pipes_.front()->empty())
     pipes_.pop_front();
-  if (dead_ || stands()) settled_ = true;
+  if (dead_ || connected()) settled_ = true;
   for (const auto& post : posts_) {
     if (usable(*post) || post->inside == 0) continue;
     if (post->unwanted_s == 0) post->unwanted_s = now();
@@ -197,7 +197,7 @@ bool Link::turn() {
       const Flight& f = flight.second;
       return f.post == post && f.gone && !f.run && f.pipe == n_pipes_;
     });
-    if (in_use && stands() && now() > post->unwanted_s + kPatience) {
+    if (in_use && connected() && now() > post->unwanted_s + kPatience) {
       pipes_.back()->abort("a transfer was given up that the other end did not take");
       post->unwanted_s = now();
     }

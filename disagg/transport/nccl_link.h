@@ -69,7 +69,7 @@ class Link {
     bool gone = false, run = false, placed = false;
   };
   bool usable(const Post& post) const { return post.wanted && !post.failed && !dead_; }
-  bool stands() const { return !pipes_.empty() && pipes_.back()->state() == Pipe::State::ready; }
+  bool connected() const { return !pipes_.empty() && pipes_.back()->state() == Pipe::State::ready; }
   void ask();
   void accepted(uint64_t seq, Flight& flight);
   void ended(uint64_t seq, bool whole);

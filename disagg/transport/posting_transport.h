@@ -23,7 +23,7 @@ class PostingTransport : public KvTransport {
       if (known->second->address == address) return true;
       return invalid(std::string(wire_) + ": instance " + std::to_string(peer) + " has another address already");
     }
-    auto met = meet(peer, address);
+    auto met = connect_peer(peer, address);
     if (!met) return met.error();
     if (!met.value()) return false;
     peers_[peer] = std::move(met).value();
@@ -91,7 +91,7 @@ class PostingTransport : public KvTransport {
 
  private:
   // Null: not yet. Afterwards the peer is known, and windows can be opened for it.
-  virtual Result<std::shared_ptr<Peer>> meet(PeerId peer, const std::string& address) = 0;
+  virtual Result<std::shared_ptr<Peer>> connect_peer(PeerId peer, const std::string& address) = 0;
   // `known` is null where it was not connected.
   virtual void leave(PeerId peer, const std::shared_ptr<Peer>& known) = 0;
   // Null: the owner lets nobody in.

@@ -223,7 +223,7 @@ class ShmTransport final : public PostingTransport<Remote, Transfer> {
   int arrived(const WindowKey& window) const override { return owner_->arrived(window); }
 
  private:
-  Result<std::shared_ptr<Remote>> meet(PeerId peer, const std::string& address) override {
+  Result<std::shared_ptr<Remote>> connect_peer(PeerId peer, const std::string& address) override {
     auto met = calls_.ask(peer, address,
                           [&](const auto& answer) { return shm::call(owner_->meeting(), address, answer); });
     if (!met) return met.error();

@@ -192,7 +192,7 @@ class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
   int arrived(const WindowKey& window) const override { return host_.windows.arrived(window); }
 
  private:
-  Result<std::shared_ptr<PosterSession>> meet(PeerId peer, const std::string& address) override {
+  Result<std::shared_ptr<PosterSession>> connect_peer(PeerId peer, const std::string& address) override {
     auto met = calls_.ask(peer, address, [&](const auto& answer) { return call(address, answer); });
     if (!met) return met.error();
     if (!met.value()) return std::shared_ptr<PosterSession>();

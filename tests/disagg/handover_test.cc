@@ -464,8 +464,8 @@ class Walk final : public Post {
   }
   void renew() {
     Standing of_p, of_d;
-    sender_->stands(of_p);
-    receiver_->stands(of_d);
+    sender_->add_standing(of_p);
+    receiver_->add_standing(of_d);
     if (chance(0.8))
       for (AttemptId attempt : of_p[kD]) receiver_->renewed(kP, attempt);
     if (chance(0.8))
