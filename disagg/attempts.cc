@@ -5,7 +5,7 @@
 #include <string>
 
 #include "disagg/checksum.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 
 namespace xpyd::disagg {
 namespace {

@@ -6,8 +6,7 @@
 #include "allocator/block_ledger.h"
 #include "allocator/kv_plan.h"
 #include "allocator/tiered.h"
-#include "disagg/envelope.h"
-#include "disagg/local_probe.h"
+#include "disagg/messages.h"
 
 namespace xpyd::disagg {
 

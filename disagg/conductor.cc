@@ -4,7 +4,7 @@
 #include <chrono>
 #include <utility>
 
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 
 namespace xpyd::disagg {
 

@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/siphash.h"
 #include "disagg/conductor.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 
 namespace xpyd::disagg {
 

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "disagg/conductor.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 
 namespace xpyd::disagg {
 namespace {

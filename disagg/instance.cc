@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 
 namespace xpyd::disagg {
 

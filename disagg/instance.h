@@ -23,8 +23,6 @@
 
 namespace xpyd::disagg {
 
-struct Envelope;
-
 struct InstanceOptions {
   InstanceId id = 0;
   std::string name;

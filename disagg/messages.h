@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "allocator/kv_memory.h"
@@ -166,7 +167,24 @@ struct KvRenewed {  // either way: these attempts still stand here
   std::vector<AttemptId> attempts;
 };
 
-struct Message;  // one of them (envelope.h)
+// Any one of them. Its copies, moves and end are in messages.cc: for so many kinds they take a compiler a while.
+struct Message
+    : std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed, Report,
+                   PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered, KvTaken, KvRenewed,
+                   PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined, LeaveRequest, CacheReport> {
+  using variant::variant;
+  Message();
+  Message(const Message&);
+  Message(Message&&) noexcept;
+  Message& operator=(const Message&);
+  Message& operator=(Message&&) noexcept;
+  ~Message();
+};
+
+struct Envelope {
+  InstanceId from = kConductor, to = kConductor;
+  Message message;
+};
 
 // How messages leave: mailboxes, channels between processes, or a simulated network.
 //

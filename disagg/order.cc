@@ -1,8 +1,8 @@
 #include "disagg/order.h"
 
-#include "base/table.h"
-
 #include <algorithm>
+
+#include "base/table.h"
 
 namespace xpyd::disagg {
 namespace {

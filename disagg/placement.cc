@@ -1,8 +1,8 @@
 #include "disagg/placement.h"
 
-#include "base/table.h"
-
 #include <limits>
+
+#include "base/table.h"
 
 namespace xpyd::disagg {
 namespace {

@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "disagg/cluster.h"
 #include "disagg/control/codec.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 
 namespace xpyd::disagg {
 

@@ -10,7 +10,7 @@
 
 #include "base/log.h"
 #include "disagg/control/codec.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 
 namespace xpyd::disagg {
 namespace {

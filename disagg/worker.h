@@ -17,8 +17,6 @@
 
 namespace xpyd::disagg {
 
-struct Envelope;
-
 struct WorkerOptions {
   ClusterOptions cluster;  // topology is not looked at
   Role role = Role::colocated;

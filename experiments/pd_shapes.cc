@@ -1,6 +1,6 @@
 // pd_shapes: what crosses between P with tp = a and D with tp = b, for a and b in 1..16: pairs of
 // ranks, bytes, messages and their size. Nothing runs: the numbers are those of the plan that
-// transfers follow (disagg/shard_plan.h), of one block of 16 tokens of 32 layers with heads of 128
+// transfers follow (disagg/transfer_plan.h), of one block of 16 tokens of 32 layers with heads of 128
 // in bf16. Shapes that cannot be (ranks that would share a head unequally) are left out.
 //
 // NHD is [token][head][dim], the order of KvOrder::layer_major, HND is [head][token][dim], which no memory here has:

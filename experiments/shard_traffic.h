@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "disagg/shard_plan.h"
+#include "disagg/transfer_plan.h"
 
 namespace xpyd::experiments {
 

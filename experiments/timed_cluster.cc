@@ -9,9 +9,9 @@
 #include <unordered_map>
 
 #include "disagg/conductor.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 #include "disagg/instance.h"
-#include "disagg/local_probe.h"
+#include "disagg/cluster.h"
 #include "disagg/transport/forwarding.h"
 #include "experiments/timed_model.h"
 

@@ -12,7 +12,6 @@
 #include "attention/kv_row.h"
 #include "base/utf8.h"
 #include "disagg/rank_table.h"
-#include "disagg/shard_plan.h"
 #include "disagg/transfer_plan.h"
 #include "model/folder.h"
 #include "model/gemm.h"

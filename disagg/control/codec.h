@@ -16,8 +16,6 @@
 
 namespace xpyd::disagg {
 
-struct Envelope;
-
 // Of the frame that carries `message`.
 uint16_t frame_type(const Message& message);
 

@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 
 namespace xpyd::disagg::handover {
 namespace {

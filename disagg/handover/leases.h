@@ -13,9 +13,7 @@
 #include "base/mailbox.h"
 #include "disagg/messages.h"
 
-namespace xpyd::disagg {
-struct Envelope;
-}
+namespace xpyd::disagg {}
 
 namespace xpyd::disagg::handover {
 

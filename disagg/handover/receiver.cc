@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 #include "disagg/place.h"
 
 namespace xpyd::disagg::handover {

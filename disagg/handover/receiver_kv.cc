@@ -1,8 +1,8 @@
 // Receiver: what becomes of KV that has come, or has not.
 #include <algorithm>
 
-#include "disagg/envelope.h"
 #include "disagg/handover/receiver.h"
+#include "disagg/messages.h"
 
 namespace xpyd::disagg::handover {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 #include "disagg/place.h"
 
 namespace xpyd::disagg::handover {

@@ -1,7 +1,6 @@
 #include "disagg/transport/transport.h"
 
 #include "base/table.h"
-
 #include "disagg/transport/wires.h"
 
 namespace xpyd::disagg {

@@ -14,7 +14,7 @@
 #include "base/files.h"
 #include "base/stats.h"
 #include "disagg/control/codec.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 #include "disagg/net/channel.h"
 #include "disagg/net/hello.h"
 #include "experiments/bench/harness.h"

@@ -18,7 +18,7 @@
 #include "base/stats.h"
 #include "disagg/cluster.h"
 #include "disagg/control/codec.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 #include "experiments/bench/harness.h"
 #include "experiments/null_model.h"
 #include "experiments/tally.h"

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "base/random.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 #include "disagg/net/channel.h"
 #include "tests/catch.h"
 #include "tests/disagg/full_messages.h"

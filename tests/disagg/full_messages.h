@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 #include "tests/fields.h"
 
 namespace xpyd::testing {

@@ -12,7 +12,7 @@
 #include <sstream>
 
 #include "base/random.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 #include "disagg/handover/receiver.h"
 #include "disagg/handover/sender.h"
 #include "disagg/handover/states.h"

@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-#include "disagg/shard_plan.h"
+#include "disagg/transfer_plan.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::rank_table_test {

@@ -1,4 +1,4 @@
-#include "disagg/shard_plan.h"
+#include "disagg/transfer_plan.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -12,7 +12,7 @@
 
 #include "disagg/cluster.h"
 #include "disagg/conductor.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 #include "tests/disagg/checksum_model.h"
 #include "tests/tiny_model.h"
 

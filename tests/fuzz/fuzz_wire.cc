@@ -9,7 +9,7 @@
 #include <string>
 
 #include "disagg/control/codec.h"
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 #include "disagg/net/frames.h"
 #include "disagg/net/hello.h"
 

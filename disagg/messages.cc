@@ -1,4 +1,4 @@
-#include "disagg/envelope.h"
+#include "disagg/messages.h"
 
 namespace xpyd::disagg {
 
