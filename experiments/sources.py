@@ -33,10 +33,12 @@ IMPLEMENTED = {
     "model/jinja.h": ["model/jinja_eval.cc"],
     "model/model_cuda.h": ["model/llama_cuda.cu"],
     "server/backend.cc": LLAMA,
-    "server/http.h": ["server/boost_impl.cc"],
+    "server/bench.h": ["server/bench_client.cc", "server/bench_result.cc"],
+    "server/api.h": ["server/api_parse.cc", "server/generation.cc"],
+    "server/http.h": ["server/boost_impl.cc", "server/http_parser.cc"],
     "server/main.cc": ["server/" + command + ".cc"
-                       for command in ("tour", "serve", "worker_command", "generate", "bench", "peak_command", "info",
-                                       "prefix_stats")],
+                       for command in ("tour", "serve", "commands", "bench", "info", "prefix_stats")],
+    "server/stack.h": ["server/backend.cc", "server/options.cc"],
 }
 
 QUOTED = re.compile(r'"((?:%s)/[\w./-]+)' % "|".join(ROOMS))

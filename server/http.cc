@@ -17,8 +17,6 @@
 #include <unordered_set>
 #include <vector>
 
-#include "server/access.h"
-
 namespace xpyd::server {
 namespace {
 

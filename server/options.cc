@@ -1,5 +1,3 @@
-#include "server/options.h"
-
 #include <limits>
 #include <string>
 #include <vector>
@@ -7,6 +5,7 @@
 #include "allocator/eviction.h"
 #include "allocator/kv_memory.h"
 #include "attention/attention.h"
+#include "base/table.h"
 #include "batch/admission.h"
 #include "batch/policy.h"
 #include "disagg/order.h"
@@ -15,10 +14,9 @@
 #include "disagg/worker.h"
 #include "model/gemm.h"
 #include "server/api.h"
-#include "server/bench_client.h"
+#include "server/bench.h"
 #include "server/local_workers.h"
 #include "server/stack.h"
-#include "server/supervisor.h"
 
 namespace xpyd::server {
 namespace {
@@ -55,11 +53,7 @@ std::string available(const Rows& rows) {
 // The row of that name; null for "auto", which is the machine's own choice.
 template <auto rows>
 auto row_named(const std::string& name) {
-  const auto all = rows();
-  decltype(all.data()) found = nullptr;
-  for (const auto& row : all)
-    if (name == row.name) found = &row;
-  return found;
+  return find_row(rows(), name);
 }
 
 KvOrder kv_order(const std::string& name) {
@@ -73,6 +67,10 @@ KvShare kv_share(const std::string& name) {
 }
 StreamKv stream_kv(const std::string& name) {
   return name == "layer" ? StreamKv::layer : name == "chunk" ? StreamKv::chunk : StreamKv::request;
+}
+
+std::vector<std::string> one_or_none(const std::string& text) {
+  return text.empty() ? std::vector<std::string>() : std::vector{text};
 }
 
 std::vector<OptionRow> make_rows() {
@@ -286,9 +284,11 @@ std::vector<OptionRow> make_rows() {
       {"chat-template", text, "auto", "", "FILE|auto|plain|none", 0, 0,
        "Jinja template that makes chat messages a prompt; auto: the model folder's; plain: their text, one per line",
        kEngine},
-      {"api-key", text, "", "secret", "KEY", 0, 0, "clients must send it as a Bearer token; empty: open", "serve"},
+      {"api-key", text, "", "secret", "KEY", 0, 0, "clients must send it as a Bearer token; empty: open", "serve",
+       sets_as<one_or_none, &ServerOptions::api_keys>},
       {"api-key-file", text, "", "", "FILE", 0, 0,
-       "more such keys, one on a line, which only the file's owner may read", "serve"},
+       "more such keys, one on a line, which only the file's owner may read", "serve",
+       sets<&ServerOptions::api_key_file>},
       {"insecure", flag, "off", "", "", 0, 0, "serve without a key also on an address that other machines can reach",
        "serve", sets<&ServerOptions::insecure>},
       {"allowed-hosts", text, "", "", "NAME,...", 0, 0,
@@ -330,12 +330,12 @@ std::vector<OptionRow> make_rows() {
        sets<&Request::sampling, &SamplingParams::top_p>},
 
       // bench: the server and the load.
-      {"url", text, "http://127.0.0.1:8000", "", "URL", 0, 0, "server, http only", "bench"},
+      {"url", text, "http://127.0.0.1:8000", "", "URL", 0, 0, "server, http only", "bench", sets<&BenchOptions::url>},
       {"endpoint", text, "/v1/completions", "", "PATH", 0, 0, "completions endpoint", "bench",
        sets<&SendOptions::endpoint>},
       {"model", text, "", "", "NAME", 0, 0, "model to name in requests; empty: the server's first", "bench",
        sets<&SendOptions::model>},
-      {"api-key", text, "", "secret", "KEY", 0, 0, "sent as a Bearer token", "bench"},
+      {"api-key", text, "", "secret", "KEY", 0, 0, "sent as a Bearer token", "bench", sets<&BenchOptions::api_key>},
       {"dataset", choice, "random", "", "random|shared-prefix|sharegpt|mooncake", 0, 0,
        "where prompts and lengths come from", "bench", sets<&DatasetOptions::name>},
       {"dataset-path", text, "", "", "FILE", 0, 0, "of sharegpt (JSON) and mooncake (JSON lines)", "bench",
@@ -371,13 +371,15 @@ std::vector<OptionRow> make_rows() {
       {"ignore-eos", choice, "on", "", "on|off", 0, 0, "on: every answer has its full length", "bench",
        sets<&SendOptions::ignore_eos>},
       {"goodput", text, "", "ms", "'ttft:200 tpot:50 e2el:5000'", 0, 0, "limits that a good request meets, all of them",
-       "bench"},
-      {"warmups", integer, "1", "requests", "", 0, 1024, "sent and awaited first, not counted", "bench"},
+       "bench", sets<&BenchOptions::goodput>},
+      {"warmups", integer, "1", "requests", "", 0, 1024, "sent and awaited first, not counted", "bench",
+       sets<&BenchOptions::warmups>},
       {"timeout", number, "600", "s", "", 0.001, 86400, "of one request, from its sending", "bench",
        sets<&SendOptions::timeout_s>},
       {"detailed", flag, "off", "", "", 0, 0, "each request in --json, too: lengths, times, gaps, text, error", "bench",
        sets<&SendOptions::keep_text>},
-      {"progress", choice, "auto", "", "auto|off", 0, 0, "auto: a bar when stderr is a terminal", "bench"},
+      {"progress", choice, "auto", "", "auto|off", 0, 0, "auto: a bar when stderr is a terminal", "bench",
+       sets_as<is<"auto">, &BenchOptions::progress>},
 
       // info.
       {"tokens", integer, "2048", "tokens", "", 1, 1 << 17, "prompt length for which a transfer is worked out", "info"},

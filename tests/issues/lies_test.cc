@@ -13,7 +13,6 @@
 #include "disagg/control/codec_fields.h"
 #include "disagg/process_cluster.h"
 #include "disagg/worker.h"
-#include "server/options.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/disagg/control_end.h"
