@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "base/json.h"
+#include "base/table.h"
 
 namespace xpyd {
 namespace {
@@ -336,6 +337,13 @@ bool Options::flag(std::string_view name) const {
   const std::string& value = text(name);
   XPYD_CHECK(value == "on" || value == "off", "--" + std::string(name) + " is not a flag");
   return value == "on";
+}
+
+int Options::choice(std::string_view name) const {
+  const OptionRow* row = find_row(rows_, name);
+  XPYD_CHECK(row && row->kind == OptionKind::choice, "--" + std::string(name) + " is not a choice");
+  const std::vector<std::string> choices = split(row->choices, '|');
+  return int(std::find(choices.begin(), choices.end(), text(name)) - choices.begin());
 }
 
 bool Options::given(std::string_view name) const {

@@ -503,13 +503,4 @@ Result<std::unique_ptr<HttpServer>> HttpServer::listen(const ServerOptions& opti
   return server;
 }
 
-void HttpServer::run() { listener_->run(*api_); }
-
-void HttpServer::begin_drain() {
-  listener_->post()([api = api_.get()] { api->begin_drain(); });
-  listener_->begin_drain();
-}
-
-void HttpServer::stop() { listener_->stop(); }
-
 }  // namespace xpyd::server

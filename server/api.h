@@ -326,11 +326,13 @@ class HttpServer {
   static Result<std::unique_ptr<HttpServer>> listen(const ServerOptions& options, Service& service,
                                                     const Tokenizer* tokenizer, const ChatTemplate* chat_template,
                                                     Clock& clock);
-  void run();  // until stop(), or the end of a drain
-
+  void run() { listener_->run(*api_); }  // until stop(), or the end of a drain
   // 503 for new requests; run() returns when what runs is answered.
-  void begin_drain();
-  void stop();  // drops every connection; run() returns
+  void begin_drain() {
+    listener_->post()([api = api_.get()] { api->begin_drain(); });
+    listener_->begin_drain();
+  }
+  void stop() { listener_->stop(); }  // drops every connection; run() returns
   int port() const { return listener_->port(); }
   bool is_loopback() const { return listener_->is_loopback(); }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <boost/asio/buffer.hpp>
 #include <boost/beast/http/basic_parser.hpp>
+#include <boost/beast/http/rfc7230.hpp>
 #include <boost/beast/http/status.hpp>
 #include <cctype>
 #include <cstring>
@@ -33,16 +34,7 @@ bool is_token_char(unsigned char c) {
 
 // Whether a comma-separated header value contains `word`.
 bool has_word(std::string_view list, std::string_view word) {
-  std::string text = lower(list);
-  for (size_t at = 0; at <= text.size();) {
-    size_t end = std::min(text.find(',', at), text.size());
-    std::string_view item = std::string_view(text).substr(at, end - at);
-    while (!item.empty() && (item.front() == ' ' || item.front() == '\t')) item.remove_prefix(1);
-    while (!item.empty() && (item.back() == ' ' || item.back() == '\t')) item.remove_suffix(1);
-    if (item == word) return true;
-    at = end + 1;
-  }
-  return false;
+  return http::token_list(string_view(list.data(), list.size())).exists(string_view(word.data(), word.size()));
 }
 
 // "GET / HTTP/9.9": HTTP, of a version that is not ours. "GET /a b HTTP/1.1" is no HTTP at all.

@@ -56,19 +56,6 @@ auto row_named(const std::string& name) {
   return find_row(rows(), name);
 }
 
-KvOrder kv_order(const std::string& name) {
-  return name == "token_major" ? KvOrder::token_major : KvOrder::layer_major;
-}
-KvShare kv_share(const std::string& name) {
-  return name == "alias"      ? KvShare::alias
-         : name == "takeover" ? KvShare::takeover
-         : name == "copy"     ? KvShare::copy
-                              : KvShare::off;
-}
-StreamKv stream_kv(const std::string& name) {
-  return name == "layer" ? StreamKv::layer : name == "chunk" ? StreamKv::chunk : StreamKv::request;
-}
-
 std::vector<std::string> one_or_none(const std::string& text) {
   return text.empty() ? std::vector<std::string>() : std::vector{text};
 }
@@ -136,7 +123,7 @@ std::vector<OptionRow> make_rows() {
        "a touch of KV addresses without memory stops the program (vattention)", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::guard>},
       {"kv-layout", choice, "layer_major", "", "layer_major|token_major", 0, 0, "order of KV bytes in the pool",
-       kEngine, sets_as<kv_order, &ClusterOptions::kv, &KvOptions::order>},
+       kEngine, sets<&ClusterOptions::kv, &KvOptions::order>},
       {"prefix-cache", choice, "on", "", "on|off", 0, 0,
        "reuse the KV of prompts that begin alike, of what the pool holds (not contiguous); what tiers hold is reused "
        "in any case",
@@ -144,7 +131,7 @@ std::vector<OptionRow> make_rows() {
       {"kv-share", choice, "alias", "", "off|alias|takeover|copy", 0, 0,
        "how vattention reuses it: map the page groups a second time, go on in the slot of a sequence that has ended, "
        "or copy",
-       kEngine, sets_as<kv_share, &ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::share>},
+       kEngine, sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::share>},
       {"host-kv-bytes", bytes, "0", "bytes", "", 0, kMaxBytes,
        "host memory of each instance for KV that its pool has no room for; 0: none", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::host_bytes>},
@@ -209,8 +196,7 @@ std::vector<OptionRow> make_rows() {
       {"rdma-nics", text, "", "", "mlx5_0:1,...", 0, 0, "--transport rdma: devices and ports; empty: all that are up",
        kEngine, sets<&ClusterOptions::nics>},
       {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0,
-       "when KV is sent: after each layer, each chunk, or the whole prompt", kEngine,
-       sets_as<stream_kv, &ClusterOptions::stream_kv>},
+       "when KV is sent: after each layer, each chunk, or the whole prompt", kEngine, sets<&ClusterOptions::stream_kv>},
       {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0, "which P and which D take a request",
        kCluster, sets_as<find_placement_policy, &ClusterOptions::placement>},
 
@@ -231,7 +217,7 @@ std::vector<OptionRow> make_rows() {
       {"cluster-key-file", text, "", "", "FILE", 0, 0, "--processes: the cluster's secret; needed beyond this host",
        "serve generate worker", sets<&ProcessOptions::key_file>},
       {"role", choice, "colocated", "", "prefill|decode|colocated", 0, 0, "of this worker", "worker",
-       sets_as<role_of, &WorkerOptions::role>},
+       sets<&WorkerOptions::role>},
       {"join", text, "", "ADDRESS", "HOST:PORT or unix:/path", 0, 0, "the conductor's address", "worker",
        sets<&WorkerOptions::join>},
       {"registry", text, "", "", "etcd://HOST:PORT[/prefix]", 0, 0,
@@ -280,7 +266,7 @@ std::vector<OptionRow> make_rows() {
       {"log-level", choice, "info", "", "debug|info|warning|error", 0, 0,
        "least of the log on stderr: debug tells of every answer, info of every completion, warning of those refused "
        "and of trouble, error of what failed here",
-       "serve worker", sets_as<log_level, &ServerOptions::log_level>},
+       "serve worker", sets<&ServerOptions::log_level>},
       {"chat-template", text, "auto", "", "FILE|auto|plain|none", 0, 0,
        "Jinja template that makes chat messages a prompt; auto: the model folder's; plain: their text, one per line",
        kEngine},

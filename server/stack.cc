@@ -73,7 +73,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   BackendOptions& backend = stack->backend_options;
   read_options(options, cluster, backend);
   backend.load.seed = cluster.seed;
-  cluster.topology = worker ? std::vector{role_of(options.text("role"))}
+  cluster.topology = worker ? std::vector{option_value<Role>(options, "role")}
                             : need(parse_topology(options.text("topology")));
   cluster.kv.n_memories = int(cluster.topology.size());
 
