@@ -211,7 +211,6 @@ Api::Api(const ServerOptions& options, Service& service, const Tokenizer* tokeni
 Api::~Api() = default;
 
 // ---- every request
-// --------------------------------------------------------------------------------
 
 const Api::Row* Api::find_row(const HttpRequest& request) const {
   const Row* row = nullptr;
@@ -431,7 +430,6 @@ void BodyThreads::loop(bool small_only) {
 }
 
 // ---- the routes
-// -----------------------------------------------------------------------------------
 
 // vocab_size is ours: for clients that make up prompts.
 std::string Api::model_card(const std::string& name) const {

@@ -230,7 +230,6 @@ void Generation::count(Prompt& prompt, Choice& choice, const TokenEvent& event, 
 }
 
 // ---- a session
-// --------------------------------------------------------------------------------------
 
 // A token that ends the reply (end of sequence, stop_token_ids) is no part of it, unless the client
 // wants it in the text. Of a stop string the tokens stay: a token may hold more than the string.
@@ -259,7 +258,6 @@ void Generation::end_turn(bool whole) {
 }
 
 // ---- what is said
-// -----------------------------------------------------------------------------------
 
 void Generation::gather(Choice& choice, TokenEvent event) {
   Part& part = choice.part;
@@ -415,7 +413,6 @@ void Generation::send_event(const std::string& event) {
 }
 
 // ---- the end
-// --------------------------------------------------------------------------------------
 
 void Generation::fail(const ApiError& error) {
   over_ = true;

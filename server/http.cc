@@ -285,7 +285,6 @@ class HttpListener::Exchange final : public HttpExchange {
 };
 
 // ---- receiving
-// ------------------------------------------------------------------------------------
 
 void HttpListener::Connection::arm(double s) {
   timer_.expires_after(seconds(s));
@@ -435,7 +434,6 @@ void HttpListener::Connection::refuse(int status, const std::string& why) {
 }
 
 // ---- answering
-// ------------------------------------------------------------------------------------
 
 void HttpListener::Connection::respond(HttpResponse response) {
   close_after_ = close_after_ || response.close || loop_.draining;
@@ -550,7 +548,6 @@ void HttpListener::Connection::linger() {
 }
 
 // ---- the listener
-// ---------------------------------------------------------------------------------
 
 void HttpListener::Loop::charge(const std::string& address, int n_places, ptrdiff_t bytes) {
   Use& held = use[address];

@@ -209,7 +209,6 @@ class BeastParser final : public http::basic_parser<is_request> {
 };
 
 // ---- requests
-// -------------------------------------------------------------------------------------
 
 HttpParser::HttpParser(const HttpLimits& limits) : limits_(limits) {}
 HttpParser::~HttpParser() = default;
@@ -367,7 +366,6 @@ HttpRequest HttpParser::take() {
 }
 
 // ---- responses
-// ------------------------------------------------------------------------------------
 
 HttpResponseParser::HttpResponseParser() = default;
 HttpResponseParser::HttpResponseParser(HttpResponseParser&&) noexcept = default;
