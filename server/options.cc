@@ -65,7 +65,7 @@ std::vector<OptionRow> make_rows() {
   static const std::string allocators = names(kv_schemes()), batchings = names(batch_policies()),
                            admissions = names(admission_rules(), "auto"), placements = names(placement_policies()),
                            orders = names(disagg_policies()), wires = names(transports()),
-                           device_names = names(devices()), evictions = names(eviction_policies()),
+                           device_names = names(devices()), evictions = names(kEvictionPolicies),
                            gemms = available(gemm_variants()), attentions = available(attention_variants());
   // name, kind, default, unit, choices, min, max, help, group, field, also
   return {

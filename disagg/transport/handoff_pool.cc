@@ -105,8 +105,8 @@ Result<std::unique_ptr<BlockLedger>> join_ledger(std::shared_ptr<std::byte> word
   RealClock clock;
   for (const double end = clock.now() + kPatienceSeconds;; clock.sleep(1e-2)) {
     auto ledger = BlockLedger::join(words, n_blocks, file, BlockLedger::As::member);
-    if (ledger ? ledger.value()->slot() < n_instances : ledger.error().code != ErrorCode::unavailable) return ledger;
-    // A share of the pool for each is what lets everybody's longest sequence fit (BlockSource::share).
+    if (ledger ? ledger.value()->member() < n_instances : ledger.error().code != ErrorCode::unavailable) return ledger;
+    // A share of the pool for each is what lets everybody's longest sequence fit (BlockPool).
     if (clock.now() >= end)
       return Error{ErrorCode::unavailable,
                    "the KV pool of --transport handoff is cut for the " + std::to_string(n_instances) +
@@ -248,9 +248,9 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   if (!ledger) return ledger.error();
   std::vector<std::shared_ptr<std::byte>> memories;
   for (size_t offset : plan.offsets) memories.emplace_back(kv, kv.get() + offset);
-  auto pool = std::make_shared<BlockPool>(
-      KvPlaces(plan.whole, shards, std::move(memories)), options.prefix_cache && find_kv_scheme(scheme)->prefix_index,
-      make_ledger_source(std::move(ledger).value(), std::max(1, h.n_blocks / h.n_instances)));
+  auto pool = std::make_shared<BlockPool>(KvPlaces(plan.whole, shards, std::move(memories)),
+                                          options.prefix_cache && find_kv_scheme(scheme)->prefix_index,
+                                          std::move(ledger).value(), std::max(1, h.n_blocks / h.n_instances));
   if (card.value()) pool->poison_new_blocks(false);  // only the card can write there
   return JoinedPool{std::move(pool), h.n_instances};
 }
