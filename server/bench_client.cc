@@ -54,7 +54,7 @@ Result<ServerCard> read_server_card(HttpClient& client, const std::string& model
 
 Result<int> count_tokens(HttpClient& client, const std::string& model, const std::string& text) {
   json request = {{"model", model}, {"prompt", text}, {"add_special_tokens", false}};
-  auto body = client.fetch({.target = "/tokenize", .body = request.dump()});
+  auto body = client.fetch({.target = "/tokenize", .body = json_text(request)});
   if (!body) return body.error();
   auto parsed = parse_json(body.value(), "/tokenize");
   if (!parsed) return parsed.error();
