@@ -19,7 +19,7 @@
 #include "tests/disagg/card_rows.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::handoff_test {
 namespace {
 
 using cuda::simt::SmallPages;
@@ -219,4 +219,4 @@ TEST_CASE("simt handoff: workers with a mapping each give the CPU's tokens, and 
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::handoff_test

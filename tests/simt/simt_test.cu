@@ -9,7 +9,7 @@
 #include "base/device_cuda.h"
 #include "tests/catch.h"
 
-namespace xpyd::testing {
+namespace xpyd::testing::simt_test {
 namespace {
 
 using cuda::simt::FaultCatcher;
@@ -567,4 +567,4 @@ TEST_CASE("two host threads launch side by side", "[simt]") {
 }
 
 }  // namespace
-}  // namespace xpyd::testing
+}  // namespace xpyd::testing::simt_test
