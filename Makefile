@@ -312,7 +312,6 @@ $(BUILD)/%.o: %.cc $(BUILD)/flags $(call headers,base)
 SIMT_FLAGS := -O1 -DXPYD_SIMT -Itests/simt -Wno-unused-const-variable -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing $(if $(findstring clang,$(CXX)),-Wno-pass-failed -Wno-unknown-warning-option)
 $(BUILD)/simt/tests/simt/%.o: private SIMT_FLAGS += $(if $(filter release,$(MODE)),-O2)
 $(BUILD)/simt/tests/simt/%.o: private AHEAD =
-$(BUILD)/simt/tests/simt/%_test.o: private AHEAD = $(call ahead,simt/tests)
 $(BUILD)/simt/%.o: private AHEAD = $(call ahead,simt/tests)
 $(BUILD)/simt/%.o: $(BUILD)/simt/%.cc $(BUILD)/flags $(call headers,simt/tests)
 	@echo "  simt $(notdir $<) of $$(grep -c . $<) files"
