@@ -54,14 +54,13 @@ void Instance::send(InstanceId from, Message message) { leases_.put({from, optio
 
 bool Instance::turn() {
   bool moved = connect_wires();
-  const size_t known = leases_.inbox().size();  // they waited before, too
   std::vector<Envelope>& inbox = leases_.take();
   std::vector<Envelope> waiting;
   for (size_t i = 0; i < inbox.size(); ++i) {
     Envelope& envelope = inbox[i];
     if (waits_for_wire(envelope)) {
       // Or the conductor's queue would stand still for other decode instances as well.
-      if (const auto* job = std::get_if<PrefillJob>(&envelope.message); job && i >= known)
+      if (const auto* job = std::get_if<PrefillJob>(&envelope.message); job && i >= n_waiting_)
         parts_.tell(kConductor, AttemptProgress{job->attempt, AttemptProgress::started});
       waiting.push_back(std::move(envelope));
       continue;
@@ -69,6 +68,7 @@ bool Instance::turn() {
     std::visit([&](auto& m) { handle(envelope.from, std::move(m)); }, envelope.message);
     moved = true;
   }
+  n_waiting_ = waiting.size();
   inbox = std::move(waiting);
   moved |= sender_.tick();
   moved |= receiver_.tick();
@@ -257,6 +257,7 @@ void Instance::shut_down(FinishReason reason, const std::string& error) {
     }
   }
   leases_.inbox().clear();
+  n_waiting_ = 0;
   receiver_.clear(reason, error);
 }
 

@@ -108,6 +108,7 @@ class Instance final {
     double again_s = 0;   // Clock: not asked before
   };
   std::map<InstanceId, Meeting> meeting_;
+  size_t n_waiting_ = 0;  // for a wire: the first ones of the inbox
   double reported_s_ = 0;  // Clock: the last CacheReport
 
   mutable std::mutex stats_mutex_;

@@ -1,11 +1,13 @@
 #include "disagg/transport/handoff_pool.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstring>
+#include <future>
 #include <thread>
 
 #include "tests/allocator/kv_fixture.h"
@@ -211,6 +213,31 @@ TEST_CASE("handoff pool: another user gets nothing", "[transport][handoff]") {
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 0);
   CHECK(made->ledger().count_free() == 16);
+}
+
+TEST_CASE("handoff pool: who may have no more files is told so, and does not ask for ever",
+          "[transport][handoff][issues]") {
+  const KvOptions options = tiny_options(4, 8);
+  auto made = HandoffPool::create("paged", options, 2).value();
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  int refused = 0;
+  for (rlim_t most = 4; refused < 64; ++most) {  // both ends are in this process
+    rlimit few{most, before.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    auto joined = std::make_shared<std::promise<bool>>();
+    std::thread([joined, address = made->address(), options] {
+      joined->set_value(join_handoff_pool(address, "paged", options).ok());
+    }).detach();
+    auto done = joined->get_future();
+    const bool ended = done.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+    setrlimit(RLIMIT_NOFILE, &before);
+    REQUIRE(ended);
+    if (done.get()) break;
+    ++refused;
+  }
+  CHECK(refused > 0);
+  CHECK(refused < 64);
 }
 
 }  // namespace
