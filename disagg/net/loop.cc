@@ -397,8 +397,8 @@ void ControlLoop::Impl::check(double now) {
       if (c.stage == Stage::open && now >= c.heard_s + limits.silence_timeout_s) {
         ++silent;
         fail(channel, "the peer was silent for " + std::to_string(int((now - c.heard_s) * 1000)) + " ms");
-      } else if (c.stage == Stage::open && now >= c.beat_s + limits.heartbeat_s) {
-        c.beat_s = now;
+      } else if (c.stage == Stage::open && now >= c.heartbeat_s + limits.heartbeat_s) {
+        c.heartbeat_s = now;
         std::lock_guard lock(c.mutex);
         if (!std::exchange(c.sent_since, false) && c.open) c.writer->append(c.out, kPing, {});
         if (!c.blocked) c.write_some();
