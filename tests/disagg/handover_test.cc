@@ -92,7 +92,8 @@ void check_readme(const Machine<State, Event, Action>& machine, const std::strin
 bool leads_to(const auto& machine, auto from, auto to) {
   std::vector<decltype(from)> seen{from};
   for (size_t i = 0; i < seen.size(); ++i)
-    for (const auto& step : machine.steps[size_t(seen[i])]) {
+    for (size_t e = 0; size_t(seen[i]) < machine.kStates && e < machine.kEvents; ++e) {
+      const auto& step = machine.steps[size_t(seen[i])][e];
       if (!step.can_be || std::ranges::count(seen, step.next) > 0) continue;
       if (step.next == to) return true;
       seen.push_back(step.next);
