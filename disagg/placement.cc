@@ -161,7 +161,8 @@ Placement llm_d(const View& view, const Options&) {
 }
 
 // Those that have most of the prompt, unless that costs 5 s; of them those that keep both objectives, the one with the
-// least to spare, so that the others stay able to take what is urgent; where none keeps them, the one that misses least.
+// least to spare, so that the others stay able to take what is urgent; where none keeps them, the one that misses
+// least.
 Placement llm_d_latency(const View& view, const Options&) {
   auto sticky = [&](const Instance& i) { return prefills(i) && match(view, i) >= 0.8; };
   const int nearest = least(view, sticky, ttft), quickest = least(view, prefills, ttft);
@@ -173,7 +174,8 @@ Placement llm_d_latency(const View& view, const Options&) {
     return ttft(i) <= view.objectives.ttft_s && i.step_with_s <= view.objectives.tbt_s;
   };
   auto eligible = [&](const Instance& i) { return stay ? sticky(i) : prefills(i); };
-  int prefill = least(view, [&](const Instance& i) { return eligible(i) && keeps(i); }, spare);
+  int prefill = least(
+      view, [&](const Instance& i) { return eligible(i) && keeps(i); }, spare);
   if (prefill < 0) prefill = least(view, eligible, [&](const Instance& i) { return -spare(i); });
   return pair(view, prefill, shortest_step(view));
 }
@@ -202,11 +204,13 @@ Placement production_stack(const View& view, const Options&) {
   return by(view, [&](const Instance& i) { return (load(i) - mean) / std::max(1.0, mean) - match(view, i); });
 }
 
-// The most loaded of those that still keep the objectives: the others stay free for what is urgent, or can be given back.
+// The most loaded of those that still keep the objectives: the others stay free for what is urgent, or can be given
+// back.
 Placement polyserve(const View& view, const Options&) {
   const double ttft_s = std::min(5.0, view.objectives.ttft_s), tbt_s = std::min(0.04, view.objectives.tbt_s);
   auto most_loaded = [&](auto role, auto seconds, double bound, auto busy) {
-    const int fit = least(view, [&](const Instance& i) { return role(i) && seconds(i) <= bound; }, busy);
+    const int fit = least(
+        view, [&](const Instance& i) { return role(i) && seconds(i) <= bound; }, busy);
     return fit >= 0 ? fit : least(view, role, seconds);
   };
   auto step = [](const Instance& i) { return i.step_with_s; };

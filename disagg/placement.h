@@ -24,16 +24,16 @@ struct InstanceView {
   int64_t context_tokens = 0;    // of them, KV
   int64_t available_tokens = 0;  // of KV: free or evictable
   int64_t capacity_tokens = 0;
-  int64_t indexed_tokens = 0;    // in its prefix cache
-  int64_t recent_tokens = 0;     // computed or queued here of the prompts of the last three minutes
-  int cached_tokens = 0;         // of this prompt, in its prefix cache,
-  int host_tokens = 0;           // … beyond these in its host tier,
-  int disk_tokens = 0;           // … and beyond those on its disk
+  int64_t indexed_tokens = 0;  // in its prefix cache
+  int64_t recent_tokens = 0;   // computed or queued here of the prompts of the last three minutes
+  int cached_tokens = 0;       // of this prompt, in its prefix cache,
+  int host_tokens = 0;         // … beyond these in its host tier,
+  int disk_tokens = 0;         // … and beyond those on its disk
   // Predicted, in seconds (disagg/conductor_view.h).
-  double queue_s = 0;            // until it would begin this prompt
-  double prefill_s = 0;          // this prompt, with cached_tokens
-  double fetch_s = 0;            // what the best holder has and this one has not, from there to here
-  double fetched_prefill_s = 0;  // this prompt, once that is here
+  double queue_s = 0;                  // until it would begin this prompt
+  double prefill_s = 0;                // this prompt, with cached_tokens
+  double fetch_s = 0;                  // what the best holder has and this one has not, from there to here
+  double fetched_prefill_s = 0;        // this prompt, once that is here
   double step_s = 0, step_with_s = 0;  // a decode step now, and with this request
 
   int load() const { return queued + sequences; }
@@ -75,9 +75,9 @@ struct PlacementPolicy {
 std::span<const PlacementPolicy> placement_policies();
 const PlacementPolicy* find_placement_policy(std::string_view name);  // null: no such policy
 
-// Of the tokens that this choice makes somebody compute, the share that another choice would have found: lost / (novel +
-// lost), where lost is the best hit minus the chosen one's, novel what nobody has (Dynamo, KV locality metrics). 0 where
-// nothing is computed.
+// Of the tokens that this choice makes somebody compute, the share that another choice would have found: lost / (novel
+// + lost), where lost is the best hit minus the chosen one's, novel what nobody has (Dynamo, KV locality metrics). 0
+// where nothing is computed.
 double regret_ratio(const ClusterView& view, int prefill);
 
 }  // namespace xpyd::disagg
