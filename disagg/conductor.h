@@ -37,6 +37,7 @@ struct CostPrior {
 
 struct ConductorOptions {
   const PlacementPolicy* placement = nullptr;
+  PlacementOptions placement_options;
   const DisaggPolicy* disagg = nullptr;
   DisaggOptions disagg_options;
   bool zero_copy = false;                 // the wire: nothing can be pulled

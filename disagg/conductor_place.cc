@@ -36,13 +36,21 @@ Placement Conductor::place(PromptHashes& prompt) {
     view.role = member.info.role;
     view.queued_tokens = member.load.queued_tokens;
     view.sequences = member.load.sequences;
-    view.available_blocks = member.probe->kv().available();
+    const KvStats kv = member.probe->kv();
+    view.queued = member.load.queued_requests;
+    view.available_tokens = int64_t(kv.available()) * member.info.block_tokens;
+    view.capacity_tokens = int64_t(member.info.capacity_blocks) * member.info.block_tokens;
+    view.indexed_tokens = int64_t(kv.cached) * member.info.block_tokens;
     if (view.role != Role::decode) view.cached_tokens = promised(member, prompt);
     views_.push_back(view);
     view_ids_.push_back(id);
   }
   return options_.placement->place(
-      {.instances = views_, .prompt_tokens = int(prompt.tokens().size()), .random = random_.next()});
+      {.instances = views_,
+       .prompt_tokens = int(prompt.tokens().size()),
+       .number = uint64_t(totals_.attempts),
+       .random = random_.next()},
+      options_.placement_options);
 }
 
 // As measured, where there is enough to tell from; before, what the model's work takes at the
