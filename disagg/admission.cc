@@ -8,7 +8,7 @@
 namespace xpyd::disagg {
 namespace {
 
-using View = AdmissionView;
+using View = ClusterAdmission;
 using Options = AdmissionOptions;
 
 // What a decode batch is: so many sequences, with so many tokens of KV.

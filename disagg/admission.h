@@ -33,7 +33,7 @@ struct AdmissionOptions {
   double fixed_s = 20, quantile = 0.9, factor = 1;  // t_d is multiplied by `factor`
 };
 
-struct AdmissionView {
+struct ClusterAdmission {
   double now_s = 0;       // Clock
   double ttft_s = 0;      // predicted, at the chosen prefill instance
   Objectives objectives;  // infinite: not asked for
@@ -59,8 +59,8 @@ struct Refusal {
 
 struct AdmissionPolicy {
   const char* name;
-  Refusal (*arrives)(const AdmissionView& view, const AdmissionOptions& options);
-  Refusal (*joins)(const AdmissionView& view, const AdmissionOptions& options);
+  Refusal (*arrives)(const ClusterAdmission& view, const AdmissionOptions& options);
+  Refusal (*joins)(const ClusterAdmission& view, const AdmissionOptions& options);
   bool reserves;  // an accepted request has its room on D, at its longest, until it ends
   const char* source;
 };

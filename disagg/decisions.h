@@ -76,7 +76,7 @@ void columns(A& a, Like<A, AdmissionOptions>& s) {
 }
 // Without `cost`, whose terms are beside it.
 template <class A>
-void columns(A& a, Like<A, AdmissionView>& s) {
+void columns(A& a, Like<A, ClusterAdmission>& s) {
   a("now_s", s.now_s), a("ttft_s", s.ttft_s), a("objectives", s.objectives), a("prompt_tokens", s.prompt_tokens);
   a("max_tokens", s.max_tokens), a("decoding", s.decoding), a("coming", s.coming);
   a("capacity_tokens", s.capacity_tokens), a("mean_s", s.mean_s), a("quantile_s", s.quantile_s);

@@ -11,20 +11,20 @@ namespace {
 struct Case {
   model::StepCost cost{model::StepCost::Terms{0.010, 0, 0, 0, 0.001, 1e-6}};
   std::vector<DecodeView> decoding, coming;
-  AdmissionView view{.now_s = 100,
-                     .ttft_s = 1.5,
-                     .objectives = {2.0, 0.050},
-                     .prompt_tokens = 5000,
-                     .max_tokens = 500,
-                     .capacity_tokens = 100000,
-                     .mean_s = 20,
-                     .quantile_s = 40};
+  ClusterAdmission view{.now_s = 100,
+                        .ttft_s = 1.5,
+                        .objectives = {2.0, 0.050},
+                        .prompt_tokens = 5000,
+                        .max_tokens = 500,
+                        .capacity_tokens = 100000,
+                        .mean_s = 20,
+                        .quantile_s = 40};
   AdmissionOptions options;
   Refusal arrives(const char* policy) { return ask(find_admission_policy(policy)->arrives); }
   Refusal joins(const char* policy) { return ask(find_admission_policy(policy)->joins); }
 
  private:
-  Refusal ask(Refusal (*rule)(const AdmissionView&, const AdmissionOptions&)) {
+  Refusal ask(Refusal (*rule)(const ClusterAdmission&, const AdmissionOptions&)) {
     view.decoding = decoding, view.coming = coming, view.cost = &cost;
     return rule(view, options);
   }

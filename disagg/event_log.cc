@@ -1,0 +1,49 @@
+#include "disagg/event_log.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace xpyd::disagg {
+
+Result<std::unique_ptr<EventLog>> EventLog::create(const std::string& path, int64_t max_bytes,
+                                                   const std::string& options) {
+  // Looked at before it is emptied: a device, a pipe or a socket is not a log.
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
+  if (fd < 0) return Error{ErrorCode::unavailable, "event log " + path + ": " + strerror(errno)};
+  struct stat about {};
+  if (fstat(fd, &about) != 0 || !S_ISREG(about.st_mode) || ftruncate(fd, 0) != 0) {
+    close(fd);
+    return Error{ErrorCode::invalid_argument, "event log " + path + ": not a regular file"};
+  }
+  std::unique_ptr<EventLog> log(new EventLog(fdopen(fd, "w"), max_bytes));
+  JsonText json;
+  json.open('{').add("xpyd_event_log", kEventLogVersion).key("options").raw(options).close('}');
+  log->write(json.take());
+  return log;
+}
+
+EventLog::~EventLog() {
+  if (dropped_ > 0) std::fprintf(file_, "{\"e\":\"left_out\",\"lines\":%lld}\n", static_cast<long long>(dropped_));
+  std::fclose(file_);
+}
+
+void EventLog::begin(JsonText& json, double now_s, const char* kind, const char* policy, uint64_t request) {
+  json.open('{').add("t", now_s, "e", kind, "policy", policy, "request", request);
+}
+
+void EventLog::write(std::string line) {
+  line += '\n';
+  std::lock_guard lock(mutex_);
+  if (dropped_ > 0 || int64_t(line.size()) > left_) {  // once one is left out, so are all: no hole is in the middle
+    ++dropped_;
+    return;
+  }
+  left_ -= int64_t(line.size());
+  if (std::fwrite(line.data(), 1, line.size(), file_) != line.size()) dropped_ = 1;
+}
+
+}  // namespace xpyd::disagg

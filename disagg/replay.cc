@@ -1,0 +1,119 @@
+#include "disagg/replay.h"
+
+#include <fstream>
+
+#include "base/table.h"
+
+namespace xpyd::disagg {
+namespace {
+
+using nlohmann::json;
+
+template <class T>
+T part(const json& line, const char* name, JsonIn::Keep& keep) {
+  T x{};
+  JsonIn(line, keep)(name, x);
+  return x;
+}
+
+template <class T>
+std::string text_of(const T& x) {
+  JsonText text;
+  JsonOut(text).write(x);
+  return text.take();
+}
+
+template <class Row>
+const Row& row(const Row* found, const std::string& name) {
+  if (!found) throw std::runtime_error("this build has no policy \"" + name + "\"");
+  return *found;
+}
+
+std::string place_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed& count) {
+  const auto view = part<ClusterView>(line, "view", keep);
+  const auto recorded = part<Placement>(line, "answer", keep);
+  const auto n = int(view.instances.size());
+  if (recorded.prefill >= 0 && recorded.prefill < n) count.regret += regret_ratio(view, recorded.prefill);
+  return text_of(row(find_placement_policy(policy), policy).place(view, part<PlacementOptions>(line, "options", keep)));
+}
+
+template <bool kJoins>
+std::string admit_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
+  auto view = part<ClusterAdmission>(line, "view", keep);
+  const model::StepCost cost(part<model::StepCost::Terms>(line, "cost", keep));
+  view.cost = &cost;
+  const AdmissionPolicy& rule = row(find_admission_policy(policy), policy);
+  return text_of((kJoins ? rule.joins : rule.arrives)(view, part<AdmissionOptions>(line, "options", keep)));
+}
+
+std::string order_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
+  const DisaggOrder order = row(find_disagg_policy(policy), policy)
+                                .decide(part<DisaggView>(line, "view", keep),
+                                        part<DisaggOptions>(line, "options", keep));
+  return std::to_string(int(order));
+}
+
+std::string plan_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
+  auto view = part<BatchView>(line, "view", keep);
+  const auto admission = part<std::string>(line, "admission", keep);
+  if (!admission.empty()) view.admission = &row(find_admission_rule(admission), admission);
+  BatchPlan plan;
+  row(find_batch_policy(policy), policy).plan(view, plan);
+  return text_of(plan);
+}
+
+struct Kind {
+  const char* name;
+  std::string (*again)(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed& count);
+};
+constexpr Kind kKinds[] = {
+    {"place", place_again}, {"admit", admit_again<false>}, {"join", admit_again<true>},
+    {"order", order_again}, {"plan", plan_again},
+};
+
+// Of an answer as it was written: zeros are left out there, too.
+std::string recorded_answer(const std::string& line) {
+  const size_t at = line.rfind("\"answer\":");
+  return at == std::string::npos ? "" : line.substr(at + 9, line.size() - at - 10);
+}
+
+}  // namespace
+
+Result<std::map<std::string, Replayed>> replay(
+    const std::string& path, const ReplayOptions& options,
+    const std::function<void(const std::string& line, const std::string& answer)>& differs) {
+  std::ifstream file(path);
+  if (!file) return Error{ErrorCode::not_found, path + ": cannot be read"};
+  std::map<std::string, Replayed> counts;
+  std::string text;
+  for (int64_t number = 1; std::getline(file, text); ++number) {
+    const std::string where = path + ":" + std::to_string(number) + ": ";
+    Result<json> line = parse_json(text, where);
+    if (!line) return line.error();
+    try {
+      if (number == 1) {
+        if (const int version = line.value().value("xpyd_event_log", 0); version != kEventLogVersion)
+          return invalid(where + "not an event log of version " + std::to_string(kEventLogVersion));
+        continue;
+      }
+      const Kind* kind = find_row(kKinds, line.value().value("e", ""));
+      if (!kind) continue;  // not a decision
+      const auto instead = options.instead.find(kind->name);
+      Replayed& count = counts[kind->name];
+      ++count.decisions;
+      JsonIn::Keep keep;
+      const std::string again = kind->again(
+          line.value(), instead == options.instead.end() ? line.value().value("policy", "") : instead->second, keep,
+          count);
+      if (again == recorded_answer(text)) continue;
+      ++count.differ;
+      differs(text, again);
+    } catch (const std::exception& e) {  // a value of another type; a policy that is not here
+      return invalid(where + e.what());
+    }
+  }
+  if (file.bad()) return Error{ErrorCode::unavailable, path + ": reading failed"};
+  return counts;
+}
+
+}  // namespace xpyd::disagg
