@@ -6,11 +6,12 @@
 namespace xpyd {
 
 Result<bool> RecordReader::line(std::string* line) {
+  if (!file_) return unreadable();
   do {
     line->clear();
     record_line_ = line_;
     int c = get();
-    if (c == EOF && std::ferror(file_.get())) return Error{ErrorCode::io, path_ + ": " + std::strerror(errno)};
+    if (c == EOF && std::ferror(file_.get())) return unreadable();
     if (c == EOF) return false;
     for (; c != EOF && c != '\n'; c = get()) {
       line->push_back(char(c));
@@ -22,6 +23,7 @@ Result<bool> RecordReader::line(std::string* line) {
 }
 
 Result<bool> RecordReader::object(std::string* object) {
+  if (!file_) return unreadable();
   object->clear();
   int c = skip_blanks();
   if (!begun_ && c != '[') return error("expected '[', the beginning of an array of conversations");
@@ -59,6 +61,8 @@ Result<bool> RecordReader::object(std::string* object) {
     c = get();
   }
 }
+
+Error RecordReader::unreadable() const { return {ErrorCode::io, path_ + ": " + std::strerror(errno)}; }
 
 int RecordReader::skip_blanks() {
   int c = get();

@@ -37,6 +37,7 @@ class RecordReader {
     return c;
   }
   int skip_blanks();
+  Error unreadable() const;
   Error error(const std::string& what) const { return invalid(where() + ": " + what); }
 
   std::string path_;
