@@ -25,6 +25,7 @@ IMPLEMENTED = {
     "attention/kernels.h": ["attention/walk.cc"],
     "base/copy.h": ["base/memory.cc"],
     "base/wait_word.h": ["base/thread_team.cc"],
+    "disagg/simulate/traces.h": ["disagg/simulate/generate.cc"],
     "experiments/failure_timeline.cc": ["server/main.cc"],  # it starts `xpyd worker` processes
     "experiments/kv_dtype.cc": LLAMA,
     "experiments/kv_points.cc": ["server/main.cc"],  # it starts `xpyd serve`

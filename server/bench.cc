@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/arrivals.h"
 #include "base/os.h"
 #include "base/progress.h"
 #include "base/utf8.h"
