@@ -45,12 +45,11 @@ Placement Conductor::place(PromptHashes& prompt) {
     views_.push_back(view);
     view_ids_.push_back(id);
   }
-  return options_.placement->place(
-      {.instances = views_,
-       .prompt_tokens = int(prompt.tokens().size()),
-       .number = uint64_t(totals_.attempts),
-       .random = random_.next()},
-      options_.placement_options);
+  return options_.placement->place({.instances = views_,
+                                    .prompt_tokens = int(prompt.tokens().size()),
+                                    .number = uint64_t(totals_.attempts),
+                                    .random = random_.next()},
+                                   options_.placement_options);
 }
 
 // As measured, where there is enough to tell from; before, what the model's work takes at the

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 
 namespace xpyd::disagg {
 
@@ -44,6 +45,27 @@ void EventLog::write(std::string line) {
   }
   left_ -= int64_t(line.size());
   if (std::fwrite(line.data(), 1, line.size(), file_) != line.size()) dropped_ = 1;
+}
+
+Status read_event_log(const std::string& path,
+                      const std::function<void(const std::string& text, const nlohmann::json& line)>& line) {
+  std::ifstream file(path);
+  if (!file) return Error{ErrorCode::not_found, path + ": cannot be read"};
+  std::string text;
+  for (int64_t number = 1; std::getline(file, text); ++number) {
+    const std::string where = path + ":" + std::to_string(number) + ": ";
+    Result<nlohmann::json> parsed = parse_json(text, where);
+    if (!parsed) return parsed.error();
+    try {
+      if (number > 1)
+        line(text, parsed.value());
+      else if (parsed.value().value("xpyd_event_log", 0) != kEventLogVersion)
+        return invalid(where + "not an event log of version " + std::to_string(kEventLogVersion));
+    } catch (const std::exception& e) {
+      return invalid(where + e.what());
+    }
+  }
+  return file.bad() ? Status(Error{ErrorCode::unavailable, path + ": reading failed"}) : ok();
 }
 
 }  // namespace xpyd::disagg

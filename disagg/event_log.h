@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -56,6 +57,11 @@ class EventLog {
   std::FILE* file_;
   int64_t left_, dropped_ = 0;
 };
+
+// Each line of a log after the first, in order, as text and parsed. Errors: not_found; invalid_argument with FILE:LINE:
+// not a log, of another version, a broken line, or what `line` throws.
+Status read_event_log(const std::string& path,
+                      const std::function<void(const std::string& text, const nlohmann::json& line)>& line);
 
 // Options of decisions that have none.
 struct NoOptions {};

@@ -1,7 +1,5 @@
 #include "disagg/replay.h"
 
-#include <fstream>
-
 #include "base/table.h"
 
 namespace xpyd::disagg {
@@ -82,37 +80,21 @@ std::string recorded_answer(const std::string& line) {
 Result<std::map<std::string, Replayed>> replay(
     const std::string& path, const ReplayOptions& options,
     const std::function<void(const std::string& line, const std::string& answer)>& differs) {
-  std::ifstream file(path);
-  if (!file) return Error{ErrorCode::not_found, path + ": cannot be read"};
   std::map<std::string, Replayed> counts;
-  std::string text;
-  for (int64_t number = 1; std::getline(file, text); ++number) {
-    const std::string where = path + ":" + std::to_string(number) + ": ";
-    Result<json> line = parse_json(text, where);
-    if (!line) return line.error();
-    try {
-      if (number == 1) {
-        if (const int version = line.value().value("xpyd_event_log", 0); version != kEventLogVersion)
-          return invalid(where + "not an event log of version " + std::to_string(kEventLogVersion));
-        continue;
-      }
-      const Kind* kind = find_row(kKinds, line.value().value("e", ""));
-      if (!kind) continue;  // not a decision
-      const auto instead = options.instead.find(kind->name);
-      Replayed& count = counts[kind->name];
-      ++count.decisions;
-      JsonIn::Keep keep;
-      const std::string again = kind->again(
-          line.value(), instead == options.instead.end() ? line.value().value("policy", "") : instead->second, keep,
-          count);
-      if (again == recorded_answer(text)) continue;
-      ++count.differ;
-      differs(text, again);
-    } catch (const std::exception& e) {  // a value of another type; a policy that is not here
-      return invalid(where + e.what());
-    }
-  }
-  if (file.bad()) return Error{ErrorCode::unavailable, path + ": reading failed"};
+  const Status read = read_event_log(path, [&](const std::string& text, const json& line) {
+    const Kind* kind = find_row(kKinds, line.value("e", ""));
+    if (!kind) return;  // not a decision
+    const auto instead = options.instead.find(kind->name);
+    const std::string policy = instead == options.instead.end() ? line.value("policy", "") : instead->second;
+    Replayed& count = counts[kind->name];
+    ++count.decisions;
+    JsonIn::Keep keep;
+    const std::string again = kind->again(line, policy, keep, count);
+    if (again == recorded_answer(text)) return;
+    ++count.differ;
+    differs(text, again);
+  });
+  if (!read) return read.error();
   return counts;
 }
 
