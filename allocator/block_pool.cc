@@ -8,14 +8,12 @@
 
 namespace xpyd::allocator {
 
-BlockPool::BlockPool(KvPlaces places, bool prefix_cache, uint64_t hash_mask)
-    : BlockPool(places, prefix_cache, make_free_list(places.whole.n_blocks), hash_mask) {}
-
-BlockPool::BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSource> source, uint64_t hash_mask)
+BlockPool::BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSource> source, int share,
+                     uint64_t hash_mask)
     : KvPool(places, size_t(places.whole.block_tokens) * places.token_bytes()),
       blocks_(size_t(n_blocks_) * sizeof(Block)),
       source_(std::move(source)),
-      share_(source_->share()),
+      share_(share),
       poison_(std::string_view(XPYD_BUILD_MODE) != "release") {
   static_assert(sizeof(Block) == 32);
   for (int32_t b = 0; b < n_blocks_; ++b) at(b) = {{}, {}, -1, -1};
@@ -142,7 +140,7 @@ bool BlockPool::adopt(const KvHandover& handover) {
   Lock lock(mutex_);
   for (int i = 0; i < n; ++i) {
     const int32_t block = handover.blocks[size_t(i)];
-    if (block < 0 || block >= n_blocks_ || !source_->adopt(block, handover.generations[size_t(i)], handover.giver)) {
+    if (block < 0 || block >= n_blocks_ || !source_->share(block, handover.generations[size_t(i)], handover.giver)) {
       while (i-- > 0) drop_reference(handover.blocks[size_t(i)]);
       return false;
     }

@@ -13,9 +13,10 @@ namespace xpyd::allocator {
 
 class BlockPool final : public KvPool {
  public:
-  // `hash_mask`: see PrefixIndex.
-  BlockPool(KvPlaces places, bool prefix_cache, uint64_t hash_mask = ~uint64_t{0});
-  BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSource> source, uint64_t hash_mask = ~uint64_t{0});
+  // `share`: of all that is held here, cached blocks may be among so many: beyond, they go. `hash_mask`: see
+  // PrefixIndex.
+  BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSource> source, int share = INT_MAX,
+            uint64_t hash_mask = ~uint64_t{0});
 
   const BlockSource& source() const { return *source_; }
   const PrefixIndex* prefix_index() const { return index_.get(); }  // null without; unlocked: benches
@@ -77,7 +78,7 @@ class BlockPool final : public KvPool {
 
   Buffer blocks_;  // Block [n_blocks]
   const std::unique_ptr<BlockSource> source_;
-  const int share_;  // source_->share()
+  const int share_;
   std::unique_ptr<PrefixIndex> index_;
   int32_t oldest_ = -1, newest_ = -1;  // LRU list
   bool poison_;

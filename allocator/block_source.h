@@ -5,27 +5,24 @@
 // Thread safety: the pool's lock.
 #pragma once
 
-#include <climits>
+#include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
-namespace xpyd::allocator {
+#include "base/status.h"
 
-class BlockLedger;
+namespace xpyd::allocator {
 
 class BlockSource {
  public:
   virtual ~BlockSource() = default;
-  // Appends up to n blocks that nobody held.
-  virtual void claim(int n, std::vector<int32_t>& out) = 0;
+  // Appends up to n blocks that nobody held; gives their number.
+  virtual int claim(int n, std::vector<int32_t>& out) = 0;
   virtual void release(int32_t block) = 0;  // before: held here
   virtual int count_free() const = 0;
   // Aborts unless the blocks that are held here are those marked, [n_blocks].
   virtual void check_invariants(std::span<const char> held) const = 0;
-  // Of all that is held here, cached blocks may be among so many: beyond, they go.
-  virtual int share() const { return INT_MAX; }
 
   // Of a pool that processes share:
   virtual int member() const { return -1; }  // the number of this one among them
@@ -34,16 +31,33 @@ class BlockSource {
   virtual bool alone(int32_t) const { return true; }
   // … which may come true until this: false, and it is held here no more.
   [[nodiscard]] virtual bool recycle(int32_t) { return true; }
-  // Held here, too, from now on. False: it is not what `giver` held in that generation.
-  [[nodiscard]] virtual bool adopt(int32_t, uint32_t generation, int giver) {
-    (void)generation, (void)giver;
-    return false;
-  }
+  // Held here, too, from now on (or before). False: it is not what `giver` held in that generation.
+  [[nodiscard]] virtual bool share(int32_t /*block*/, uint32_t /*generation*/, int /*giver*/) { return false; }
 };
 
 // Free blocks, the last freed first; at the beginning in ascending order, so that runs coalesce.
-std::unique_ptr<BlockSource> make_free_list(int n_blocks);
-// `share`: of the blocks, what this process may hold with cached ones among it.
-std::unique_ptr<BlockSource> make_ledger_source(std::unique_ptr<BlockLedger> ledger, int share);
+class FreeList final : public BlockSource {
+ public:
+  explicit FreeList(int n_blocks) : free_(size_t(n_blocks)) {
+    for (int i = 0; i < n_blocks; ++i) free_[size_t(i)] = n_blocks - 1 - i;
+  }
+  int claim(int n, std::vector<int32_t>& out) override {
+    const size_t keep = free_.size() - std::min(free_.size(), size_t(n));
+    out.insert(out.end(), free_.rbegin(), free_.rend() - ptrdiff_t(keep));
+    const int claimed = int(free_.size() - keep);
+    free_.resize(keep);
+    return claimed;
+  }
+  void release(int32_t block) override { free_.push_back(block); }
+  int count_free() const override { return int(free_.size()); }
+  void check_invariants(std::span<const char> held) const override {
+    std::vector<char> free(held.size(), 0);
+    for (int32_t block : free_) XPYD_CHECK(!free[size_t(block)]++, "free list");
+    for (size_t block = 0; block < held.size(); ++block) XPYD_CHECK(free[block] != held[block]);
+  }
+
+ private:
+  std::vector<int32_t> free_;  // the next one last
+};
 
 }  // namespace xpyd::allocator

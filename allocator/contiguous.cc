@@ -60,9 +60,7 @@ class ContiguousMemory final : public PooledMemory {
 
   void written(KvHandle handle, std::span<const int32_t> tokens) override {
     Sequence& s = sequences_[handle];
-    XPYD_CHECK(s.written + int64_t(tokens.size()) <= s.room, "written without room");
-    pool_->add_written(s.table, s.written, int(tokens.size()));
-    s.written += int(tokens.size());
+    add_written(s, s.table, tokens.size());
     if (keeps_) contents_.add(s.table[0], tokens);
   }
 
@@ -117,9 +115,8 @@ class ContiguousMemory final : public PooledMemory {
   }
 
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override {
-    XPYD_CHECK(int(tokens.size()) >= handover.tokens);
-    KvHandle handle = kNoKv;
-    if (!add_adopted(handover, handle)) return kNoKv;
+    const KvHandle handle = add_adopted(handover, tokens);
+    if (handle == kNoKv) return kNoKv;
     XPYD_CHECK(handover.blocks.size() == 1);
     if (keeps_) contents_.begin(handover.blocks[0], tokens.first(size_t(handover.tokens)), salt);
     return handle;

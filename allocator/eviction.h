@@ -3,8 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <string_view>
 #include <utility>
 
 namespace xpyd::allocator {
@@ -23,7 +21,15 @@ struct EvictionPolicy {
   const char* source;
 };
 
-std::span<const EvictionPolicy> eviction_policies();
-const EvictionPolicy* find_eviction_policy(std::string_view name);  // null: no such policy
+inline EvictionRank lru(const BlockUse& use) { return {use.last_use, 0}; }
+inline EvictionRank lfu(const BlockUse& use) { return {use.uses, use.last_use}; }
+// The deepest first, the oldest of these: what many prompts share stands at their beginning.
+inline EvictionRank length_aware(const BlockUse& use) { return {-int64_t(use.position), use.last_use}; }
+
+inline constexpr EvictionPolicy kEvictionPolicies[] = {
+    {"lru", lru, "Mooncake (FAST'25) section 4.2, table 1: LRUCache"},
+    {"lfu", lfu, "Mooncake table 1: LFUCache; among equals the least recently used"},
+    {"length_aware", length_aware, "Mooncake table 1: LengthAwareCache"},
+};
 
 }  // namespace xpyd::allocator

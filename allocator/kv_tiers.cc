@@ -25,8 +25,8 @@ KvTiers::KvTiers(const KvShape& shape, const KvTierOptions& options, Seams seams
     : options_(options),
       seams_(std::move(seams)),
       layout_{shape, KvOrder::token_major, options.block_tokens, 0},
-      host_policy_(find_eviction_policy(options.host_eviction)),
-      disk_policy_(find_eviction_policy(options.disk_eviction)) {}
+      host_policy_(find_row(kEvictionPolicies, options.host_eviction)),
+      disk_policy_(find_row(kEvictionPolicies, options.disk_eviction)) {}
 
 KvTiers::~KvTiers() = default;
 
@@ -38,8 +38,8 @@ Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvT
                        : "--disk-kv-dir: needs --host-kv-bytes, through which KV goes to the disk");
   if (options.block_tokens < 1) return invalid("a tier's block has no tokens");
   for (const std::string* name : {&options.host_eviction, &options.disk_eviction})
-    if (!find_eviction_policy(*name))
-      return invalid("eviction policy \"" + *name + "\": expected one of " + names_of(eviction_policies()));
+    if (!find_row(kEvictionPolicies, *name))
+      return invalid("eviction policy \"" + *name + "\": expected one of " + names_of(kEvictionPolicies));
   std::unique_ptr<KvTiers> t(new KvTiers(shape, options, std::move(seams)));
   const size_t block = t->layout_.block_bytes(), n = options.host_bytes / block;
   if (n < 1 || n > size_t(INT_MAX) / size_t(options.block_tokens))
@@ -207,7 +207,7 @@ void KvTiers::unpin(int32_t block) {
   XPYD_CHECK(b.pins > 0);
   --b.pins;
   if (b.lost) {
-    if (b.pins == 0) release(block);
+    if (b.pins == 0) unused_.push_back(block);
     return;
   }
   refresh(block);
@@ -309,11 +309,9 @@ void KvTiers::remove(int32_t block) {
   if (b.pins > 0) {
     b.lost = true;
   } else {
-    release(block);
+    unused_.push_back(block);
   }
 }
-
-void KvTiers::release(int32_t block) { unused_.push_back(block); }
 
 void KvTiers::forget() {
   std::lock_guard lock(mutex_);

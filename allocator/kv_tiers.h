@@ -150,7 +150,6 @@ class KvTiers {
   int take_disk_slot();
   void drop_host(int32_t block);
   void remove(int32_t block);
-  void release(int32_t block);
   void write_behind();
   void ended(const DiskFile::Done& done);
   void disk_failed(const std::string& what, bool reads_too);

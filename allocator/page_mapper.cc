@@ -1,15 +1,8 @@
 #include "allocator/page_mapper.h"
 
-#include <chrono>
+#include "base/clock.h"
 
 namespace xpyd::allocator {
-namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-}  // namespace
 
 PageMapper::PageMapper(RowPool& pool, std::span<const std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots)
     : pool_(pool), group_bytes_(pool.groups(0).options().group_bytes), n_rows_(pool.layout().n_blocks) {
@@ -93,10 +86,10 @@ uint64_t PageMapper::post(Job job) {
 bool PageMapper::wait(uint64_t ticket) {
   std::unique_lock lock(mutex_);
   if (n_done_ < ticket) {
-    const auto start = std::chrono::steady_clock::now();
+    const double start = RealClock().now();
     finished_.wait(lock, [&] { return n_done_ >= ticket; });
-    stats_.stall_seconds += seconds_since(start);
-    ++stats_.waits;
+    stats_.map_wait_seconds += RealClock().now() - start;
+    ++stats_.waited_jobs;
   }
   return failed_.erase(ticket) == 0;
 }
@@ -107,15 +100,15 @@ void PageMapper::drain() {
 }
 
 bool PageMapper::run(const Job& job) {
-  const auto start = std::chrono::steady_clock::now();
+  const double start = RealClock().now();
   const bool done = execute(job);
   std::lock_guard lock(mutex_);
-  stats_.stall_seconds += seconds_since(start);
-  ++stats_.owner_jobs;
+  stats_.map_wait_seconds += RealClock().now() - start;
+  ++stats_.waited_jobs;
   return done;
 }
 
-PageMapper::Stats PageMapper::stats() const {
+VattentionStats PageMapper::stats() const {
   std::lock_guard lock(mutex_);
   return stats_;
 }

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "allocator/row_pool.h"
-#include "base/page_groups.h"
 
 namespace xpyd::allocator {
 
@@ -27,12 +26,6 @@ class PageMapper {
     std::vector<int32_t> rows;                          // of the pool, for slot rows first, first + 1, …
     enum { map, unmap, unmap_and_release } what = map;  // released: idle references
   };
-  // Cumulative. `stall`: the owner waited for a job, or did it itself.
-  struct Stats {
-    int64_t owner_jobs = 0, waits = 0;
-    double stall_seconds = 0;
-  };
-
   // `ranges`: the addresses of each rank; `slots`: of the virtual slots. All of it outlives the mapper.
   PageMapper(RowPool& pool, std::span<const std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots);
   ~PageMapper();
@@ -45,7 +38,8 @@ class PageMapper {
   // so are those that unmap and release these rows: they are free.
   [[nodiscard]] bool run(const Job& job);
   void drain();  // until everything posted is done; counts as no wait
-  Stats stats() const;
+  // waited_jobs (those that the owner waited for, or did itself) and map_wait_seconds.
+  VattentionStats stats() const;
 
  private:
   bool execute(const Job& job);
@@ -70,7 +64,7 @@ class PageMapper {
   uint64_t n_posted_ = 0, n_done_ = 0;  // jobs; a ticket is the number of its job
   std::set<uint64_t> failed_;           // tickets not yet waited for
   bool stop_ = false;
-  Stats stats_;
+  VattentionStats stats_;
   std::thread thread_;
 };
 

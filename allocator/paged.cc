@@ -56,10 +56,8 @@ class PagedMemory final : public PooledMemory {
 
   void written(KvHandle handle, std::span<const int32_t> tokens) override {
     Sequence& s = sequences_[handle];
-    XPYD_CHECK(s.written + int64_t(tokens.size()) <= s.room, "written without room");
-    int before = s.written;
-    s.written += int(tokens.size());
-    pool_->add_written(s.table, before, int(tokens.size()));
+    const int before = s.written;
+    add_written(s, s.table, tokens.size());
     if (caching_) index_new(s, before, tokens);
   }
 
@@ -87,9 +85,8 @@ class PagedMemory final : public PooledMemory {
   }
 
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override {
-    XPYD_CHECK(int(tokens.size()) >= handover.tokens);
-    KvHandle handle = kNoKv;
-    if (!add_adopted(handover, handle)) return kNoKv;
+    const KvHandle handle = add_adopted(handover, tokens);
+    if (handle == kNoKv) return kNoKv;
     Sequence& s = sequences_[handle];
     XPYD_CHECK(int(s.table.size()) == blocks_for(s.written, block_tokens_));
     if (s.table.capacity() == 0) s.table.reserve(16);

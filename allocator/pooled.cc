@@ -35,7 +35,8 @@ void PooledMemory::copy_tokens(int32_t to_block, int32_t from_block, int n_token
   copies_.clear();
   for (int rank = 0; rank < n_ranks(); ++rank) {
     const KvLayout& own = places().layout(rank);
-    add_block_copies(base(rank), own, to_block, base(rank), own, from_block, 0, n_tokens, copies_);
+    add_copies({base(rank), &own, nullptr, from_block}, {base(rank), &own, nullptr, to_block},
+               {0, n_tokens, 0, own.shape.n_layers}, copies_);
   }
   queue_.copy(copies_, true);
   queue_.wait();
@@ -79,13 +80,20 @@ KvHandover PooledMemory::hand_over(KvHandle handle) {
 
 void PooledMemory::discard(KvHandover handover) { pool_->discard(handover); }
 
-bool PooledMemory::add_adopted(const KvHandover& handover, KvHandle& handle) {
-  if (!pool_->adopt(handover)) return false;
-  handle = sequences_.add();
+KvHandle PooledMemory::add_adopted(const KvHandover& handover, std::span<const int32_t> tokens) {
+  XPYD_CHECK(int(tokens.size()) >= handover.tokens);
+  if (!pool_->adopt(handover)) return kNoKv;
+  const KvHandle handle = sequences_.add();
   Sequence& s = sequences_[handle];
   s.table.assign(handover.blocks.begin(), handover.blocks.end());
   s.written = s.room = handover.tokens;
-  return true;
+  return handle;
+}
+
+void PooledMemory::add_written(Sequence& s, std::span<const int32_t> table, size_t n) {
+  XPYD_CHECK(s.written + int64_t(n) <= s.room, "written without room");
+  pool_->add_written(table, s.written, int(n));
+  s.written += int(n);
 }
 
 void PooledMemory::check_length(int tokens) const {

@@ -58,8 +58,10 @@ class PooledMemory : public KvMemory, public KvHandoff {
   virtual bool reserves() const { return false; }
   KvLease hold(std::span<const int32_t> table, int token_begin, int token_end);  // pin() of it
   void check_length(int tokens) const;  // of one sequence, against options.max_sequence_tokens
-  // False: another process's, and not held there any more.
-  [[nodiscard]] bool add_adopted(const KvHandover& handover, KvHandle& handle);
+  // adopt() of blocks: the sequence has them, written and no more.
+  KvHandle add_adopted(const KvHandover& handover, std::span<const int32_t> tokens);
+  // Counts the next n tokens, which are in place. Before: there is room for them.
+  void add_written(Sequence& sequence, std::span<const int32_t> table, size_t n);
   // The first n_tokens of one block onto another. Done when it returns: the source may be given up.
   void copy_tokens(int32_t to_block, int32_t from_block, int n_tokens);
 

@@ -132,7 +132,6 @@ class PrefixIndex {
     chain.hash = hash, chain.uid = node(block).uid, chain.block = block;
   }
   bool contains(int32_t block) const { return node(block).uid != 0; }
-  uint64_t key_of(int32_t block) const { return keys_.as<uint64_t>()[block]; }  // before: contains
   bool intact(const PrefixChain& chain) const {
     return !chain.broken && (chain.first() || node(chain.block).uid == chain.uid);
   }

@@ -22,10 +22,20 @@ class PrefixLog {
   void stored(uint64_t hash) { note(hash, 1); }
   void removed(uint64_t hash) { note(hash, -1); }
   // Since the last call; what came and went in between is left out.
-  PrefixChanges take();
+  PrefixChanges take() {
+    PrefixChanges changes;
+    std::lock_guard lock(mutex_);
+    for (const auto& [hash, by] : pending_) (by > 0 ? changes.stored : changes.removed).push_back(hash);
+    pending_.clear();
+    return changes;
+  }
 
  private:
-  void note(uint64_t hash, int by);
+  void note(uint64_t hash, int by) {
+    std::lock_guard lock(mutex_);
+    auto at = pending_.try_emplace(hash, 0).first;
+    if ((at->second += by) == 0) pending_.erase(at);
+  }
 
   std::mutex mutex_;
   std::unordered_map<uint64_t, int> pending_;  // how much more often it is there; never 0

@@ -84,8 +84,7 @@ bool SlotRows::grow(int index, int n) {
     set_busy(index, busy);
     return false;
   }
-  PageMapper::Job job{.slot = index, .first = have};
-  job.rows.assign(slot.rows.begin() + have, slot.rows.end());
+  PageMapper::Job job{.slot = index, .first = have, .rows = {slot.rows.begin() + have, slot.rows.end()}};
   if (mapper_.run(job)) {
     added(slot, size_t(have));
     slot.busy = n;
@@ -104,48 +103,35 @@ bool SlotRows::grow_ahead(int index, int n) {
   const int have = int(slot.rows.size()), more = n - have;
   if (pool_.stats().free < more + pool_.layout().n_blocks / 20) return false;
   if (!pool_.allocate(more, slot.rows)) return false;
-  PageMapper::Job job{.slot = index, .first = have};
-  job.rows.assign(slot.rows.begin() + have, slot.rows.end());
+  PageMapper::Job job{.slot = index, .first = have, .rows = {slot.rows.begin() + have, slot.rows.end()}};
   pool_.set_idle(job.rows, true);
   added(slot, size_t(have));
   post(slot, std::move(job));
   return true;
 }
 
-bool SlotRows::alias(int index, int donor, int n) {
+// These rows behind the slot, in use, instead of what is there. False: the system refuses; the slot has none.
+bool SlotRows::put(int index, std::span<const int32_t> rows) {
   give_back(index, 0);
   Slot& slot = slots_[size_t(index)];
   settle(slot);
-  wait(donor, n);
-  PageMapper::Job job{.slot = index};
-  const std::vector<int32_t>& rows = slots_[size_t(donor)].rows;
-  job.rows.assign(rows.begin(), rows.begin() + n);
-  if (!mapper_.run(job)) {
-    give_back_idle();
-    return false;
-  }
-  pool_.add_references(job.rows);
-  slot.rows = std::move(job.rows);
-  slot.busy = n;
-  slot.shared = slots_[size_t(donor)].shared = true;
-  added(slot, 0);
-  return true;
-}
-
-bool SlotRows::adopt(int index, std::span<const int32_t> rows) {
-  give_back(index, 0);
-  Slot& slot = slots_[size_t(index)];
-  settle(slot);
-  PageMapper::Job job{.slot = index};
-  job.rows.assign(rows.begin(), rows.end());
+  PageMapper::Job job{.slot = index, .rows = {rows.begin(), rows.end()}};
   if (!mapper_.run(job)) {
     give_back_idle();
     return false;
   }
   slot.rows = std::move(job.rows);
   slot.busy = int(slot.rows.size());
-  slot.shared = true;  // it may have been forked where it comes from
+  slot.shared = true;  // adopted ones may have been forked where they come from
   added(slot, 0);
+  return true;
+}
+
+bool SlotRows::alias(int index, int donor, int n) {
+  wait(donor, n);
+  if (!put(index, rows(donor).first(size_t(n)))) return false;
+  pool_.add_references(rows(index));
+  slots_[size_t(donor)].shared = true;
   return true;
 }
 
@@ -154,11 +140,9 @@ std::vector<int32_t> SlotRows::take(int index, int n) {
   settle(slot);
   set_busy(index, n);
   give_back(index, n);
-  PageMapper::Job job{.slot = index, .what = PageMapper::Job::unmap};
   slot.busy = 0;
-  job.rows = cut(slot, 0);
-  std::vector<int32_t> rows = job.rows;
-  post(slot, std::move(job));
+  std::vector<int32_t> rows = cut(slot, 0);
+  post(slot, {.slot = index, .rows = rows, .what = PageMapper::Job::unmap});
   return rows;
 }
 
@@ -176,16 +160,17 @@ void SlotRows::give_back(int index, int keep) {
   settle(slot);
   if (keep >= int(slot.rows.size())) return;
   XPYD_CHECK(keep >= slot.busy, "rows in use are given back");
-  PageMapper::Job job{.slot = index, .first = keep, .what = PageMapper::Job::unmap_and_release};
-  job.rows = cut(slot, keep);
-  post(slot, std::move(job));
+  post(slot, {.slot = index, .first = keep, .rows = cut(slot, keep), .what = PageMapper::Job::unmap_and_release});
   last_release_ = slot.job;
 }
 
-int64_t SlotRows::calls(std::atomic<int64_t> PageCalls::*what) const {
-  int64_t n = 0;
-  for (const auto& range : ranges_) n += (range->calls.*what).load(std::memory_order_relaxed);
-  return n;
+VattentionStats SlotRows::stats() const {
+  VattentionStats stats = mapper_.stats();
+  for (const auto& range : ranges_) {
+    stats.map_calls += range->calls.maps.load(std::memory_order_relaxed);
+    stats.unmap_calls += range->calls.unmaps.load(std::memory_order_relaxed);
+  }
+  return stats;
 }
 
 void SlotRows::count_references(std::vector<int32_t>& busy, std::vector<int32_t>& idle) const {

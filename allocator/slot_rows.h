@@ -45,7 +45,7 @@ class SlotRows {
   // them, full; what is behind the slot is idle and goes. False: the system refuses.
   [[nodiscard]] bool alias(int slot, int donor, int n);
   // Rows that another memory gave away. False: the system refuses; the slot has none.
-  [[nodiscard]] bool adopt(int slot, std::span<const int32_t> rows);
+  [[nodiscard]] bool adopt(int slot, std::span<const int32_t> rows) { return put(slot, rows); }
   // The first n rows with their references: nothing is behind the slot any more.
   std::vector<int32_t> take(int slot, int n);
 
@@ -57,8 +57,9 @@ class SlotRows {
   // Free rows in the pool, taken from idle slots first, the longest idle first and from its end,
   // then from rows that sequences do not need yet. False: there are not so many.
   [[nodiscard]] bool make_free(int n_rows);
-  // In the background, from slots without a sequence but `except`; gives the number of rows.
-  int reclaim(int n_rows, int except) { return reclaim(n_rows, except, false); }
+  // In the background, from slots but `except`, of sequences (`live`) what they do not need yet; gives the number of
+  // rows.
+  int reclaim(int n_rows, int except, bool live = false);
   int64_t reclaimed() const { return reclaimed_.load(std::memory_order_relaxed); }
 
   // Until rows [0, n) are in place.
@@ -67,8 +68,7 @@ class SlotRows {
 
   // Mappings as the system counts them: runs of neighbours, in each plane of each rank.
   int64_t mappings() const { return runs_.load(std::memory_order_relaxed) * n_planes_; }
-  int64_t calls(std::atomic<int64_t> PageCalls::*what) const;  // of all ranks
-  PageMapper::Stats jobs() const { return mapper_.stats(); }
+  VattentionStats stats() const;
   void count_references(std::vector<int32_t>& busy, std::vector<int32_t>& idle) const;  // adds, [rows of the pool]
 
  private:
@@ -82,12 +82,12 @@ class SlotRows {
     bool shared = false;   // some of its rows may be
   };
 
+  bool put(int slot, std::span<const int32_t> rows);
   bool settle(Slot& slot);
   void added(Slot& slot, size_t from);
   std::vector<int32_t> cut(Slot& slot, int keep);
   void post(Slot& slot, PageMapper::Job job);
   void give_back_idle();
-  int reclaim(int n_rows, int except, bool live);
   int victim(int except, bool live) const;
 
   RowPool& pool_;

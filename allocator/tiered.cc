@@ -185,27 +185,23 @@ void TieredMemory::leave(KvHandle handle) {
 size_t TieredMemory::plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, bool out) {
   copies_.clear();
   const KvShape& whole = host.layout->shape;
-  KvRegion region{token_begin, token_end, 0, whole.n_layers};
-  const KvShards* shards = memory_->shards();
-  if (!shards)
-    return out ? add_copies(memory_->view(handle), host, region, copies_)
-               : add_copies(host, memory_->view(handle), region, copies_);
+  const KvShards one{.n_layers = whole.n_layers, .n_kv_heads = whole.n_kv_heads};
+  const KvShards& shards = memory_->shards() ? *memory_->shards() : one;
   size_t bytes = 0;
-  for (int rank = 0; rank < shards->n_ranks(); ++rank) {
-    const KvRect own = shards->rect(rank);
-    if (out && shards->tensor_rank_of(rank) % shards->replicas() != 0) continue;
+  for (int rank = 0; rank < shards.n_ranks(); ++rank) {
+    if (out && shards.tensor_rank_of(rank) % shards.replicas() != 0) continue;
     const KvView view = memory_->view(handle, rank);
     // From the numbers of one side to those of the other.
-    const KvRange layers{0, own.layers.size()}, heads{0, own.heads.size()};
-    const KvRect from = out ? KvRect{layers, heads} : own, to = out ? own : KvRect{layers, heads};
-    region = {.token_begin = token_begin,
-              .token_end = token_end,
-              .layer_begin = from.layers.begin,
-              .layer_end = from.layers.end,
-              .head_begin = from.heads.begin,
-              .head_end = from.heads.end,
-              .to_layer = to.layers.begin,
-              .to_head = to.heads.begin};
+    const KvRect in_model = shards.rect(rank), on_rank{{0, in_model.layers.size()}, {0, in_model.heads.size()}};
+    const KvRect from = out ? on_rank : in_model, to = out ? in_model : on_rank;
+    const KvRegion region{.token_begin = token_begin,
+                          .token_end = token_end,
+                          .layer_begin = from.layers.begin,
+                          .layer_end = from.layers.end,
+                          .head_begin = from.heads.begin,
+                          .head_end = from.heads.end,
+                          .to_layer = to.layers.begin,
+                          .to_head = to.heads.begin};
     bytes += out ? add_copies(view, host, region, copies_) : add_copies(host, view, region, copies_);
   }
   return bytes;
@@ -337,7 +333,7 @@ void TieredMemory::poll_in() {
   // Every slot of the host is held by sequences that wait for another slot: the youngest makes do with what it has.
   const bool waits = std::all_of(loading_.begin(), loading_.end(),
                                  [&](KvHandle handle) { return sequences_[size_t(handle)].load.pieces.empty(); });
-  if (waits) give_up_load(sequences_[size_t(loading_.back())].load);
+  if (Load& load = sequences_[size_t(loading_.back())].load; waits) cut(load, load.copied);
 }
 
 // Ends of its copies, then the next ones.
@@ -351,9 +347,10 @@ void TieredMemory::advance(KvHandle handle) {
   }
 }
 
-void TieredMemory::give_up_load(Load& load) {
-  for (size_t i = load.copied; i < load.blocks.size(); ++i) tiers_->unpin(load.blocks[i]);
-  load.blocks.resize(load.copied);
+// Its blocks from the n-th on are given up.
+void TieredMemory::cut(Load& load, size_t n) {
+  for (size_t i = n; i < load.blocks.size(); ++i) tiers_->unpin(load.blocks[i]);
+  load.blocks.resize(n);
   load.cut = true;
 }
 
@@ -369,9 +366,7 @@ bool TieredMemory::copy_in(KvHandle handle) {
     const KvTiers::Where where = tiers_->fetch(load.blocks[i], &from_disk);
     if (from_disk) load.from_disk[i] = true;
     if (where == KvTiers::Where::lost) {
-      for (size_t j = i; j < load.blocks.size(); ++j) tiers_->unpin(load.blocks[j]);
-      load.blocks.resize(i);
-      load.cut = true;
+      cut(load, i);
       break;
     }
     all = all && where == KvTiers::Where::host;

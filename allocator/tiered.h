@@ -98,7 +98,7 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff {
   void advance(KvHandle handle);
   bool copy_in(KvHandle handle);
   void finish_load(KvHandle handle);
-  void give_up_load(Load& load);
+  void cut(Load& load, size_t n);
   void store(KvHandle handle);
   void poll_out();
   void poll_in();

@@ -91,9 +91,7 @@ bool VattentionMemory::append(KvHandle handle, int n_tokens) {
 
 void VattentionMemory::written(KvHandle handle, std::span<const int32_t> tokens) {
   Sequence& s = sequences_[handle];
-  XPYD_CHECK(s.written + int64_t(tokens.size()) <= s.room, "written without room");
-  pool_->add_written(rows_.rows(s.slot), s.written, int(tokens.size()));
-  s.written += int(tokens.size());
+  add_written(s, rows_.rows(s.slot), tokens.size());
   if (sharing()) contents_.add(s.slot, tokens);
 }
 
@@ -124,8 +122,7 @@ void VattentionMemory::let_go(int slot) {
 void VattentionMemory::ended(int slot) {
   if (options_.keep_idle) {
     contents_.end(slot);
-    const int wanted = pool_->layout().n_blocks * kReclaimBelow / 100;
-    rows_.reclaim(wanted - pool_->stats().free, find_slot(kEagerRows, -1));
+    rows_.reclaim(pool_->layout().n_blocks * kReclaimBelow / 100 - pool_->stats().free, find_slot(kEagerRows, -1));
   } else {
     rows_.give_back(slot, 0);
     rows_.drain();  // others may be waiting for them
@@ -143,26 +140,26 @@ void VattentionMemory::prepare_idle_slot() {
 
 // A lease holds the blocks and, since what reads them goes by address, the slot.
 KvLease VattentionMemory::pin(KvHandle handle, int token_begin, int token_end) {
-  const std::span<const int32_t> table = blocks(handle);
   XPYD_CHECK(0 <= token_begin && token_begin < token_end);
-  const KvLease lease = hold(table, 0, token_end);
-  if (size_t(lease) >= lease_places_.size()) lease_places_.resize(size_t(lease) + 1);
-  const int index = sequences_[handle].slot, rows = std::min((token_end - 1) / row_tokens_ + 1, int(table.size()));
-  lease_places_[size_t(lease)] = {index, rows};
+  const KvLease lease = hold(blocks(handle), 0, token_end);
+  const int index = sequences_[handle].slot;
+  if (size_t(lease) >= lease_slots_.size()) lease_slots_.resize(size_t(lease) + 1, -1);
+  lease_slots_[size_t(lease)] = index;
   Slot& slot = slots_[size_t(index)];
   ++slot.pins;
-  slot.pinned_rows = std::max(slot.pinned_rows, rows);
+  slot.pinned_rows = std::max(slot.pinned_rows, int(leases_[lease].size()));
   return lease;
 }
 
 void VattentionMemory::unpin(KvLease lease) {
   PooledMemory::unpin(lease);
-  const int index = std::exchange(lease_places_[size_t(lease)].slot, -1);
+  const int index = std::exchange(lease_slots_[size_t(lease)], -1);
   Slot& slot = slots_[size_t(index)];
   --slot.pins;
   slot.pinned_rows = 0;
-  for (const Place& place : lease_places_)
-    if (place.slot == index) slot.pinned_rows = std::max(slot.pinned_rows, place.rows);
+  for (size_t other = 0; other < lease_slots_.size(); ++other)
+    if (lease_slots_[other] == index)
+      slot.pinned_rows = std::max(slot.pinned_rows, int(leases_[KvLease(other)].size()));
   if (!slot.live) let_go(index);  // else its next trim gives up what it does not need
 }
 
@@ -201,13 +198,9 @@ KvView VattentionMemory::view(KvHandle handle, int rank) const {
 KvStats VattentionMemory::stats() const {
   KvStats stats = PooledMemory::stats();
   stats.evictions = rows_.reclaimed();
-  stats.vattention.map_calls = rows_.calls(&PageCalls::maps);
-  stats.vattention.unmap_calls = rows_.calls(&PageCalls::unmaps);
+  stats.vattention = rows_.stats();
   stats.mapped_bytes = (stats.capacity - stats.free) * int64_t(pool_->block_bytes());
   stats.mappings = rows_.mappings();
-  const PageMapper::Stats jobs = rows_.jobs();
-  stats.vattention.waited_jobs = jobs.owner_jobs + jobs.waits;
-  stats.vattention.map_wait_seconds = jobs.stall_seconds;
   return stats;
 }
 

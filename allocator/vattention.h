@@ -88,10 +88,7 @@ class VattentionMemory final : public PooledMemory {
   RowPool& row_pool_;
   SlotRows rows_;
   std::vector<Slot> slots_;
-  struct Place {
-    int slot = -1, rows = 0;  // its first so many
-  };
-  std::vector<Place> lease_places_;  // by lease; slot -1: there is no such lease
+  std::vector<int> lease_slots_;  // by lease, whose rows are the slot's first ones; -1: there is no such lease
 };
 
 }  // namespace xpyd::allocator

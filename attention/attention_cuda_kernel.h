@@ -57,8 +57,6 @@ inline CudaAttentionArgs at_rows(CudaAttentionArgs args) {
 
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(bf16 x) { return to_f32(x); }
-__device__ inline void from_float(float x, float& to) { to = x; }
-__device__ inline void from_float(float x, bf16& to) { to = to_bf16(x); }
 
 // How the kernels' templates call the element types of quantised rows.
 template <int kBits>
@@ -67,6 +65,17 @@ template <class T>
 constexpr int kCodeBits = 0;
 template <int kBits>
 constexpr int kCodeBits<Codes<kBits>> = kBits;
+
+// Calls f<T>() for the elements of these arguments' KV, as the kernels' templates name them.
+template <class F>
+auto for_elements(const CudaAttentionArgs& args, F&& f) {
+  switch (args.layout.shape.dtype) {
+    case Dtype::f32: return f.template operator()<float>();
+    case Dtype::int8: return f.template operator()<Codes<8>>();
+    case Dtype::int4: return f.template operator()<Codes<4>>();
+    default: return f.template operator()<bf16>();
+  }
+}
 
 // The elements of one row of KV, of any dtype.
 template <class T>

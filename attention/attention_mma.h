@@ -3,6 +3,8 @@
 // 1, of each 16 x 8 block of scores or of the accumulator).
 #pragma once
 
+#include <type_traits>
+
 #include "attention/attention_cuda_kernel.h"
 
 namespace xpyd::attention::cuda_kernels {
@@ -181,19 +183,16 @@ __device__ inline void load_words(uint32_t (&to)[kN], const Shared<uint32_t>& fr
   }
 }
 
-// Calls f<T, head_dim>() for the elements of these arguments' KV, as Tiles names them.
+// Calls f<T, head_dim>() likewise. Before: mma_refuses() nothing.
 template <class F>
 void for_kv(const CudaAttentionArgs& args, F&& f) {
-  const KvShape& shape = args.layout.shape;
-  auto with_dim = [&]<class T>() {
-    if (shape.head_dim == 64) return f.template operator()<T, 64>();
-    XPYD_CHECK(shape.head_dim == 128);
-    f.template operator()<T, 128>();
-  };
-  if (shape.dtype == Dtype::int8) return with_dim.template operator()<Codes<8>>();
-  if (shape.dtype == Dtype::int4) return with_dim.template operator()<Codes<4>>();
-  XPYD_CHECK(shape.dtype == Dtype::bf16);
-  with_dim.template operator()<bf16>();
+  XPYD_CHECK(args.layout.shape.dtype != Dtype::f32);
+  const int dim = args.layout.shape.head_dim;
+  XPYD_CHECK(dim == 64 || dim == 128);
+  for_elements(args, [&]<class T>() {
+    if constexpr (!std::is_same_v<T, float>)
+      dim == 64 ? f.template operator()<T, 64>() : f.template operator()<T, 128>();
+  });
 }
 
 // Online softmax of the rows that a lane holds parts of.

@@ -53,20 +53,20 @@ __global__ void naive_kernel(const __grid_constant__ CudaAttentionArgs args) {
     if (lane + 32 * i < dim) put(args.out, args.dtype, q + size_t(lane + 32 * i), acc[i] / sum);
 }
 
+template <class T>
+void run(const CudaAttentionArgs& args, Stream& stream) {
+  Shape shape = {.grid = unsigned(divide_up(args.step.n_tokens * args.n_heads, kWarps)),
+                 .block = kWarps * 32,
+                 .shared_bytes = shared_bytes<float>(kWarps * 32)};
+  launch(naive_kernel<T>, "naive", shape, stream, args);
+}
+
 }  // namespace
 
 void naive(const CudaAttentionArgs& args, Stream& stream) {
   check(args);
   if (args.step.n_tokens == 0) return;
-  Shape shape = {.grid = unsigned(divide_up(args.step.n_tokens * args.n_heads, kWarps)),
-                 .block = kWarps * 32,
-                 .shared_bytes = shared_bytes<float>(kWarps * 32)};
-  const Dtype dtype = args.layout.shape.dtype;
-  auto* kernel = dtype == Dtype::f32    ? naive_kernel<float>
-                 : dtype == Dtype::bf16 ? naive_kernel<bf16>
-                 : dtype == Dtype::int8 ? naive_kernel<Codes<8>>
-                                        : naive_kernel<Codes<4>>;
-  launch(kernel, "naive", shape, stream, args);
+  for_elements(args, [&]<class T>() { run<T>(args, stream); });
 }
 
 const char* naive_refuses(const CudaAttentionArgs& args, const Card&) {

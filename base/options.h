@@ -62,6 +62,7 @@ class Options {
   int64_t integer(std::string_view name) const;  // integer and bytes
   double number(std::string_view name) const;
   bool flag(std::string_view name) const;   // flag, and a choice of on|off
+  int choice(std::string_view name) const;  // the place of a choice among its row's: an enum of the same order
   bool given(std::string_view name) const;  // anywhere, and not by default
   // Sets the fields of `object` that rows of the group name.
   template <class T>
@@ -92,6 +93,8 @@ template <class T>
 T option_value(const Options& options, const char* name) {
   if constexpr (std::is_same_v<T, bool>)
     return options.flag(name);
+  else if constexpr (std::is_enum_v<T>)
+    return static_cast<T>(options.choice(name));
   else if constexpr (std::is_integral_v<T>)
     return static_cast<T>(options.integer(name));
   else if constexpr (std::is_floating_point_v<T>)

@@ -1,10 +1,10 @@
 #include "batch/admission.h"
 
-#include "base/table.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <vector>
+
+#include "base/table.h"
 
 namespace xpyd::batch {
 

@@ -1,9 +1,8 @@
 #include "batch/policy.h"
 
-#include "base/table.h"
-
 #include <algorithm>
 
+#include "base/table.h"
 #include "batch/admission.h"
 
 namespace xpyd::batch {

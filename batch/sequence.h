@@ -81,6 +81,8 @@ SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceSt
                           const Tokenizer* tokenizer);
 ChoiceState state_of(const Sequence& sequence);
 
+// What every event of a choice says; the token, or the end, is the caller's.
+TokenEvent event_of(const Sequence& sequence, int choice, double now);
 // Ends the choices that `sequence` stands for without a token.
 void emit_end(const Sequence& sequence, FinishReason reason, const std::string& error, double now);
 

@@ -61,14 +61,7 @@ struct InstanceParts {
     int64_t transfers = 0, bytes = 0, descriptors = 0;
     double seconds = 0;
   } posted = {};
-  std::unordered_map<InstanceId, InstanceInfo> peers = {};
-
-  // What planning transfers with a peer takes, made when it joins.
-  struct Route {
-    std::vector<KvLayout> layouts;  // of its ranks
-    ShardMap to, from;              // who sends what to whom, from here and to here
-  };
-  std::unordered_map<InstanceId, Route> routes = {};
+  Peers peers{memory, wire};
 
   void tell(InstanceId to, Message message);
   double new_deadline();  // Clock seconds
@@ -76,27 +69,7 @@ struct InstanceParts {
   // for ever; and of the time that the request has (`until_s`; 0: all) half is left to compute its
   // prompt again.
   double post_deadline(double until_s, size_t bytes) const;
-  Status add_peer(InstanceInfo info);  // the error: it has another model, or an impossible shape
-  // Copies of a region (layers of the whole model) of a sequence here to a place at a peer, or from
-  // there, whatever the shapes of the two instances. Before: the peer is known.
-  void plan_write(KvHandle kv, InstanceId peer, const KvPlace& place, const KvRegion& region, TransferPlan& plan) const;
-  void plan_read(InstanceId peer, const KvPlace& place, KvHandle kv, const KvRegion& region, TransferPlan& plan) const;
-
-  // Whether n_tokens of a sequence have a place at a peer (which is known) where it says: it comes
-  // from another process. The error: what is amiss.
-  Status check_place(InstanceId peer, const KvPlace& place, int n_tokens) const;
-
-  std::vector<uint64_t> checksums(KvHandle kv, int token_begin, int token_end) const;
-  // Whether these are those of the KV here, of every copy of a head.
-  bool checksums_are(KvHandle kv, int token_begin, int token_end, const std::vector<uint64_t>& expected) const;
-
-  // Of each rank.
-  std::vector<KvView> views(KvHandle kv) const;
-  std::vector<KvView> remote_views(InstanceId peer, const KvPlace& place) const;
 };
-
-// Of a memory on one rank, too.
-KvShards shards_of(const KvMemory& memory);
 
 class Attempts {
  public:

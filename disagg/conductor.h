@@ -193,6 +193,16 @@ class Conductor final : public Service {
   Member* find(InstanceId id);
   void emit(Entry& entry, TokenEvent event, Out& out);
   void pass_on(Out& out);
+  // f(out) under the lock.
+  template <class F>
+  void act(F f) {
+    Out out;
+    {
+      std::lock_guard lock(mutex_);
+      f(out);
+    }
+    pass_on(out);
+  }
 
   const ConductorOptions options_;
   Clock& clock_;

@@ -262,9 +262,7 @@ void Conductor::retry_parked(Out& out) {
 }
 
 void Conductor::abort(uint64_t request_id) {
-  Out out;
-  {
-    std::lock_guard lock(mutex_);
+  act([&](Out& out) {
     auto found = requests_.find(request_id);
     if (found == requests_.end()) return;
     found->second.aborted = true;
@@ -275,8 +273,7 @@ void Conductor::abort(uint64_t request_id) {
       call_off(last, attempts_.at(last));
     }
     retry_parked(out);
-  }
-  pass_on(out);
+  });
 }
 
 }  // namespace xpyd::disagg

@@ -27,10 +27,10 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::u
              .checksum = options_.checksum,
              .visits = options_.visits},
       attempts_(parts_),
-      engine_(*model_, *memory_, options_.engine, clock, this),
-      sender_(parts_, options_.stream_kv),
-      receiver_(parts_, attempts_, engine_),
-      leases_(options_.lease_s, clock) {
+      leases_(options_.lease_s, clock),
+      sender_(parts_, leases_, options_.stream_kv),
+      engine_(*model_, *memory_, options_.engine, clock, &sender_),
+      receiver_(parts_, attempts_, engine_) {
   published_.name = options_.name;
   publish();
 }
@@ -54,11 +54,11 @@ void Instance::send(InstanceId from, Message message) { leases_.put({from, optio
 
 bool Instance::turn() {
   bool moved = connect_wires();
-  const size_t known = inbox_.size();  // they waited before, too
-  leases_.take(inbox_);
+  const size_t known = leases_.inbox().size();  // they waited before, too
+  std::vector<Envelope>& inbox = leases_.take();
   std::vector<Envelope> waiting;
-  for (size_t i = 0; i < inbox_.size(); ++i) {
-    Envelope& envelope = inbox_[i];
+  for (size_t i = 0; i < inbox.size(); ++i) {
+    Envelope& envelope = inbox[i];
     if (waits_for_wire(envelope)) {
       // Or the conductor's queue would stand still for other decode instances as well.
       if (const auto* job = std::get_if<PrefillJob>(&envelope.message); job && i >= known)
@@ -69,7 +69,7 @@ bool Instance::turn() {
     std::visit([&](auto& m) { handle(envelope.from, std::move(m)); }, envelope.message);
     moved = true;
   }
-  inbox_ = std::move(waiting);
+  inbox = std::move(waiting);
   moved |= sender_.tick();
   moved |= receiver_.tick();
   stand();
@@ -87,22 +87,6 @@ void Instance::run(const std::atomic<bool>& stop) {
     for (const auto& [id, meeting] : meeting_) nap = std::min(nap, std::max(0.001, meeting.again_s - clock_.now()));
     leases_.mail().wait(nap);
   }
-}
-
-// D's answer comes while the first step runs: the layers that are left need not wait for the step's
-// end. Nor need what has left in an earlier step.
-void Instance::layer_ended() {
-  if (sender_.empty()) return;
-  const size_t known = inbox_.size();
-  leases_.mail().take(inbox_);  // what stands unread stands until the next turn
-  for (size_t i = known; i < inbox_.size(); ++i) {
-    if (auto* reserved = std::get_if<KvReserved>(&inbox_[i].message))
-      sender_.handle(inbox_[i].from, std::move(*reserved));
-  }
-  inbox_.erase(std::remove_if(inbox_.begin() + long(known), inbox_.end(),
-                              [](const Envelope& e) { return std::holds_alternative<KvReserved>(e.message); }),
-               inbox_.end());
-  sender_.tick();
 }
 
 void Instance::handle(InstanceId, StartRequest message) {
@@ -167,7 +151,8 @@ bool Instance::connect_wires() {
         meeting.since_s = meeting.again_s;
         moved = true;
       } else if (connected.value()) {
-        if (Status known = parts_.add_peer(info); !known)  // it comes from another process
+        if (Status known = parts_.peers.add(info.id, info.layout, info.shards);
+            !known)  // it comes from another process
           log_line(LogLevel::warning, "xpyd: %s and %s cannot exchange KV: %s", options_.name.c_str(),
                    info.name.c_str(), known.error().message.c_str());
         meeting_.erase(at);
@@ -201,7 +186,6 @@ void Instance::handle(InstanceId, PeerGone message) {
   sender_.peer_gone(message.id);
   receiver_.peer_gone(message.id);
   parts_.peers.erase(message.id);
-  parts_.routes.erase(message.id);
 }
 
 // The peer may live, and write: windows that are being closed wait for it. Its wire may have
@@ -232,7 +216,7 @@ void Instance::stand() {
   handover::Standing of_peer;
   sender_.add_standing(of_peer);
   receiver_.add_standing(of_peer);
-  leases_.update(std::move(of_peer), inbox_);
+  leases_.update(std::move(of_peer));
 }
 
 void Instance::renew_leases() {
@@ -262,8 +246,7 @@ void Instance::shut_down(FinishReason reason, const std::string& error) {
   engine_.end_all(reason, error);
   sender_.clear(reason, error);
   receiver_.clear(reason, error);
-  leases_.take(inbox_);
-  for (Envelope& envelope : inbox_) {
+  for (Envelope& envelope : leases_.take()) {
     auto end = [&](AttemptId attempt, const auto& request, const ChoiceState& state) {
       emit_end(*attempts_.begin(attempt, request, state), reason, error, now);
     };
@@ -273,7 +256,7 @@ void Instance::shut_down(FinishReason reason, const std::string& error) {
       receiver_.handle(envelope.from, std::move(*delivered));
     }
   }
-  inbox_.clear();
+  leases_.inbox().clear();
   receiver_.clear(reason, error);
 }
 

@@ -35,11 +35,11 @@ struct InstanceOptions {
   handover::Visits* visits = nullptr;    // of a test
 };
 
-class Instance final : private EngineHooks {
+class Instance final {
  public:
   Instance(InstanceOptions options, std::unique_ptr<Model> model, std::unique_ptr<KvMemory> memory,
            std::unique_ptr<KvTransport> transport, Clock& clock, Post& post);
-  ~Instance() override;
+  ~Instance();
 
   InstanceInfo info() const;
   void send(InstanceId from, Message message);
@@ -88,16 +88,6 @@ class Instance final : private EngineHooks {
   void report_cache();
   void publish();
 
-  void prefill_started(const Sequence& sequence) override { sender_.started(sequence), stand(); }
-  bool layerwise() const override { return options_.stream_kv == StreamKv::layer; }
-  void layer_ended() override;
-  void kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_begin, int token_end) override {
-    (void)token_begin;
-    sender_.kv_written(sequence, layer_begin, layer_end, token_end);
-  }
-  void prefill_done(std::vector<SequencePtr> choices) override { sender_.done(std::move(choices)); }
-  void prefill_cancelled(const Sequence& sequence) override { sender_.ended(sequence); }
-
   InstanceOptions options_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<KvMemory> memory_;
@@ -105,8 +95,9 @@ class Instance final : private EngineHooks {
   Clock& clock_;
   InstanceParts parts_;
   Attempts attempts_;
-  Engine engine_;
+  handover::Leases leases_;
   handover::Sender sender_;
+  Engine engine_;
   handover::Receiver receiver_;
 
   // A peer that the wire is not connected to yet.
@@ -117,9 +108,7 @@ class Instance final : private EngineHooks {
     double again_s = 0;   // Clock: not asked before
   };
   std::map<InstanceId, Meeting> meeting_;
-  handover::Leases leases_;
-  std::vector<Envelope> inbox_;  // taken, not handled; those that wait for a wire in front
-  double reported_s_ = 0;        // Clock: the last CacheReport
+  double reported_s_ = 0;  // Clock: the last CacheReport
 
   mutable std::mutex stats_mutex_;
   InstanceStats published_;

@@ -20,7 +20,7 @@
 #include "disagg/order.h"
 #include "disagg/placement.h"
 #include "disagg/service.h"
-#include "disagg/transport/transport.h"
+#include "disagg/transfer_plan.h"
 
 namespace xpyd::disagg {
 
@@ -39,16 +39,6 @@ struct InstanceInfo {
   int max_batch = 0;
   std::string address;  // of its transport
   std::string control;  // where it takes channels of its peers; empty: a thread of the conductor's process
-};
-
-// Where one sequence's KV is, on the instance that sends this, for a peer that may write or read
-// there: in the same blocks of every rank's memory.
-struct KvPlace {
-  WindowKey window;
-  std::vector<int32_t> blocks;  // empty: contiguous, in `slot`
-  int32_t slot = 0;
-  int cached_tokens = 0;            // there already: not sent again
-  std::vector<uint64_t> checksums;  // pull: kv_checksums() of it all; empty: not computed
 };
 
 // ---- Conductor -> instance.
@@ -167,19 +157,10 @@ struct KvRenewed {  // either way: these attempts still stand here
   std::vector<AttemptId> attempts;
 };
 
-// Any one of them. Its copies, moves and end are in messages.cc: for so many kinds they take a compiler a while.
-struct Message
-    : std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed, Report,
-                   PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered, KvTaken, KvRenewed,
-                   PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined, LeaveRequest, CacheReport> {
-  using variant::variant;
-  Message();
-  Message(const Message&);
-  Message(Message&&) noexcept;
-  Message& operator=(const Message&);
-  Message& operator=(Message&&) noexcept;
-  ~Message();
-};
+using Message =
+    std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed, Report,
+                 PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered, KvTaken, KvRenewed,
+                 PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined, LeaveRequest, CacheReport>;
 
 struct Envelope {
   InstanceId from = kConductor, to = kConductor;

@@ -24,7 +24,7 @@ void log_refusal(const std::string& text) { log_line(LogLevel::warning, "xpyd wo
 ChannelEvents turned_away(const ChannelPtr& channel, const std::string& why) {
   log_refusal("a channel from " + channel->peer().id + " is refused: " + why);
   channel->close(why);
-  return {[](uint16_t, std::string_view) {}, [](const std::string&) {}};
+  return {};
 }
 
 std::chrono::duration<double> seconds(double s) { return std::chrono::duration<double>(s); }

@@ -29,7 +29,6 @@
 #include "base/files.h"
 #include "disagg/process_cluster.h"
 #include "experiments/experiment.h"
-#include "server/options.h"
 #include "server/stack.h"
 
 namespace xpyd::experiments::failure_timeline_experiment {

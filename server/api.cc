@@ -1,13 +1,16 @@
 #include "server/api.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <sstream>
 
 #include "base/json.h"
-#include "server/generation.h"
+#include "disagg/net/hello.h"
 
 extern "C" const char xpyd_page_begin[], xpyd_page_end[];  // page.cc
 
@@ -16,8 +19,16 @@ namespace {
 
 // Up to this a body is parsed and tokenized at once: about a millisecond. Beyond, on another thread.
 constexpr size_t kInlineBodyBytes = 16u << 10;
+constexpr size_t kSmallBodyBytes = 128u << 10;  // some 10 ms
 constexpr int kLogLinesPerSecond = 500;
 constexpr size_t kMaxClientIdBytes = 128;
+
+constexpr size_t kMaxKeyFileBytes = 1u << 20;
+
+// What is compared are digests: how long it takes says nothing of the keys, nor of their lengths.
+bool equal_keys(std::string_view a, std::string_view b) {
+  return equal_in_constant_time(hmac_sha256("", a), hmac_sha256("", b));
+}
 
 std::string client_id(const HttpRequest& request) {
   std::string id(request.header("x-request-id"));
@@ -85,8 +96,24 @@ struct Api::Incoming {
 
 std::span<const Api::Row> Api::table() {
   using In = std::shared_ptr<Incoming>;
-  static constexpr auto health = [](Api& api, const In& in) { api.health(*in); };
-  static constexpr auto ready = [](Api& api, const In& in) { api.ready(*in); };
+  static constexpr auto health = [](Api& api, const In& in) {
+    const std::string why = api.trouble();
+    JsonText out;
+    out.open('{').add("status", why.empty() ? "ok" : api.draining_ ? "draining" : "unhealthy");
+    if (!why.empty()) out.add("reason", why);
+    api.answer(*in, json_response(out.close('}').take(), why.empty() ? 200 : 503));
+  };
+  // Someone can prefill and someone can decode.
+  static constexpr auto ready = [](Api& api, const In& in) {
+    std::string roles;
+    for (const auto& instance : api.service_.stats().instances) roles += instance.name.substr(0, 1);
+    const std::string why = api.trouble();
+    JsonText out;
+    out.open('{').add("status", why.empty() ? "ready" : "not ready");
+    if (!why.empty()) out.add("reason", why);
+    out.add("prefill", roles.find_first_of("PC") != roles.npos, "decode", roles.find_first_of("DC") != roles.npos);
+    api.answer(*in, json_response(out.close('}').take(), why.empty() ? 200 : 503));
+  };
   static constexpr auto page = [](Api& api, const In& in) {
     constexpr const char* kPolicy =
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
@@ -184,7 +211,6 @@ Api::Api(const ServerOptions& options, Service& service, const Tokenizer* tokeni
 Api::~Api() = default;
 
 // ---- every request
-// --------------------------------------------------------------------------------
 
 const Api::Row* Api::find_row(const HttpRequest& request) const {
   const Row* row = nullptr;
@@ -224,7 +250,8 @@ std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row
     response.headers.emplace_back("WWW-Authenticate", "Bearer");
     return response;
   }
-  if (const auto objection = object_to(request, options_.allowed_hosts)) return error_response(*objection);
+  if (const auto objection = object_to(request, options_.allowed_hosts))
+    return error_response({.status = objection->first, .message = objection->second});
   if (row == nullptr) return error_response({.status = 404, .message = "there is no such path"});
   std::string_view methods = row->methods;
   std::string_view method = request.method == "HEAD" ? "GET" : std::string_view(request.method);
@@ -321,32 +348,88 @@ void Api::log_line(LogLevel level, const std::string& line) {
     ++log_dropped_;
 }
 
-// ---- the routes
-// -----------------------------------------------------------------------------------
+// ---- keys and bodies
 
-void Api::health(const Incoming& in) {
-  const std::string why = trouble();
-  JsonText out;
-  out.open('{').add("status", why.empty() ? "ok" : draining_ ? "draining" : "unhealthy");
-  if (!why.empty()) out.add("reason", why);
-  answer(in, json_response(out.close('}').take(), why.empty() ? 200 : 503));
+int key_owner(const std::vector<std::string>& keys, const HttpRequest& request) {
+  constexpr std::string_view kScheme = "Bearer ";
+  std::string_view given = request.header("authorization");
+  if (!given.starts_with(kScheme)) return -1;
+  given.remove_prefix(kScheme.size());
+  int owner = -1;
+  for (size_t i = 0; i < keys.size(); ++i)
+    if (equal_keys(given, keys[i])) owner = static_cast<int>(i);
+  return owner;
 }
 
-// Ready: someone can prefill and someone can decode.
-void Api::ready(const Incoming& in) {
-  bool prefill = false, decode = false;
-  for (const auto& instance : service_.stats().instances) {
-    char role = instance.name.empty() ? '?' : instance.name[0];
-    prefill = prefill || role == 'P' || role == 'C';
-    decode = decode || role == 'D' || role == 'C';
+bool is_api_key(const std::string& text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < 127; });
+}
+
+Result<std::vector<std::string>> read_api_keys(const std::string& path) {
+  struct stat about {};
+  if (stat(path.c_str(), &about) == 0 && (about.st_mode & 077) != 0)
+    return invalid(path + ": others than its owner can read it: chmod 600");
+  auto text = read_small_file(path, kMaxKeyFileBytes);
+  if (!text) return text.error();
+  std::vector<std::string> keys;
+  std::istringstream lines(text.value());
+  for (std::string line; std::getline(lines, line);) {
+    line.erase(line.find_last_not_of(" \t\r") + 1);
+    if (line.empty() || line[0] == '#') continue;
+    if (!is_api_key(line)) return invalid(path + ": a key has printable ASCII and no blank");
+    keys.push_back(std::move(line));
   }
-  const std::string why = trouble();
-  JsonText out;
-  out.open('{').add("status", why.empty() ? "ready" : "not ready");
-  if (!why.empty()) out.add("reason", why);
-  out.add("prefill", prefill, "decode", decode).close('}');
-  answer(in, json_response(out.take(), why.empty() ? 200 : 503));
+  if (keys.empty()) return invalid(path + ": expected a key on each line, found none");
+  return keys;
 }
+
+BodyThreads::~BodyThreads() {
+  {
+    std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  changed_.notify_all();
+  for (auto& thread : threads_) thread.join();
+}
+
+void BodyThreads::run(const std::string& client, size_t body_bytes, Work work) {
+  std::lock_guard lock(mutex_);
+  Line& line = body_bytes <= kSmallBodyBytes ? small_ : large_;
+  auto at = std::ranges::find(line, client, &Line::value_type::first);
+  if (at == line.end()) at = line.insert(at, {client, {}});
+  at->second.push_back(std::move(work));
+  if (threads_.empty()) {
+    const unsigned n = std::clamp(std::thread::hardware_concurrency() / 4, 1u, 4u);
+    for (unsigned i = 0; i <= n; ++i) threads_.emplace_back([this, i] { loop(i == 0); });
+  }
+  changed_.notify_all();
+}
+
+void BodyThreads::loop(bool small_only) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stopped_ || !small_.empty() || (!small_only && !large_.empty()); });
+    if (stopped_) return;
+    Line& line = small_only || large_.empty() ? small_ : large_;
+    const std::string client = line.front().first;
+    std::deque<Work>& works = line.front().second;
+    Work work = std::move(works.front());
+    works.pop_front();
+    if (works.empty())
+      line.pop_front();
+    else
+      line.splice(line.end(), line, line.begin());
+    lock.unlock();
+    work();
+    work = nullptr;
+    lock.lock();
+    // Who came meanwhile is before this client.
+    if (auto at = std::ranges::find(line, client, &Line::value_type::first); at != line.end())
+      line.splice(line.end(), line, at);
+  }
+}
+
+// ---- the routes
 
 // vocab_size is ours: for clients that make up prompts.
 std::string Api::model_card(const std::string& name) const {
@@ -386,25 +469,16 @@ void Api::convert(const std::shared_ptr<Incoming>& in, decltype(tokenize)& text_
   });
 }
 
-std::optional<ApiError> Api::retire_instance(std::string_view text) {
-  auto refused = [](const Error& error) {
-    return ApiError{.status = error.code == ErrorCode::not_found ? 404 : 400, .message = error.message};
-  };
-  auto body = parse_json(text, "request body");
-  if (!body) return refused(body.error());
-  auto name = get_string(body.value(), "name");
-  if (!name) return refused(name.error());
-  std::string role;
-  if (body.value().contains("role")) {
-    auto given = get_string(body.value(), "role");
-    if (!given) return refused(given.error());
-    role = given.value();
-    if (role != "prefill" && role != "decode" && role != "colocated")
-      return refused(invalid("role: expected prefill, decode or colocated, got " + role));
-  }
-  const Status retired = options_.retire_instance(name.value(), role);
-  if (!retired) return refused(retired.error());
+std::optional<ApiError> Api::retire_instance(std::string_view text) try {
+  const nlohmann::json body = need(parse_json(text, "request body"));
+  const std::string name = need(get_string(body, "name"));
+  const std::string role = body.contains("role") ? need(get_string(body, "role")) : "";
+  if (body.contains("role") && role != "prefill" && role != "decode" && role != "colocated")
+    throw invalid("role: expected prefill, decode or colocated, got " + role);
+  need(options_.retire_instance(name, role));
   return {};
+} catch (const Error& error) {
+  return ApiError{.status = error.code == ErrorCode::not_found ? 404 : 400, .message = error.message};
 }
 
 Result<std::unique_ptr<HttpServer>> HttpServer::listen(const ServerOptions& options, Service& service,
@@ -426,14 +500,5 @@ Result<std::unique_ptr<HttpServer>> HttpServer::listen(const ServerOptions& opti
   server->api_ = std::make_unique<Api>(options, service, tokenizer, chat_template, clock, server->listener_->post());
   return server;
 }
-
-void HttpServer::run() { listener_->run(*api_); }
-
-void HttpServer::begin_drain() {
-  listener_->post()([api = api_.get()] { api->begin_drain(); });
-  listener_->begin_drain();
-}
-
-void HttpServer::stop() { listener_->stop(); }
 
 }  // namespace xpyd::server

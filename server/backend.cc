@@ -2,9 +2,8 @@
 #include <thread>
 #include <vector>
 
-#include "server/stack.h"
-
 #include "base/table.h"
+#include "server/stack.h"
 
 namespace xpyd::server {
 namespace {
@@ -95,7 +94,7 @@ Result<std::shared_ptr<const Weights>> load_host_weights(const Stack& stack) {
   return load_weights(stack.model_dir, stack.config, stack.backend_options.load, loaders);
 }
 
-Result<std::unique_ptr<Backend>> open_cpu_backend(const Stack& stack) {
+Result<std::unique_ptr<Backend>> open_cpu_backend(const Stack& stack) try {
   const std::vector<Role>& instances = stack.options.topology;
   const int cores = std::max(1, int(std::thread::hardware_concurrency()));
   int threads = stack.backend_options.threads;
@@ -111,9 +110,10 @@ Result<std::unique_ptr<Backend>> open_cpu_backend(const Stack& stack) {
   if (stack.backend_options.pin && total > cores)
     return invalid("--pin on: " + std::to_string(instances.size()) + " instances need " + std::to_string(total) +
                    " threads, more than the " + std::to_string(cores) + " cores here");
-  Result<std::shared_ptr<const Weights>> weights = load_host_weights(stack);
-  if (!weights) return weights.error();
-  return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(stack, weights.value(), std::move(of_instances)));
+  return std::unique_ptr<Backend>(
+      std::make_unique<CpuBackend>(stack, need(load_host_weights(stack)), std::move(of_instances)));
+} catch (const Error& error) {
+  return error;
 }
 
 }  // namespace xpyd::server

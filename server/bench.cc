@@ -1,5 +1,7 @@
 // xpyd bench: reads what the server is, makes or reads a load, sends it open loop, prints what users saw.
 
+#include "server/bench.h"
+
 #include <atomic>
 #include <cmath>
 #include <csignal>
@@ -11,7 +13,6 @@
 #include "base/os.h"
 #include "base/progress.h"
 #include "base/utf8.h"
-#include "server/bench_client.h"
 #include "server/commands.h"
 
 namespace xpyd::server {
@@ -35,9 +36,11 @@ class InterruptGuard {
   struct sigaction before_ {};
 };
 
-int fail(const Error& error, int code) {
-  std::fprintf(stderr, "xpyd: bench: %s\n", printable(error.message).c_str());
-  return code;
+// What a server does not answer, or answers wrongly, is no misuse.
+template <class T>
+T from_server(Result<T> result) {
+  if (!result) throw Error{ErrorCode::io, result.error().message};
+  return std::move(result).value();
 }
 
 // The same failure of many requests is one line.
@@ -55,61 +58,50 @@ void print_errors(const std::vector<RequestRecord>& records) {
   }
 }
 
-Result<Load> make_load(const DatasetOptions& o, bool output_given, HttpClient& client, const ServerCard& card) {
-  if (o.name == "mooncake") return mooncake_load(o.path, o.requests, o.time_scale, card.max_model_len);
-  if (o.name == "sharegpt") {
-    auto conversations = read_sharegpt(o.path);
-    if (!conversations) return conversations.error();
-    return sharegpt_load(std::move(conversations).value(), o.requests, output_given ? o.output_tokens : 0,
-                         card.max_model_len, o.seed,
-                         [&](const std::string& text) { return count_tokens(client, card.model, text); });
-  }
+Load make_load(const DatasetOptions& o, bool output_given, HttpClient& client, const ServerCard& card) {
+  if (o.name == "mooncake") return need(mooncake_load(o.path, o.requests, o.time_scale, card.max_model_len));
+  if (o.name == "sharegpt")
+    return need(sharegpt_load(need(read_sharegpt(o.path)), o.requests, output_given ? o.output_tokens : 0,
+                              card.max_model_len, o.seed,
+                              [&](const std::string& text) { return count_tokens(client, card.model, text); }));
   Load load = o.name == "random" ? random_load(o.requests, o.input_tokens, o.output_tokens, o.range_ratio, o.seed)
                                  : shared_prefix_load(o.requests, o.prefix_groups, o.prefix_tokens, o.input_tokens,
                                                       o.output_tokens, o.seed);
   for (const BenchRequest& request : load.requests)
     if (card.max_model_len > 0 && request.input_tokens + request.output_tokens > card.max_model_len)
-      return invalid("--input-len, --output-len: a request of " + std::to_string(request.input_tokens) + " + " +
-                     std::to_string(request.output_tokens) + " tokens is beyond the server's max_model_len of " +
-                     std::to_string(card.max_model_len));
+      throw invalid("--input-len, --output-len: a request of " + std::to_string(request.input_tokens) + " + " +
+                    std::to_string(request.output_tokens) + " tokens is beyond the server's max_model_len of " +
+                    std::to_string(card.max_model_len));
   return load;
 }
 
 }  // namespace
 
-int bench_main(const Options& options) {
+int bench_main(const Options& options) try {
   RealClock clock;
+  BenchOptions bench;
   DatasetOptions dataset;
   SendOptions send;
+  options.fill(bench);
   options.fill(dataset);
   options.fill(send);
-  auto goodput = parse_goodput(options.text("goodput"));
-  if (!goodput) return fail(goodput.error(), 2);
-  const std::string& url_text = options.text("url");
-  auto url = parse_http_url(url_text);
-  if (!url) return fail(invalid("--url: " + url.error().message), 2);
-  if (Status status = check_result_file(options); !status) return fail(status.error(), 2);
-  std::vector<std::pair<std::string, std::string>> headers;
-  if (const std::string& key = options.text("api-key"); !key.empty())
-    headers.emplace_back("Authorization", "Bearer " + key);
+  const Goodput goodput = need(parse_goodput(bench.goodput));
+  const Result<HttpUrl> url = parse_http_url(bench.url);
+  if (!url) throw invalid("--url: " + url.error().message);
+  need(check_result_file(options));
+  HttpHeaders headers;
+  if (!bench.api_key.empty()) headers.emplace_back("Authorization", "Bearer " + bench.api_key);
   raise_descriptor_limit();  // one for each request in flight
-  auto created = HttpClient::create(url.value(), headers);
-  if (!created) return fail(created.error(), 1);
-  HttpClient& client = *created.value();
+  const std::unique_ptr<HttpClient> created = from_server(HttpClient::create(url.value(), headers));
+  HttpClient& client = *created;
 
-  auto read_card = read_server_card(client, send.model);
-  if (!read_card) return fail(read_card.error(), 1);
-  const ServerCard& card = read_card.value();
+  const ServerCard card = from_server(read_server_card(client, send.model));
   send.model = card.model;
   send.seed = dataset.seed;
   if (send.vocab == 0) send.vocab = card.vocab;
   if (send.vocab == 0 && dataset.name != "sharegpt")
-    return fail(invalid("--vocab: expected the model's number of token ids, since the server's "
-                        "/v1/models has no vocab_size"),
-                2);
-  auto made = make_load(dataset, options.given("output-len"), client, card);
-  if (!made) return fail(made.error(), made.error().code == ErrorCode::invalid_argument ? 2 : 1);
-  const Load& load = made.value();
+    throw invalid("--vocab: expected the model's number of token ids, since the server's /v1/models has no vocab_size");
+  const Load load = make_load(dataset, options.given("output-len"), client, card);
   int n = int(load.requests.size());
   for (const std::string& note : load.notes) std::fprintf(stderr, "xpyd: bench: %s\n", printable(note).c_str());
 
@@ -120,28 +112,28 @@ int bench_main(const Options& options) {
     rate = n / due.back();
   }
   std::fprintf(stderr, "xpyd: bench: model %s at %s, context %d, %d requests\n", printable(card.model).c_str(),
-               url_text.c_str(), card.max_model_len, n);
+               bench.url.c_str(), card.max_model_len, n);
 
   InterruptGuard guard;
   auto no_progress = [](int, int) {};
   // A prompt of its own, so that it leaves nothing in a prefix cache that the load could hit.
-  std::vector<BenchRequest> warmups(size_t(options.integer("warmups")));
+  std::vector<BenchRequest> warmups(size_t(bench.warmups));
   for (BenchRequest& warmup : warmups) {
     warmup.text = "warm up";
     warmup.output_tokens = 2;
   }
   LoadRun warm = send_load(client, warmups, std::vector<double>(warmups.size()), send, clock, no_progress, interrupted);
   for (const RequestRecord& record : warm.records)
-    if (!record.ok()) return fail({ErrorCode::io, "warm-up failed: " + record.error}, 1);
+    if (!record.ok()) throw Error{ErrorCode::io, "warm-up failed: " + record.error};
 
-  Progress progress("bench", n, clock, options.text("progress") != "off");
+  Progress progress("bench", n, clock, bench.progress);
   LoadRun run = send_load(
       client, load.requests, due, send, clock,
       [&](int done, int in_flight) { progress.update(done, std::to_string(in_flight) + " in flight"); }, interrupted);
   progress.finish();
 
-  BenchResult result = summarize_bench(run.records, run.start_s, run.duration_s, goodput.value());
-  BenchSetting setting{rate, send.max_concurrency, goodput.value().given};
+  BenchResult result = summarize_bench(run.records, run.start_s, run.duration_s, goodput);
+  BenchSetting setting{rate, send.max_concurrency, goodput.given};
   std::printf("%s", bench_table(result, setting).c_str());
   if (run.unanswered > 0)
     std::printf("Interrupted: %d of %d requests were not answered and are not counted.\n", run.unanswered, n);
@@ -172,9 +164,12 @@ int bench_main(const Options& options) {
                   {"unanswered", run.unanswered},
                   {"notes", load.notes},
                   {"definitions", kBenchDefinitions}});
-  if (Status status = write_result_file(options, std::move(out)); !status) return fail(status.error(), 1);
+  need(write_result_file(options, std::move(out)));
   if (run.unanswered > 0) return 130;
   return result.failed > 0 ? 1 : 0;
+} catch (const Error& error) {
+  std::fprintf(stderr, "xpyd: bench: %s\n", printable(error.message).c_str());
+  return error.code == ErrorCode::invalid_argument ? 2 : 1;
 }
 
 }  // namespace xpyd::server

@@ -1,9 +1,8 @@
-#include "server/bench_client.h"
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
+#include "server/bench.h"
 
 namespace xpyd::server {
 namespace {
@@ -28,21 +27,16 @@ std::string error_message(const json& body) {
 
 }  // namespace
 
-Result<ServerCard> read_server_card(HttpClient& client, const std::string& model) {
-  auto body = client.fetch({.method = "GET", .target = "/v1/models", .body = ""});
-  if (!body) return body.error();
-  auto parsed = parse_json(body.value(), "/v1/models");
-  if (!parsed) return parsed.error();
-  auto cards = get_array(parsed.value(), "data", "/v1/models");
-  if (!cards) return cards.error();
+Result<ServerCard> read_server_card(HttpClient& client, const std::string& model) try {
+  const json answer = need(
+      parse_json(need(client.fetch({.method = "GET", .target = "/v1/models", .body = ""})), "/v1/models"));
   std::string names;
-  for (const json& entry : *cards.value()) {
-    auto id = get_string(entry, "id", "/v1/models");
-    if (!id) return id.error();
-    names += (names.empty() ? "" : ", ") + id.value();
-    if (!model.empty() && id.value() != model) continue;
+  for (const json& entry : *need(get_array(answer, "data", "/v1/models"))) {
+    const std::string id = need(get_string(entry, "id", "/v1/models"));
+    names += (names.empty() ? "" : ", ") + id;
+    if (!model.empty() && id != model) continue;
     ServerCard card;
-    card.model = id.value();
+    card.model = id;
     auto root = get_string(entry, "root");
     card.root = root ? root.value() : card.model;
     card.max_model_len = integer_or_0(entry, "max_model_len");
@@ -50,17 +44,17 @@ Result<ServerCard> read_server_card(HttpClient& client, const std::string& model
     return card;
   }
   return invalid("--model: the server has no '" + model + "', it has: " + names);
+} catch (const Error& error) {
+  return error;
 }
 
-Result<int> count_tokens(HttpClient& client, const std::string& model, const std::string& text) {
+Result<int> count_tokens(HttpClient& client, const std::string& model, const std::string& text) try {
   json request = {{"model", model}, {"prompt", text}, {"add_special_tokens", false}};
-  auto body = client.fetch({.target = "/tokenize", .body = request.dump()});
-  if (!body) return body.error();
-  auto parsed = parse_json(body.value(), "/tokenize");
-  if (!parsed) return parsed.error();
-  auto tokens = get_array(parsed.value(), "tokens", "/tokenize");
-  if (!tokens) return tokens.error();
-  return int(tokens.value()->size());
+  const json answer = need(
+      parse_json(need(client.fetch({.target = "/tokenize", .body = request.dump()})), "/tokenize"));
+  return int(need(get_array(answer, "tokens", "/tokenize"))->size());
+} catch (const Error& error) {
+  return error;
 }
 
 std::string completion_body(const BenchRequest& request, int i, const SendOptions& options) {

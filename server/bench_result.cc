@@ -1,5 +1,3 @@
-#include "server/bench_result.h"
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -7,6 +5,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
+
+#include "server/bench.h"
 
 namespace xpyd::server {
 

@@ -1,4 +1,11 @@
-#include "server/etcd_registry.h"
+// Registry by etcd (v3, through its JSON gateway, so that plain HTTP is enough): one lease per
+// process, kept alive at a third of its time; names are keys under it; watches are streams that
+// begin with a snapshot, again whenever the stream was lost.
+//
+// After an outage the lease is asked for: where etcd still has it nothing happened, where it has
+// expired (or etcd has lost its data) a new one is taken and every name announced again.
+//
+// It lives in this room because it speaks HTTP; the rooms below know the interface only.
 
 #include <nettle/base64.h>
 
@@ -13,6 +20,7 @@
 
 #include "base/json.h"
 #include "server/http_client.h"
+#include "server/local_workers.h"
 
 namespace xpyd::server {
 namespace {

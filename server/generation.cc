@@ -1,11 +1,10 @@
-#include "server/generation.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
 
 #include "base/utf8.h"
+#include "server/api.h"
 
 namespace xpyd::server {
 namespace {
@@ -160,7 +159,10 @@ void Generation::start() {
     // kv_salt() counts on it: a server's numbers begin anew, what its workers keep may not.
     if (request->prompt_logprobs >= 0 && request->cache_salt == 0) request->cache_salt = api_.id_random_.next();
     prompts_[i].request = request;
-    prompts_[i].prompt_tokens = static_cast<int>(request->prompt.size());
+    prompts_[i].seen = {.n = request->n,
+                        .prompt_tokens = static_cast<int>(request->prompt.size()),
+                        .max_tokens = request->max_tokens,
+                        .arrival_s = arrival_s_};
     Status taken = api_.service_.submit(request, std::make_shared<Sink>(self, i, api_.clock_, api_.post_));
     if (taken.ok()) {
       expected_ += static_cast<size_t>(request->n);
@@ -203,46 +205,31 @@ void Generation::on_event(size_t prompt_index, TokenEvent event, double received
 }
 
 void Generation::count(Prompt& prompt, Choice& choice, const TokenEvent& event, double received_s) {
-  prompt.cached_tokens = std::max(prompt.cached_tokens, event.cached_tokens);
-  prompt.queued_s = event.queued_s;
-  prompt.last_token_s = received_s;
+  FinishedRequest& seen = prompt.seen;
+  seen.cached_tokens = std::max(seen.cached_tokens, event.cached_tokens);
+  seen.queued_s = event.queued_s;
+  seen.last_token_s = received_s;
   if (event.token >= 0) {
     ++choice.tokens;
     api_.metrics_.generated_token();
     if (choice.last_token_s > 0) api_.metrics_.inter_token(received_s - choice.last_token_s);
     choice.last_token_s = received_s;
-    if (prompt.first_token_s == 0) {
-      prompt.first_token_s = received_s;
-      prompt.scheduled_s = event.scheduled_s;
-      api_.metrics_.first_token(received_s - arrival_s_, prompt.prompt_tokens);
+    if (seen.first_token_s == 0) {
+      seen.first_token_s = received_s;
+      seen.scheduled_s = event.scheduled_s;
+      api_.metrics_.first_token(received_s - arrival_s_, seen.prompt_tokens);
     }
   }
   if (event.finish == FinishReason::none) return;
   choice.finish = event.finish;
-  choice.preemptions = event.preemptions;
   ++ended_;
-  if (++prompt.ended < prompt.request->n) return;
-  FinishedRequest done;
-  done.n = prompt.request->n;
-  done.prompt_tokens = prompt.prompt_tokens;
-  done.cached_tokens = prompt.cached_tokens;
-  done.max_tokens = prompt.request->max_tokens;
-  size_t first = static_cast<size_t>(&prompt - prompts_.data()) * static_cast<size_t>(done.n);
-  for (size_t i = first; i < first + static_cast<size_t>(done.n); ++i) {
-    done.finishes.push_back(choices_[i].finish);
-    done.generated.push_back(choices_[i].tokens);
-    done.preemptions += choices_[i].preemptions;
-  }
-  done.arrival_s = arrival_s_;
-  done.queued_s = prompt.queued_s;
-  done.scheduled_s = prompt.scheduled_s;
-  done.first_token_s = prompt.first_token_s;
-  done.last_token_s = prompt.last_token_s;
-  api_.metrics_.finished(done);
+  seen.finishes.push_back(event.finish);
+  seen.generated.push_back(choice.tokens);
+  seen.preemptions += event.preemptions;
+  if (++prompt.ended == seen.n) api_.metrics_.finished(seen);
 }
 
 // ---- a session
-// --------------------------------------------------------------------------------------
 
 // A token that ends the reply (end of sequence, stop_token_ids) is no part of it, unless the client
 // wants it in the text. Of a stop string the tokens stay: a token may hold more than the string.
@@ -271,7 +258,6 @@ void Generation::end_turn(bool whole) {
 }
 
 // ---- what is said
-// -----------------------------------------------------------------------------------
 
 void Generation::gather(Choice& choice, TokenEvent event) {
   Part& part = choice.part;
@@ -406,7 +392,7 @@ void Generation::stream(size_t prompt_index, size_t index) {
   add_choice(out, index, first);
   out.close(']');
   if (call_.continuous_usage)
-    add_usage(out, {prompt.prompt_tokens, call_.prompt_only ? 0 : choice.tokens, prompt.cached_tokens});
+    add_usage(out, {prompt.seen.prompt_tokens, call_.prompt_only ? 0 : choice.tokens, prompt.seen.cached_tokens});
   else if (call_.include_usage)
     out.add("usage", nullptr);
   send_event(answer(out.take()));
@@ -427,7 +413,6 @@ void Generation::send_event(const std::string& event) {
 }
 
 // ---- the end
-// --------------------------------------------------------------------------------------
 
 void Generation::fail(const ApiError& error) {
   over_ = true;
@@ -476,8 +461,8 @@ void Generation::end() {
 Generation::Usage Generation::usage() const {
   Usage sum;
   for (const Prompt& prompt : prompts_) {
-    sum.prompt_tokens += prompt.prompt_tokens;
-    sum.cached_tokens += prompt.cached_tokens;
+    sum.prompt_tokens += prompt.seen.prompt_tokens;
+    sum.cached_tokens += prompt.seen.cached_tokens;
   }
   for (const Choice& choice : choices_)
     if (!call_.prompt_only) sum.completion_tokens += choice.tokens;
@@ -490,7 +475,8 @@ std::string Generation::log_text(double now) const {
   Usage total = usage();
   double first = 0;
   for (const Prompt& prompt : prompts_)
-    if (prompt.first_token_s > 0 && (first == 0 || prompt.first_token_s < first)) first = prompt.first_token_s;
+    if (prompt.seen.first_token_s > 0 && (first == 0 || prompt.seen.first_token_s < first))
+      first = prompt.seen.first_token_s;
   char numbers[256];
   std::snprintf(numbers, sizeof numbers,
                 " stream=%d prompts=%zu choices=%zu prompt_tokens=%lld cached_tokens=%lld "

@@ -17,8 +17,6 @@
 #include <unordered_set>
 #include <vector>
 
-#include "server/access.h"
-
 namespace xpyd::server {
 namespace {
 
@@ -264,40 +262,29 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
 class HttpListener::Exchange final : public HttpExchange {
  public:
   Exchange(std::weak_ptr<Connection> connection, uint64_t id) : connection_(std::move(connection)), id_(id) {}
-  void respond(HttpResponse response) override {
-    if (auto c = current()) c->respond(std::move(response));
-  }
-  void begin_stream(HttpResponse head) override {
-    if (auto c = current()) c->begin_stream(std::move(head));
-  }
-  void write(std::string bytes) override {
-    if (auto c = current()) c->write(std::move(bytes));
-  }
-  void end_stream() override {
-    if (auto c = current()) c->end_stream();
-  }
+  void respond(HttpResponse response) override { call(&Connection::respond, std::move(response)); }
+  void begin_stream(HttpResponse head) override { call(&Connection::begin_stream, std::move(head)); }
+  void write(std::string bytes) override { call(&Connection::write, std::move(bytes)); }
+  void end_stream() override { call(&Connection::end_stream); }
+  void body_freed() override { call(&Connection::body_freed); }
   void on_gone(std::function<void()> callback) override {
-    if (auto c = current())
-      c->on_gone(std::move(callback));
-    else
-      callback();
-  }
-  void body_freed() override {
-    if (auto c = current()) c->body_freed();
+    if (!call(&Connection::on_gone, callback)) callback();
   }
 
  private:
-  // Null: the request has been answered, or its client has gone.
-  std::shared_ptr<Connection> current() const {
-    auto c = connection_.lock();
-    return c && c->is_asked(id_) ? c : nullptr;
+  // False: the request has been answered, or its client has gone.
+  template <class Method, class... Arguments>
+  bool call(Method method, Arguments&&... arguments) const {
+    const auto c = connection_.lock();
+    if (!c || !c->is_asked(id_)) return false;
+    ((*c).*method)(std::forward<Arguments>(arguments)...);
+    return true;
   }
   std::weak_ptr<Connection> connection_;
   uint64_t id_;
 };
 
 // ---- receiving
-// ------------------------------------------------------------------------------------
 
 void HttpListener::Connection::arm(double s) {
   timer_.expires_after(seconds(s));
@@ -447,7 +434,6 @@ void HttpListener::Connection::refuse(int status, const std::string& why) {
 }
 
 // ---- answering
-// ------------------------------------------------------------------------------------
 
 void HttpListener::Connection::respond(HttpResponse response) {
   close_after_ = close_after_ || response.close || loop_.draining;
@@ -562,7 +548,6 @@ void HttpListener::Connection::linger() {
 }
 
 // ---- the listener
-// ---------------------------------------------------------------------------------
 
 void HttpListener::Loop::charge(const std::string& address, int n_places, ptrdiff_t bytes) {
   Use& held = use[address];

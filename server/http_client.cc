@@ -13,8 +13,6 @@
 #include <charconv>
 #include <unordered_set>
 
-#include "server/http_parser.h"
-
 namespace xpyd::server {
 namespace {
 
@@ -171,8 +169,7 @@ struct HttpClient::Connection : std::enable_shared_from_this<Connection> {
 HttpClient::HttpClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpClient::~HttpClient() { abort_all(); }
 
-Result<std::unique_ptr<HttpClient>> HttpClient::create(const HttpUrl& url,
-                                                       std::vector<std::pair<std::string, std::string>> headers) {
+Result<std::unique_ptr<HttpClient>> HttpClient::create(const HttpUrl& url, HttpHeaders headers) {
   auto impl = std::make_unique<Impl>();
   impl->url = url;
   headers.insert(headers.begin(), {"Host", url.authority()});

@@ -9,10 +9,9 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "base/status.h"
+#include "server/http.h"
 
 namespace xpyd::server {
 
@@ -44,8 +43,7 @@ class HttpClient {
   using OnDone = std::function<void(const HttpOutcome& outcome)>;
 
   // Resolves the name now. `headers` go with every request.
-  static Result<std::unique_ptr<HttpClient>> create(const HttpUrl& url,
-                                                    std::vector<std::pair<std::string, std::string>> headers);
+  static Result<std::unique_ptr<HttpClient>> create(const HttpUrl& url, HttpHeaders headers);
   ~HttpClient();  // drops what is in flight, without callbacks
 
   // on_done is called exactly once unless the client is destroyed or abort_all is called first.

@@ -1,11 +1,16 @@
 #define BOOST_ASIO_DISABLE_FENCED_BLOCK  // see boost_impl.cc
-#include "server/http_parser.h"
+#include <arpa/inet.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/buffer.hpp>
 #include <boost/beast/http/basic_parser.hpp>
+#include <boost/beast/http/rfc7230.hpp>
 #include <boost/beast/http/status.hpp>
 #include <cctype>
+#include <cstring>
+
+#include "server/http.h"
 
 namespace xpyd::server {
 namespace {
@@ -29,16 +34,7 @@ bool is_token_char(unsigned char c) {
 
 // Whether a comma-separated header value contains `word`.
 bool has_word(std::string_view list, std::string_view word) {
-  std::string text = lower(list);
-  for (size_t at = 0; at <= text.size();) {
-    size_t end = std::min(text.find(',', at), text.size());
-    std::string_view item = std::string_view(text).substr(at, end - at);
-    while (!item.empty() && (item.front() == ' ' || item.front() == '\t')) item.remove_prefix(1);
-    while (!item.empty() && (item.back() == ' ' || item.back() == '\t')) item.remove_suffix(1);
-    if (item == word) return true;
-    at = end + 1;
-  }
-  return false;
+  return http::token_list(string_view(list.data(), list.size())).exists(string_view(word.data(), word.size()));
 }
 
 // "GET / HTTP/9.9": HTTP, of a version that is not ours. "GET /a b HTTP/1.1" is no HTTP at all.
@@ -46,6 +42,23 @@ bool third_word_is_http(std::string_view line) {
   size_t first = line.find(' ');
   size_t second = first == line.npos ? first : line.find(' ', first + 1);
   return second != line.npos && line.substr(second + 1).starts_with("HTTP/");
+}
+
+// "name:80", "[::1]:80" -> "name", "::1".
+std::string host_name(std::string_view host) {
+  if (host.starts_with('[')) return lower(host.substr(1, host.find(']') - 1));
+  return lower(host.substr(0, host.find(':')));
+}
+
+bool is_own_name(const std::string& name) {
+  char own[256] = "";
+  gethostname(own, sizeof own - 1);
+  return name == "localhost" || name.ends_with(".localhost") || name == lower(own) || !address_group(name).empty();
+}
+
+bool is_json(std::string_view type) {
+  const std::string text = lower(type.substr(0, type.find(';')));
+  return text.substr(0, text.find(' ')) == "application/json";
 }
 
 }  // namespace
@@ -67,6 +80,72 @@ std::string lower(std::string_view text) {
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
   return out;
 }
+
+// ---- who asks
+
+std::string address_group(std::string_view address) {
+  const std::string text(address.substr(0, address.find('%')));  // without an interface's name
+  char out[INET6_ADDRSTRLEN];
+  in_addr four;
+  if (inet_pton(AF_INET, text.c_str(), &four) == 1) return inet_ntop(AF_INET, &four, out, sizeof out);
+  in6_addr six;
+  if (inet_pton(AF_INET6, text.c_str(), &six) != 1) return "";
+  if (IN6_IS_ADDR_V4MAPPED(&six)) return inet_ntop(AF_INET, six.s6_addr + 12, out, sizeof out);
+  if (!IN6_IS_ADDR_LOOPBACK(&six)) std::memset(six.s6_addr + 8, 0, 8);
+  return inet_ntop(AF_INET6, &six, out, sizeof out);
+}
+
+std::string client_address(const std::string& peer, const HttpRequest& request,
+                           const std::vector<std::string>& trusted) {
+  auto trusts = [&](const std::string& address) {
+    return std::find(trusted.begin(), trusted.end(), address) != trusted.end();
+  };
+  if (!trusts(peer)) return peer;
+  std::string list;  // of all such headers: proxies append to the line, or add one
+  for (const auto& [name, value] : request.headers)
+    if (name == "x-forwarded-for") list += "," + value;
+  while (!list.empty()) {
+    const size_t comma = list.rfind(',');
+    std::string_view item = std::string_view(list).substr(comma + 1);
+    item.remove_prefix(std::min(item.find_first_not_of(" \t["), item.size()));
+    const std::string address = address_group(item.substr(0, item.find_first_of(" \t]")));
+    if (address.empty()) return peer;  // not an address: nobody knows who that is
+    if (!trusts(address)) return address;
+    list.resize(comma);
+  }
+  return peer;
+}
+
+bool is_loopback_address(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
+
+std::optional<std::pair<int, std::string>> object_to(const HttpRequest& request,
+                                                     const std::vector<std::string>& allowed_hosts) {
+  const std::string_view host = request.header("host"), origin = request.header("origin");
+  auto listed = [&](const std::string& name) {
+    return std::any_of(allowed_hosts.begin(), allowed_hosts.end(),
+                       [&](const std::string& one) { return one == "*" || lower(one) == name; });
+  };
+  if (!host.empty() && !is_own_name(host_name(host)) && !listed(host_name(host)))
+    return std::pair(403, "this server does not go by the name in the Host header; see --allowed-hosts");
+  // A browser says from which page a request comes: ours has our own name.
+  if (!origin.empty()) {
+    const size_t at = origin.find("://");
+    const std::string_view from = at == origin.npos ? "" : origin.substr(at + 3);
+    const bool named =  // behind a proxy Host may be another
+        std::any_of(allowed_hosts.begin(), allowed_hosts.end(),
+                    [&](const std::string& one) { return lower(one) == lower(from); });
+    if (from.empty() || (lower(from) != lower(host) && !named))
+      return std::pair(403, "requests from pages of another origin are not served");
+  }
+  // A form or a script of another origin may send other types without asking first.
+  const std::string_view type = request.header("content-type"), length = request.header("content-length");
+  const bool body = !request.header("transfer-encoding").empty() || length.find_first_not_of('0') != length.npos;
+  if (request.method == "POST" && (body || !type.empty()) && !is_json(type))
+    return std::pair(415, "send the body as Content-Type: application/json");
+  return {};
+}
+
+// ---- parsing
 
 // Beast's callbacks into our message.
 template <bool is_request>
@@ -130,7 +209,6 @@ class BeastParser final : public http::basic_parser<is_request> {
 };
 
 // ---- requests
-// -------------------------------------------------------------------------------------
 
 HttpParser::HttpParser(const HttpLimits& limits) : limits_(limits) {}
 HttpParser::~HttpParser() = default;
@@ -288,7 +366,6 @@ HttpRequest HttpParser::take() {
 }
 
 // ---- responses
-// ------------------------------------------------------------------------------------
 
 HttpResponseParser::HttpResponseParser() = default;
 HttpResponseParser::HttpResponseParser(HttpResponseParser&&) noexcept = default;

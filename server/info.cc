@@ -227,13 +227,13 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
 }
 
 // --ranks: tp x pp of the prefill instance, a colon, those of the decode instance.
-Status read_ranks(const std::string& text, const ModelConfig& c, KvShards& p, KvShards& d) {
+void read_ranks(const std::string& text, const ModelConfig& c, KvShards& p, KvShards& d) {
   p = d = {.n_layers = c.n_layers, .n_kv_heads = c.n_kv_heads};
   char more;
   if (std::sscanf(text.c_str(), "%4dx%4d:%4dx%4d%c", &p.tp, &p.pp, &d.tp, &d.pp, &more) != 4)
-    return invalid("--ranks: expected tp x pp of both sides, such as 2x1:4x1, got '" + printable(text) + "'");
-  if (Status s = check_model_shards(c, p, "--ranks: prefill tp", "prefill pp"); !s) return s;
-  return check_model_shards(c, d, "--ranks: decode tp", "decode pp");
+    throw invalid("--ranks: expected tp x pp of both sides, such as 2x1:4x1, got '" + printable(text) + "'");
+  need(check_model_shards(c, p, "--ranks: prefill tp", "prefill pp"));
+  need(check_model_shards(c, d, "--ranks: decode tp", "decode pp"));
 }
 
 json describe_ranks(const Subject& subject, const KvShards& p, const KvShards& d) {
@@ -277,36 +277,32 @@ json describe_ranks(const Subject& subject, const KvShards& p, const KvShards& d
 
 }  // namespace
 
-int info_main(const Options& options) {
+int info_main(const Options& options) try {
   const std::string dir = model_dir(options);
-  if (Status status = check_result_file(options); !status) return fail(": info", status.error(), 2);
-  if (Status status = check_model_folder(dir, false); !status) return fail(": info", status.error(), 2);
-  auto loaded = load_model_config(dir);
-  if (!loaded) return fail(": info", loaded.error(), 2);
+  need(check_result_file(options));
+  if (Status status = check_model_folder(dir, false); !status) throw invalid(status.error().message);
+  Result<ModelConfig> loaded = load_model_config(dir);
+  if (!loaded) throw invalid(loaded.error().message);
   Subject subject{options, loaded.value(), {}, {}};
   const ModelConfig& config = subject.config;
   ClusterOptions& cluster = subject.cluster;
   read_options(options, cluster, subject.backend);
   int& max_len = cluster.max_model_len;
   if (max_len > config.max_position)
-    return fail(": info",
-                invalid("--max-model-len: the model's context is " + std::to_string(config.max_position) + " tokens"),
-                2);
+    throw invalid("--max-model-len: the model's context is " + std::to_string(config.max_position) + " tokens");
   if (max_len == 0) max_len = config.max_position;
-  subject.tokens = std::min(int(options.integer("tokens")), max_len);
-  if (options.given("tokens") && options.integer("tokens") > max_len)
-    return fail(": info", invalid("--tokens: the longest sequence is " + std::to_string(max_len) + " tokens"), 2);
+  const int tokens = int(options.integer("tokens"));
+  subject.tokens = std::min(tokens, max_len);
+  if (options.given("tokens") && tokens > max_len)
+    throw invalid("--tokens: the longest sequence is " + std::to_string(max_len) + " tokens");
   cluster.kv.shape = kv_shape(config, cluster.kv.shape.dtype);
   cluster.kv.max_sequence_tokens = max_len;
   cluster.kv.vattention.max_sequences = max_sequences(cluster.max_batch);
-  if (Status status = check_model_shards(config, cluster.shards(Role::prefill), "--prefill-tp", "--prefill-pp");
-      !status)
-    return fail(": info", status.error(), 2);
+  need(check_model_shards(config, cluster.shards(Role::prefill), "--prefill-tp", "--prefill-pp"));
 
   const std::string& ranks = options.text("ranks");
   KvShards prefill, decode;
-  if (!ranks.empty())
-    if (Status status = read_ranks(ranks, config, prefill, decode); !status) return fail(": info", status.error(), 2);
+  if (!ranks.empty()) read_ranks(ranks, config, prefill, decode);
 
   json out = {{"model", config.name}, {"family", config.family}, {"parameters", config.parameters()}};
   out["config"] = describe_model(config);
@@ -322,8 +318,10 @@ int info_main(const Options& options) {
   print_variants("gemm (* chosen)", out["gemm"]);
   print_variants("attention (* chosen)", out["attention"]);
   std::fflush(stdout);
-  const Status status = write_result_file(options, std::move(out));
-  return status ? 0 : fail(": info", status.error(), 1);
+  need(write_result_file(options, std::move(out)));
+  return 0;
+} catch (const Error& error) {
+  return fail(": info", error);
 }
 
 }  // namespace xpyd::server

@@ -23,13 +23,9 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/version.h"
-#include "disagg/process_cluster.h"
 #include "disagg/worker.h"
-#include "server/etcd_registry.h"
-#include "server/options.h"
 #include "server/signals.h"
 #include "server/stack.h"
-#include "server/supervisor.h"
 
 namespace xpyd::server {
 namespace {
@@ -38,7 +34,7 @@ const char* role_name(Role role) {
   return role == Role::prefill ? "prefill" : role == Role::decode ? "decode" : "colocated";
 }
 
-Status write_key(const std::string& path) {
+void write_key(const std::string& path) {
   const ClusterKey key = ClusterKey::random();
   std::string text;  // no line end in it, so that it is read as it is
   for (char c : key.bytes()) {
@@ -49,8 +45,7 @@ Status write_key(const std::string& path) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   const bool written = fd >= 0 && write(fd, text.data(), text.size()) == ssize_t(text.size());
   if (fd >= 0) close(fd);
-  if (written) return ok();
-  return Error{ErrorCode::io, path + ": " + std::strerror(errno)};
+  if (!written) throw Error{ErrorCode::io, path + ": " + std::strerror(errno)};
 }
 
 using Command = std::vector<std::string>;
@@ -320,6 +315,44 @@ class LocalWorkers final : public Runtime {
 
 }  // namespace
 
+Supervisor::Orders Supervisor::look(std::span<const Presence> seen, double now) {
+  constexpr double kTurn = 1;  // seconds: a longer one was this process asleep, and no child silent
+  const double slept = std::max(0.0, now - looked_s_.value_or(now) - kTurn);
+  looked_s_ = now;
+  Orders orders;
+  for (size_t i = 0; i < children_.size(); ++i) {
+    Child& c = children_[i];
+    if (c.life == Child::waiting && now >= c.start_at_s) orders.start.push_back(i);
+    if (c.life != Child::running) continue;
+    c.since_s = std::min(now, c.since_s + slept);
+    if (std::exchange(c.seen, seen[i]) != seen[i]) c.since_s = now;
+    c.had_channel |= c.seen >= Presence::connected;
+    const double lasted = now - c.since_s;
+    if (c.seen == Presence::serving) {
+      if (lasted >= options_.longest_wait_s) c.ends = 0;
+    } else if (lasted > (c.seen == Presence::stopped || (c.seen == Presence::absent && c.had_channel)
+                             ? options_.silence_s
+                             : options_.start_s)) {
+      orders.kill.push_back(i);
+      c.since_s = now;
+    }
+  }
+  return orders;
+}
+
+void Supervisor::started(size_t child, double now) {
+  children_[child] = {.life = Child::running, .ends = children_[child].ends, .since_s = now};
+}
+
+std::optional<double> Supervisor::ended(size_t child, bool retired, double now) {
+  Child& c = children_[child];
+  c.life = retired || !options_.restart ? Child::gone : Child::waiting;
+  if (c.life == Child::gone) return {};
+  const double wait = std::min(options_.longest_wait_s, std::ldexp(options_.first_wait_s, std::min(c.ends++, 60)));
+  c.start_at_s = now + wait;
+  return wait;
+}
+
 Result<ClusterKey> ProcessOptions::read_key() const {
   Result<ClusterKey> key = ClusterKey::from_file(key_file);
   if (!key) return Error{key.error().code, "--cluster-key-file: " + key.error().message};
@@ -333,7 +366,7 @@ Result<std::unique_ptr<Registry>> ProcessOptions::open_registry(Clock& clock) co
   return opened;
 }
 
-Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options& options) {
+Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options& options) try {
   SignalThread::hold();  // soon there is a folder with a key to remove, and workers to end
   auto folder = std::make_unique<PrivateFolder>();
   if (folder->path().empty())
@@ -342,22 +375,17 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options&
   options.fill(own);
   if (own.key_file.empty()) {
     own.key_file = folder->path() + "/key";
-    if (Status written = write_key(own.key_file); !written) return written.error();
+    write_key(own.key_file);
   }
-  Result<ClusterKey> key = own.read_key();
-  if (!key) return key.error();
   ProcessClusterOptions cluster{
-      .conductor = conductor_options(stack.options), .key = key.value(), .fingerprint = fingerprint(stack)};
+      .conductor = conductor_options(stack.options), .key = need(own.read_key()), .fingerprint = fingerprint(stack)};
   cluster.conductor.lease_s = own.lease_s;
-  Result<std::shared_ptr<HandoffPool>> pool = make_handoff_pool(stack.options);
-  if (!pool) return pool.error();
-  cluster.pool = std::move(pool).value();
+  cluster.pool = need(make_handoff_pool(stack.options));
   cluster.listen = own.bind.empty() ? "unix:" + folder->path() + "/conductor" : own.bind;
   Result<std::unique_ptr<ProcessCluster>> made = ProcessCluster::create(std::move(cluster), stack.clock);
   if (!made) return invalid("--cluster-bind: " + made.error().message);
-  Result<std::unique_ptr<Registry>> registry = own.open_registry(stack.clock);
-  if (!registry) return registry.error();
-  if (registry.value()) registry.value()->announce(kConductorName, made.value()->address());
+  std::unique_ptr<Registry> registry = need(own.open_registry(stack.clock));
+  if (registry) registry->announce(kConductorName, made.value()->address());
   std::vector<Command> commands;
   const std::vector<Role>& topology = stack.options.topology;
   for (Role role : topology)
@@ -368,9 +396,10 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options&
   options.fill(supervision);
   supervision.silence_s = std::max(5.0, 4 * own.lease_s);
   if (!supervision.restart) supervision.silence_s = supervision.start_s = HUGE_VAL;
-  return std::unique_ptr<Runtime>(std::make_unique<LocalWorkers>(std::move(folder), std::move(made).value(),
-                                                                 std::move(registry).value(), std::move(commands),
-                                                                 supervision, stack.clock));
+  return std::unique_ptr<Runtime>(std::make_unique<LocalWorkers>(
+      std::move(folder), std::move(made).value(), std::move(registry), std::move(commands), supervision, stack.clock));
+} catch (const Error& error) {
+  return error;
 }
 
 }  // namespace xpyd::server

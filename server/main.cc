@@ -18,7 +18,6 @@
 #include "base/table.h"
 #include "base/version.h"
 #include "server/commands.h"
-#include "server/options.h"
 #include "server/stack.h"
 
 namespace xpyd::server {

@@ -11,26 +11,6 @@
 namespace xpyd::server {
 namespace {
 
-// vLLM's buckets, so that quantiles of both are comparable, and finer ones below them: a small
-// model's token takes 0.2 ms.
-constexpr double kTtft[] = {.0002, .0005, .001, .002, .005, .01, .02, .04, .06, .08, .1,  .25, .5,
-                            .75,   1,     2.5,  5,    7.5,  10,  20,  40,  80,  160, 640, 2560};
-constexpr double kInterToken[] = {.00005, .0001, .0002, .0003, .0005, .001, .002, .005, .01, .025, .05, .075, .1, .15,
-                                  .2,     .3,    .4,    .5,    .75,   1,    2.5,  5,    7.5, 10,   20,  40,   80};
-constexpr double kLatency[] = {.001, .002, .005, .01, .02, .05, .1, .2, .3,  .5,  .8,  1,   1.5,  2,   2.5,
-                               5,    10,   15,   20,  30,  40,  50, 60, 120, 240, 480, 960, 1920, 7680};
-constexpr double kN[] = {1, 2, 5, 10, 20};
-constexpr double kPreemptions[] = {1, 2, 3, 4, 5, 10, 20};
-
-std::vector<double> tokens_up_to(int max_tokens) {
-  std::vector<double> bounds;
-  for (double ten = 1;; ten *= 10)
-    for (double step : {1.0, 2.0, 5.0}) {
-      if (ten * step > max_tokens && !bounds.empty()) return bounds;
-      bounds.push_back(ten * step);
-    }
-}
-
 constexpr const char* kRejectNames[] = {"invalid",    "too_long",     "queue_full",   "draining",
                                         "overloaded", "unauthorized", "unknown_model"};
 
@@ -175,23 +155,14 @@ class MetricsText {
   std::string prefix_, model_, name_, out_;
 };
 
-Metrics::Metrics(std::string prefix, std::string model_name, int max_model_len)
-    : prefix_(std::move(prefix)),
-      model_name_(std::move(model_name)),
-      ttft_(kTtft),
-      inter_token_(kInterToken),
-      e2e_(kLatency),
-      queue_(kLatency),
-      prefill_(kLatency),
-      decode_(kLatency),
-      inference_(kLatency),
-      time_per_token_(kInterToken),
-      preemptions_(kPreemptions),
-      prompt_tokens_per_request_(tokens_up_to(max_model_len)),
-      generation_tokens_per_request_(tokens_up_to(max_model_len)),
-      max_tokens_(tokens_up_to(max_model_len)),
-      max_generated_(tokens_up_to(max_model_len)),
-      n_(kN) {}
+std::vector<double> Metrics::tokens_up_to(int max_tokens) {
+  std::vector<double> bounds;
+  for (double ten = 1;; ten *= 10)
+    for (double step : {1.0, 2.0, 5.0}) {
+      if (ten * step > max_tokens && !bounds.empty()) return bounds;
+      bounds.push_back(ten * step);
+    }
+}
 
 bool Metrics::valid_prefix(std::string_view prefix) {
   auto good = [](char c) {

@@ -1,5 +1,3 @@
-#include "server/options.h"
-
 #include <limits>
 #include <string>
 #include <vector>
@@ -7,6 +5,7 @@
 #include "allocator/eviction.h"
 #include "allocator/kv_memory.h"
 #include "attention/attention.h"
+#include "base/table.h"
 #include "batch/admission.h"
 #include "batch/policy.h"
 #include "disagg/order.h"
@@ -15,10 +14,9 @@
 #include "disagg/worker.h"
 #include "model/gemm.h"
 #include "server/api.h"
-#include "server/bench_client.h"
+#include "server/bench.h"
 #include "server/local_workers.h"
 #include "server/stack.h"
-#include "server/supervisor.h"
 
 namespace xpyd::server {
 namespace {
@@ -55,24 +53,11 @@ std::string available(const Rows& rows) {
 // The row of that name; null for "auto", which is the machine's own choice.
 template <auto rows>
 auto row_named(const std::string& name) {
-  const auto all = rows();
-  decltype(all.data()) found = nullptr;
-  for (const auto& row : all)
-    if (name == row.name) found = &row;
-  return found;
+  return find_row(rows(), name);
 }
 
-KvOrder kv_order(const std::string& name) {
-  return name == "token_major" ? KvOrder::token_major : KvOrder::layer_major;
-}
-KvShare kv_share(const std::string& name) {
-  return name == "alias"      ? KvShare::alias
-         : name == "takeover" ? KvShare::takeover
-         : name == "copy"     ? KvShare::copy
-                              : KvShare::off;
-}
-StreamKv stream_kv(const std::string& name) {
-  return name == "layer" ? StreamKv::layer : name == "chunk" ? StreamKv::chunk : StreamKv::request;
+std::vector<std::string> one_or_none(const std::string& text) {
+  return text.empty() ? std::vector<std::string>() : std::vector{text};
 }
 
 std::vector<OptionRow> make_rows() {
@@ -80,7 +65,7 @@ std::vector<OptionRow> make_rows() {
   static const std::string allocators = names(kv_schemes()), batchings = names(batch_policies()),
                            admissions = names(admission_rules(), "auto"), placements = names(placement_policies()),
                            orders = names(disagg_policies()), wires = names(transports()),
-                           device_names = names(devices()), evictions = names(eviction_policies()),
+                           device_names = names(devices()), evictions = names(kEvictionPolicies),
                            gemms = available(gemm_variants()), attentions = available(attention_variants());
   // name, kind, default, unit, choices, min, max, help, group, field, also
   return {
@@ -138,7 +123,7 @@ std::vector<OptionRow> make_rows() {
        "a touch of KV addresses without memory stops the program (vattention)", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::guard>},
       {"kv-layout", choice, "layer_major", "", "layer_major|token_major", 0, 0, "order of KV bytes in the pool",
-       kEngine, sets_as<kv_order, &ClusterOptions::kv, &KvOptions::order>},
+       kEngine, sets<&ClusterOptions::kv, &KvOptions::order>},
       {"prefix-cache", choice, "on", "", "on|off", 0, 0,
        "reuse the KV of prompts that begin alike, of what the pool holds (not contiguous); what tiers hold is reused "
        "in any case",
@@ -146,7 +131,7 @@ std::vector<OptionRow> make_rows() {
       {"kv-share", choice, "alias", "", "off|alias|takeover|copy", 0, 0,
        "how vattention reuses it: map the page groups a second time, go on in the slot of a sequence that has ended, "
        "or copy",
-       kEngine, sets_as<kv_share, &ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::share>},
+       kEngine, sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::share>},
       {"host-kv-bytes", bytes, "0", "bytes", "", 0, kMaxBytes,
        "host memory of each instance for KV that its pool has no room for; 0: none", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::host_bytes>},
@@ -211,8 +196,7 @@ std::vector<OptionRow> make_rows() {
       {"rdma-nics", text, "", "", "mlx5_0:1,...", 0, 0, "--transport rdma: devices and ports; empty: all that are up",
        kEngine, sets<&ClusterOptions::nics>},
       {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0,
-       "when KV is sent: after each layer, each chunk, or the whole prompt", kEngine,
-       sets_as<stream_kv, &ClusterOptions::stream_kv>},
+       "when KV is sent: after each layer, each chunk, or the whole prompt", kEngine, sets<&ClusterOptions::stream_kv>},
       {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0, "which P and which D take a request",
        kCluster, sets_as<find_placement_policy, &ClusterOptions::placement>},
 
@@ -233,7 +217,7 @@ std::vector<OptionRow> make_rows() {
       {"cluster-key-file", text, "", "", "FILE", 0, 0, "--processes: the cluster's secret; needed beyond this host",
        "serve generate worker", sets<&ProcessOptions::key_file>},
       {"role", choice, "colocated", "", "prefill|decode|colocated", 0, 0, "of this worker", "worker",
-       sets_as<role_of, &WorkerOptions::role>},
+       sets<&WorkerOptions::role>},
       {"join", text, "", "ADDRESS", "HOST:PORT or unix:/path", 0, 0, "the conductor's address", "worker",
        sets<&WorkerOptions::join>},
       {"registry", text, "", "", "etcd://HOST:PORT[/prefix]", 0, 0,
@@ -282,13 +266,15 @@ std::vector<OptionRow> make_rows() {
       {"log-level", choice, "info", "", "debug|info|warning|error", 0, 0,
        "least of the log on stderr: debug tells of every answer, info of every completion, warning of those refused "
        "and of trouble, error of what failed here",
-       "serve worker", sets_as<log_level, &ServerOptions::log_level>},
+       "serve worker", sets<&ServerOptions::log_level>},
       {"chat-template", text, "auto", "", "FILE|auto|plain|none", 0, 0,
        "Jinja template that makes chat messages a prompt; auto: the model folder's; plain: their text, one per line",
        kEngine},
-      {"api-key", text, "", "secret", "KEY", 0, 0, "clients must send it as a Bearer token; empty: open", "serve"},
+      {"api-key", text, "", "secret", "KEY", 0, 0, "clients must send it as a Bearer token; empty: open", "serve",
+       sets_as<one_or_none, &ServerOptions::api_keys>},
       {"api-key-file", text, "", "", "FILE", 0, 0,
-       "more such keys, one on a line, which only the file's owner may read", "serve"},
+       "more such keys, one on a line, which only the file's owner may read", "serve",
+       sets<&ServerOptions::api_key_file>},
       {"insecure", flag, "off", "", "", 0, 0, "serve without a key also on an address that other machines can reach",
        "serve", sets<&ServerOptions::insecure>},
       {"allowed-hosts", text, "", "", "NAME,...", 0, 0,
@@ -330,12 +316,12 @@ std::vector<OptionRow> make_rows() {
        sets<&Request::sampling, &SamplingParams::top_p>},
 
       // bench: the server and the load.
-      {"url", text, "http://127.0.0.1:8000", "", "URL", 0, 0, "server, http only", "bench"},
+      {"url", text, "http://127.0.0.1:8000", "", "URL", 0, 0, "server, http only", "bench", sets<&BenchOptions::url>},
       {"endpoint", text, "/v1/completions", "", "PATH", 0, 0, "completions endpoint", "bench",
        sets<&SendOptions::endpoint>},
       {"model", text, "", "", "NAME", 0, 0, "model to name in requests; empty: the server's first", "bench",
        sets<&SendOptions::model>},
-      {"api-key", text, "", "secret", "KEY", 0, 0, "sent as a Bearer token", "bench"},
+      {"api-key", text, "", "secret", "KEY", 0, 0, "sent as a Bearer token", "bench", sets<&BenchOptions::api_key>},
       {"dataset", choice, "random", "", "random|shared-prefix|sharegpt|mooncake", 0, 0,
        "where prompts and lengths come from", "bench", sets<&DatasetOptions::name>},
       {"dataset-path", text, "", "", "FILE", 0, 0, "of sharegpt (JSON) and mooncake (JSON lines)", "bench",
@@ -371,13 +357,15 @@ std::vector<OptionRow> make_rows() {
       {"ignore-eos", choice, "on", "", "on|off", 0, 0, "on: every answer has its full length", "bench",
        sets<&SendOptions::ignore_eos>},
       {"goodput", text, "", "ms", "'ttft:200 tpot:50 e2el:5000'", 0, 0, "limits that a good request meets, all of them",
-       "bench"},
-      {"warmups", integer, "1", "requests", "", 0, 1024, "sent and awaited first, not counted", "bench"},
+       "bench", sets<&BenchOptions::goodput>},
+      {"warmups", integer, "1", "requests", "", 0, 1024, "sent and awaited first, not counted", "bench",
+       sets<&BenchOptions::warmups>},
       {"timeout", number, "600", "s", "", 0.001, 86400, "of one request, from its sending", "bench",
        sets<&SendOptions::timeout_s>},
       {"detailed", flag, "off", "", "", 0, 0, "each request in --json, too: lengths, times, gaps, text, error", "bench",
        sets<&SendOptions::keep_text>},
-      {"progress", choice, "auto", "", "auto|off", 0, 0, "auto: a bar when stderr is a terminal", "bench"},
+      {"progress", choice, "auto", "", "auto|off", 0, 0, "auto: a bar when stderr is a terminal", "bench",
+       sets_as<is<"auto">, &BenchOptions::progress>},
 
       // info.
       {"tokens", integer, "2048", "tokens", "", 1, 1 << 17, "prompt length for which a transfer is worked out", "info"},

@@ -24,26 +24,22 @@
 
 namespace xpyd::server {
 namespace {
-Result<ServerOptions> http_options(const Options& options, Stack& stack);
+ServerOptions http_options(const Options& options, Stack& stack);
 }  // namespace
 
-int serve_main(const Options& options) {
+int serve_main(const Options& options) try {
   SignalThread signals;
 
   // Request -> TokenEvent: tokenizer, model, the instances and their conductor. Nothing runs yet.
-  Result<std::unique_ptr<Stack>> built = build_stack(options);
-  if (!built) return fail(" serve", built.error());
-  Stack& stack = *built.value();
+  const std::unique_ptr<Stack> built = need(build_stack(options));
+  Stack& stack = *built;
 
   // HTTP bytes -> Request, TokenEvent -> SSE: the port is bound, and nobody is answered yet.
   raise_descriptor_limit();
-  Result<ServerOptions> checked = http_options(options, stack);
-  if (!checked) return fail(" serve", checked.error());
-  const ServerOptions& http = checked.value();
-  Result<std::unique_ptr<HttpServer>> listening = HttpServer::listen(http, *stack.runtime, stack.tokenizer.get(),
-                                                                     stack.chat_template.get(), stack.clock);
-  if (!listening) return fail(" serve", listening.error());
-  HttpServer& server = *listening.value();
+  const ServerOptions http = http_options(options, stack);
+  const std::unique_ptr<HttpServer> listening = need(
+      HttpServer::listen(http, *stack.runtime, stack.tokenizer.get(), stack.chat_template.get(), stack.clock));
+  HttpServer& server = *listening;
   if (http.api_keys.empty() && !server.is_loopback())
     log_line(LogLevel::warning, "xpyd serve: without a key, whoever reaches %s may use it", http.host.c_str());
 
@@ -65,7 +61,8 @@ int serve_main(const Options& options) {
   }
   signals.finish();
   stack.runtime->stop();
-  if (!started) return signals.first() ? 128 + signals.first() : fail(" serve", started.error());
+  if (!started && signals.first()) return 128 + signals.first();
+  need(started);
   if (stack.backend)  // graphs and kernels chosen since it started
     say(stack.backend->describe());
   if (const uint64_t hash = stack.runtime->logits_hash(); hash != 0) {  // 0: no request has ended
@@ -74,11 +71,14 @@ int serve_main(const Options& options) {
     say("logits hash " + std::string(digits));
   }
   return 0;
+} catch (const Error& error) {
+  return fail(" serve", error);
 }
 
 namespace {
 
-Result<ServerOptions> http_options(const Options& options, Stack& stack) {
+// What is wrong with it is thrown.
+ServerOptions http_options(const Options& options, Stack& stack) {
   ServerOptions http;
   options.fill<HttpListenOptions>(http);
   options.fill<ServedModel>(http);
@@ -98,18 +98,16 @@ Result<ServerOptions> http_options(const Options& options, Stack& stack) {
   http.max_model_len = stack.options.max_model_len;
   http.vocab_size = stack.config.vocab;
   http.seed = stack.options.seed;
-  if (const std::string& key = options.text("api-key"); !key.empty()) {
-    if (!is_api_key(key)) return invalid("--api-key: expected printable ASCII and no blank");
-    http.api_keys = {key};
-  }
-  if (const std::string& file = options.text("api-key-file"); !file.empty()) {
-    Result<std::vector<std::string>> keys = read_api_keys(file);
-    if (!keys) return Error{keys.error().code, "--api-key-file: " + keys.error().message};
+  for (const std::string& key : http.api_keys)
+    if (!is_api_key(key)) throw invalid("--api-key: expected printable ASCII and no blank");
+  if (!http.api_key_file.empty()) {
+    Result<std::vector<std::string>> keys = read_api_keys(http.api_key_file);
+    if (!keys) throw Error{keys.error().code, "--api-key-file: " + keys.error().message};
     http.api_keys.insert(http.api_keys.end(), keys.value().begin(), keys.value().end());
   }
   for (std::string& proxy : http.trusted_proxies) {
     const std::string group = address_group(proxy);
-    if (group.empty()) return invalid("--trusted-proxies: " + proxy + ": expected an IP address");
+    if (group.empty()) throw invalid("--trusted-proxies: " + proxy + ": expected an IP address");
     proxy = group;
   }
   http.server_info = options.table();

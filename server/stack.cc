@@ -19,7 +19,7 @@ namespace {
 
 // Whether the model can be cut as the options say, for the roles that there are. Colocated
 // instances take the prefill ones.
-Status check_ranks(const Options& options, const Stack& stack) {
+void check_ranks(const Options& options, const Stack& stack) {
   const ClusterOptions& cluster = stack.options;
   // A worker is told the options of the whole cluster.
   bool decodes = options.values().contains("role");
@@ -27,32 +27,26 @@ Status check_ranks(const Options& options, const Stack& stack) {
     const std::string side = role == Role::decode ? "--decode" : "--prefill";
     decodes = decodes || role == Role::decode;
     const KvShards shards = cluster.shards(role);
-    if (Status status = check_model_shards(stack.config, shards, side + "-tp", side + "-pp"); !status) return status;
+    need(check_model_shards(stack.config, shards, side + "-tp", side + "-pp"));
     if (shards.n_ranks() > 1 && cluster.kv.vattention.on_card)
-      return invalid(side + "-tp " + std::to_string(shards.tp) + ", " + side + "-pp " + std::to_string(shards.pp) +
-                     ": only --device cpu has more than one rank");
+      throw invalid(side + "-tp " + std::to_string(shards.tp) + ", " + side + "-pp " + std::to_string(shards.pp) +
+                    ": only --device cpu has more than one rank");
   }
   for (const auto& [name, n] : {std::pair{"--decode-tp ", cluster.decode_tp}, {"--decode-pp ", cluster.decode_pp}})
     if (!decodes && n > 1)
-      return invalid(name + std::to_string(n) + ": --topology " + options.text("topology") +
-                     " has no decode instance; colocated instances take --prefill-tp and "
-                     "--prefill-pp");
-  return ok();
+      throw invalid(name + std::to_string(n) + ": --topology " + options.text("topology") +
+                    " has no decode instance; colocated instances take --prefill-tp and --prefill-pp");
 }
 
 // What one of so many instances on this machine can do at most.
-Result<Rates> instance_rates(const BackendOptions& options, size_t n_instances) {
-  if (options.device->peak) {
-    Result<DevicePeak> measured = options.device->peak();
-    if (!measured) return measured.error();
-    return measured.value().rates;
-  }
+Rates instance_rates(const BackendOptions& options, size_t n_instances) {
+  if (options.device->peak) return need(options.device->peak()).rates;
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());
   auto threads = size_t(options.threads);
   if (threads == 0) threads = std::max<size_t>(1, cores / n_instances);
   ThreadTeam team(int(std::min(threads, cores)));
   const PeakRow peak = cached_peak(team).all;
-  return Rates{1e9 * peak.fma_gflops, 1e9 * peak.read_gbps};
+  return {1e9 * peak.fma_gflops, 1e9 * peak.read_gbps};
 }
 
 }  // namespace
@@ -72,37 +66,28 @@ void read_options(const Options& options, ClusterOptions& cluster, BackendOption
   cluster.kv.vattention.on_card = backend.device->name != std::string("cpu");
 }
 
-Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
+Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
   const bool worker = options.values().contains("role");
   auto stack = std::make_unique<Stack>();
   ClusterOptions& cluster = stack->options;
   BackendOptions& backend = stack->backend_options;
   read_options(options, cluster, backend);
   backend.load.seed = cluster.seed;
-  Result<std::vector<Role>> topology = parse_topology(worker ? "1C" : options.text("topology"));
-  if (!topology) return topology.error();
-  cluster.topology = topology.value();
-  if (worker) cluster.topology = {role_of(options.text("role"))};
+  cluster.topology = worker ? std::vector{option_value<Role>(options, "role")}
+                            : need(parse_topology(options.text("topology")));
   cluster.kv.n_memories = int(cluster.topology.size());
 
   stack->model_dir = model_dir(options);
   const std::string& dir = stack->model_dir;
-  if (Status status = check_model_folder(dir, !backend.load.dummy); !status) return status.error();
-  Result<ModelConfig> config = load_model_config(dir);
-  if (!config) return config.error();
-  stack->config = config.value();
+  need(check_model_folder(dir, !backend.load.dummy));
+  stack->config = need(load_model_config(dir));
   if (!backend.load.dummy || has_model_file(dir + "/tokenizer.json")) {
-    Result<std::unique_ptr<const Tokenizer>> tokenizer = Tokenizer::load(dir);
-    if (!tokenizer) return tokenizer.error();
-    stack->tokenizer = std::move(tokenizer).value();
+    stack->tokenizer = need(Tokenizer::load(dir));
     if (stack->tokenizer->vocab_size() > stack->config.vocab)
       return invalid(dir + "/tokenizer.json has ids up to " + std::to_string(stack->tokenizer->vocab_size() - 1) +
                      ", config.json's vocab_size is " + std::to_string(stack->config.vocab));
-    if (const std::string& name = options.text("chat-template"); name != "none") {
-      auto chat = ChatTemplate::load(name, dir, [] { return int64_t{std::time(nullptr)}; });
-      if (!chat) return chat.error();
-      stack->chat_template = std::move(chat).value();
-    }
+    if (const std::string& name = options.text("chat-template"); name != "none")
+      stack->chat_template = need(ChatTemplate::load(name, dir, [] { return int64_t{std::time(nullptr)}; }));
   }
   cluster.vocab = stack->config.vocab;
   cluster.eos_tokens = stack->config.eos_tokens;
@@ -116,7 +101,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   cluster.step_tokens = int(options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
 
   // Processes share no memory unless the wire makes it so.
-  const bool processes = worker || options.flag("processes");
+  const bool processes = stack->processes = worker || options.flag("processes");
   const std::string wire = processes && !options.given("transport") ? "shm" : options.text("transport");
   Result<TransportChoice> choice = parse_transport(wire);
   if (!choice) return invalid("--transport: " + choice.error().message);
@@ -128,13 +113,12 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
   if (cluster.transport->shared_pool && cluster.disagg_options.pull)
     return invalid("--kv-transfer pull: --transport " + wire + " hands blocks over, and reads none");
   if (!worker && std::string(cluster.disagg->name) == "conditional_cost") {
-    Result<Rates> rates = instance_rates(backend, cluster.topology.size());
-    if (!rates) return rates.error();
     const Dtype dtype = backend.load.dtype;
-    cluster.prior = CostPrior{{stack->config, dtype, dtype, cluster.kv.shape.dtype}, rates.value()};
+    cluster.prior = CostPrior{{stack->config, dtype, dtype, cluster.kv.shape.dtype},
+                              instance_rates(backend, cluster.topology.size())};
   }
-  if (Status status = check_ranks(options, *stack); !status) return status.error();
-  if (Status status = check_shared_pool(cluster, processes); !status) return status.error();
+  check_ranks(options, *stack);
+  need(check_shared_pool(cluster, processes));
   if (worker) {  // it keeps its ranks when it is given another role
     const KvShards own = cluster.shards(cluster.topology[0]);
     cluster.prefill_tp = cluster.decode_tp = own.tp;
@@ -146,9 +130,7 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
     cluster.kv.vattention.max_sequences = max_sequences(cluster.max_batch);
     int64_t holds = std::numeric_limits<int64_t>::max();
     for (Role role : cluster.topology) {
-      Result<PoolPlan> plan = plan_ranks(cluster.kv_scheme->name, cluster.kv, cluster.shards(role));
-      if (!plan) return plan.error();
-      const KvLayout& blocks = plan.value().whole;
+      const KvLayout blocks = need(plan_ranks(cluster.kv_scheme->name, cluster.kv, cluster.shards(role))).whole;
       holds = std::min(holds, int64_t(blocks.n_blocks) * blocks.block_tokens);
     }
     if (holds < cluster.max_model_len) {
@@ -161,17 +143,19 @@ Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) {
     }
   }
   return stack;
+} catch (const Error& error) {
+  return error;
 }
 
-Status open_backend(Stack& stack) {
-  Result<std::unique_ptr<Backend>> opened = stack.backend_options.device->open(stack);
-  if (!opened) return opened.error();
-  stack.backend = std::move(opened).value();
+Status open_backend(Stack& stack) try {
+  stack.backend = need(stack.backend_options.device->open(stack));
   stack.options.device = &stack.backend->device();
   stack.options.make_model = [&backend = *stack.backend](int i, DeviceQueue& queue) {
     return backend.make_model(i, queue);
   };
   return ok();
+} catch (const Error& error) {
+  return error;
 }
 
 uint64_t fingerprint(const Stack& stack) {
@@ -185,29 +169,25 @@ uint64_t fingerprint(const Stack& stack) {
   return hash;
 }
 
-Result<std::unique_ptr<Stack>> build_stack(const Options& options) {
-  Result<std::unique_ptr<Stack>> prepared = prepare_stack(options);
-  if (!prepared) return prepared.error();
-  Stack& stack = *prepared.value();
-  if (options.flag("processes")) {
+Result<std::unique_ptr<Stack>> build_stack(const Options& options) try {
+  std::unique_ptr<Stack> prepared = need(prepare_stack(options));
+  Stack& stack = *prepared;
+  if (stack.processes) {
     const auto open = stack.backend_options.device->alone;
     if (open && stack.options.transport->shared_pool) {
-      Result<std::unique_ptr<Device>> device = open();
-      if (!device) return device.error();
-      stack.pool_device = std::move(device).value();
+      stack.pool_device = need(open());
       stack.options.device = stack.pool_device.get();
     }
-    Result<std::unique_ptr<Runtime>> cluster = make_local_workers(stack, options);
-    if (!cluster) return cluster.error();
-    stack.runtime = std::move(cluster).value();
+    stack.runtime = need(make_local_workers(stack, options));
     return prepared;
   }
-  if (Status opened = open_backend(stack); !opened) return opened.error();
-  Result<std::unique_ptr<Cluster>> built = Cluster::create(stack.options, stack.clock);
-  if (!built) return built.error();
-  stack.cluster = built.value().get();
-  stack.runtime = std::move(built).value();
+  need(open_backend(stack));
+  std::unique_ptr<Cluster> cluster = need(Cluster::create(stack.options, stack.clock));
+  stack.cluster = cluster.get();
+  stack.runtime = std::move(cluster);
   return prepared;
+} catch (const Error& error) {
+  return error;
 }
 
 }  // namespace xpyd::server

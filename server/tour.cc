@@ -8,7 +8,7 @@
 #include <cstdio>
 
 #include "batch/engine.h"
-#include "disagg/place.h"
+#include "disagg/transfer_plan.h"
 #include "model/folder.h"
 #include "model/tokenizer.h"
 #include "server/commands.h"

@@ -20,15 +20,6 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 struct Encoder : FieldWriter<Encoder> {
   double now;
 
-  using FieldWriter::number, FieldWriter::numbers;
-  template <class T>
-  void number(const char*, T value, Number) {
-    to.number(value);
-  }
-  template <class T>
-  void numbers(const char*, const std::vector<T>& values, Number) {
-    to.numbers(values);
-  }
   void time(const char*, double value) { to.number(value == 0 ? kNever : now - value); }
   void request(const char*, const std::shared_ptr<const Request>& value) {
     XPYD_CHECK(value != nullptr);
@@ -74,15 +65,6 @@ struct Decoder : FieldReader<Decoder> {
 };
 
 struct Describer : FieldDescriber<Describer> {
-  using FieldDescriber::number, FieldDescriber::numbers;
-  template <class T>
-  void number(const char* name, T&, Number range) {
-    add("number", name, sizeof(T), double(range));
-  }
-  template <class T>
-  void numbers(const char* name, std::vector<T>&, Number range) {
-    add("numbers", name, sizeof(T), double(range));
-  }
   void time(const char* name, double&) { add("time", name, 8); }
   void request(const char* name, std::shared_ptr<const Request>&) {
     add("request", name, 0);
@@ -95,7 +77,7 @@ template <class F, size_t... I>
 void for_each_kind(F f, std::index_sequence<I...>) {
   (f(std::in_place_index<I>), ...);
 }
-using Kinds = std::make_index_sequence<std::variant_size_v<Message::variant>>;
+using Kinds = std::make_index_sequence<std::variant_size_v<Message>>;
 
 // The kinds in the variant's order, and who says them to whom: D down, from the conductor; U up, to
 // it; B both; A across, between instances; - by a worker to its own instance.
@@ -107,7 +89,7 @@ constexpr const char* kKinds[] = {
     "A KvRenewed", "- PeerBroken", "D ClearPrefixCache", "D Welcome", "D Retire",
     "U JoinRequest", "U Joined", "U LeaveRequest", "U CacheReport"};
 // clang-format on
-static_assert(std::size(kKinds) == std::variant_size_v<Message::variant>);
+static_assert(std::size(kKinds) == std::variant_size_v<Message>);
 
 bool may_come(char who, Way way) {
   return way == kAnyWay || (way == kToInstance && (who == 'D' || who == 'B')) ||
@@ -206,17 +188,9 @@ Result<Envelope> decode(uint16_t type, std::string_view payload, double now, con
       Kinds());
   if (Status status = reader.finish(); !status) return wrong(status.error());
   const Check check{door.limits};
-  const Status fits = std::visit([&](const auto& m) { return check(m); },
-                                 static_cast<const Message::variant&>(envelope.message));
+  const Status fits = std::visit([&](const auto& m) { return check(m); }, envelope.message);
   if (!fits) return wrong(fits.error());
   return envelope;
-}
-
-Result<InstanceId> destination(std::string_view payload) {
-  ByteReader reader(payload);
-  InstanceId to = reader.number<InstanceId>("to", kConductor, INT_MAX);
-  if (reader.failed()) return reader.finish().error();
-  return to;
 }
 
 uint64_t codec_schema() {
@@ -225,7 +199,7 @@ uint64_t codec_schema() {
     for_each_kind(
         [&]<size_t I>(std::in_place_index_t<I>) {
           describer.add("message", "", I);
-          std::variant_alternative_t<I, Message::variant> one;
+          std::variant_alternative_t<I, Message> one;
           fields(describer, one);
         },
         Kinds());

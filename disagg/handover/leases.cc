@@ -1,5 +1,6 @@
 #include "disagg/handover/leases.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "disagg/messages.h"
@@ -16,10 +17,6 @@ std::optional<AttemptId> asked(const Message& message) {
 
 }  // namespace
 
-Leases::Leases(double lease_s, Clock& clock) : lease_s_(lease_s), clock_(clock) {}
-
-Leases::~Leases() = default;
-
 void Leases::put(Envelope envelope) {
   if (lease_s_ == 0) return mail_.send(std::move(envelope));
   std::lock_guard lock(mutex_);
@@ -27,17 +24,38 @@ void Leases::put(Envelope envelope) {
   mail_.send(std::move(envelope));
 }
 
-void Leases::take(std::vector<Envelope>& inbox) {
+std::vector<Envelope>& Leases::take() {
   std::lock_guard lock(mutex_);
-  mail_.take(inbox);
+  mail_.take(inbox_);
   unread_.clear();
+  return inbox_;
 }
 
-void Leases::update(Standing of_peer, const std::vector<Envelope>& inbox) {
-  for (const Envelope& envelope : inbox)
+std::vector<std::pair<InstanceId, KvReserved>> Leases::take_reserved() {
+  std::vector<std::pair<InstanceId, KvReserved>> taken;
+  const auto known = std::ptrdiff_t(inbox_.size());
+  mail_.take(inbox_);
+  const auto rest = std::remove_if(inbox_.begin() + known, inbox_.end(), [&](Envelope& envelope) {
+    auto* reserved = std::get_if<KvReserved>(&envelope.message);
+    if (reserved) taken.emplace_back(envelope.from, std::move(*reserved));
+    return reserved != nullptr;
+  });
+  inbox_.erase(rest, inbox_.end());
+  return taken;
+}
+
+void Leases::update(Standing of_peer) {
+  for (const Envelope& envelope : inbox_)
     if (const auto attempt = asked(envelope.message)) of_peer[envelope.from].push_back(*attempt);
   std::lock_guard lock(mutex_);
   standing_ = std::move(of_peer);
+  stood_s_ = clock_.now();
+}
+
+void Leases::add(InstanceId peer, AttemptId attempt) {
+  if (lease_s_ == 0) return;
+  std::lock_guard lock(mutex_);
+  standing_[peer].push_back(attempt);
   stood_s_ = clock_.now();
 }
 

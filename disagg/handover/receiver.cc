@@ -4,12 +4,11 @@
 #include <limits>
 
 #include "disagg/messages.h"
-#include "disagg/place.h"
 
 namespace xpyd::disagg::handover {
 
 void Receiver::on(Incoming& in, Event event, With with) {
-  const auto& step = receiver_machine().step(in.state, event, parts_.visits ? &parts_.visits->receiver : nullptr);
+  const auto& step = kReceiverTable.step(in.state, event, parts_.visits ? &parts_.visits->receiver : nullptr);
   if (kFinished.has(step.next) && !kFinished.has(in.state)) finished_prefills_.push_back(in.attempt);
   in.state = step.next;
   gone_ += in.state == State::gone;
@@ -41,8 +40,8 @@ void Receiver::on(Incoming& in, Event event, With with) {
   }
   // The reservation is broken.
   give_back(in.from, in.attempt, in.handover);
-  room_.give_up(in.place);
-  room_.sweep();
+  give_up(in.place);
+  sweep();
 }
 
 Receiver::Incoming* Receiver::find(InstanceId from, AttemptId attempt) {
@@ -106,7 +105,7 @@ void Receiver::handle(InstanceId from, KvOffered message) {
   in.tokens = in.request->prompt;  // each choice's last token was sampled there, and has no KV yet
   const std::vector<int32_t>& output = message.choices[0].output;
   in.tokens.insert(in.tokens.end(), output.begin(), output.end() - 1);
-  if (Status fits = parts_.check_place(from, message.source, int(in.tokens.size())); !fits) {
+  if (Status fits = parts_.peers.check_place(from, message.source, int(in.tokens.size())); !fits) {
     parts_.tell(kConductor, AttemptFailed{message.attempt, AttemptFailure::refused, fits.error().message});
     return parts_.tell(from, ReservationCancelled{message.attempt});
   }
@@ -169,61 +168,10 @@ void Receiver::peer_gone(InstanceId peer, const std::string& why) {
   tidy();
 }
 
-// ---- Room.
-
-// In the batch, for the choices of those who have it.
-int Receiver::promised() const {
-  int n = 0;
-  for (const auto& [attempt, in] : incoming_)
-    if (!kUngranted.has(in.state) && in.state != State::gone) n += in.request->n;
-  return n;
-}
-
-bool Receiver::grant(Incoming& in) {
-  const Room::Answer room = room_.take(in.place, in.tokens, kv_salt(*in.request, in.attempt), in.request->n,
-                                       promised());
-  if (room == Room::Answer::loading && in.state == State::remote_prefilling) on(in, Event::loads);
-  if (room != Room::Answer::all) return false;
-  const bool elsewhere = in.place.cached_tokens < in.n_computed();  // or all of its KV is here
-  switch (in.order) {
-    case DisaggOrder::push: on(in, Event::room_to_write); break;
-    case DisaggOrder::pull: on(in, elsewhere ? Event::room_to_read : Event::room_for_all); break;
-    default: on(in, elsewhere ? Event::room_to_claim : Event::room_for_all);
-  }
-  return true;
-}
-
-// Tells the prefill instance where to write.
-void Receiver::promise(Incoming& in) {
-  const int n_tokens = int(in.tokens.size());
-  if (Status open = room_.open(in.place, in.from, n_tokens); !open)
-    return on(in, Event::no_window, {AttemptFailure::refused, "no window for it: " + open.error().message});
-  KvReserved answer{.attempt = in.attempt};
-  if (in.place.kv != kNoKv)
-    answer.destination = place_of(parts_.memory, in.place.kv, in.place.window, in.place.cached_tokens);
-  in.deadline_s = parts_.new_deadline();
-  parts_.tell(in.from, std::move(answer));
-}
-
-void Receiver::read(Incoming& in) {
-  const double start = parts_.clock.now();
-  const int n_tokens = int(in.tokens.size());
-  parts_.plan_read(in.from, in.source, in.place.kv, {in.place.cached_tokens, n_tokens, 0, parts_.n_layers}, plan_);
-  in.checksums = in.source.checksums;
-  in.read_s = parts_.clock.now();
-  in.read_bytes = plan_.bytes;
-  in.place.reading = parts_.wire.post(
-      {in.from, KvOp::read, in.source.window, parts_.post_deadline(in.request->deadline_s, plan_.bytes)}, plan_);
-  ++parts_.posted.transfers;
-  parts_.posted.bytes += int64_t(plan_.bytes);
-  parts_.posted.descriptors += int64_t(plan_.copies.size());
-  parts_.posted.seconds += parts_.clock.now() - start;
-}
-
 // ---- Time.
 
 bool Receiver::tick() {
-  bool moved = room_.sweep();
+  bool moved = sweep();
   for (auto& [attempt, in] : incoming_) {
     if (request_over(in))
       on(in, Event::request_over);
@@ -255,10 +203,6 @@ void Receiver::end(Incoming& in) {
     emit_end(*in.sequence, attempts_.aborted(in.attempt) ? FinishReason::abort : FinishReason::timeout, "",
              parts_.clock.now());
   if (in.from >= 0) parts_.tell(in.from, ReservationCancelled{in.attempt});
-}
-
-bool Receiver::all_arrived(const Incoming& in) const {
-  return in.place.window == WindowKey{} || parts_.wire.arrived(in.place.window) >= in.posts;
 }
 
 void Receiver::add_standing(Standing& of_peer) const {

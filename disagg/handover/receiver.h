@@ -1,5 +1,6 @@
-// The decode side of an instance: promises of room to prefill instances, and the KV that comes. What
-// becomes of an attempt is the receiver's table of states.h; here is what its actions do.
+// The decode side of an instance: promises of room to prefill instances, and the KV that comes. What becomes of an
+// attempt is the receiver's table of states.h; here is what its actions do. Room is promised only if it is there now,
+// held while a peer may write there, and given to others only when nobody can any more.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -12,10 +13,21 @@
 #include "batch/engine.h"
 #include "disagg/attempts.h"
 #include "disagg/handover/leases.h"
-#include "disagg/handover/room.h"
 #include "disagg/handover/states.h"
 
 namespace xpyd::disagg::handover {
+
+inline constexpr KvLease kNoLease = -1;
+inline constexpr TransferId kNoTransfer = -1;
+
+// Room for one prompt.
+struct Place {
+  KvHandle kv = kNoKv;  // kNoKv: nothing is held, or the wire is zero-copy
+  KvLease lease = kNoLease;
+  int cached_tokens = 0;             // there already
+  WindowKey window;                  // the peer may write
+  TransferId reading = kNoTransfer;  // pull: on its way here
+};
 
 // Cumulative.
 struct ReceiverStats {
@@ -26,7 +38,7 @@ struct ReceiverStats {
 class Receiver {
  public:
   Receiver(InstanceParts& parts, Attempts& attempts, Engine& engine)
-      : parts_(parts), attempts_(attempts), engine_(engine), room_(parts, engine) {}
+      : parts_(parts), attempts_(attempts), engine_(engine) {}
 
   // decode_first: this instance has the request; any prefill instance will compute its KV.
   void start(StartRequest message);
@@ -49,7 +61,7 @@ class Receiver {
   // Posts of what was delivered are on their way: nobody but the wire tells when they have arrived.
   bool counts() const { return !finished_prefills_.empty(); }
   bool has(AttemptId attempt) const { return incoming_.contains(attempt); }
-  bool empty() const { return incoming_.empty() && room_.empty(); }
+  bool empty() const { return incoming_.empty() && quarantine_.empty(); }
   int expected() const { return int(incoming_.size()); }
   const ReceiverStats& stats() const { return stats_; }
 
@@ -103,27 +115,33 @@ class Receiver {
 
   bool request_over(const Incoming& in) const;
   bool is_late(const Incoming& in) const;
-  bool all_arrived(const Incoming& in) const;
   bool fits(const Incoming& in, const std::vector<ChoiceState>& choices) const;
-  bool is_whole(const Incoming& in) const;
+  void accept(Incoming& in, KvDelivered& delivered);
+  void end(Incoming& in);
+  // Room, and the KV that comes there (receiver_kv.cc).
+  enum class Room { none, loading, all };
+  Room take_room(Incoming& in);
   int promised() const;
   bool grant(Incoming& in);
   void promise(Incoming& in);
   void read(Incoming& in);
-  void accept(Incoming& in, KvDelivered& delivered);
   void look(Incoming& in);
-  void end(Incoming& in);
+  bool all_arrived(const Incoming& in) const;
+  bool is_whole(const Incoming& in) const;
   void adopt(Incoming& in, bool whole);
   void give_back(InstanceId from, AttemptId attempt, std::optional<KvHandover>& handover);
+  bool close(Place& place);
+  void give_up(Place& place);
+  bool sweep();
 
   InstanceParts& parts_;
   Attempts& attempts_;
   Engine& engine_;
-  Room room_;
   std::unordered_map<AttemptId, Incoming> incoming_;
   std::deque<AttemptId> remote_prefilling_;   // want room, in turn
   std::vector<AttemptId> finished_prefills_;  // delivered, or being read
   int gone_ = 0;                              // of incoming_, until the next tidy()
+  std::vector<Place> quarantine_;             // not wanted any more, and somebody may be inside
   TransferPlan plan_;
   ReceiverStats stats_;
 };

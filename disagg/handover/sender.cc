@@ -3,18 +3,18 @@
 #include <algorithm>
 
 #include "disagg/messages.h"
-#include "disagg/place.h"
 
 namespace xpyd::disagg::handover {
 
 void Sender::on(Outgoing& out, Event event, With with) {
-  const auto& step = sender_machine().step(out.state, event, parts_.visits ? &parts_.visits->sender : nullptr);
+  const auto& step = kSenderTable.step(out.state, event, parts_.visits ? &parts_.visits->sender : nullptr);
   out.state = step.next;
   switch (step.action) {
     case Action::nothing: break;
     case Action::ask:
       out.deadline_s = parts_.new_deadline();
       parts_.tell(out.peer, ReserveKv{out.attempt, with.sequence->request, state_of(*with.sequence)});
+      leases_.add(out.peer, out.attempt);
       break;
     case Action::take_place:
       out.destination = std::move(*with.place);
@@ -60,7 +60,7 @@ void Sender::expect(AttemptId attempt, DisaggOrder order, InstanceId decode) {
 // P itself asks for room, so that both directions are in order: D hears of a request before it hears of its end, and P
 // knows it before D answers. It asks when the prompt starts, so that D grants room in the order in which P can use it.
 // (decode_first: D has the room, and learns who will write.)
-void Sender::started(const Sequence& sequence) {
+void Sender::prefill_started(const Sequence& sequence) {
   Outgoing& out = outgoing_.at(sequence.attempt);
   if (out.order == DisaggOrder::pull) return;
   out.n_tokens = sequence.given;
@@ -68,14 +68,22 @@ void Sender::started(const Sequence& sequence) {
   on(out, Event::started, {.sequence = &sequence});
 }
 
+// D's answer comes while the first step runs: the layers that are left need not wait for the step's
+// end. Nor need what has left in an earlier step.
+void Sender::layer_ended() {
+  if (outgoing_.empty()) return;
+  for (auto& [from, reserved] : leases_.take_reserved()) handle(from, std::move(reserved));
+  tick();
+}
+
 // What was computed before the destination was known goes with the first call after it is.
-void Sender::kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_end) {
+void Sender::kv_written(Sequence& sequence, int layer_begin, int layer_end, int, int token_end) {
   Outgoing& out = outgoing_.at(sequence.attempt);
   if (stream_ != StreamKv::request && kWriting.has(out.state))
     send(out, sequence.kv, layer_begin, layer_end, token_end);
 }
 
-void Sender::done(std::vector<SequencePtr> choices) {
+void Sender::prefill_done(std::vector<SequencePtr> choices) {
   Outgoing& out = outgoing_.at(choices[0]->attempt);
   out.kv = std::exchange(choices[0]->kv, kNoKv);
   out.choices = std::move(choices);
@@ -87,7 +95,7 @@ void Sender::handle(InstanceId from, KvReserved message) {
   Outgoing* out = find(from, message.attempt);
   if (!out) return;  // over, and the other side has been told
   if (Any{State::asked, State::waiting}.has(out->state))
-    if (Status fits = parts_.check_place(out->peer, message.destination, out->n_tokens); !fits)
+    if (Status fits = parts_.peers.check_place(out->peer, message.destination, out->n_tokens); !fits)
       return on(*out, Event::misplaced, {AttemptFailure::refused, fits.error().message});
   on(*out, Event::reserved, {.place = &message.destination});
 }
@@ -121,7 +129,7 @@ void Sender::send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, in
     int end = layer + 1;
     while (end < layer_end && out.sent[size_t(end)] == token_begin) ++end;
     if (token_begin < token_end) {
-      parts_.plan_write(kv, out.peer, out.destination, {token_begin, token_end, layer, end}, plan_);
+      parts_.peers.plan_write(kv, out.peer, out.destination, {token_begin, token_end, layer, end}, plan_);
       parts_.posted.bytes += int64_t(plan_.bytes);
       parts_.posted.descriptors += int64_t(plan_.copies.size());
       const double post_s = parts_.clock.now();
@@ -145,7 +153,7 @@ void Sender::offer(Outgoing& out) {
   if (!window) return on(out, Event::no_window, {AttemptFailure::refused, window.error().message});
   out.window = window.value();
   KvPlace source = place_of(parts_.memory, out.kv, out.window, 0);
-  if (parts_.checksum) source.checksums = parts_.checksums(out.kv, 0, first.given);
+  if (parts_.checksum) source.checksums = kv_checksums(parts_.memory, out.kv, 0, first.given);
   KvOffered offered{out.attempt, first.request, {}, std::move(source)};
   for (const SequencePtr& choice : out.choices) offered.choices.push_back(state_of(*choice));
   out.deadline_s = parts_.new_deadline();
@@ -167,7 +175,7 @@ void Sender::deliver(Outgoing& out) {
       on(out, Event::lends);
     }
   } else if (parts_.checksum) {
-    delivered.checksums = parts_.checksums(out.kv, out.destination.cached_tokens, out.choices[0]->given);
+    delivered.checksums = kv_checksums(parts_.memory, out.kv, out.destination.cached_tokens, out.choices[0]->given);
   }
   out.choices.clear();
   ++parts_.posted.transfers;

@@ -1,5 +1,5 @@
-// The prefill side of an instance: prompts whose KV goes to a decode instance. What becomes of one is
-// the sender's table of states.h; here is what its actions do.
+// The prefill side of an instance: prompts whose KV goes to a decode instance, as the engine tells of them. What
+// becomes of one is the sender's table of states.h; here is what its actions do.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -8,24 +8,27 @@
 #include <unordered_map>
 #include <vector>
 
+#include "batch/engine.h"
 #include "disagg/attempts.h"
 #include "disagg/handover/leases.h"
 #include "disagg/handover/states.h"
 
 namespace xpyd::disagg::handover {
 
-class Sender {
+class Sender final : public EngineHooks {
  public:
-  Sender(InstanceParts& parts, StreamKv stream) : parts_(parts), stream_(stream) {}
+  Sender(InstanceParts& parts, Leases& leases, StreamKv stream) : parts_(parts), leases_(leases), stream_(stream) {}
 
   // The attempt will leave for `decode`; its sequence goes to the engine now.
   void expect(AttemptId attempt, DisaggOrder order, InstanceId decode);
 
-  // The engine's hooks, for sequences that leave.
-  void started(const Sequence& sequence);
-  void kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_end);
-  void done(std::vector<SequencePtr> choices);
-  void ended(const Sequence& sequence) { on(outgoing_.at(sequence.attempt), SenderEvent::ended); }
+  // Of sequences that leave.
+  void prefill_started(const Sequence& sequence) override;
+  bool layerwise() const override { return stream_ == StreamKv::layer; }
+  void layer_ended() override;
+  void kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_begin, int token_end) override;
+  void prefill_done(std::vector<SequencePtr> choices) override;
+  void prefill_cancelled(const Sequence& sequence) override { on(outgoing_.at(sequence.attempt), SenderEvent::ended); }
 
   // Of a peer that has no part in the attempt they mean nothing.
   void handle(InstanceId from, KvReserved message);
@@ -105,6 +108,7 @@ class Sender {
   void free(Outgoing& out);
 
   InstanceParts& parts_;
+  Leases& leases_;
   const StreamKv stream_;
   std::unordered_map<AttemptId, Outgoing> outgoing_;
   TransferPlan plan_;

@@ -18,14 +18,9 @@ void ByteWriter::text(std::string_view value) {
 }
 
 bool ByteReader::take_into(void* out, size_t n, const char* what) {
-  if (failed_) return false;
-  if (n > rest_.size()) {
-    fail(what, "needs " + std::to_string(n) + " bytes, " + std::to_string(rest_.size()) + " are left");
-    return false;
-  }
-  std::memcpy(out, rest_.data(), n);
-  rest_.remove_prefix(n);
-  return true;
+  const std::string_view bytes = raw(what, n);
+  if (!failed_) std::memcpy(out, bytes.data(), n);
+  return !failed_;
 }
 
 bool ByteReader::boolean(const char* what) { return number<uint8_t>(what, uint8_t{0}, uint8_t{1}) == 1; }

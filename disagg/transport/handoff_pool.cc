@@ -105,8 +105,8 @@ Result<std::unique_ptr<BlockLedger>> join_ledger(std::shared_ptr<std::byte> word
   RealClock clock;
   for (const double end = clock.now() + kPatienceSeconds;; clock.sleep(1e-2)) {
     auto ledger = BlockLedger::join(words, n_blocks, file, BlockLedger::As::member);
-    if (ledger ? ledger.value()->slot() < n_instances : ledger.error().code != ErrorCode::unavailable) return ledger;
-    // A share of the pool for each is what lets everybody's longest sequence fit (BlockSource::share).
+    if (ledger ? ledger.value()->member() < n_instances : ledger.error().code != ErrorCode::unavailable) return ledger;
+    // A share of the pool for each is what lets everybody's longest sequence fit (BlockPool).
     if (clock.now() >= end)
       return Error{ErrorCode::unavailable,
                    "the KV pool of --transport handoff is cut for the " + std::to_string(n_instances) +
@@ -130,7 +130,9 @@ Result<std::unique_ptr<HandoffPool>> HandoffPool::create(const std::string& sche
   pool->bytes_ = plan.rank_bytes;
   pool->block_bytes_ = plan.block_bytes;
   if (card.value()) {
-    Result<std::shared_ptr<std::byte>> kv = card.value()->allocate_exported(plan.kv_bytes, pool->card_file_);
+    int exported = -1;
+    Result<std::shared_ptr<std::byte>> kv = card.value()->allocate_exported(plan.kv_bytes, exported);
+    pool->card_file_ = Fd(exported);
     if (!kv && kv.error().code == ErrorCode::unavailable) return too_large(kv.error());
     if (!kv) return kv.error();
     pool->card_memory_ = std::move(kv).value();
@@ -141,25 +143,19 @@ Result<std::unique_ptr<HandoffPool>> HandoffPool::create(const std::string& sche
   if (!memory) return too_large(memory.error());
   std::memcpy(memory.value().get(), &plan.header, sizeof(PoolHeader));
   std::shared_ptr<std::byte> words(memory.value(), memory.value().get() + kPage);
-  Result<std::unique_ptr<BlockLedger>> ledger = BlockLedger::join(words, plan.whole.n_blocks, pool->file_,
+  Result<std::unique_ptr<BlockLedger>> ledger = BlockLedger::join(words, plan.whole.n_blocks, pool->file_.get(),
                                                                   BlockLedger::As::observer);
   if (!ledger) return ledger.error();
   pool->ledger_ = std::move(ledger).value();
   pool->meeting_ = make_meeting();
   const auto give = [p = pool.get()](const ChannelPtr& channel, PeerId) {
-    const int files[kMostFiles] = {p->file_, p->card_file_};
-    channel->send_files(kFirstFrameType, "", std::span(files, p->card_file_ < 0 ? 1 : kMostFiles));
+    const int files[kMostFiles] = {p->file_.get(), p->card_file_.get()};
+    channel->send_files(kFirstFrameType, "", std::span(files, files[1] < 0 ? 1 : kMostFiles));
     return ChannelEvents();
   };
   if (Status listening = pool->meeting_->listen_here(give); !listening) return listening.error();
   pool->address_ = pool->meeting_->address().substr(kKind.size());
   return pool;
-}
-
-HandoffPool::~HandoffPool() {
-  meeting_.reset();
-  for (int fd : {file_, card_file_})
-    if (fd >= 0) ::close(fd);
 }
 
 namespace {
@@ -172,7 +168,7 @@ Result<std::vector<Fd>> ask_for_files(const std::string& address) {
   for (;; clock.sleep(1e-3)) {
     auto met = calls.ask(0, std::string(kKind) + address, [&](const auto& answer) {
       return meeting->call(std::string(kKind) + address, 0, answer, [](const ChannelPtr& channel, const auto& wanted) {
-        wanted->channel = HeldChannel(channel);
+        wanted->channel = held(channel);
         const auto take = [channel, weak = std::weak_ptr(wanted)](std::string_view) {
           if (auto waits = weak.lock()) waits->set(channel->take_files());
           return false;  // nothing more is to be said
@@ -248,9 +244,9 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   if (!ledger) return ledger.error();
   std::vector<std::shared_ptr<std::byte>> memories;
   for (size_t offset : plan.offsets) memories.emplace_back(kv, kv.get() + offset);
-  auto pool = std::make_shared<BlockPool>(
-      KvPlaces(plan.whole, shards, std::move(memories)), options.prefix_cache && find_kv_scheme(scheme)->prefix_index,
-      make_ledger_source(std::move(ledger).value(), std::max(1, h.n_blocks / h.n_instances)));
+  auto pool = std::make_shared<BlockPool>(KvPlaces(plan.whole, shards, std::move(memories)),
+                                          options.prefix_cache && find_kv_scheme(scheme)->prefix_index,
+                                          std::move(ledger).value(), std::max(1, h.n_blocks / h.n_instances));
   if (card.value()) pool->poison_new_blocks(false);  // only the card can write there
   return JoinedPool{std::move(pool), h.n_instances};
 }

@@ -27,7 +27,6 @@ class HandoffPool {
   // options; `unavailable`, not that much memory, or the device shares none.
   static Result<std::unique_ptr<HandoffPool>> create(const std::string& scheme, const KvOptions& options,
                                                      int n_instances, const KvShards& shards = {});
-  ~HandoffPool();
 
   const std::string& address() const { return address_; }
   // Gives back what dead processes held.
@@ -39,7 +38,7 @@ class HandoffPool {
 
  private:
   HandoffPool() = default;
-  int file_ = -1, card_file_ = -1;
+  Fd file_, card_file_;
   size_t bytes_ = 0, block_bytes_ = 0;
   std::shared_ptr<std::byte> card_memory_;  // null: the KV is in the file
   std::string address_;

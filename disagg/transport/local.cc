@@ -12,7 +12,6 @@
 #include <mutex>
 
 #include "disagg/transport/posting_transport.h"
-#include "disagg/transport/window_table.h"
 #include "disagg/transport/wires.h"
 
 namespace xpyd::disagg {
@@ -82,11 +81,6 @@ class LocalTransport final : public PostingTransport<Node, InFlight> {
   }
 
   std::string address() const override { return node_->address; }
-  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
-    return node_->windows.open(peer, op, ranges);
-  }
-  bool close(const WindowKey& window) override { return node_->windows.close(window); }
-  int arrived(const WindowKey& window) const override { return node_->windows.arrived(window); }
 
  private:
   Result<std::shared_ptr<Node>> connect_peer(PeerId peer, const std::string& address) override {
@@ -111,7 +105,7 @@ class LocalTransport final : public PostingTransport<Node, InFlight> {
     const bool arrived = t.peer->windows.leave(t.what.window, wanted, t.what.number) && wanted;
     return t.state = arrived ? TransferState::done : TransferState::failed;
   }
-  int64_t refused() const override { return node_->windows.refused(); }
+  WindowTable& windows() const override { return node_->windows; }
 
   const std::shared_ptr<Node> node_;
 };

@@ -41,22 +41,9 @@ void say(const ChannelPtr& channel, const Message& message) {
 ChannelEvents hear(const ChannelPtr& channel, std::function<bool(std::string_view)> take, std::function<void()> left);
 
 // A channel that is closed when nobody holds this any more.
-class HeldChannel {
- public:
-  explicit HeldChannel(ChannelPtr channel = nullptr) : channel_(std::move(channel)) {}
-  HeldChannel(HeldChannel&&) = default;
-  HeldChannel& operator=(HeldChannel&& other) noexcept {
-    std::swap(channel_, other.channel_);
-    return *this;
-  }
-  ~HeldChannel() {
-    if (channel_) channel_->close("it is not needed any more");
-  }
-  const ChannelPtr& get() const { return channel_; }
-
- private:
-  ChannelPtr channel_;
-};
+inline ChannelPtr held(const ChannelPtr& channel) {
+  return {channel.get(), [channel](Channel*) { channel->close("it is not needed any more"); }};
+}
 
 // What a call gives, once it does; until then, on the loop's thread, its channel.
 template <class Met>
@@ -70,7 +57,7 @@ class Answer {
     std::lock_guard lock(mutex_);
     return std::exchange(met_, std::nullopt);
   }
-  HeldChannel channel;
+  ChannelPtr channel;  // held()
 
  private:
   std::mutex mutex_;

@@ -18,7 +18,6 @@
 #include "base/device.h"
 #include "disagg/transport/nccl_link.h"
 #include "disagg/transport/posting_transport.h"
-#include "disagg/transport/window_table.h"
 #include "disagg/transport/wires.h"
 
 namespace xpyd::disagg::nccl {
@@ -113,7 +112,7 @@ bool Guest::accept(uint64_t seq, const Ask& ask) {
 }
 
 void Guest::go(uint64_t seq, const Ask& ask) {
-  std::vector<Part> parts;
+  std::vector<MemoryRange> parts;
   for (const AddressRange& range : ask.ranges)
     parts.push_back({reinterpret_cast<std::byte*>(range.begin), range.bytes});
   pipes_.back()->enqueue(seq, ask.op == KvOp::read, std::move(parts));
@@ -192,12 +191,6 @@ class NcclTransport final : public PostingTransport<Peer, Transfer> {
 
   std::string address() const override { return meeting_.address(); }
 
-  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
-    return windows_.open(peer, op, ranges);
-  }
-  bool close(const WindowKey& window) override { return windows_.close(window); }
-  int arrived(const WindowKey& window) const override { return windows_.arrived(window); }
-
  private:
   static constexpr double kReclaimSeconds = 5;
 
@@ -248,7 +241,8 @@ class NcclTransport final : public PostingTransport<Peer, Transfer> {
     if (unwanted && state == TransferState::in_flight && transfer.post->wanted.exchange(false)) meeting_.post([] {});
     return state;
   }
-  int64_t refused() const override { return windows_.refused() + meeting_.refused(); }
+  WindowTable& windows() const override { return windows_; }
+  int64_t strangers() const override { return meeting_.refused(); }
 
   void submit(Transfer& transfer) {
     if (transfer.submitted || (transfer.mark && !options_.queue->reached(*transfer.mark))) return;

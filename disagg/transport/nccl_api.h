@@ -9,17 +9,14 @@
 #include <string>
 
 #include "base/status.h"
+#include "disagg/net/fields.h"
 
 namespace xpyd::disagg {
 
 struct NcclUniqueId {
   char internal[128] = {};
 };
-template <class A>
-void fields(A& a, typename A::template Ref<NcclUniqueId> s) {
-  auto& [internal] = s;
-  a.bytes("internal", internal);
-}
+XPYD_FIELDS(NcclUniqueId, internal)
 using NcclComm = struct ncclComm*;
 
 // ncclResult_t, of which these matter.

@@ -122,7 +122,7 @@ void Link::accepted(uint64_t seq, Flight& flight) {
     return;
   }
   const bool send = post.what.op == KvOp::write;
-  std::vector<Part> parts;
+  std::vector<MemoryRange> parts;
   for (const Copy& copy : post.groups[flight.group])
     parts.push_back({send ? const_cast<std::byte*>(copy.source) : copy.destination, copy.bytes});
   flight.gone = true;

@@ -17,7 +17,7 @@ Pipe::~Pipe() {
   queue_->wait();
 }
 
-void Pipe::enqueue(uint64_t seq, bool send, std::vector<Part> parts) {
+void Pipe::enqueue(uint64_t seq, bool send, std::vector<MemoryRange> parts) {
   groups_.push_back({seq, send, std::move(parts), 0});
 }
 
@@ -51,9 +51,9 @@ void Pipe::launch(Group& group) {
   void* stream = dynamic_cast<VendorQueue&>(*queue_).handle();
   if (!check(api_.group_start())) return;
   int first = kNcclSuccess;  // the group has to be ended whatever comes
-  for (const Part& part : group.parts) {
-    const int result = group.send ? api_.send(part.data, part.bytes, kNcclUint8, peer_, comm_, stream)
-                                  : api_.recv(part.data, part.bytes, kNcclUint8, peer_, comm_, stream);
+  for (const MemoryRange& part : group.parts) {
+    const int result = group.send ? api_.send(part.data(), part.size(), kNcclUint8, peer_, comm_, stream)
+                                  : api_.recv(part.data(), part.size(), kNcclUint8, peer_, comm_, stream);
     if (first == kNcclSuccess && result != kNcclInProgress) first = result;
   }
   const int end = api_.group_end();

@@ -17,15 +17,11 @@
 
 #include "base/device.h"
 #include "disagg/transport/nccl_api.h"
+#include "disagg/transport/transport.h"
 
 namespace xpyd::disagg::nccl {
 
 constexpr int kJoinSeconds = 30;  // for a communicator to stand
-
-struct Part {
-  std::byte* data = nullptr;
-  size_t bytes = 0;
-};
 
 class Pipe {
  public:
@@ -36,7 +32,7 @@ class Pipe {
   ~Pipe();  // breaks off what is under way
   Pipe(const Pipe&) = delete;
 
-  void enqueue(uint64_t seq, bool send, std::vector<Part> parts);
+  void enqueue(uint64_t seq, bool send, std::vector<MemoryRange> parts);
   void abort(const std::string& why);  // what is enqueued from now on is broken off, too
   // Takes what has come as far as it can be taken. ended(seq, whole) for each group, in order.
   // True: something is under way, and will not say so by itself.
@@ -53,7 +49,7 @@ class Pipe {
   struct Group {
     uint64_t seq;
     bool send;
-    std::vector<Part> parts;
+    std::vector<MemoryRange> parts;
     int64_t mark;  // of the queue, behind the group
   };
   void launch(Group& group);

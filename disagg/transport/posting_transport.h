@@ -3,6 +3,7 @@
 // it is.
 //
 // Of a Peer it needs address, regions (ranges of memory) and dead(): its transfers fail, and it may be connected anew.
+// Of the Windows that it opens to peers open(), close(), arrived() and refused().
 //
 // Thread safety: its owner's thread.
 #pragma once
@@ -11,11 +12,11 @@
 #include <string>
 #include <unordered_map>
 
-#include "disagg/transport/transport.h"
+#include "disagg/transport/window_table.h"
 
 namespace xpyd::disagg {
 
-template <class Peer, class Transfer>
+template <class Peer, class Transfer, class Windows = WindowTable>
 class PostingTransport : public KvTransport {
  public:
   Result<bool> connect(PeerId peer, const std::string& address) final {
@@ -42,6 +43,12 @@ class PostingTransport : public KvTransport {
     if (found == peers_.end() || size_t(region) >= found->second->regions.size()) return nullptr;
     return begin_of(found->second->regions[size_t(region)]);
   }
+
+  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) final {
+    return windows().open(peer, op, ranges);
+  }
+  bool close(const WindowKey& window) final { return windows().close(window); }
+  int arrived(const WindowKey& window) const final { return windows().arrived(window); }
 
   TransferId post(const KvTransfer& what, const TransferPlan& plan) final {
     const TransferId id = ++last_id_;
@@ -72,7 +79,7 @@ class PostingTransport : public KvTransport {
   }
   TransportStats stats() const final {
     TransportStats stats = stats_;
-    stats.refused = refused();
+    stats.refused = windows().refused() + strangers();
     return stats;
   }
 
@@ -99,7 +106,8 @@ class PostingTransport : public KvTransport {
                                           const TransferPlan& plan) = 0;
   // `unwanted`: it is to end early.
   virtual TransferState progress(Transfer& transfer, bool unwanted) = 0;
-  virtual int64_t refused() const = 0;
+  virtual Windows& windows() const = 0;
+  virtual int64_t strangers() const { return 0; }  // who called, and was refused
 
   static std::byte* begin_of(const MemoryRange& range) { return range.data(); }
   static std::byte* begin_of(const AddressRange& range) { return reinterpret_cast<std::byte*>(uintptr_t(range.begin)); }

@@ -33,7 +33,7 @@ void fields(A& a, typename A::template Ref<RailEnd> s) {
   constexpr int k24Bits = (1 << 24) - 1;
   auto& [gid, lid, mtu, reads, number, psn] = s;
   a.bytes("gid", gid);
-  a.bits("lid", lid);
+  XPYD_EACH(a, lid);
   a.number("mtu", mtu, 1, 5);
   a.number("reads", reads, 1, 255);
   a.number("number", number, 0, k24Bits);
@@ -50,33 +50,23 @@ template <class A>
 void fields(A& a, typename A::template Ref<Offer> s) {
   auto& [rails, refusal] = s;
   a.list("rails", rails, kMaxRails);
-  a.text("refusal", refusal);
+  XPYD_EACH(a, refusal);
 }
 
 // The keys of a window that its owner has opened: one per range and rail.
 struct WindowKeys {
-  struct Range {
-    uint64_t begin = 0, bytes = 0;
-    std::vector<uint32_t> keys;  // [rails of the link]
-  };
   uint32_t index = 0, generation = 0;
   KvOp op = KvOp::write;
-  std::vector<Range> ranges;  // sorted by begin, apart from each other
+  std::vector<AddressRange> ranges;  // sorted by begin, apart from each other
+  std::vector<uint32_t> keys;        // [ranges][rails of the link]
+  uint32_t key(size_t range, size_t rail) const { return keys[range * (keys.size() / ranges.size()) + rail]; }
 };
 template <class A>
-void fields(A& a, typename A::template Ref<WindowKeys::Range> s) {
-  auto& [begin, bytes, keys] = s;
-  a.bits("begin", begin);
-  a.bits("bytes", bytes);
-  a.numbers("keys", keys, kMaxRails);
-}
-template <class A>
 void fields(A& a, typename A::template Ref<WindowKeys> s) {
-  auto& [index, generation, op, ranges] = s;
-  a.bits("index", index);
-  a.bits("generation", generation);
-  a.choice("op", op, KvOp::read);
+  auto& [index, generation, op, ranges, keys] = s;
+  XPYD_EACH(a, index, generation, op);
   a.list("ranges", ranges, kMaxKeys);
+  a.numbers("keys", keys, kMaxKeys * kMaxRails);
 }
 
 // Once a link is up. The poster sends sync, refused and renew; the owner the others.
@@ -100,8 +90,7 @@ template <class A>
 void fields(A& a, typename A::template Ref<Message> s) {
   auto& [kind, window, number, rails] = s;
   a.choice("kind", kind, Message::renewed);
-  a.part("window", window);
-  a.bits("number", number);
+  XPYD_EACH(a, window, number);
   a.list("rails", rails, kMaxRails);
 }
 
@@ -114,8 +103,9 @@ inline Result<Message> read_message(std::string_view bytes, size_t n_rails) {
   if (window.generation == 0) return invalid("generation: expected of a window");
   if (kind == Message::closed && !window.ranges.empty()) return invalid("ranges: of a window that is no more");
   uint64_t end = 0;
-  for (const WindowKeys::Range& range : window.ranges) {
-    if (range.keys.size() != n_rails) return invalid("keys: expected one for each rail");
+  if (window.keys.size() != window.ranges.size() * n_rails)
+    return invalid("keys: expected one for each range and rail");
+  for (const AddressRange& range : window.ranges) {
     if (range.begin < end || range.bytes == 0 || range.bytes > UINT64_MAX - range.begin)
       return invalid("ranges: expected sorted, apart and within memory");
     end = range.begin + range.bytes;

@@ -191,11 +191,11 @@ Status Serving::grant_on(Window& window, Guest& guest, size_t rail) {
   std::vector<Grant>& grants = window.grants[rail];
   std::vector<ibv_send_wr> requests(n);
   for (size_t i = 0; i < n; ++i) {
-    const Range& range = window.ranges[i];
+    const AddressRange& range = window.ranges[i];
     Grant grant;
     if (!rails_[rail].memory_windows) {
       grant.registration.reset(ibv_reg_mr(rails_[rail].protection.get(), reinterpret_cast<void*>(range.begin),
-                                          range.end - range.begin, IBV_ACCESS_LOCAL_WRITE | access_of(window.op)));
+                                          range.bytes, IBV_ACCESS_LOCAL_WRITE | access_of(window.op)));
       if (!grant.registration)
         return Error{ErrorCode::unavailable,
                      rails_[rail].name + " does not register a window: " + std::strerror(errno)};
@@ -208,7 +208,8 @@ Status Serving::grant_on(Window& window, Guest& guest, size_t rail) {
       bind.opcode = IBV_WR_BIND_MW;
       bind.bind_mw.mw = grant.window.get();
       bind.bind_mw.rkey = ibv_inc_rkey(grant.window->rkey);
-      bind.bind_mw.bind_info = {rails_[rail].regions[range.region].get(), range.begin, range.end - range.begin,
+      const size_t region = region_of(regions_, reinterpret_cast<std::byte*>(range.begin), range.bytes);
+      bind.bind_mw.bind_info = {rails_[rail].regions[region].get(), range.begin, range.bytes,
                                 unsigned(access_of(window.op))};
     }
     grants.push_back(std::move(grant));
@@ -236,14 +237,10 @@ Status Serving::grant(Window& window, Guest& guest) {
     drop_queues(window.peer, guest);
     return ok();
   }
-  Message message{Message::opened, {window.key.index, window.key.generation, window.op, {}}, 0, {}};
-  for (size_t i = 0; i < window.ranges.size(); ++i) {
-    const Range& range = window.ranges[i];
-    WindowKeys::Range told{range.begin, range.end - range.begin, {}};
+  Message message{Message::opened, {window.key.index, window.key.generation, window.op, window.ranges, {}}, 0, {}};
+  for (size_t i = 0; i < window.ranges.size(); ++i)
     for (const auto& grants : window.grants)
-      told.keys.push_back(grants[i].window ? grants[i].window->rkey : grants[i].registration->rkey);
-    message.window.ranges.push_back(std::move(told));
-  }
+      message.window.keys.push_back(grants[i].window ? grants[i].window->rkey : grants[i].registration->rkey);
   say(guest.channel, message);
   return ok();
 }
@@ -262,7 +259,7 @@ bool Serving::revoke(Window& window) {
     int n = int(window.ranges.size()), under_way = 0;
     for (size_t rail = 0; rail < window.grants.size(); ++rail) under_way = std::max(under_way, guest.in_flight[rail]);
     if (under_way + n > rails_[0].queue_depth) return false;
-    say(guest.channel, Message{Message::closed, {window.key.index, window.key.generation, window.op, {}}, 0, {}});
+    say(guest.channel, Message{Message::closed, {window.key.index, window.key.generation, window.op, {}, {}}, 0, {}});
     window.closing = true;
     for (size_t rail = 0; rail < window.grants.size() && n > 0; ++rail) {
       if (!rails_[rail].memory_windows) continue;

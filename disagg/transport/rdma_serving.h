@@ -51,7 +51,7 @@ class Serving {
     WindowKey key;
     PeerId peer = -1;
     KvOp op = KvOp::write;
-    std::vector<Range> ranges;
+    std::vector<AddressRange> ranges;
     std::vector<std::vector<Grant>> grants;  // [rails of the link][ranges]; empty: no keys now
     int arrived = 0;
     bool closing = false;

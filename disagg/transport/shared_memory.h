@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/device.h"
+#include "base/os.h"
 #include "base/status.h"
 #include "disagg/transport/transport.h"
 
@@ -31,7 +32,7 @@ Result<SharedFile> shared_file(MemoryRange range);
 // A file of another process, mapped whole. Error `io`: it is shorter than `bytes`, or not sealed.
 Result<std::shared_ptr<std::byte>> map_shared_file(int fd, size_t bytes);
 
-// A new sealed file, mapped: what shared_pool_memory() is made of. `fd` is the caller's to close.
-Result<std::shared_ptr<std::byte>> make_shared_file(const char* name, size_t bytes, int& fd);
+// A new sealed file, mapped: what shared_pool_memory() is made of.
+Result<std::shared_ptr<std::byte>> make_shared_file(const char* name, size_t bytes, Fd& file);
 
 }  // namespace xpyd::disagg

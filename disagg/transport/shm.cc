@@ -29,7 +29,7 @@ constexpr size_t kInline = 64 << 10;
 
 // Lives as long as a transfer uses it.
 struct Remote {
-  HeldChannel channel;
+  ChannelPtr channel;                        // held()
   std::shared_ptr<std::atomic<bool>> ended;  // its channel has
   std::string address;
   std::shared_ptr<std::byte> table;
@@ -70,7 +70,7 @@ struct Transfer {
 
 // A peer that has let us in.
 struct Met {
-  HeldChannel channel;
+  ChannelPtr channel;  // held()
   std::shared_ptr<std::atomic<bool>> ended;
   Welcome welcome;
   std::vector<Fd> files;
@@ -173,7 +173,7 @@ class Copier {
 
 Status call(Meeting& meeting, const std::string& address, const std::shared_ptr<Answer<Met>>& answer) {
   return meeting.call(address, 0, answer, [](const ChannelPtr& channel, const auto& wanted) {
-    wanted->channel = HeldChannel(channel);
+    wanted->channel = held(channel);
     auto ended = std::make_shared<std::atomic<bool>>(false);
     return hear(
         channel,
@@ -210,17 +210,12 @@ Result<std::shared_ptr<Remote>> map_remote(Met met, const std::string& address, 
   return remote;
 }
 
-class ShmTransport final : public PostingTransport<Remote, Transfer> {
+class ShmTransport final : public PostingTransport<Remote, Transfer, Owner> {
  public:
   ShmTransport(const TransportOptions& options, std::unique_ptr<Owner> owner)
       : PostingTransport("shm", options), calls_("shm", options_), owner_(std::move(owner)) {}
 
   std::string address() const override { return owner_->address(); }
-  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
-    return owner_->open(peer, op, ranges);
-  }
-  bool close(const WindowKey& window) override { return owner_->close(window); }
-  int arrived(const WindowKey& window) const override { return owner_->arrived(window); }
 
  private:
   Result<std::shared_ptr<Remote>> connect_peer(PeerId peer, const std::string& address) override {
@@ -257,7 +252,8 @@ class ShmTransport final : public PostingTransport<Remote, Transfer> {
     // Not begun: it ends here. Begun: the copier sees it before the next piece.
     return t.begun.exchange(true) ? t.state.load() : TransferState::failed;
   }
-  int64_t refused() const override { return owner_->refused() + owner_->meeting().refused(); }
+  Owner& windows() const override { return *owner_; }
+  int64_t strangers() const override { return owner_->meeting().refused(); }
 
   Calls<Met> calls_;
   std::unique_ptr<Owner> owner_;

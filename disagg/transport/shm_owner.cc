@@ -55,10 +55,10 @@ Result<std::unique_ptr<Owner>> Owner::make(const TransportOptions& options) {
   size_t pool_bytes = 0;
   for (const MemoryRange& region : options.regions) pool_bytes += region.size();
   const uint64_t n_ranges = std::clamp<uint64_t>(pool_bytes / kRangeBytes, kMinRanges, kMaxRanges);
-  int table_fd = -1;
-  auto memory = make_shared_file("xpyd-windows", SharedTable::bytes(n_ranges), table_fd);
+  Fd table;
+  auto memory = make_shared_file("xpyd-windows", SharedTable::bytes(n_ranges), table);
   if (!memory.ok()) return Error{memory.error().code, "shm: " + memory.error().message};
-  owner->fds_.emplace(owner->fds_.begin(), table_fd);
+  owner->fds_.insert(owner->fds_.begin(), std::move(table));
   owner->memory_ = memory.value();
   owner->table_ = new (owner->memory_.get()) SharedTable;
   owner->table_->n_ranges = owner->welcome_.n_ranges = n_ranges;
@@ -92,7 +92,7 @@ Result<WindowKey> Owner::open(PeerId peer, KvOp op, std::span<const MemoryRange>
       return invalid("window for instance " + std::to_string(peer) + ": a range is outside this instance's KV memory");
   if (std::find(peers_.begin(), peers_.end(), peer) == peers_.end())
     return Error{ErrorCode::unavailable, "window for instance " + std::to_string(peer) + ": it is not connected"};
-  const std::vector<SharedRange> places = places_of(ranges);
+  const std::vector<AddressRange> places = places_of(ranges);
   const auto room = room_.take(uint32_t(places.size()));
   if (!room)
     return Error{ErrorCode::unavailable,
@@ -137,27 +137,17 @@ int Owner::arrived(const WindowKey& window) const {
   return live(window) ? int(table_->slots[window.index].arrived.load(std::memory_order_acquire)) : 0;
 }
 
-std::vector<SharedRange> Owner::places_of(std::span<const MemoryRange> ranges) const {
-  std::vector<SharedRange> places;
+std::vector<AddressRange> Owner::places_of(std::span<const MemoryRange> ranges) const {
+  std::vector<AddressRange> places;
   for (const MemoryRange& range : ranges) {
     for (size_t i = 0; i < memories_.size(); ++i) {
       const std::byte* base = memories_[i].data();
       const std::byte* begin = std::max<const std::byte*>(range.data(), base);
       const std::byte* end = std::min<const std::byte*>(range.data() + range.size(), base + memories_[i].size());
-      if (begin < end) places.push_back({shared_place(i, size_t(begin - base)), shared_place(i, size_t(end - base))});
+      if (begin < end) places.push_back({shared_place(i, size_t(begin - base)), size_t(end - begin)});
     }
   }
-  const auto before = [](const SharedRange& a, const SharedRange& b) { return a.begin < b.begin; };
-  if (!std::is_sorted(places.begin(), places.end(), before)) std::sort(places.begin(), places.end(), before);
-  size_t n = 0;
-  for (const SharedRange& place : places) {
-    if (n > 0 && place.begin <= places[n - 1].end)
-      places[n - 1].end = std::max(places[n - 1].end, place.end);
-    else
-      places[n++] = place;
-  }
-  places.resize(n);
-  return places;
+  return joined(std::move(places));
 }
 
 ChannelEvents Owner::let_in(const ChannelPtr& channel) {

@@ -72,8 +72,7 @@ class Owner {
   bool live(const WindowKey& w) const {
     return w.generation != 0 && w.index < own_.size() && own_[w.index].open && own_[w.index].generation == w.generation;
   }
-  // Sorted, neighbours joined.
-  std::vector<SharedRange> places_of(std::span<const MemoryRange> ranges) const;
+  std::vector<AddressRange> places_of(std::span<const MemoryRange> ranges) const;
   ChannelEvents let_in(const ChannelPtr& channel);
 
   std::vector<Fd> fds_;  // the table, then the regions

@@ -185,12 +185,6 @@ class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
 
   std::string address() const override { return meeting_.address(); }
 
-  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
-    return host_.windows.open(peer, op, ranges);
-  }
-  bool close(const WindowKey& window) override { return host_.windows.close(window); }
-  int arrived(const WindowKey& window) const override { return host_.windows.arrived(window); }
-
  private:
   Result<std::shared_ptr<PosterSession>> connect_peer(PeerId peer, const std::string& address) override {
     auto met = calls_.ask(peer, address, [&](const auto& answer) { return call(address, answer); });
@@ -222,7 +216,8 @@ class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
     if (unwanted && state == TransferState::failed) kick();  // there may be an abandon to send
     return state;
   }
-  int64_t refused() const override { return host_.windows.refused() + meeting_.refused(); }
+  WindowTable& windows() const override { return host_.windows; }
+  int64_t strangers() const override { return meeting_.refused(); }
 
   // A peer that has let all connections in.
   struct Met {
@@ -254,7 +249,7 @@ class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
     for (auto& loop : loops_) loop->kick();
   }
 
-  Host host_;
+  mutable Host host_;
   Calls<Met> calls_;
   size_t accepted_ = 0;  // the meeting's thread's
   std::vector<std::unique_ptr<Loop>> loops_;

@@ -4,11 +4,16 @@
 // Thread safety: Loop's public half from any thread; a link is run by its loop's thread only.
 #pragma once
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -17,14 +22,33 @@
 #include "base/clock.h"
 #include "base/os.h"
 #include "base/status.h"
+#include "disagg/transport/tcp_frames.h"
 
 namespace xpyd::disagg::tcp {
 
 // ---- sockets
 
 // What was moved without blocking; 0: nothing now; -1: the connection has ended.
-ssize_t read_now(int fd, iovec* where, int n);
-ssize_t send_now(int fd, std::vector<iovec>& from);
+inline ssize_t read_now(int fd, iovec* where, int n) {
+  while (true) {
+    const ssize_t got = readv(fd, where, n);
+    if (got > 0) return got;
+    if (got == 0) return -1;
+    if (errno == EAGAIN) return 0;
+    if (errno != EINTR) return -1;
+  }
+}
+
+inline ssize_t send_now(int fd, std::vector<iovec>& from) {
+  msghdr message{};
+  message.msg_iov = from.data(), message.msg_iovlen = std::min<size_t>(from.size(), kFrameRanges);
+  while (true) {
+    const ssize_t sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent >= 0) return sent;
+    if (errno == EAGAIN) return 0;
+    if (errno != EINTR) return -1;
+  }
+}
 
 // What of a list of ranges is still to be sent.
 class Sending {
@@ -44,7 +68,14 @@ class Sending {
     }
   }
   // As many bytes, none of them ours: the other side was promised a length.
-  void become_zeros();
+  void become_zeros() {
+    alignas(64) static const std::byte kZeros[64 << 10] = {};
+    size_t left = 0;
+    for (size_t i = at_; i < ranges_.size(); ++i) left += ranges_[i].iov_len;
+    ranges_.clear(), at_ = 0;
+    for (; left > 0; left -= ranges_.back().iov_len)
+      ranges_.push_back({const_cast<std::byte*>(kZeros), std::min(left, sizeof kZeros)});
+  }
 
  private:
   std::vector<iovec> ranges_;
@@ -58,7 +89,11 @@ constexpr int kTurn = 8;  // reads or writes before another link's turn
 // A non-blocking socket and what is read from and written to it.
 class Link {
  public:
-  explicit Link(Fd socket);
+  explicit Link(Fd socket) : socket_(std::move(socket)) {
+    const int on = 1;
+    setsockopt(fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  }
   virtual ~Link() = default;
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;

@@ -40,9 +40,10 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/copy.h"
 #include "base/device.h"
 #include "base/status.h"
-#include "disagg/transfer_plan.h"
+#include "disagg/net/fields.h"
 
 namespace xpyd::disagg {
 
@@ -50,20 +51,23 @@ using PeerId = int32_t;  // an instance, as the cluster counts them; never reuse
 using TransferId = int64_t;
 enum class TransferState { in_flight, done, failed };
 enum class KvOp : uint8_t { write, read };  // as the poster sees it
+template <>
+inline constexpr KvOp kLast<KvOp> = KvOp::read;
 
 using MemoryRange = std::span<std::byte>;
+
+// Which bytes cross: transfer_plan.h makes it. Its length is the number of descriptors.
+struct TransferPlan {
+  std::vector<Copy> copies;
+  size_t bytes = 0;
+};
 
 // Of an owner's memory, as it and its peers say it to each other.
 struct AddressRange {
   uint64_t begin = 0, bytes = 0;
   bool operator==(const AddressRange&) const = default;
 };
-template <class A>
-void fields(A& a, typename A::template Ref<AddressRange> s) {
-  auto& [begin, bytes] = s;
-  a.bits("begin", begin);
-  a.bits("bytes", bytes);
-}
+XPYD_FIELDS(AddressRange, begin, bytes)
 
 // Plain value; travels in control messages.
 struct WindowKey {
@@ -72,13 +76,7 @@ struct WindowKey {
   uint64_t secret = 0;      // what else the wire needs (rdma: the remote key)
   bool operator==(const WindowKey&) const = default;
 };
-template <class A>
-void fields(A& a, typename A::template Ref<WindowKey> s) {
-  auto& [index, generation, secret] = s;
-  a.bits("index", index);
-  a.bits("generation", generation);
-  a.bits("secret", secret);
-}
+XPYD_FIELDS(WindowKey, index, generation, secret)
 
 struct KvTransfer {
   PeerId peer = -1;

@@ -25,6 +25,7 @@
 #include "base/memory.h"
 #include "base/random.h"
 #include "base/stats.h"
+#include "disagg/transfer_plan.h"
 #include "disagg/transport/handoff_pool.h"
 #include "disagg/transport/shared_memory.h"
 #include "disagg/transport/wires.h"

@@ -31,7 +31,8 @@ class Trial {
     KvOptions options = tiny_options(config.block_tokens, config.n_blocks, config.prefix_cache, config.order,
                                      paged_ ? 0 : config.block_tokens);
     pool_ = std::make_shared<BlockPool>(KvPlaces(plan_of(options), cpu_device().allocate(options.pool_bytes).value()),
-                                        config.prefix_cache && paged_, config.hash_mask);
+                                        config.prefix_cache && paged_, std::make_unique<FreeList>(config.n_blocks),
+                                        INT_MAX, config.hash_mask);
     pool_->poison_new_blocks(true);
     for (int m = 0; m < config.memories; ++m) memories_.push_back(find_kv_scheme(config.scheme)->make(pool_, options));
   }

@@ -93,7 +93,8 @@ TEST_CASE("paged: salts isolate", "[allocator]") {
 TEST_CASE("paged: a thousand forced collisions never give foreign KV", "[allocator]") {
   KvOptions options = tiny_options(4, 4096);
   auto pool = std::make_shared<BlockPool>(
-      KvPlaces({options.shape, options.order, 4, 4096}, cpu_device().allocate(options.pool_bytes).value()), true, 0xff);
+      KvPlaces({options.shape, options.order, 4, 4096}, cpu_device().allocate(options.pool_bytes).value()), true,
+      std::make_unique<FreeList>(4096), INT_MAX, 0xff);
   auto kv = find_kv_scheme("paged")->make(pool, options);
   Random random(3);
   int hits = 0;

@@ -1,5 +1,3 @@
-#include "disagg/checksum.h"
-
 #include <algorithm>
 
 #include "base/memory.h"

@@ -74,9 +74,6 @@ TEST_CASE("every field of every message arrives", "[disagg][control][codec]") {
     CHECK(print_message(same.value().message) == print_message(message));
     CHECK(same.value().from == 7);
     CHECK(same.value().to == 9);
-    auto to = destination(bytes);
-    REQUIRE(to.ok());
-    CHECK(to.value() == 9);
     // And the filler has left no default, which could not be told from a field that was forgotten.
     Message blank = std::visit([](const auto& m) -> Message { return std::decay_t<decltype(m)>(); }, message);
     if (!std::visit(
@@ -133,7 +130,7 @@ TEST_CASE("what is cut, added to or of another kind is refused", "[disagg][contr
     CHECK(!decode(frame_type(message), bytes + '\0', kSender).ok());
   }
   std::string bytes = encode(1, 2, AbortAttempt{5}, 0);
-  for (int type : {0, 15, 16 + int(std::variant_size_v<Message::variant>), 65535}) {
+  for (int type : {0, 15, 16 + int(std::variant_size_v<Message>), 65535}) {
     auto got = decode(uint16_t(type), bytes, 0);
     REQUIRE(!got.ok());
     CHECK(got.error().message.find("unknown type") != std::string::npos);

@@ -12,10 +12,10 @@
 #include <sstream>
 
 #include "base/random.h"
-#include "disagg/messages.h"
 #include "disagg/handover/receiver.h"
 #include "disagg/handover/sender.h"
 #include "disagg/handover/states.h"
+#include "disagg/messages.h"
 #include "disagg/transport/handoff_pool.h"
 #include "tests/catch.h"
 #include "tests/disagg/checksum_model.h"
@@ -96,8 +96,8 @@ TEST_CASE("handover: the README's drawing and tables are those of the code", "[d
                               ReceiverState::finished_prefills, ReceiverState::finished_transfers})
     CHECK(drawing.find(name(state)) != drawing.npos);
   CHECK(drawing.find(name(SenderState::prefill_sending)) != drawing.npos);
-  check_readme(sender_machine(), "### P: a prompt whose KV leaves");
-  check_readme(receiver_machine(), "### D: KV that comes");
+  check_readme(kSenderTable, "### P: a prompt whose KV leaves");
+  check_readme(kReceiverTable, "### D: KV that comes");
 }
 
 template <class M>
@@ -129,8 +129,8 @@ int impossible(const M& machine, auto begin, auto first) {
 }
 
 TEST_CASE("handover: each pair of a state and an event is in the table, or ends in a CHECK", "[disagg][handover]") {
-  CHECK(impossible(sender_machine(), SenderState{}, SenderEvent{}) > 0);
-  CHECK(impossible(receiver_machine(), ReceiverState{}, ReceiverEvent{}) > 0);
+  CHECK(impossible(kSenderTable, SenderState{}, SenderEvent{}) > 0);
+  CHECK(impossible(kReceiverTable, ReceiverState{}, ReceiverEvent{}) > 0);
 }
 
 // ---- The walk.
@@ -225,7 +225,8 @@ struct Side {
   Side(InstanceId self, KvOptions kv, std::shared_ptr<KvPool> pool, bool zero_copy, VirtualClock& clock, Post& post,
        Random& random, Visits& visits)
       : memory(find_kv_scheme("paged")->make(pool ? pool : make_block_pool("paged", kv).value(), kv)),
-        model(make_checksum_model()) {
+        model(make_checksum_model()),
+        leases(kLease, clock) {
     if (!zero_copy) memory = std::make_unique<LoadingMemory>(std::move(memory), random);
     const TransportOptions options{.regions = {{memory->base(), memory->layout().pool_bytes()}},
                                    .queue = &cpu_queue(),
@@ -249,14 +250,13 @@ struct Side {
   }
   void meet(const Side& peer) {
     REQUIRE(wire->connect(peer.parts->self, peer.wire->address()).value());
-    REQUIRE(
-        parts->add_peer({.id = peer.parts->self, .layout = peer.memory->layout(), .shards = shards_of(*peer.memory)})
-            .ok());
+    REQUIRE(parts->peers.add(peer.parts->self, peer.memory->layout(), shards_of(*peer.memory)).ok());
   }
   std::unique_ptr<KvMemory> memory;
   std::unique_ptr<Model> model;
   std::unique_ptr<Wire> wire;
   std::unique_ptr<InstanceParts> parts;
+  Leases leases;
   std::unique_ptr<Attempts> attempts;
   std::unique_ptr<Engine> engine;
 };
@@ -278,7 +278,7 @@ class Walk final : public Post {
     d_ = std::make_unique<Side>(kD, kv, std::move(of_d), zero_copy_, clock_, *this, random_, visits);
     p_->meet(*d_);
     d_->meet(*p_);
-    sender_ = std::make_unique<Sender>(*p_->parts, StreamKv(random_.below(3)));
+    sender_ = std::make_unique<Sender>(*p_->parts, p_->leases, StreamKv(random_.below(3)));
     receiver_ = std::make_unique<Receiver>(*d_->parts, *d_->attempts, *d_->engine);
   }
 
@@ -386,10 +386,10 @@ class Walk final : public Post {
       s.computed = p_->memory->written_tokens(s.kv);
       if (!p_->memory->append(s.kv, n - s.computed)) return p_->memory->free(std::exchange(s.kv, kNoKv));
       prompt.layers = 0;
-      sender_->started(s);
-      if (s.computed > 0) sender_->kv_written(s, 0, n_layers, s.computed);
+      sender_->prefill_started(s);
+      if (s.computed > 0) sender_->kv_written(s, 0, n_layers, 0, s.computed);
     } else if (prompt.layers < n_layers) {
-      sender_->kv_written(s, prompt.layers, prompt.layers + 1, n);
+      sender_->kv_written(s, prompt.layers, prompt.layers + 1, s.computed, n);
       ++prompt.layers;
     } else {
       p_->memory->written(s.kv, std::span(s.tokens).subspan(size_t(s.computed)));
@@ -397,13 +397,13 @@ class Walk final : public Post {
       std::vector<SequencePtr> choices;
       choices.push_back(std::move(prompt.sequence));
       prompts_.erase(prompts_.begin() + long(at));
-      sender_->done(std::move(choices));
+      sender_->prefill_done(std::move(choices));
     }
   }
   void end(size_t at) {
     Sequence& s = *prompts_[at].sequence;
     if (s.kv != kNoKv) p_->memory->free(std::exchange(s.kv, kNoKv));
-    sender_->ended(s);
+    sender_->prefill_cancelled(s);
     prompts_.erase(prompts_.begin() + long(at));
   }
 
@@ -526,15 +526,13 @@ void check_visits(const Machine<State, Event, Action>& machine,
 
 TEST_CASE("handover: a random walk of both sides goes through all that can be", "[disagg][handover]") {
   Visits visits;
-  const auto seen = [&] {
-    return saw_all(sender_machine(), visits.sender) && saw_all(receiver_machine(), visits.receiver);
-  };
+  const auto seen = [&] { return saw_all(kSenderTable, visits.sender) && saw_all(kReceiverTable, visits.receiver); };
   for (uint64_t seed = 1; seed <= 500 || (seed <= 10000 && !seen()); ++seed) {
     INFO("seed " << seed);
     Walk(seed, visits).run(300);
   }
-  check_visits(sender_machine(), visits.sender);
-  check_visits(receiver_machine(), visits.receiver);
+  check_visits(kSenderTable, visits.sender);
+  check_visits(kReceiverTable, visits.receiver);
 }
 
 }  // namespace

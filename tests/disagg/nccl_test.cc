@@ -12,7 +12,6 @@
 
 #include "base/random.h"
 #include "disagg/transport/nccl_link.h"
-#include "disagg/transport/nccl_messages.h"
 #include "disagg/transport/wires.h"
 #include "tests/catch.h"
 #include "tests/disagg/fake_nccl.h"

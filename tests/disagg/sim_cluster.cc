@@ -187,7 +187,7 @@ const char* message_name(const Message& message) {
                                        "Joined",
                                        "LeaveRequest",
                                        "CacheReport"};
-  static_assert(std::size(kNames) == std::variant_size_v<Message::variant>);
+  static_assert(std::size(kNames) == std::variant_size_v<Message>);
   return kNames[message.index()];
 }
 

@@ -21,7 +21,6 @@
 
 #include "disagg/process_cluster.h"
 #include "server/metrics.h"
-#include "server/options.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"

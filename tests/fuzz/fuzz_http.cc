@@ -15,7 +15,7 @@
 #include "base/json.h"
 #include "base/utf8.h"
 #include "server/api.h"
-#include "server/http_parser.h"
+#include "server/http.h"
 
 namespace xpyd::testing {
 namespace {

@@ -20,13 +20,11 @@ constexpr double kNow = 1000;
 
 // A message that was taken is whole: it can be said again, and means the same then.
 void fuzz_message(uint16_t type, std::string_view payload) {
-  Result<InstanceId> to = destination(payload);
   Result<Envelope> got = decode(type, payload, kNow);
   if (!got) {
     XPYD_CHECK(!got.error().message.empty());
     return;
   }
-  XPYD_CHECK(to.ok() && to.value() == got.value().to);
   std::string again = encode(got.value().from, got.value().to, got.value().message, kNow);
   Result<Envelope> second = decode(type, again, kNow);
   XPYD_CHECK(second.ok(), second.ok() ? "" : second.error().message);

@@ -16,7 +16,7 @@
 #include "base/files.h"
 #include "base/os.h"
 #include "disagg/net/channel.h"
-#include "server/access.h"
+#include "server/api.h"
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 

@@ -8,7 +8,6 @@
 
 #include "disagg/transport/fault.h"
 #include "disagg/transport/forwarding.h"
-#include "server/options.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"

@@ -12,7 +12,7 @@
 #include "model/folder.h"
 #include "model/tokenizer.h"
 #include "server/commands.h"
-#include "server/options.h"
+#include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/server/api_fixture.h"
 #include "tests/server/fake_server.h"

@@ -11,8 +11,7 @@
 #include <fstream>
 #include <future>
 
-#include "server/access.h"
-#include "server/body_threads.h"
+#include "server/api.h"
 #include "server/sessions.h"
 #include "tests/server/api_fixture.h"
 #include "tests/tiny_model.h"

@@ -13,7 +13,6 @@
 #include "disagg/control/codec_fields.h"
 #include "disagg/process_cluster.h"
 #include "disagg/worker.h"
-#include "server/options.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/disagg/control_end.h"
@@ -53,11 +52,11 @@ struct Spoiler {
     set(name, value, {1.001 * double(b.least) - 1, 1.001 * double(b.most) + 1});
   }
   template <class T>
-  void real(const char* name, T& value, double min, double max) {
+  void number(const char* name, T& value, double min, double max) {
     set(name, value, {min - 1, 2 * max + 1, std::nan("")});
   }
   template <class T>
-  void bits(const char*, T&) {}
+  void number(const char*, T&) {}
   void flag(const char*, bool&) {}
   void time(const char* name, double& value) { set(name, value, {1e15, std::nan("")}); }
   template <class E>

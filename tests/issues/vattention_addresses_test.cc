@@ -8,7 +8,7 @@
 #include "allocator/kv_pool.h"
 #include "base/json.h"
 #include "server/commands.h"
-#include "server/options.h"
+#include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 #include "tests/server/quiet_stdout.h"

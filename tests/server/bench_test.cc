@@ -8,10 +8,9 @@
 #include <utility>
 
 #include "base/json.h"
-#include "server/bench_client.h"
-#include "server/bench_result.h"
+#include "server/bench.h"
 #include "server/commands.h"
-#include "server/options.h"
+#include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 #include "tests/server/fake_server.h"

@@ -2,7 +2,7 @@
 // calls, parts, more variables; and what is refused.
 
 #include "model/chat_template.h"
-#include "server/api_parse.h"
+#include "server/api.h"
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "server/options.h"
+#include "server/stack.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::command_line_test {

@@ -1,4 +1,4 @@
-#include "server/etcd_registry.h"
+#include "server/local_workers.h"
 
 #include <condition_variable>
 #include <mutex>

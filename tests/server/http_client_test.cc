@@ -1,6 +1,6 @@
 #include "server/http_client.h"
 
-#include "server/http_parser.h"
+#include "server/http.h"
 #include "tests/catch.h"
 #include "tests/server/fake_server.h"
 

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <chrono>
 
-#include "server/http_parser.h"
 #include "tests/catch.h"
 #include "tests/server/server_fixture.h"
 

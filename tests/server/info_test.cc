@@ -5,7 +5,7 @@
 #include "model/folder.h"
 #include "model/weights.h"
 #include "server/commands.h"
-#include "server/options.h"
+#include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 #include "tests/server/quiet_stdout.h"

@@ -6,7 +6,7 @@
 #include "base/json.h"
 #include "base/random.h"
 #include "server/commands.h"
-#include "server/options.h"
+#include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 #include "tests/server/quiet_stdout.h"

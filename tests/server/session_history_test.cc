@@ -16,8 +16,7 @@
 #include <set>
 
 #include "server/api.h"
-#include "server/generation.h"
-#include "server/supervisor.h"
+#include "server/local_workers.h"
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"
 #include "tests/json.h"

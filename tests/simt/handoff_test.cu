@@ -14,7 +14,6 @@
 #include "disagg/process_cluster.h"
 #include "disagg/transport/handoff_pool.h"
 #include "disagg/worker.h"
-#include "server/options.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/disagg/card_rows.h"

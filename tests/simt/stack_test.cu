@@ -4,7 +4,6 @@
 
 #include "base/cuda.h"
 #include "device_memory.h"
-#include "server/options.h"
 #include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
