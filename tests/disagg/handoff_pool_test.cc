@@ -148,6 +148,9 @@ TEST_CASE("handoff pool: who means another pool is told what differs", "[transpo
 // One that ends slowly has lost its lock and has its blocks: the next one is not told that all are
 // there, but waits for its place.
 TEST_CASE("handoff pool: the successor of one that ends slowly gets its place", "[transport][handoff]") {
+#if defined(__SANITIZE_THREAD__)
+  SKIP_TEST("ThreadSanitizer follows no threads of a forked process");
+#endif
   const KvOptions options = tiny_options(4, 8);
   auto made = HandoffPool::create("paged", options, 1).value();
   SharedBlocks shared(1, sizeof(std::atomic<int>));
@@ -197,6 +200,9 @@ TEST_CASE("handoff pool: its bytes are those of its blocks", "[transport][handof
 }
 
 TEST_CASE("handoff pool: another user gets nothing", "[transport][handoff]") {
+#if defined(__SANITIZE_THREAD__)
+  SKIP_TEST("ThreadSanitizer follows no threads of a forked process");
+#endif
   if (geteuid() != 0) SKIP_TEST("only root can be another user");
   const KvOptions options = tiny_options(4, 8);
   auto made = HandoffPool::create("paged", options, 2).value();

@@ -27,6 +27,9 @@ using cuda::simt::vmm_use;
 using cuda::simt::VmmUse;
 
 TEST_CASE("simt handoff: what the card exports is the same memory in another process, and stays", "[simt][handoff]") {
+#if defined(__SANITIZE_THREAD__)
+  SKIP_TEST("ThreadSanitizer follows no threads of a forked process");
+#endif
   SmallPages pages;
   auto device = make_cuda_device();
   {
